@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from node.app.change import read
 from node.app.room import room
+from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
+from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
@@ -25,7 +30,7 @@ from node.core.ids import ENDS, PeerId
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_data
 from node.data.tokenizer import Tokenizer
-from node.identity.keys import Identity
+from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import flops_per_token
 from node.model.device import Device, set_threads
@@ -33,26 +38,34 @@ from node.model.shapes import layer_cut, parameter_shapes
 from node.model.stages import Ends, build
 from node.optim.owner import Owner
 from node.optim.ownership import assign
-from node.optim.parts import parts_of
+from node.optim.parts import Part, parts_of
 from node.pipeline.device import DeviceThread
+from node.pipeline.gradients import GradientSum
+from node.pipeline.machine import PipelineMachine
 from node.pipeline.service import Pipeline
-from node.pipeline.work import StageMath
+from node.pipeline.settings import PipelineLimits
+from node.pipeline.work import Autocast, StageMath
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.scheduler.router import Router
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
+from node.training.colleagues import Colleagues
+from node.training.leader.chair import Search, in_thread
+from node.training.leader.leader import Leader
+from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.meetings import Meetings
 from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read, Rules
 from node.training.service import Training
+from node.training.state.engines import Engines
 from node.training.state.meter import Meter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
-from node.training.work import Engines, Work
-from node.transport.service import Transport
+from node.training.work import Work
+from node.transport.port import PeerTransport
 
 if TYPE_CHECKING:
     from node.local.stage import LocalStage
@@ -88,8 +101,8 @@ async def assemble(
     config: NodeConfig,
     manifest: Manifest,
     stage: int,
-    identity: Identity,
-    transport: Transport,
+    identity: Signer,
+    transport: PeerTransport,
     presence: Presence,
     clock: Clock,
     journal: Journal,
@@ -126,43 +139,6 @@ async def assemble(
         Meter(journal, metrics),
     )
     meter.product_s = await loop.run_in_executor(None, device.tera_s)
-    pipeline = Pipeline(
-        transport,
-        module,
-        thread,
-        p,
-        config.limits,
-        stage=stage,
-        model=m,
-        telemetry=meter,
-        clock=clock,
-        autocast=device.autocast,
-        math=local.math if local else StageMath,
-        gradients=local.gradients if local else None,
-        usual_s=t.epoch_timeout_s,
-    )
-    cell = CellRound(
-        transport,
-        manifest.averaging,
-        executor=thread,
-        journal=journal,
-        clock=clock,
-        on_error=on_error,
-    )
-    # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out
-    # for them. Where there is one cell the owner can still change that.
-    between = replace(
-        manifest.averaging, wire="fp32", reducer="mean", quarantine=0.0, max_gradient_norm=1e30
-    )
-    outer = CellRound(
-        transport,
-        between,
-        executor=thread,
-        journal=journal,
-        clock=clock,
-        on_error=on_error,
-        service=SERVICES[1],
-    )
     store = CheckpointStore(
         config.checkpoint_dir(manifest.run_id),
         config.checkpoint,
@@ -171,51 +147,36 @@ async def assemble(
     )
     if manifest.swarm.continues:
         await loop.run_in_executor(None, inherit, config, manifest, stage, store, journal)
-    engines = Engines(
-        transport,
-        pipeline,
-        cell,
-        Owner(manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None),
-        store,
-        ThreadPoolExecutor(1, "heavy"),
-        journal,
-        metrics,
-        meter,
-        text,
-        outer,
-    )
-    work = Work(
+    services = compose(
+        manifest,
+        Ports(
+            identity,
+            transport,
+            presence,
+            clock,
+            journal,
+            metrics,
+            on_error,
+            thread,
+            ThreadPoolExecutor(1, "heavy"),
+            meter,
+            store,
+            Owner(
+                manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None
+            ),
+            parts_of_stages(manifest),
+            config.limits,
+            text,
+            device.autocast,
+            local.math if local else StageMath,
+            local.gradients if local else None,
+        ),
         state,
-        engines,
-        t,
-        manifest.optimizer,
-        m.seq_len,
-        identity.peer_id,
-        on_error,
-        manifest.outer,
-        reader(manifest),
     )
-    StateService(transport, work, config.checkpoint, clock=clock, on_served=work.served)
-    training = Training(
-        identity,
-        stage,
-        run_facts(manifest, work),
-        transport,
-        work,
-        presence.ends,
-        clock,
-        journal,
-        on_error,
-    )
+    work, training = services.work, services.training
     # Copies of others' state are not counted: who is left alone keeps none, and must be able to own
     # it all.
     work.room = verdict.spare
-    meter.accuse = training.accuse
-    transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
-    transport.on_lost(cell.gone)
-    transport.on_lost(outer.gone)
-    training.company = lambda: presence.hosts().keys()
-    training.follows = presence.follows
     told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
@@ -229,16 +190,172 @@ async def assemble(
         main,
         said,
         m.seq_len,
-        pipeline,
+        services.pipeline,
         thread,
         meter,
-        cell,
-        outer,
+        services.cell,
+        services.outer,
         work,
         training,
         config.checkpoint,
         local,
     )
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What decides in a peer's services, and who searches paths for its leader: those of the
+    product, unless a simulation watches them."""
+
+    pipeline: Callable[[PeerId, int], PipelineMachine] = PipelineMachine
+    round: Callable[[], RoundMachine] = RoundMachine
+    member: Callable[..., Member] = Member
+    leader: Callable[..., Leader] = Leader
+    search: Search = in_thread
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What one peer's services are given: the daemon gives the network, disk and devices, a
+    simulation its own. ``thread`` runs the device's work, ``heavy`` what must not hold up the
+    loop; ``parts``: what can be owned of every stage; ``text`` at the ends only. ``read`` reads
+    the owner's changes (None: as the manifest's owner signs them), ``facts`` gives what leaders
+    reckon with, from what the manifest says."""
+
+    identity: Signer
+    transport: PeerTransport
+    presence: Presence
+    clock: Clock
+    journal: Journal
+    metrics: Metrics
+    on_error: Callable[[str, BaseException], None]
+    thread: DeviceThread
+    heavy: Executor
+    meter: Meter
+    store: CheckpointStore
+    owner: Owner
+    parts: Mapping[int, tuple[Part, ...]]
+    limits: PipelineLimits
+    text: Text | None = None
+    autocast: Autocast = nullcontext
+    math: Callable[[nn.Module, str, Autocast], StageMath] = StageMath
+    gradients: GradientSum | None = None
+    machines: Machines = Machines()
+    read: Read | None = None
+    facts: Callable[[RunFacts], RunFacts] = lambda facts: facts
+    colleagues: Colleagues | None = None
+
+
+@dataclass(frozen=True)
+class Services:
+    """A peer's services, connected. They are not started: ``training.start`` is."""
+
+    pipeline: Pipeline
+    cell: CellRound
+    outer: CellRound
+    work: Work
+    training: Training
+
+
+def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
+    """Make the services of the peer that holds ``state`` and connect them. Before the transport
+    starts: they add themselves to its server."""
+    o, m, p, t = ports, manifest.model, manifest.pipeline, manifest.training
+    pipeline = Pipeline(
+        o.transport,
+        state.module,
+        o.thread,
+        p,
+        o.limits,
+        stage=state.stage,
+        model=m,
+        telemetry=o.meter,
+        clock=o.clock,
+        autocast=o.autocast,
+        math=o.math,
+        gradients=o.gradients,
+        usual_s=t.epoch_timeout_s,
+        machine=o.machines.pipeline,
+    )
+
+    def exchange(settings: AveragingSettings, service: str) -> CellRound:
+        return CellRound(
+            o.transport,
+            settings,
+            executor=o.thread,
+            journal=o.journal,
+            clock=o.clock,
+            on_error=o.on_error,
+            service=service,
+            machine=o.machines.round(),
+        )
+
+    cell = exchange(manifest.averaging, SERVICES[0])
+    # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out
+    # for them. Where there is one cell the owner can still change that.
+    between = replace(
+        manifest.averaging, wire="fp32", reducer="mean", quarantine=0.0, max_gradient_norm=1e30
+    )
+    outer = exchange(between, SERVICES[1])
+    engines = Engines(
+        o.transport,
+        pipeline,
+        cell,
+        o.owner,
+        o.store,
+        o.heavy,
+        o.journal,
+        o.metrics,
+        o.meter,
+        o.text,
+        outer,
+    )
+    work = Work(
+        state,
+        engines,
+        t,
+        manifest.optimizer,
+        m.seq_len,
+        o.transport.peer_id,
+        o.on_error,
+        manifest.outer,
+        o.read or reader(manifest),
+        o.parts[state.stage],
+        o.colleagues,
+    )
+    StateService(o.transport, work, o.store.settings, clock=o.clock, on_served=work.served)
+    training = Training(
+        o.identity,
+        state.stage,
+        o.facts(run_facts(manifest, work, o.parts)),
+        o.transport,
+        work,
+        o.presence.ends,
+        o.clock,
+        o.journal,
+        o.on_error,
+        member=o.machines.member,
+        leader=o.machines.leader,
+        search=o.machines.search,
+    )
+    o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
+    o.transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
+    o.transport.on_lost(cell.gone)
+    o.transport.on_lost(outer.gone)
+    training.company = lambda: o.presence.hosts().keys()
+    training.follows = o.presence.follows
+    training.coming = o.presence.coming
+    training.on_lead = o.presence.changed
+    return Services(pipeline, cell, outer, work, training)
+
+
+def parts_of_stages(manifest: Manifest) -> dict[int, tuple[Part, ...]]:
+    """What can be owned of every stage of the run's model."""
+    m, stages = manifest.model, manifest.pipeline.stages
+    return {
+        s: tuple(parts_of(parameter_shapes(m, stages, s), manifest.optimizer))
+        for s in range(stages + 1)
+    }
 
 
 def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
@@ -304,13 +421,12 @@ def inherit(
     )
 
 
-def run_facts(manifest: Manifest, work: Work) -> RunFacts:
+def run_facts(
+    manifest: Manifest, work: Work, parts: Mapping[int, tuple[Part, ...]] | None = None
+) -> RunFacts:
     """What the leader plans with: the manifest's numbers and the engines' pure functions."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
-    parts = {
-        s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer)
-        for s in range(p.stages + 1)
-    }
+    parts = parts_of_stages(manifest) if parts is None else parts
     sizes = {s: {part.name: part.bytes for part in of} for s, of in parts.items()}
     # the cursor counts positions; which window one is matters at the ends only
     order = SampleOrder(1, manifest.data.seed)

@@ -19,10 +19,14 @@ RETRY_S = 1.0
 
 
 async def catch_up(
-    work: Work, presence: Presence, incoming: Path, journal: Journal, retry_s: float = RETRY_S
+    work: Work,
+    presence: Presence,
+    incoming: Path | None,
+    journal: Journal,
+    retry_s: float = RETRY_S,
 ) -> None:
     """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over
-    failures and restarts.
+    failures and restarts (None: in memory, over failures).
 
     Which epoch others hold is what most of them say, and where any of them is there whom this peer
     has worked with, only those are asked: one stranger's word sends nobody after parameters that do

@@ -21,6 +21,7 @@ from node.app.catchup import catch_up
 from node.app.launch import Child, stop_all
 from node.app.moving import Mover, again
 from node.app.placing import Placing
+from node.app.posting import Reach, body_of, state_of
 from node.app.tuning import tune_meanwhile, worth
 from node.app.view import View
 from node.config import NodeConfig
@@ -52,7 +53,6 @@ from node.reach.standing import Standing
 from node.telemetry.events import Journal, JournalHandler
 from node.telemetry.metrics import Metrics
 from node.telemetry.sinks import JsonlSink, StreamSink, say
-from node.training.member import State
 from node.training.presence import Presence
 from node.transport.addresses import multiaddr
 from node.transport.handshake import Facts
@@ -79,8 +79,6 @@ runs so long is well."""
 CHILD_ADMITTED_S = 365 * 86400.0
 """A child of a private solo swarm is admitted for so long after its start."""
 _STANDINGS = {s.value for s in Standing}
-_POSTED = {"waiting": "ready", "moving": "starting"}
-"""What others need to know of a state that is this peer's own business; a mover is one to come."""
 
 
 class Daemon:
@@ -231,9 +229,7 @@ class Daemon:
         self.assembled = a
         self.tasks.spawn(self.placing.watch(self.presence), "placing", eternal=True)
         a.training.on_plan = self.view.picture.planned
-        a.training.on_lead = self.presence.changed
         a.training.on_move = self.mover.asked
-        a.training.coming = self.presence.coming
         self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.picture.keep_measuring(), "measure", eternal=True)
         if worth(self.manifest, stage, a.device.device):
@@ -595,9 +591,9 @@ class Daemon:
     def _facts(self) -> Facts:
         run_id = self.manifest.run_id if self.manifest and self.role != "rendezvous" else ""
         shown = self.admission(RunId(run_id))
-        return Facts(str(run_id), self.name, VERSION, shown, self._protocols())
+        return Facts(str(run_id), self.name, VERSION, shown, self.protocols())
 
-    def _protocols(self) -> Protocols:
+    def protocols(self) -> Protocols:
         """The protocol versions spoken here, as far as the run allows them."""
         oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
         return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
@@ -659,49 +655,58 @@ class Daemon:
 
     def state(self) -> str:
         """One word for the screen and the noticeboard."""
-        a = self.assembled
-        if self._ending.is_set() and self.mover.done is None:
-            return "stopping"
-        if self.draining:
-            return "draining"
-        if self.mover.target is not None:
-            return "moving"
-        if self.role == "rendezvous":
-            return "ready"
-        if a is None:
-            return "choosing" if self.manifest and self.placing.stage is None else "starting"
-        if a.work.fetching < 1.0:
-            return "joining"
-        return {
-            State.FINISHED: "finished",
-            State.IDLE: "waiting" if a.training.waiting_for() else "ready",
-        }.get(a.training.member.state, "training")
+        return state_of(self)
 
     def body(self) -> PeerBody:
         """This peer's record on the noticeboard."""
-        a, state, t = self.assembled, self.state(), self.transport
-        stage = self.placing.stage
-        role = self.role if stage is None else "stage" if stage else "ends"
-        return PeerBody(
-            stage=stage or ENDS,
-            role=role,
-            state=_POSTED.get(state, state),
-            open_to=self.placing.open_to,
-            settled=self.placing.settled,
-            epoch=max(0, a.stage.epoch) if a else 0,
-            name=self.name[:64],
-            version=VERSION,
-            tokens_per_s=a.meter.tokens_per_s if a else 0.0,
-            speed=a.work.speed() if a else 0.0,
-            maddrs=tuple(self.addresses()),
-            started=self._since.wall(),
-            leads=a is not None and a.training.leader is not None,
-            reach=t.reachable.standing.value,
-            relays=t.relays.held,
-            room=t.relay.room,
-            rate=t.relay.rate_left,
-            follows=(a.training.following or "") if a else "",
-            protocols=(self._protocols().oldest, self._protocols().newest),
+        return body_of(self)
+
+    version = VERSION
+
+    @property
+    def serves_run(self) -> bool:
+        """Whether it is known which run this peer takes part in."""
+        return self.manifest is not None
+
+    @property
+    def where(self) -> int | None:
+        """The stage it hosts, or will."""
+        return self.placing.stage
+
+    @property
+    def moving(self) -> bool:
+        """Whether it is on its way to another stage."""
+        return self.mover.target is not None
+
+    @property
+    def moved(self) -> bool:
+        """Whether it ends to begin anew at another stage."""
+        return self.mover.done is not None
+
+    @property
+    def open_to(self) -> str:
+        """Other stages that it would host."""
+        return self.placing.open_to
+
+    @property
+    def settled(self) -> bool:
+        """Whether it gives its place up for nobody."""
+        return self.placing.settled
+
+    @property
+    def started_at(self) -> float:
+        """Unix time."""
+        return self._since.wall()
+
+    def reach(self) -> Reach:
+        """How others reach this peer."""
+        t = self.transport
+        return Reach(
+            self.addresses(),
+            t.reachable.standing.value,
+            t.relays.held,
+            t.relay.room,
+            t.relay.rate_left,
         )
 
     def _what(self, stage: int, a: Assembled) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from node.app.assembly import Assembled, under
 from node.app.room import room
 from node.config import MOVED, NodeConfig
+from node.core.errors import TimedOut
 from node.core.ids import ENDS
 from node.manifest import Manifest
 from node.scheduler.choosing import able
@@ -24,6 +25,8 @@ from node.transport.addresses import part_of
 if TYPE_CHECKING:
     from node.app.daemon import Daemon
 
+DRAIN_S = 120.0
+"""For an operator's drain that names no time."""
 MOVE_S = 60.0
 """For the epoch under way and the hand-over, before a peer changes its stage all the same."""
 
@@ -45,9 +48,8 @@ class Mover:
             return f"it is on its way to {place(self.target)}"
         if d.assembled is None or d.manifest is None or d.draining or d.ending:
             return "it is coming or going itself"
-        known = under(d.manifest, d.assembled.training.standing.known)
         taken = stage == ENDS and d.presence is not None and d.presence.ends()
-        why = refusal(d.config, known, d.assembled, stage, d.placing.open_to)
+        why = self.refusal(d.assembled, d.manifest, stage)
         if why := "somebody else is at the ends" if taken else why:
             text = f"asked to host {place(stage)}: {why}"
             d.journal.emit("daemon", "move-refused", text, stage=stage)
@@ -55,6 +57,32 @@ class Mover:
         self.target = stage
         d.tasks.spawn(self._move(d.assembled, stage), "move")
         return ""
+
+    def refusal(self, a: Assembled, manifest: Manifest, stage: int) -> str:
+        """Why this peer will not host ``stage``; empty when it will."""
+        known = under(manifest, a.training.standing.known)
+        return refusal(self._d.config, known, a, stage, self._d.placing.open_to)
+
+    async def drained(self, timeout_s: float) -> None:
+        """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
+        d = self._d
+        d.draining = True
+        if d.presence is not None:
+            d.presence.changed()
+        d.journal.emit("daemon", "draining", "finishing the epoch under way, then leaving")
+        if (a := d.assembled) is not None:
+            try:
+                async with asyncio.timeout(timeout_s or DRAIN_S):
+                    await a.training.leave("drain")
+                    await a.work.saved()
+            except TimeoutError as e:
+                d.draining = False
+                a.training.stay()
+                raise TimedOut(
+                    f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop"
+                ) from e
+        d.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
+        d.stop("drained")
 
     async def _move(self, a: Assembled, stage: int) -> None:
         d = self._d
@@ -80,14 +108,20 @@ def place(stage: int) -> str:
     return "the ends" if stage == ENDS else f"stage {stage}"
 
 
-def refusal(config: NodeConfig, manifest: Manifest, a: Assembled, stage: int, open_to: str) -> str:
-    """Why this peer will not host ``stage`` instead of its own; empty when it will. ``open_to``:
-    which stages it would host, as in its record."""
+def no_way(here: int, stage: int, stages: int, open_to: str) -> str:
+    """Why a peer at ``here`` will not host ``stage`` instead, whatever room it has; empty when it
+    will. ``open_to``: which stages it would host, as in its record."""
     if not open_to:
         return "its operator wants it where it is"
-    here, stages = a.stage.stage, manifest.pipeline.stages
     if stage == here or not {here, stage} <= set(able(open_to, stages)):
         return f"there is no way from {place(here)} to {place(stage)}"
+    return ""
+
+
+def refusal(config: NodeConfig, manifest: Manifest, a: Assembled, stage: int, open_to: str) -> str:
+    """Why this peer will not host ``stage`` instead of its own; empty when it will."""
+    if why := no_way(a.stage.stage, stage, manifest.pipeline.stages, open_to):
+        return why
     verdict = room(config, manifest, stage, a.memory_limit, a.main_memory)
     return "" if verdict.ok else verdict.text
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from node.app.moving import place
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 class Placing:
     """Of one daemon. ``open_to``: as in its record (:class:`~node.dht.record.PeerBody`)."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._d = daemon
+    def __init__(self, daemon: Daemon, choosing: Callable[..., Choosing] = Choosing) -> None:
+        self._d, self._make = daemon, choosing
         self.open_to = daemon.config.open_to
         self._machine: Choosing | None = None
         self._stages = 0
@@ -103,7 +104,7 @@ class Placing:
     def _begin(self, stage: int | None) -> Choosing:
         d = self._d
         stages = able(self.open_to, self._stages)
-        self._machine = Choosing(d.identity.peer_id, stages, self._stages, d.clock.now(), stage)
+        self._machine = self._make(d.identity.peer_id, stages, self._stages, d.clock.now(), stage)
         return self._machine
 
     async def watch(self, presence: Presence) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from node.app.picture import Picture
 from node.control.service import as_event
 from node.control.window import Window
-from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
+from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses
 from node.telemetry.events import Event, Journal
@@ -114,24 +114,7 @@ class View(Window):
 
     async def drain(self, timeout_s: float) -> None:
         """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
-        d = self._d
-        d.draining = True
-        if d.presence is not None:
-            d.presence.changed()
-        self.journal.emit("daemon", "draining", "finishing the epoch under way, then leaving")
-        if d.assembled is not None:
-            try:
-                async with asyncio.timeout(timeout_s or 120.0):
-                    await d.assembled.training.leave("drain")
-                    await d.assembled.work.saved()
-            except TimeoutError as e:
-                d.draining = False
-                d.assembled.training.stay()
-                raise TimedOut(
-                    f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop"
-                ) from e
-        self.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
-        d.stop("drained")
+        await self._d.mover.drained(timeout_s)
 
     # ----------------------------------------------------------- the model
 

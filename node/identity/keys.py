@@ -15,6 +15,7 @@ import secrets
 import stat
 import struct
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -27,6 +28,20 @@ SIGNATURE_BYTES = 64
 _HEADER = bytes((0x08, 0x01, 0x12, 0x40))
 _FILE_BYTES = len(_HEADER) + 2 * KEY_BYTES
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Signer(Protocol):
+    """Who a peer is, what it says under its name, and whether others said what is shown as
+    theirs. An :class:`Identity`, or a stand-in for one."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def sign(self, data: bytes, domain: str) -> bytes: ...
+
+    def verify(self, peer: PeerId, data: bytes, signature: bytes, domain: str) -> None:
+        """Return quietly when ``peer`` signed ``data`` in ``domain``. Raises WireError, Refused."""
+        ...
 
 
 class Identity:
@@ -48,6 +63,10 @@ class Identity:
         """64 bytes that say: this key said ``data`` in ``domain``. A signature of one domain is
         worth nothing in another."""
         return self._key.sign(_message(data, domain))
+
+    def verify(self, peer: PeerId, data: bytes, signature: bytes, domain: str) -> None:
+        """As :func:`verify`."""
+        verify(peer, data, signature, domain)
 
     def key_file_bytes(self) -> bytes:
         """What the key file holds, for handing the key to p2pd. Secret: write it 0600 or not at

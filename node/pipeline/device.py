@@ -62,6 +62,10 @@ class DeviceThread(Executor):
         since = self._running_since
         return time.perf_counter() - since if since else 0.0
 
+    def now(self) -> float:
+        """Seconds of the clock by which work on this device is timed."""
+        return time.perf_counter()
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Executor's way in, at the lowest priority."""
         return self.enqueue(Priority.OTHER, partial(fn, *args, **kwargs))

@@ -8,7 +8,6 @@ job ends with its result encoded, so that a frame crosses between the threads on
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -80,6 +79,7 @@ class Pipeline:
         math: Callable[[nn.Module, str, Autocast], StageMath] = StageMath,
         gradients: GradientSum | None = None,
         usual_s: float = 0.0,
+        machine: Callable[[PeerId, int], PipelineMachine] = PipelineMachine,
     ) -> None:
         self.transport, self.device, self.settings, self.limits = (
             transport,
@@ -97,7 +97,7 @@ class Pipeline:
         )
         self._autocast, self._math = autocast, math
         self.host(stage, module)
-        self.machine = PipelineMachine(self.me, fewest_hops(settings.stages, settings.may_skip))
+        self.machine = machine(self.me, fewest_hops(settings.stages, settings.may_skip))
         self.stash: Stash[Key, Work] = Stash(limits.stash_bytes)
         self.tasks = Tasks("pipeline", self._on_error)
         self.courier = Courier(self)
@@ -427,9 +427,9 @@ class Pipeline:
         def timed() -> float:
             if work.dead:
                 return 0.0
-            began = time.perf_counter()
+            began = self.device.now()
             job(work)
-            return time.perf_counter() - began
+            return self.device.now() - began
 
         try:
             seconds = await self.device.run(timed, priority)

@@ -1,53 +1,96 @@
-"""The one thing a simulated peer computes with: jobs one after the other, backward before forward,
-each takes its time."""
+"""The one thing a simulated peer computes with: jobs one after the other, backward before forward.
+A job runs when its turn comes, and is done when the virtual time that it has spent is over."""
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Callable
-from enum import IntEnum
+from itertools import count
 from typing import Any
 
-from node.sim.world import Host
+from node.pipeline.device import DeviceThread, Priority
+from node.sim.loop import Paced, ProcessLoop
 
 
-class Priority(IntEnum):
-    """What goes first."""
-
-    BACKWARD = 0
-    LOSS = 1
-    FORWARD = 2
-    STEP = 3
-
-
-class Device:
+class Device(DeviceThread, Paced):
     """``slowness`` stretches every job; ``busy_s`` is how long it has worked."""
 
-    def __init__(self, host: Host, slowness: float = 1.0) -> None:
-        self._host, self.slowness, self.busy_s = host, slowness, 0.0
-        self._jobs: list[tuple[int, int, float, Callable[..., None], tuple[Any, ...]]] = []
-        self._count, self._busy = 0, False
+    def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:
+        self._loop, self.slowness, self.busy_s = loop, slowness, 0.0
+        self._began = loop.time()
+        self._jobs: list[tuple[int, int, asyncio.Future[Any], Callable[[], Any]]] = []
+        self._counter = count()
+        self._busy, self._spent = False, 0.0
 
-    def run(
-        self, priority: Priority, seconds: float, then: Callable[..., None], *args: Any
-    ) -> None:
-        """Work for ``seconds``, then call."""
-        self._count += 1
-        heapq.heappush(self._jobs, (priority, self._count, seconds, then, args))
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def idle_s(self) -> float:  # type: ignore[override]
+        return self._loop.time() - self._began - self.busy_s
+
+    @property
+    def busy_for(self) -> float:
+        return 0.0
+
+    def now(self) -> float:
+        return self._loop.time() + self._spent
+
+    def spend(self, seconds: float) -> None:
+        """The job that runs takes so much longer."""
+        self._spent += seconds * self.slowness
+
+    def enqueue(self, priority: Priority, fn: Callable[[], Any]) -> Any:
+        future = self._loop.create_future()
+        heapq.heappush(self._jobs, (int(priority), next(self._counter), future, fn))
         if not self._busy:
             self._next()
+        return future
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self.enqueue(Priority.OTHER, lambda: fn(*args, **kwargs))
+
+    def paced(self, func: Callable[..., Any], *args: Any) -> Any:
+        return self.submit(func, *args)
+
+    async def run(self, fn: Callable[[], Any], priority: Priority = Priority.OTHER) -> Any:
+        return await self.enqueue(priority, fn)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for _, _, future, _ in self._jobs:
+            future.cancel()
+        self._jobs.clear()
 
     def _next(self) -> None:
-        if not self._jobs:
-            return
-        _, _, seconds, then, args = heapq.heappop(self._jobs)
-        self._busy = True
-        took = seconds * self.slowness
-        self.busy_s += took
-        self._host.after(took, self._done, then, args)
+        while self._jobs and not self._busy:
+            _, _, future, fn = heapq.heappop(self._jobs)
+            if future.cancelled():
+                continue
+            self._spent = 0.0
+            error, result = None, None
+            try:
+                result = fn()
+            except Exception as e:  # noqa: BLE001 - handed to the waiter whole, as by the thread
+                error = e
+            took, self._spent = self._spent, 0.0
+            self.busy_s += took
+            if took > 0:
+                self._busy = True
+                self._loop.call_later(took, self._done, future, result, error)
+            else:
+                _end(future, result, error)
 
-    def _done(self, then: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _done(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
         self._busy = False
-        then(*args)
-        if not self._busy:
-            self._next()
+        _end(future, result, error)
+        self._next()
+
+
+def _end(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -7,117 +7,103 @@ is far ahead takes everybody's records for expired.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from node.core.clock import Clock
 from node.core.ids import PeerId
+from node.dht.record import PeerBody, PeerEntry
 from node.dht.settings import DirectorySettings
-from node.scheduler.choosing import Placed, able
 from node.sim.links import Links, Wall
 
-COMING = ("choosing", "starting", "joining")
-"""States of a peer that does not take part yet, as in ``node.training.presence``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """What a peer says of itself. ``stage``: None while it chooses one."""
-
-    stage: int | None
-    state: str
-    epoch: int
-    leads: bool = False
-    speed: float = 0.0
-    open_to: str = ""
-    settled: bool = True
-    follows: PeerId | None = None
+GONE = "gone"
+"""State of a record that was taken down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One posting. ``walls`` stood when it was posted: it never reached who was behind one."""
 
-    peer: PeerId
-    body: Body
-    seq: int
-    not_after: float
+    entry: PeerEntry
     visible: float
     walls: tuple[Wall, ...]
 
 
-class FakeDirectory:
+class Noticeboard:
     """One board for all; what a reader sees of it depends on when, and on what lies between it and
     the writer."""
 
-    def __init__(self, links: Links, settings: DirectorySettings, spread_s: float) -> None:
-        self._links, self.settings, self._spread = links, settings, spread_s
+    def __init__(
+        self, links: Links, settings: DirectorySettings, spread_s: float, now: Callable[[], float]
+    ) -> None:
+        self.links, self.settings, self.now = links, settings, now
+        self._spread = spread_s
         self._posted: dict[PeerId, list[Record]] = {}
-        self._boards: dict[int | None, dict[PeerId, None]] = {}
-        """By stage, who may be seen there."""
         self._seq: dict[PeerId, int] = {}
 
-    def post(self, peer: PeerId, body: Body, now: float, wall: float) -> None:
+    def post(self, peer: PeerId, body: PeerBody, wall: float, times: float = 1.0) -> None:
         """Publish; an older record stays for readers that this one does not reach, until it
         expires."""
-        self._seq[peer] = self._seq.get(peer, 0) + 1
-        walls = tuple(self._links.walls)
-        record = Record(
-            peer, body, self._seq[peer], wall + self.settings.ttl_s, now + self._spread, walls
-        )
-        kept, reached = [record], set[tuple[Wall, ...]]()
+        now = self.now()
+        self._seq[peer] = max(self._seq.get(peer, 0) + 1, int(1000 * wall))
+        walls = tuple(self.links.walls)
+        life = min(times * self.settings.ttl_s, self.settings.max_ttl_s)
+        entry = PeerEntry(peer, body, self._seq[peer], wall + life)
+        kept, reached = [Record(entry, now + self._spread, walls)], set[tuple[Wall, ...]]()
         for r in self._posted.get(peer, ()):
             # Of records that reach the same readers the newest that has spread replaces all before
             # it.
-            if r.not_after > wall and r.walls not in reached:
+            if r.entry.not_after > wall and r.walls not in reached:
                 kept.append(r)
                 if r.visible <= now:
                     reached.add(r.walls)
         self._posted[peer] = kept
-        self._boards.setdefault(body.stage, {})[peer] = None
-        stages = {r.body.stage for r in kept}
-        for stage, board in self._boards.items():
-            if stage not in stages:
-                board.pop(peer, None)
 
-    def withdraw(self, peer: PeerId, now: float, wall: float) -> None:
+    def withdraw(self, peer: PeerId, wall: float) -> None:
         """Take the record down."""
         if peer in self._posted:
-            self.post(peer, replace(self._posted[peer][0].body, state="gone"), now, wall)
+            self.post(peer, replace(self._posted[peer][0].entry.body, state=GONE), wall)
 
-    def read(self, reader: PeerId, stage: int | None, now: float, wall: float) -> Iterator[Record]:
-        """The newest record of every other peer of a stage that this reader can see and believes to
-        hold."""
-        longest = self.settings.max_ttl_s
-        for peer in self._boards.get(stage, ()):
-            if peer == reader:
-                continue
+    def read(self, reader: PeerId, wall: float) -> dict[PeerId, PeerEntry]:
+        """The newest record of every peer that this reader can see and believes to hold, in PeerId
+        order."""
+        now, longest, seen = self.now(), wall + self.settings.max_ttl_s, dict[PeerId, PeerEntry]()
+        for peer in sorted(self._posted):
             for r in self._posted[peer]:
-                if r.visible <= now and not any(w.parts(peer, reader) for w in r.walls):
-                    holds = wall < r.not_after <= wall + longest and r.body.state != "gone"
-                    if holds and r.body.stage == stage:
-                        yield r
+                if peer == reader or (
+                    r.visible <= now
+                    and not (r.walls and any(w.parts(peer, reader) for w in r.walls))
+                ):
+                    e = r.entry
+                    if wall < e.not_after <= longest and e.body.state != GONE:
+                        seen[peer] = e
                     break
+        return seen
 
-    def _everybody(self, reader: PeerId, now: float, wall: float) -> Iterator[Record]:
-        for stage in list(self._boards):
-            yield from self.read(reader, stage, now, wall)
+    @property
+    def writers(self) -> int:
+        return len(self._posted)
 
-    def placed(self, reader: PeerId, stages: int, now: float, wall: float) -> dict[PeerId, Placed]:
-        """Where others are or will be, as ``Presence.placed``."""
-        here = {r.peer: r.body for r in self._everybody(reader, now, wall)}
-        return {
-            p: Placed(b.stage, able(b.open_to, stages), b.settled, b.speed)
-            for p, b in sorted(here.items())
-            if b.state != "draining"
-        }
 
-    def follows(self, reader: PeerId, now: float, wall: float) -> dict[PeerId, PeerId]:
-        """Whose plan each other peer says that it follows, as ``Presence.follows``."""
-        return {
-            r.peer: r.body.follows for r in self._everybody(reader, now, wall) if r.body.follows
-        }
+class Directory:
+    """The board as one peer uses it: :class:`~node.dht.port.DirectoryPort`."""
 
-    def coming(self, reader: PeerId, now: float, wall: float) -> dict[PeerId, int | None]:
-        """Who is about to take part, as ``Presence.coming``."""
-        here = self._everybody(reader, now, wall)
-        return {r.peer: r.body.stage for r in here if r.body.state in COMING}
+    def __init__(self, board: Noticeboard, me: PeerId, clock: Clock) -> None:
+        self._board, self._me, self._clock = board, me, clock
+
+    async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
+        self._board.post(self._me, body, self._clock.wall(), times)
+        return True
+
+    @property
+    def neighbours(self) -> int:
+        return self._board.writers
+
+    async def withdraw(self) -> None:
+        self._board.withdraw(self._me, self._clock.wall())
+
+    async def read(self) -> dict[PeerId, PeerEntry]:
+        return self._board.read(self._me, self._clock.wall())
+
+    async def close(self) -> None:
+        """Nothing is refreshed."""

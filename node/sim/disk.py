@@ -1,110 +1,97 @@
-"""A simulated peer's disk: checkpoints that are written piece by piece beside their place and moved
-there when whole.
-
-What a crash leaves is what had been written; only what was moved into place is ever offered again.
-"""
+"""A simulated peer's disk: its checkpoints, and what else a daemon keeps. Writing takes time, and
+what a process that dies was writing is not there afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from node.core.ids import PeerId
-from node.core.journey import Unit, Version
-from node.sim.values import Moment, Value
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from node.sim.world import Host
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import Checkpoint, CheckpointStore
+from node.core.errors import Refused
+from node.wire.tensors import digest
 
 
 @dataclass
-class Checkpoint:
-    """``expected`` parts of ``version``; it is whole when all are in ``values`` and ``sealed``."""
-
-    version: Version
-    stage: int
-    expected: int
-    tokens: int
-    cursor: tuple[int, tuple[int, ...]]
-    owners: dict[str, PeerId]
-    values: dict[str, Value] = field(default_factory=dict)
-    moments: dict[str, Moment] = field(default_factory=dict)
-    sealed: bool = False
-    cell: int = 0
-    worked: dict[Unit, int] = field(default_factory=dict)
-    mass: dict[Unit, int] = field(default_factory=dict)
-    change: str = ""
-    since: int = 0
-
-    @property
-    def whole(self) -> bool:
-        return self.sealed and len(self.values) == self.expected
-
-
 class Disk:
-    """Survives its peer's process. ``keep`` newest checkpoints stay."""
+    """Survives its peer's process. ``seconds``: to write a checkpoint."""
 
-    def __init__(self, keep: int, seconds: float) -> None:
-        self.keep, self._seconds = keep, seconds
-        self.places: dict[tuple[int, int], Checkpoint] = {}
-        self._writing: Checkpoint | None = None
-        self.colleagues: frozenset[PeerId] = frozenset()
-        """With whom the peer had worked; read back with a checkpoint."""
-        self.change = ""
-        """The owner's newest change to how cells average that was known."""
+    seconds: float
+    places: dict[tuple[int, int], Checkpoint] = field(default_factory=dict)
+    change: str = ""
+    """The owner's newest change to how cells average that was known."""
+    writing: tuple[float, dict[tuple[int, int], Checkpoint]] = (0.0, {})
+    """Until when something is being written, and what is there if that is cut short."""
 
-    def boot(self) -> None:
-        """The process is new: what was being written is abandoned where it is."""
-        self._writing = None
+    def died(self, now: float) -> None:
+        """The process is gone: what it was writing never got its name."""
+        until, before = self.writing
+        if now < until:
+            self.places = before
+        self.writing = (0.0, {})
+
+
+class DiskStore(CheckpointStore):
+    """The checkpoints on a :class:`Disk`; ``read`` is told of every one that is loaded."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        settings: CheckpointSettings,
+        run_id: str,
+        now: Callable[[], float],
+        read: Callable[[Checkpoint], None],
+    ) -> None:
+        super().__init__(Path("/simulated"), settings, run_id)
+        self._on, self._now, self._read_back = disk, now, read
+        self._blocked = 0.0
+
+    def blocked(self) -> float:
+        """Seconds that the last call would have taken a thread; asked once."""
+        seconds, self._blocked = self._blocked, 0.0
+        return seconds
 
     def save(
         self,
-        host: Host,
-        blank: Checkpoint,
-        values: Mapping[str, Value],
-        moments: Mapping[str, Moment],
-        done: Callable[[], None],
-    ) -> bool:
-        """Write in the background; False when one is being written already."""
-        if self._writing is not None:
-            return False
-        self._writing = blank
-        pieces = sorted(values)
-        each = self._seconds / (len(pieces) + 1)
+        stage: int,
+        epoch: int,
+        parameters: Mapping[str, Tensor],
+        optimizer: Mapping[str, Mapping[str, Tensor]],
+        meta: Mapping[str, Any],
+    ) -> Path:
+        state = {n: dict(s) for n, s in optimizer.items()}
+        made = Checkpoint(stage, epoch, dict(parameters), state, dict(meta), digest(parameters))
+        before = self._on.places
+        self._on.places = {**before, (stage, epoch): made}
+        mine = sorted(e for s, e in self._on.places if s == stage)
+        for old in mine[: -self.settings.keep]:
+            del self._on.places[stage, old]
+        self._blocked = self._on.seconds
+        self._on.writing = self._now() + self._blocked, before
+        return self.path(stage, epoch)
 
-        def piece(i: int) -> None:
-            if self._writing is not blank:
-                return
-            if i < len(pieces):
-                blank.values[pieces[i]] = values[pieces[i]]
-                if pieces[i] in moments:
-                    blank.moments[pieces[i]] = moments[pieces[i]]
-                host.after(each, piece, i + 1)
-                return
-            self._writing, blank.sealed = None, True
-            self.place(blank)
-            done()
+    def epochs(self, stage: int) -> list[int]:
+        return sorted(e for s, e in self._on.places if s == stage)
 
-        host.after(each, piece, 0)
-        return True
+    def metas(self, stage: int) -> dict[int, dict[str, Any]]:
+        return {e: dict(c.meta) for (s, e), c in sorted(self._on.places.items()) if s == stage}
 
-    def place(self, checkpoint: Checkpoint) -> None:
-        """Move it where it is found; the oldest beyond ``keep`` go."""
-        self.places[checkpoint.stage, checkpoint.version.epoch] = checkpoint
-        mine = sorted(e for s, e in self.places if s == checkpoint.stage)
-        for epoch in mine[: -self.keep]:
-            del self.places[checkpoint.stage, epoch]
+    def problems(self, stage: int) -> list[tuple[str, str]]:
+        return []
 
-    def versions(self, stage: int, cell: int = -1) -> tuple[Version, ...]:
-        """What is found on the disk for a stage, of one cell unless that is -1, oldest first."""
-        return tuple(
-            c.version
-            for (s, _), c in sorted(self.places.items())
-            if s == stage and cell in (-1, c.cell)
-        )
+    def distrust(self, stage: int, epoch: int, why: str) -> None:
+        self._on.places.pop((stage, epoch), None)
 
-    def find(self, stage: int, version: Version) -> Checkpoint | None:
-        """The checkpoint of exactly this version."""
-        found = self.places.get((stage, version.epoch))
-        return found if found is not None and found.version == version else None
+    def load(self, stage: int, epoch: int) -> Checkpoint:
+        found = self._on.places.get((stage, epoch))
+        if found is None:
+            raise Refused(f"no checkpoint of stage {stage} at epoch {epoch}", "use another epoch")
+        self._read_back(found)
+        return found
+
+    def free(self) -> int:
+        return 1 << 50

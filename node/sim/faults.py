@@ -18,7 +18,7 @@ from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.sim.lies import LIES
 from node.sim.links import Wall
-from node.sim.peer import SimPeer
+from node.sim.process import SimPeer
 from node.sim.swarm import Swarm
 
 SLOWEST = 100.0
@@ -100,7 +100,7 @@ def _for(swarm: Swarm, seconds: float, undo: Callable[[], None]) -> None:
         swarm.watch.one_fault.fault("over", None, False)
         undo()
 
-    swarm.world.push(seconds, None, over)
+    swarm.world.push(seconds, over)
 
 
 def _disturb(swarm: Swarm, f: Fault, victim: SimPeer | None, spared: bool = False) -> None:
@@ -127,7 +127,7 @@ def _down(swarm: Swarm, f: Fault, victim: SimPeer) -> None:
     _disturb(swarm, f, victim, spared)
     swarm.deaths.append((swarm.world.now, victim.name))
     swarm.watch.detected.pop(victim.name, None)
-    swarm.world.kill(victim)
+    victim.kill()
 
 
 def _kill(swarm: Swarm, f: Fault) -> None:
@@ -149,7 +149,7 @@ def _replace(swarm: Swarm, f: Fault) -> None:
     if victim is not None:
         _say(swarm, f, victim.name)
         _down(swarm, f, victim)
-        swarm.world.push(f.seconds, None, swarm.add, (victim.stage,))
+        swarm.world.push(f.seconds, swarm.add, victim.stage)
 
 
 def _restart(swarm: Swarm, f: Fault) -> None:
@@ -165,7 +165,7 @@ def _outage(swarm: Swarm, f: Fault) -> None:
     """Everybody of a block stage dies and comes back from its disk, if there is anything on it."""
     stage = f.stage if f.stage > 0 else 1 + f.who % swarm.setup.stages
     victims = swarm.live(stage)
-    if any(v.labour.checkpoints() for v in victims):
+    if any(v.disk.places for v in victims):
         _all_restart(swarm, f, victims)
 
 
@@ -181,7 +181,7 @@ def _all_restart(swarm: Swarm, f: Fault, victims: list[SimPeer]) -> None:
 
     def back() -> None:
         for victim in victims:
-            swarm.world.push(swarm.world.rng.random(), None, _boot, (victim,))
+            swarm.world.push(swarm.world.rng.random(), _boot, victim)
 
     _for(swarm, f.seconds, back)
 
@@ -206,8 +206,8 @@ def _pause(swarm: Swarm, f: Fault) -> None:
         _say(swarm, f, victim.name)
         _disturb(swarm, f, victim)
         life = victim.life
-        swarm.world.pause(victim)
-        _for(swarm, f.seconds, lambda: swarm.world.resume(victim) if victim.life == life else None)
+        victim.pause()
+        _for(swarm, f.seconds, lambda: victim.resume() if victim.life == life else None)
 
 
 def _join(swarm: Swarm, f: Fault) -> None:
@@ -284,9 +284,10 @@ def _flap(swarm: Swarm, f: Fault) -> None:
         part = Fault(0.0, "partition", seconds=period)
         swarm.world.push(
             2 * i * period,
-            None,
             _walls,
-            (swarm, part, (Wall(only, frozenset()), Wall(frozenset(), only))),
+            swarm,
+            part,
+            (Wall(only, frozenset()), Wall(frozenset(), only)),
         )
 
 
@@ -359,10 +360,10 @@ def _skew(swarm: Swarm, f: Fault) -> None:
     if victim is not None:
         _say(swarm, f, victim.name)
         _disturb(swarm, f, victim)
-        victim.skew += f.size
+        victim.clock.skew += f.size
 
         def heal() -> None:
-            victim.skew -= f.size
+            victim.clock.skew -= f.size
 
         _for(swarm, f.seconds, heal)
 
@@ -373,7 +374,7 @@ def _corrupt(swarm: Swarm, f: Fault) -> None:
     if victim is not None:
         _say(swarm, f, victim.name)
         _disturb(swarm, f, victim)
-        victim.labour.corrupt()
+        victim.flip = True
 
 
 def _broken_step(swarm: Swarm, f: Fault) -> None:
@@ -382,7 +383,7 @@ def _broken_step(swarm: Swarm, f: Fault) -> None:
     if victim is not None:
         _say(swarm, f, victim.name)
         _disturb(swarm, f, victim)
-        victim.broken_steps = 1
+        victim.broken_steps(1)
 
 
 def _lie(swarm: Swarm, f: Fault) -> None:
@@ -399,7 +400,7 @@ def _lie(swarm: Swarm, f: Fault) -> None:
             victim.lie = ""
             # What it says from now on is true; what it did before is its own, so it starts anew.
             if victim.alive:
-                swarm.world.kill(victim)
+                victim.kill()
             victim.disk.places.clear()
             swarm.liars.discard(victim.name)
             victim.boot()
@@ -413,7 +414,7 @@ def _stranger(swarm: Swarm, f: Fault) -> None:
     _say(swarm, f, one.name)
 
     def goes() -> None:
-        swarm.world.kill(one)
+        one.kill()
 
     _for(swarm, f.seconds, goes)
 

@@ -13,11 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from node.averaging.exchange.events import Opened, Step, StepFailed
+from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
-from node.core.ids import PeerId
+from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Version, lineage_after
-from node.sim.disk import Checkpoint
-from node.sim.values import GENESIS, Moment, Share, Value
+from node.optim.owner import Owner
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import pieces
@@ -25,10 +28,12 @@ from node.training.protocol.memory import makes
 from node.training.protocol.rules import between
 
 if TYPE_CHECKING:
-    from node.sim.peer import SimPeer
-    from node.sim.rounds import Request
+    from node.sim.process import SimPeer
     from node.sim.swarm import Swarm
 
+GENESIS = Version(0)
+NEAR = 1e-4
+"""How far a mean may be from the one it should be: what fp32 loses."""
 KEPT = 512
 """Plans, and versions, about which is remembered what was seen of them."""
 
@@ -40,6 +45,44 @@ class InvariantViolation(TuttiError):
     def __init__(self, id: str, time: float, what: str, seed: int, recent: Sequence[str]) -> None:
         super().__init__(f"{id} at {time:.3f} s: {what}")
         self.id, self.time, self.what, self.seed, self.recent = id, time, what, seed, tuple(recent)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one peer's gradients of an epoch are of: samples, their sum for any part, tokens."""
+
+    samples: tuple[int, ...]
+    sums: Tensor
+    tokens: int
+
+
+@dataclass
+class Running:
+    """What one peer's exchange has open."""
+
+    opened: dict[RoundId, Opened] = field(default_factory=dict)
+    failed: set[tuple[int, int]] = field(default_factory=set)
+    stepped: dict[int, set[tuple[str, int, str]]] = field(default_factory=dict)
+    """By epoch: (plan, cell, part)."""
+
+    def opens(self, opened: Opened) -> None:
+        """An attempt begins."""
+        epoch = opened.round.epoch
+        self.opened = {r: o for r, o in self.opened.items() if r.epoch >= epoch - 2}
+        self.opened[opened.round] = opened
+        self.failed = {(e, cell) for e, cell in self.failed if e != epoch}
+
+    def failed_step(self, event: StepFailed) -> None:
+        """Nothing has come of a step."""
+        for key in list(self.stepped.get(event.epoch, ())):
+            if key[1] == event.cell and key[2] in event.names:
+                self.stepped[event.epoch].discard(key)
+
+    def voids(self, epoch: int) -> None:
+        """The swarm went back before it."""
+        self.opened = {r: o for r, o in self.opened.items() if r.epoch < epoch}
+        self.stepped = {e: s for e, s in self.stepped.items() if e < epoch}
+        self.failed = {(e, cell) for e, cell in self.failed if e < epoch}
 
 
 @dataclass(slots=True)
@@ -65,10 +108,13 @@ class Checker:
         self.swarm = swarm
 
     def broken(self, what: str) -> InvariantViolation:
-        watch = self.swarm.watch
-        return InvariantViolation(
-            self.id, self.swarm.world.now, what, self.swarm.seed, list(watch.recent)
+        """To be raised; whoever catches it, the swarm halts."""
+        world = self.swarm.world
+        found = InvariantViolation(
+            self.id, world.now, what, self.swarm.seed, list(self.swarm.watch.recent)
         )
+        world.halt(found)
+        return found
 
 
 class EqualDigests(Checker):
@@ -92,7 +138,7 @@ class EqualDigests(Checker):
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
         me = plan.member(peer.name)
-        digest = peer.labour.digest
+        digest = peer.digest
         cell = me.cell if me and (plan.base, peer.stage) not in self._met else 0
         first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
         if first[0] != digest:
@@ -191,17 +237,23 @@ class CountsOnce(Checker):
                 f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force"
             )
 
-    def step(self, peer: SimPeer, request: Request, shares: Sequence[Share]) -> None:
-        seen = self._seen.setdefault((request.plan.hash, peer.stage), {})
-        for share in shares:
-            for index in share.indices:
-                other = seen.setdefault(index, share.peer)
-                if other != share.peer:
-                    text = (
-                        f"micro-batch {index} of epoch {request.plan.epoch} counts at {other} "
-                        f"and at {share.peer}"
+    def gave(self, peer: SimPeer, plan: Plan, taken: Taken) -> None:
+        """What one peer gives has every sample once."""
+        if len(set(taken.samples)) != len(taken.samples):
+            raise self.broken(f"{peer.name} counts a sample of epoch {plan.epoch} twice")
+
+    def step(self, peer: SimPeer, opened: Opened, step: Step, mean: WeightedMean) -> None:
+        """Nobody else has given what one contributor gives."""
+        seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
+        for giver in step.contributors:
+            taken = mean.of(opened.plan_hash, giver)
+            for sample in taken.samples if taken and self.swarm.honest(giver) else ():
+                other = seen.setdefault(sample, giver)
+                if other != giver:
+                    raise self.broken(
+                        f"sample {sample} of epoch {step.round.epoch} counts at {other} and at "
+                        f"{giver}"
                     )
-                    raise self.broken(text)
         _shorten(self._seen)
 
 
@@ -282,36 +334,57 @@ class WeightedMean(Checker):
 
     id = "I5"
 
-    def step(
-        self,
-        peer: SimPeer,
-        request: Request,
-        contributors: Sequence[PeerId],
-        tokens: int,
-        shares: Sequence[Share],
-    ) -> None:
-        able = set(request.members) - request.listeners
-        if len(set(contributors)) != len(contributors) or not set(contributors) <= able:
-            raise self.broken(f"{peer.name} averages {contributors}")
-        if tokens != sum(s.tokens for s in shares):
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._given: dict[tuple[str, PeerId], Taken] = {}
+        self._by: dict[tuple[PeerId, str], tuple[str, tuple[PeerId, ...]]] = {}
+
+    def gave(self, plan_hash: str, peer: PeerId, taken: Taken) -> None:
+        """These are a peer's gradients under a plan."""
+        each = self.swarm.setup.tokens // self.swarm.setup.micro_batch
+        if taken.tokens != each * len(taken.samples):
             raise self.broken(
-                f"{peer.name} divides by {tokens}, not {sum(s.tokens for s in shares)}"
+                f"{peer} gives {taken.tokens} tokens for {len(taken.samples)} samples"
             )
-        each = self.swarm.setup.tokens
-        for share in shares:
-            if share.plan and share.plan != request.plan.hash:
+        self._given[plan_hash, peer] = taken
+        _shorten(self._given, 4 * len(self.swarm.peers))
+
+    def of(self, plan_hash: str, peer: PeerId) -> Taken | None:
+        """What a peer gave under a plan, None for nothing."""
+        return self._given.get((plan_hash, peer))
+
+    def step(self, peer: SimPeer, opened: Opened, step: Step) -> None:
+        """An owner's machine orders a step."""
+        able = set(opened.members) - opened.listeners
+        by = step.contributors
+        if len(set(by)) != len(by) or not set(by) <= able:
+            raise self.broken(f"{peer.name} averages {by}")
+        for name in step.names:
+            self._by[peer.name, name] = opened.plan_hash, by
+
+    def stepping(self, peer: SimPeer, plan: Plan, means: Mapping[str, Tensor]) -> None:
+        """The mean that is stepped is that of what was given."""
+        for name, mean in means.items():
+            plan_hash, by = self._by.get((peer.name, name), ("", ()))
+            if plan_hash != plan.hash or not all(self.swarm.honest(p) for p in by):
+                continue
+            given = [self.of(plan.hash, p) for p in by]
+            if any(g is None for g in given):
                 raise self.broken(
-                    f"{peer.name} averages gradients of {share.peer} that belong to another plan"
+                    f"{peer.name} averages gradients that belong to another plan than that of "
+                    f"epoch {plan.epoch}"
                 )
-            if (
-                not share.marks
-                and share.tokens != each * len(share.indices)
-                and self.swarm.honest(share.peer)
-            ):
+            tokens = sum(g.tokens for g in given if g)
+            total = sum((g.sums for g in given if g), start=mean * 0.0)
+            if not tokens or (total / tokens - mean).abs().max().item() > NEAR * SCALE:
                 raise self.broken(
-                    f"{share.peer} gives {share.tokens} tokens for {len(share.indices)} "
-                    "micro-batches"
+                    f"{peer.name} steps {name} of epoch {plan.epoch} by a mean that is not the "
+                    f"mean of what {', '.join(by)} gave"
                 )
+
+
+SCALE = 64.0
+"""Of gradients here."""
 
 
 class WholeCheckpoint(Checker):
@@ -319,10 +392,23 @@ class WholeCheckpoint(Checker):
 
     id = "I6"
 
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._held: dict[tuple[int, Version, int], str] = {}
+
+    def stood(self, peer: SimPeer, plan: Plan) -> None:
+        """This is what the cell of a peer holds at the version a plan starts from."""
+        self._held.setdefault((peer.stage, plan.base, plan.home(peer.name)), peer.digest)
+
     def restored(self, peer: SimPeer, found: Checkpoint) -> None:
-        if not found.whole or any(v.made != found.version for v in found.values.values()):
+        """A checkpoint has been read."""
+        version = Version(found.epoch, str(found.meta.get("lineage", "")))
+        cell = found.meta.get("cell", 0)
+        names = set(self.swarm.setup.names[found.stage])
+        held = self._held.get((found.stage, version, cell), found.digest)
+        if set(found.parameters) != names or held != found.digest:
             raise self.broken(
-                f"{peer.name} reads a checkpoint of epoch {found.version.epoch} that is not whole"
+                f"{peer.name} reads a checkpoint of epoch {found.epoch} that is not what was held"
             )
 
 
@@ -368,54 +454,62 @@ class AppliedOnce(Checker):
 
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)
-        self._settled: dict[tuple[str, str, int], PeerId] = {}
+        self._settled: dict[tuple[Version, str, int], PeerId] = {}
+        self._through: dict[tuple[str, bytes], list[Version]] = {}
+        """The versions that optimizer state was first of: work that is done again from the same
+        place comes to the same bits in another history."""
+
+    def once(self, peer: SimPeer, running: Running, opened: Opened, step: Step) -> None:
+        """An owner's machine orders a step."""
+        stepped = running.stepped.setdefault(step.round.epoch, set())
+        for name in step.names:
+            if (key := (opened.plan_hash, step.cell, name)) in stepped:
+                raise self.broken(
+                    f"{peer.name} steps {name} of epoch {step.round.epoch} twice under one plan"
+                )
+            stepped.add(key)
 
     def stepping(
-        self, peer: SimPeer, plan: Plan, part: str, old: Value, moment: Moment | None, again: bool
+        self, peer: SimPeer, plan: Plan, owner: Owner, means: Mapping[str, Tensor]
     ) -> None:
-        if again:
+        """Of the version the plan starts from, with optimizer state of its history."""
+        at = peer.work.version
+        if at != plan.base:
             raise self.broken(
-                f"{peer.name} steps {part} of epoch {plan.epoch} twice under one plan"
+                f"{peer.name} steps parts of epoch {plan.epoch} from values of epoch {at.epoch}"
             )
-        if old.made != plan.base:
-            raise self.broken(
-                f"{peer.name} steps {part} of epoch {plan.epoch} from a value of epoch "
-                f"{old.made.epoch}"
-            )
-        if moment is not None and not self.swarm.watch.samples.ancestor(moment.through, plan.base):
-            text = (
-                f"optimizer state of {part} at {peer.name} holds a step of epoch "
-                f"{moment.through.epoch} of another history"
-            )
-            raise self.broken(f"{text}, at epoch {plan.epoch}")
+        for name in means:
+            through, leads = self._through.get((name, _mark(owner.state(name)))), self._leads
+            if through is not None and not any(leads(v, plan.base) for v in through):
+                raise self.broken(
+                    f"optimizer state of {name} at {peer.name} holds a step of epoch "
+                    f"{through[-1].epoch} of another history, at epoch {plan.epoch}"
+                )
 
-    def owing(self, peer: SimPeer, plan: Plan, part: str, debt: Moment) -> None:
-        """What is added to a word was lost in the history it is said in."""
-        if not self.swarm.watch.samples.ancestor(debt.through, plan.base):
-            text = (
-                f"{peer.name} adds to {part} what it lost on the way to epoch "
-                f"{debt.through.epoch} of another history"
-            )
-            raise self.broken(f"{text}, at epoch {plan.epoch}")
+    def _leads(self, old: Version, new: Version) -> bool:
+        return self.swarm.watch.samples.ancestor(old, new)
 
-    def settling(self, peer: SimPeer, plan: Plan, moments: Mapping[str, Moment]) -> None:
-        for part, moment in moments.items():
-            owner = self._settled.setdefault((plan.hash, part, peer.labour.cell), peer.name)
-            if owner != peer.name:
+    def settling(self, peer: SimPeer, owner: Owner, names: Iterable[str]) -> None:
+        """Steps that made the version in place are final."""
+        version = peer.work.version
+        for name in sorted(names):
+            key = name, _mark(owner.state(name))
+            through = self._through.setdefault(key, [])
+            if any(self._leads(v, version) for v in through):
+                continue  # it was kept as it is
+            through.append(version)
+            first = self._settled.setdefault((version, name, peer.work.cell), peer.name)
+            if first != peer.name:
                 raise self.broken(
-                    f"{owner} and {peer.name} both settle their step of {part} for epoch "
-                    f"{plan.epoch}"
+                    f"{first} and {peer.name} both settle their step of {name} for epoch "
+                    f"{version.epoch}"
                 )
-            held = peer.labour.moments.get(part)
-            if held is not None and held.through == moment.through:
-                raise self.broken(
-                    f"{peer.name} settles the step of {part} for epoch {plan.epoch} twice"
-                )
-            if moment.through != plan.base:
-                raise self.broken(
-                    f"{peer.name} settles a step of {part} that did not make epoch {plan.epoch}"
-                )
-        _shorten(self._settled)
+        _shorten(self._settled, 64 * KEPT)
+        _shorten(self._through, 64 * KEPT)
+
+
+def _mark(state: Mapping[str, Tensor]) -> bytes:
+    return b"".join(state[key].numpy().tobytes() for key in sorted(state))
 
 
 class PurePlan(Checker):
@@ -429,10 +523,9 @@ class PurePlan(Checker):
         super().__init__(swarm)
         self._count = 0
 
-    def objected(self, peer: SimPeer, plan: Plan, why: str) -> None:
-        raise self.broken(
-            f"{peer.name} objects to the plan of {plan.leader} for epoch {plan.epoch}: {why}"
-        )
+    def objected(self, peer: SimPeer, leader: PeerId, why: str) -> None:
+        """Somebody refuses the plan of an honest leader."""
+        raise self.broken(f"{peer.name} objects to a plan of {leader}: {why}")
 
     def before(self, leader: Leader, event: Any) -> Leader | None:
         if leader.phase is Phase.RUN or isinstance(event, ev.Tick):
@@ -454,7 +547,7 @@ class PurePlan(Checker):
     def after(self, twin: Leader | None, event: Any, actions: Sequence[Any]) -> None:
         if twin is None:
             return
-        again = twin.handle(event, self.swarm.world.now)
+        again = type(twin).handle(twin, event, self.swarm.world.now)
         plans = [a.plan.hash for a in actions if isinstance(a, ev.SendPlan)]
         if plans != [a.plan.hash for a in again if isinstance(a, ev.SendPlan)] or len(
             actions
@@ -466,7 +559,7 @@ class PurePlan(Checker):
 
 
 @dataclass
-class _Running:
+class _Epoch:
     plan: Plan
     since: float
     faults: list[str] = field(default_factory=list)
@@ -482,7 +575,7 @@ class OneFault(Checker):
 
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)
-        self._running: dict[PeerId, _Running] = {}
+        self._running: dict[PeerId, _Epoch] = {}
         self._disturbed = -1e9
 
     def fault(self, kind: str, peer: PeerId | None, spared: bool) -> None:
@@ -495,7 +588,7 @@ class OneFault(Checker):
 
     def planned(self, peer: SimPeer, plan: Plan) -> None:
         calm = self.swarm.world.now - self._disturbed > self.CALM_S and self.swarm.calm()
-        self._running[peer.name] = _Running(plan, self.swarm.world.now, [], not calm)
+        self._running[peer.name] = _Epoch(plan, self.swarm.world.now, [], not calm)
 
     def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)
@@ -505,7 +598,7 @@ class OneFault(Checker):
             )
 
 
-def _shorten(seen: dict[Any, Any]) -> None:
-    if len(seen) > KEPT:
-        for key in list(seen)[: KEPT // 2]:
+def _shorten(seen: dict[Any, Any], kept: int = KEPT) -> None:
+    if len(seen) > kept:
+        for key in list(seen)[: kept // 2]:
             del seen[key]

@@ -1,19 +1,22 @@
-"""What a lying peer says. Its words go through the daemon's own notes, whose checks are what should
-stop most of them."""
+"""What a lying peer says: its services are the product's, but for what is put over them here. Its
+words go over the network as everybody's, and the services' checks are what should stop most of
+them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.scheduler.costs import Measured, Way
-from node.sim.values import Share, mark_of
 from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
-    from node.sim.peer import SimPeer
+    from node.sim.process import SimPeer
+    from node.training.service import Training
 
 LIES = {
     "tokens": "gives its gradients with a thousand times their tokens",
@@ -24,6 +27,16 @@ LIES = {
     "parts": "says that it holds parts it does not have",
     "history": "says that its history counted more tokens than anybody's",
 }
+
+
+def puts_on(peer: SimPeer, training: Training) -> None:
+    """From now on its heartbeats lie while the peer does."""
+    true = training._heard
+
+    def said(leader: PeerId | None = None) -> ev.Heard:
+        return heard(peer, true(leader)) if peer.lie else true(leader)
+
+    setattr(training, "_heard", said)  # noqa: B010 - a liar has other code
 
 
 def heard(peer: SimPeer, h: ev.Heard) -> ev.Heard:
@@ -40,44 +53,40 @@ def heard(peer: SimPeer, h: ev.Heard) -> ev.Heard:
                 ),
             )
         case "digest":
-            return replace(h, digest=mark_of("false", h.digest))
+            return replace(h, digest=_false(h.digest))
         case "history":
             return replace(
                 h,
-                at=Version(h.at.epoch + 1, mark_of("false", h.at.lineage) * 2),
+                at=Version(h.at.epoch + 1, _false(h.at.lineage)[:32]),
                 tokens=h.tokens + 10**6,
             )
         case "accusation":
             plan = peer.member.plan
             for m in plan.members if plan else ():
                 if m.peer != peer.name:
-                    peer.accuse(m.peer, "forged")
+                    peer.training.accuse(m.peer, "forged")
     return h
 
 
-def digest(peer: SimPeer, true: str) -> str:
-    """What it reports of what it adopted."""
-    return mark_of("false", true) if peer.lie == "digest" else true
+def decided(peer: SimPeer, actions: Sequence[Any]) -> list[Any]:
+    """What its member tells the leader of an epoch."""
+    return [_told(peer, a) for a in actions]
 
 
-def share(peer: SimPeer, true: Share) -> Share:
-    """What it gives to owners."""
-    return true._replace(tokens=true.tokens * 1000) if peer.lie == "tokens" else true
+def tokens(peer: SimPeer, true: int) -> int:
+    """Behind the gradients it gives."""
+    return true * 1000 if peer.lie == "tokens" else true
 
 
-def note(peer: SimPeer, said: Any) -> Any:
-    """A word to the leader."""
-    if peer.lie == "parts" and isinstance(said, ev.Incomplete):
-        return replace(said, holds=tuple(peer.labour.names), failed=())
-    return said
+def _told(peer: SimPeer, action: Any) -> Any:
+    match action:
+        case ev.TellCommitted() if peer.lie == "digest":
+            return replace(action, digest=_false(action.digest))
+        case ev.TellIncomplete() if peer.lie == "parts":
+            names = tuple(peer.swarm.setup.names[peer.stage])
+            return replace(action, ended=replace(action.ended, holds=names, failed=()))
+    return action
 
 
-def over_the_wire(sender: PeerId, said: Any) -> Any:
-    """The word as the leader's daemon reads it. Raises WireError where its notes do."""
-    from node.training.protocol import notes
-
-    match said:
-        case ev.Heard():
-            return notes.leader_event(notes.ready_note(said), sender)
-        case _:
-            return said
+def _false(digest: str) -> str:
+    return blake2b(digest.encode(), digest_size=32).hexdigest()

@@ -53,6 +53,8 @@ class Links:
         self._rng, self._new = rng, (latency, jitter, bandwidth, loss)
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self.walls: list[Wall] = []
+        self.limited = bandwidth > 0
+        """Whether bytes take time."""
 
     def link(self, a: PeerId, b: PeerId) -> Link:
         """The link from ``a`` to ``b``."""

@@ -10,6 +10,7 @@ from node.core.ids import PeerId
 from node.core.journey import Version
 from node.sim.faults import Schedule, strike
 from node.sim.invariants import InvariantViolation
+from node.sim.loop import bury
 from node.sim.setup import Setup
 from node.sim.swarm import Machines, Swarm
 from node.training.leader.starting_point import NOTHING_IN_COMMON
@@ -117,11 +118,13 @@ def run(
     swarm = Swarm(setup, schedule.seed, make)
     try:
         for fault in schedule.faults:
-            swarm.world.push(fault.at, None, strike, (swarm, fault))
+            swarm.world.push(fault.at, strike, swarm, fault)
         outcome.stage_lost = not _play(swarm, schedule.healed, limit_s)
     except InvariantViolation as e:
         outcome.violation = e
     _collect(swarm, outcome)
+    del swarm
+    bury()
     return outcome
 
 
@@ -158,7 +161,7 @@ def _common(swarm: Swarm) -> set[Version]:
     """Versions of which somebody alive in every stage has the parameters."""
     held: dict[int, set[Version]] = {stage: set() for stage in range(swarm.setup.stages + 1)}
     for peer in swarm.live():
-        held[peer.stage] |= {peer.member.at, *peer.member.reachable, *peer.labour.checkpoints()}
+        held[peer.stage] |= {peer.member.at, *peer.member.reachable, *peer.work.checkpoints()}
     return set.intersection(*held.values())
 
 
@@ -170,10 +173,11 @@ def _collect(swarm: Swarm, o: Outcome) -> None:
     watch = swarm.watch
     o.seconds, o.events, o.finished = swarm.world.now, swarm.world.events, _finished(swarm)
     o.commits, o.struck, o.counts = watch.commits, swarm.struck, watch.counts
+    o.counts["pushes-applied"] = swarm.pushes()
     o.samples_back, o.samples_counted = watch.samples_back, watch.samples_counted
     o.samples_lost = max((abs(b.lost) for b in watch.samples.books.values()), default=0)
     o.given_up_epochs, o.given_up_tokens = watch.given_up_epochs, watch.given_up_tokens
-    o.moments_lost = sum(p.labour.moments_lost for p in swarm.peers.values())
+    o.moments_lost = sum(p.work.momentum_lost for p in swarm.live())
     times = [at for at, *_ in o.commits]
     for at, *_ in o.struck:
         after = next((t for t in times if t > at), None)

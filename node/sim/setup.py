@@ -5,15 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
+from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import OuterSettings
+from node.manifest import Manifest
+from node.model.settings import ModelSettings
 from node.optim.parts import Part
+from node.optim.settings import OptimSettings
+from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
+from node.training.protocol.settings import TrainingSettings
 
-if TYPE_CHECKING:
-    from node.manifest import Manifest
-
+WIDTH = 2
+"""Of what stands for activations."""
+NUMBERS = 4
+"""Of what stands for a parameter."""
+HEAD = 256
+"""Bytes of a message without tensors."""
 FLOPS_PER_S = 5e10
 """What a simulated peer computes, when a manifest says how much there is to compute."""
 
@@ -92,6 +101,63 @@ class Setup:
     def size_of(self, part: str) -> int:
         """Bytes of a part in fp32."""
         return self._sizes[part]
+
+    @property
+    def operations_per_s(self) -> float:
+        """What an optimizer's step does in a second here; 0 where it takes no time."""
+        costs = [p.cost for p in self.parts[1]]
+        return sum(costs) / len(costs) / self.step_s if self.step_s else 0.0
+
+    def manifest(self, seed: int) -> Manifest:
+        """What the peers of the schedule of this seed have agreed on, for the few numbers that
+        stand for a model here."""
+        scheduler, may_skip = self.scheduling(seed)
+        length = max(1, self.tokens // self.micro_batch)
+        return Manifest(
+            model=ModelSettings(
+                layers=self.stages, d_model=WIDTH, heads=1, kv_heads=1, seq_len=length
+            ),
+            pipeline=PipelineSettings(
+                self.stages,
+                self.micro_batch,
+                forward_timeout_s=self.forward_timeout_s,
+                may_skip=may_skip,
+            ),
+            scheduler=scheduler,
+            averaging=AveragingSettings(
+                self.cell or "all",
+                group_bytes=max(1, round(self.group_bytes / self._bulk)),
+                round_timeout_s=self.round_timeout_s,
+            ),
+            outer=self.outer,
+            optimizer=OptimSettings(name="adamw"),
+            training=TrainingSettings(
+                epochs=self.epochs,
+                target_batch=self.micro_batches * self.micro_batch,
+                epoch_timeout_s=self.epoch_timeout_s,
+                eval_every=self.eval_every,
+                min_replicas=self.min_replicas,
+                rebalance_every_s=self.rebalance_every_s,
+            ),
+        )
+
+    def weigh(self, method: str, message: Any) -> int:
+        """Bytes of a message on a line, as if there were a whole model behind it."""
+        if isinstance(message, bytes):
+            return HEAD + round(len(message) * self._bulk)
+        size: int = message.ByteSize()
+        if method.startswith("/tutti.v1.Pipeline/"):
+            length = 4 * WIDTH * self.tokens
+            return HEAD + (size * self.activation // length if size >= length else size)
+        if method == "/tutti.v1.State/Fetch":
+            return HEAD + round(size * self._bulk)
+        return size + HEAD
+
+    @property
+    def _bulk(self) -> float:
+        """How many times as large a parameter is as what stands for it."""
+        found = [p.bytes for parts in self.parts.values() for p in parts]
+        return sum(found) / len(found) / (4 * NUMBERS)
 
     def __post_init__(self) -> None:
         sizes = {p.name: p.bytes for parts in self.parts.values() for p in parts}

@@ -1,52 +1,40 @@
-"""The simulated swarm: its peers, what their machines are made of, and the few things done to it
-from outside."""
+"""The simulated swarm: its machines, network and noticeboard, what its peers' machines are made of,
+and the few things done to it from outside."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from node.averaging.exchange.machine import RoundMachine
-from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Path, Version
-from node.data.order import SampleOrder, Sampler
 from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
-from node.optim.ownership import assign
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
-from node.scheduler.choosing import Choosing, able
-from node.scheduler.paths import assign_paths
-from node.scheduler.quotas import quotas
-from node.scheduler.router import Router
-from node.scheduler.settings import SchedulerSettings
-from node.sim import lies
-from node.sim.directory import FakeDirectory
+from node.scheduler.choosing import Choosing
+from node.sim.directory import Noticeboard
 from node.sim.links import Links
-from node.sim.peer import Newcomer, SimPeer
+from node.sim.loop import World
+from node.sim.network import SimNet
+from node.sim.process import SimPeer
 from node.sim.setup import Setup
 from node.sim.strangers import Stranger
-from node.sim.values import Share
 from node.sim.watch import Watch
-from node.sim.world import World
+from node.telemetry.metrics import Metrics
 from node.training.leader.leader import Leader
 from node.training.member import Member
-from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.meetings import Meetings
-from node.training.protocol.memory import Cursor
 from node.training.protocol.rules import Rules
 
 
 class Machines:
-    """What a peer's machines are, and what it says of itself. A test plants a bug by a subclass."""
+    """What a peer's machines are. A test plants a bug by a subclass."""
 
-    def pipeline(self, me: PeerId) -> PipelineMachine:
-        return PipelineMachine(me)
+    def pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
+        return PipelineMachine(me, fewest)
 
     def round(self) -> RoundMachine:
         return RoundMachine()
@@ -54,53 +42,17 @@ class Machines:
     def fault_book(self) -> FaultBook:
         return FaultBook()
 
-    def member(
-        self, me: PeerId, at: Version, checkpoints: tuple[Version, ...], tokens: int
-    ) -> Member:
-        return Member(me, at, checkpoints, tokens)
+    def member(self, *args: Any) -> Member:
+        return Member(*args)
 
     def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
         return Leader(me, facts, **history)
 
-    def choosing(
-        self, me: PeerId, open_to: str, stages: int, now: float, stage: int | None = None
-    ) -> Choosing:
-        return Choosing(me, able(open_to, stages), stages, now, stage)
+    def choosing(self, peer: SimPeer, *args: Any) -> Choosing:
+        return Choosing(*args)
 
-    def heard(self, peer: SimPeer) -> ev.Heard:
-        """What the peer tells its leader once a second."""
-        m, work = peer.member, peer.labour
-        heard = ev.Heard(
-            peer.name,
-            peer.stage,
-            m.at,
-            work.digest,
-            work.speed(),
-            m.reachable,
-            m.term,
-            peer.swarm.facts.bounds.counted(m.at.epoch, m.tokens),
-            peer.leaving,
-            costs=work.costs(),
-            cell=m.cell,
-            arrived=work.arrived,
-        )
-        return lies.heard(peer, heard) if peer.lie else heard
-
-    def parsed(self, peer: PeerId, note: Any, lying: bool) -> Any:
-        """A note as the leader reads it. Raises WireError for what no honest peer would say."""
-        return lies.over_the_wire(peer, note) if lying else note
-
-    def digest(self, peer: SimPeer, digest: str) -> str:
-        """The digest it reports of what it adopted."""
-        return lies.digest(peer, digest)
-
-    def share(self, peer: SimPeer, share: Share) -> Share:
-        """The gradients it gives."""
-        return lies.share(peer, share)
-
-    def note(self, peer: SimPeer, note: Any) -> Any:
-        """What it tells its leader of an epoch."""
-        return lies.note(peer, note) if peer.lie else note
+    def services(self, peer: SimPeer) -> None:
+        """The services of a peer are made and not started: a bug is planted in them here."""
 
 
 class Swarm:
@@ -111,14 +63,18 @@ class Swarm:
         self.setup, self.seed, self.make = setup, seed, make or Machines()
         rng = random.Random(f"links {seed}")
         self.links = Links(rng, setup.latency_s, setup.jitter_s, setup.bandwidth, setup.loss)
-        self.world = World(seed, self.links)
-        self.directory = FakeDirectory(self.links, DirectorySettings(), setup.spread_s)
+        self.world = World(seed)
+        self.net = SimNet(self.world, self.links, setup.weigh)
+        self.board = Noticeboard(
+            self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
+        )
+        self.manifest = setup.manifest(seed)
+        p = self.manifest.pipeline
+        self.fewest = fewest_hops(p.stages, p.may_skip)
+        self.metrics = Metrics()
         self.watch = Watch(self)
-        scheduler, may_skip = setup.scheduling(seed)
         self.changes: dict[str, Rules] = {}
         """What the owner has signed, by its text."""
-        self.facts = replace(facts_of(setup, scheduler), read=self.read)
-        self.fewest = fewest_hops(setup.stages, may_skip)
         self.peers: dict[PeerId, SimPeer] = {}
         self.liars: set[PeerId] = set()
         self.strangers: set[PeerId] = set()
@@ -134,40 +90,37 @@ class Swarm:
             *((s, setup.replicas + (s <= setup.extra)) for s in range(1, setup.stages + 1)),
         ]:
             for _ in range(count):
-                peer = self.add(stage, settle=True)
-                self.world.push(0.3 * self.world.rng.random(), peer, peer.boot, (True,))
+                peer = self._machine(stage)
+                self.world.push(0.3 * self.world.rng.random(), peer.boot)
 
-    def add(self, stage: int, settle: bool = False) -> SimPeer:
-        """A new peer; without ``settle`` it joins the swarm as it runs."""
+    def _machine(self, stage: int) -> SimPeer:
         number = self._numbers[stage] = self._numbers.get(stage, -1) + 1
         name = PeerId(f"{'e' if stage == ENDS else 's'}{stage:02d}-{number:03d}")
-        slowness = 1.0 + (self.setup.unequal - 1.0) * self.world.rng.random()
-        peer = self.peers[name] = SimPeer(self, name, stage, slowness)
-        self.world.hosts[name] = peer
-        if not settle:
-            peer.boot()
+        peer = self.peers[name] = SimPeer(self, name, stage, self._slowness())
         return peer
 
-    def come(self, open_to: str = "auto") -> Newcomer:
+    def _slowness(self) -> float:
+        return 1.0 + (self.setup.unequal - 1.0) * self.world.rng.random()
+
+    def add(self, stage: int) -> SimPeer:
+        """A new peer for a stage; it joins the swarm as it runs."""
+        peer = self._machine(stage)
+        peer.boot()
+        return peer
+
+    def come(self, open_to: str = "auto") -> SimPeer:
         """A new peer that chooses its stage: "auto" any, "stage" a block stage."""
         self._newcomers += 1
         name = PeerId(f"n{self.seed}-{self._newcomers:03d}")
-        comer = self.world.hosts[name] = Newcomer(self, name, open_to)
+        comer = self.peers[name] = SimPeer(self, name, None, self._slowness(), open_to)
+        comer.boot()
         return comer
 
     def intrude(self) -> Stranger:
         """A stranger that would end the run."""
         name = PeerId(f"0-stranger-{len(self.strangers)}")
         self.strangers.add(name)
-        made = self.world.hosts[name] = Stranger(self, name)
-        return made
-
-    def host(self, comer: Newcomer, stage: int) -> None:
-        """It begins to host what it has chosen."""
-        slowness = 1.0 + (self.setup.unequal - 1.0) * self.world.rng.random()
-        peer = SimPeer(self, comer.name, stage, slowness, comer.open_to)
-        self.peers[comer.name] = self.world.hosts[comer.name] = peer
-        peer.boot(choosing=comer.choosing)
+        return Stranger(self, name)
 
     def read(self, change: str) -> Rules:
         """A change as peers read it. Raises Refused for what the owner has not signed."""
@@ -177,9 +130,22 @@ class Swarm:
             raise Refused("not a change that the owner signed for this run", "")
         return self.changes[change]
 
-    def facts_for(self, peer: SimPeer) -> RunFacts:
-        """What a leader at this peer plans with."""
-        return replace(self.facts, recall=peer.labour.recall)
+    def facts(self, facts: RunFacts) -> RunFacts:
+        """What leaders reckon with: as long as work takes here."""
+        setup = self.setup
+        block = setup.operations_per_s * 3 * setup.forward_s
+        ends = setup.operations_per_s * 4 * setup.ends_s
+        return replace(facts, tensor=setup.activation, operations=(ends, *[block] * setup.stages))
+
+    @property
+    def stash_bytes(self) -> int:
+        """For as many micro-batches as the setup says."""
+        m = self.manifest
+        return self.setup.stash * 2 * 4 * m.model.d_model * m.model.seq_len * m.pipeline.micro_batch
+
+    def pushes(self) -> int:
+        """Pushes between cells that were applied."""
+        return round(self.metrics.pushes_total.labels(result="applied")._value.get())
 
     def honest(self, peer: PeerId) -> bool:
         return peer not in self.liars and peer not in self.strangers
@@ -188,34 +154,25 @@ class Swarm:
         """No fault lasts."""
         return not self.troubles and not self.links.walls and not self.liars
 
-    def move(self, peer: SimPeer, stage: int) -> str | None:
-        """A peer is asked to change its stage, or does by itself; it does, as a new life."""
-        stages = able(peer.open_to, self.setup.stages)
-        if stage == peer.stage or stage not in stages or peer.leaving:
-            return "it stays"
-        self.watch.count("moves")
-        peer.leave(stage)
-        return None
-
     def left(self, peer: SimPeer, to: int | None) -> None:
         """A peer that has drained ends its process, or begins a new one at another stage."""
-        self.world.kill(peer)
+        peer.kill()
         if to is None:
-            self.directory.withdraw(peer.name, self.world.now, peer.wall)
+            self.board.withdraw(peer.name, peer.clock.wall())
             self.watch.note(f"{peer.name} has left")
         else:
             self.watch.note(f"{peer.name} has moved to {to}")
-            peer.stage = to
+            peer.config.stage = to
             peer.boot()
 
     # ----------------------------------------------------------- what is to be seen
 
     def live(self, stage: int | None = None) -> list[SimPeer]:
-        """Peers whose process runs, in PeerId order."""
+        """Peers whose process runs and has a stage, in PeerId order."""
         return [
             p
             for _, p in sorted(self.peers.items())
-            if p.alive and (stage is None or p.stage == stage)
+            if p.alive and p.assembled is not None and (stage is None or p.stage == stage)
         ]
 
     def chief(self) -> SimPeer | None:
@@ -234,60 +191,3 @@ class Swarm:
         # say.
         lying = sum(p.name in self.liars for p in self.live(peer.stage))
         return len(others) > lying
-
-
-def facts_of(setup: Setup, scheduler: SchedulerSettings) -> RunFacts:
-    """What every leader of this swarm plans with, from the same pure functions as the daemon's."""
-    order = SampleOrder(1, 0)
-
-    def place(
-        stage: int, cell: Sequence[tuple[PeerId, float]], previous: Mapping[str, PeerId] | None
-    ) -> dict[str, PeerId]:
-        names = setup.names[stage]
-        mine = {n: previous[n] for n in names if n in previous} if previous else {}
-        return dict(assign(setup.parts[stage], cell, mine or None))
-
-    def lay(
-        ends: Sequence[tuple[PeerId, float]],
-        stages: Mapping[int, Sequence[tuple[PeerId, float]]],
-        samples: Sequence[tuple[int, ...]],
-    ) -> tuple[Path, ...]:
-        return assign_paths(sorted(quotas(len(samples), list(ends)).items()), stages, samples)
-
-    def sampler(cursor: Cursor) -> Sampler:
-        s = Sampler(order)
-        s.restore({"next": cursor[0], "returned": list(cursor[1])})
-        return s
-
-    def cursor(s: Sampler) -> Cursor:
-        state = s.state()
-        return state["next"], tuple(state["returned"])
-
-    sizes = {stage: {p.name: p.bytes for p in parts} for stage, parts in setup.parts.items()}
-
-    def meet(settings: OuterSettings) -> Meetings | None:
-        return Meetings(settings, sizes, 0, setup.epochs) if settings.every else None
-
-    return RunFacts(
-        stages=setup.stages,
-        epochs=setup.epochs,
-        target_batch=setup.micro_batches * setup.micro_batch,
-        micro_batch=setup.micro_batch,
-        min_replicas=setup.min_replicas,
-        epoch_timeout_s=setup.epoch_timeout_s,
-        round_timeout_s=setup.round_timeout_s,
-        eval_every=setup.eval_every,
-        assign=place,
-        assign_paths=lay,
-        router=lambda: Router(scheduler, setup.stages),
-        tensor=setup.activation,
-        sizes=tuple(sum(p.bytes for p in setup.parts[s]) for s in range(setup.stages + 1)),
-        sampler=sampler,
-        cursor=cursor,
-        sequence=setup.tokens // setup.micro_batch,
-        rebalance_every_s=setup.rebalance_every_s,
-        cell=setup.cell,
-        spare=0 if setup.cell else setup.stages - scheduler.hops(setup.stages),
-        meetings=meet(setup.outer),
-        meet=meet,
-    )

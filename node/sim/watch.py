@@ -1,35 +1,49 @@
-"""Where the simulated swarm tells the checkers what happens, and what is counted for the
-outcome."""
+"""Where the simulated swarm tells the checkers what happens, and what is counted for the outcome.
+The machines in a peer's services are looked at from outside: each event that goes in, and what
+comes out."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch import Tensor
+
+from node.averaging.exchange import events as av
+from node.averaging.exchange.machine import RoundMachine
+from node.checkpoint.store import Checkpoint
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
-from node.sim.disk import Checkpoint
+from node.optim.owner import Owner
+from node.pipeline import events as pv
+from node.pipeline.machine import PipelineMachine
+from node.sim import lies
 from node.sim.invariants import (
     AppliedOnce,
     CountsOnce,
     EqualDigests,
+    InvariantViolation,
     NoSampleLost,
     OneFault,
     OneOwner,
     OnlyGrow,
     PurePlan,
+    Running,
+    Taken,
     WeightedMean,
     WholeCheckpoint,
 )
-from node.sim.values import Moment, Share, Value
 from node.training.leader.leader import Leader
+from node.training.member import Member
 from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
-    from node.sim.peer import SimPeer
-    from node.sim.rounds import Request
+    from node.sim.process import SimPeer
     from node.sim.swarm import Swarm
+
+M = TypeVar("M")
+OBJECTED = "a plan nobody could follow"
 
 
 class Watch:
@@ -67,20 +81,35 @@ class Watch:
     def count(self, kind: str, by: int = 1) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + by
 
+    def crashed(self, peer: SimPeer, name: str, error: BaseException) -> None:
+        """A task of a peer raised what nobody expected: the daemon would end."""
+        if not isinstance(error, InvariantViolation):
+            text = f"{name} of {peer.name} ended with {type(error).__name__}: {error}"
+            found = InvariantViolation(
+                "crash", self.swarm.world.now, text, self.swarm.seed, list(self.recent)
+            )
+            found.__cause__ = error
+            self.swarm.world.halt(found)
+
     # ----------------------------------------------------------- the leader's side
 
-    def objected(self, peer: SimPeer, plan: Plan, why: str) -> None:
-        if self.swarm.honest(plan.leader):
-            self.pure.objected(peer, plan, why)
-
-    def leads(self, peer: SimPeer) -> None:
+    def leader(self, peer: SimPeer, machine: Leader) -> Leader:
+        """One that begins to lead."""
         self.count("leaders")
         self.note(f"{peer.name} leads")
 
-    def before_leader(self, peer: SimPeer, leader: Leader, event: Any) -> Any:
-        return leader.term, leader.base, self.pure.before(leader, event)
+        def before(event: Any) -> Any:
+            return machine.term, machine.base, self.pure.before(machine, event)
 
-    def after_leader(
+        def after(event: Any, actions: Sequence[Any], was: Any) -> None:
+            self._after_leader(peer, machine, event, actions, was)
+            for a in actions:
+                if isinstance(a, ev.Report):
+                    self.report(peer, a)
+
+        return _seen(machine, before, after)
+
+    def _after_leader(
         self, peer: SimPeer, leader: Leader, event: Any, actions: Sequence[Any], before: Any
     ) -> None:
         if not actions:
@@ -95,26 +124,7 @@ class Watch:
         for a in actions:
             match a:
                 case ev.SendPlan(plan):
-                    heard = (
-                        event.term
-                        if isinstance(event, ev.Heard) and self.swarm.honest(event.peer)
-                        else 0
-                    )
-                    self.grow.plan(peer, plan, (max(term, heard), base), actions)
-                    self.digests.plan(plan)
-                    self.owners.plan(plan)
-                    self.once.plan(plan)
-                    self.samples.plan(plan)
-                    if plan.outer:
-                        self.samples.close(plan, (), 0)
-                    if not plan.last:
-                        self.one_fault.ended(
-                            peer, False, "another plan"
-                        ) if base == plan.base else None
-                        self.one_fault.planned(peer, plan)
-                    self.note(
-                        f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}"
-                    )
+                    self._planned(peer, event, plan, term, base, actions)
                 case ev.SendRound():
                     self.owners.round(a)
                     if a.attempt == 0:
@@ -130,6 +140,29 @@ class Watch:
                     elif a.kind == "epoch-abandoned":
                         self.one_fault.ended(peer, False, a.text)
 
+    def _planned(
+        self,
+        peer: SimPeer,
+        event: Any,
+        plan: Plan,
+        term: int,
+        base: Version | None,
+        actions: Sequence[Any],
+    ) -> None:
+        heard = event.term if isinstance(event, ev.Heard) and self.swarm.honest(event.peer) else 0
+        self.grow.plan(peer, plan, (max(term, heard), base), actions)
+        self.digests.plan(plan)
+        self.owners.plan(plan)
+        self.once.plan(plan)
+        self.samples.plan(plan)
+        if plan.outer:
+            self.samples.close(plan, (), 0)
+        if not plan.last:
+            if base == plan.base:
+                self.one_fault.ended(peer, False, "another plan")
+            self.one_fault.planned(peer, plan)
+        self.note(f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}")
+
     def report(self, peer: SimPeer, report: ev.Report) -> None:
         self.count(report.kind)
         if report.kind != "epoch-planned":
@@ -139,63 +172,168 @@ class Watch:
 
     # ----------------------------------------------------------- the member's side
 
-    def member(
+    def member(self, peer: SimPeer, machine: Member) -> Member:
+        """The member of a process that begins."""
+
+        def before(event: Any) -> Any:
+            return machine.at, machine.term
+
+        def after(event: Any, actions: Sequence[Any], was: Any) -> None:
+            self.moved(peer, event, actions, *was)
+
+        def lying(actions: list[Any]) -> list[Any]:
+            return lies.decided(peer, actions) if peer.lie else actions
+
+        return _seen(machine, before, after, lying)
+
+    def moved(
         self, peer: SimPeer, event: Any, actions: Sequence[Any], at: Version, term: int
     ) -> None:
+        """A member has decided."""
         self.grow.member(peer, event, actions, at, term)
 
     def began(self, peer: SimPeer, plan: Plan, listener: bool) -> None:
+        """A plan is in force at a peer."""
         if not listener and self.swarm.honest(peer.name):
             self.digests.began(peer, plan)
+            self.whole.stood(peer, plan)
 
-    def micro_batch(self, peer: SimPeer, plan: Plan, index: int, again: bool) -> None:
-        self.once.counted(peer, plan, index, again)
-
-    def taken(self, peer: SimPeer, plan: Plan | None, plan_hash: str) -> None:
-        self.once.taken(peer, plan, plan_hash)
-
-    def step(
-        self, peer: SimPeer, request: Request, action: Any, shares: Sequence[Share], failed: bool
-    ) -> None:
-        if failed:
-            raise self.applied.broken(
-                f"{peer.name} steps in attempt {request.round.attempt}, which it had called off"
-            )
-        self.once.step(peer, request, [s for s in shares if self.swarm.honest(s.peer)])
-        self.mean.step(peer, request, action.contributors, action.tokens, shares)
-
-    def stepping(
-        self, peer: SimPeer, plan: Plan, part: str, old: Value, moment: Moment | None, again: bool
-    ) -> None:
-        if self.swarm.honest(peer.name):
-            self.applied.stepping(peer, plan, part, old, moment, again)
-
-    def owing(self, peer: SimPeer, plan: Plan, part: str, debt: Moment) -> None:
-        if self.swarm.honest(peer.name):
-            self.applied.owing(peer, plan, part, debt)
-
-    def settling(self, peer: SimPeer, plan: Plan, moments: Mapping[str, Moment]) -> None:
-        if self.swarm.honest(peer.name):
-            self.applied.settling(peer, plan, moments)
-
-    def adopting(self, peer: SimPeer, names: Sequence[str], fresh: Mapping[str, Value]) -> None:
-        if set(fresh) != set(names):
-            raise self.owners.broken(f"{peer.name} adopts {len(fresh)} of {len(names)} parts")
-
-    def adopted(self, peer: SimPeer, plan: Plan) -> None:
-        """Parts are in place under the plan's next version."""
-
-    def restored(self, peer: SimPeer, found: Checkpoint) -> None:
-        self.count("restored")
-        self.whole.restored(peer, found)
-
-    def gave_up(self, peer: SimPeer, epochs: int, tokens: int) -> None:
-        self.count("gave-up")
-        self.given_up_epochs = max(self.given_up_epochs, epochs)
-        self.given_up_tokens = max(self.given_up_tokens, tokens)
+    def fault(self, peer: SimPeer, other: PeerId, reason: str) -> None:
+        """A peer counts a fault of another one."""
+        if reason.startswith(OBJECTED) and self.swarm.honest(other):
+            self.pure.objected(peer, other, reason)
 
     def banned(self, peer: SimPeer, other: PeerId) -> None:
         self.count("bans")
         if self.swarm.honest(other):
             self.count("bans-of-honest")
         self.note(f"{peer.name} bans {other}")
+
+    def fact(
+        self, name: PeerId, room: str, kind: str, text: str, level: str, fields: Mapping[str, Any]
+    ) -> None:
+        """A line of a peer's record."""
+        match kind:
+            case "history-given-up":
+                self.count("gave-up")
+                self.given_up_epochs = max(self.given_up_epochs, int(fields["epochs"]))
+                self.given_up_tokens = max(self.given_up_tokens, int(fields["tokens"]))
+            case "restored":
+                self.count("restored")
+            case "moving":
+                self.count("moves")
+            case "push-refused":
+                self.count("pushes-refused")
+            case _:
+                pass
+
+    # ----------------------------------------------------------- the engines
+
+    def pipeline(self, peer: SimPeer, machine: PipelineMachine) -> PipelineMachine:
+        """The machine of a peer's pipeline: what is let in, and what counts."""
+        counted: set[tuple[str, pv.Key]] = set()
+
+        def after(event: Any, actions: Sequence[Any], _: Any) -> None:
+            plan = machine.plan
+            if isinstance(event, pv.Adopt):
+                counted.clear()
+            elif isinstance(event, pv.Held) and actions:
+                answer = actions[0]
+                if isinstance(answer, pv.Answer) and answer.say is pv.Say.TAKE:
+                    self.once.taken(peer, plan, event.claim.plan_hash)
+            for a in actions:
+                if isinstance(a, pv.Commit) and plan is not None:
+                    self.once.counted(peer, plan, a.key.index, (plan.hash, a.key) in counted)
+                    counted.add((plan.hash, a.key))
+
+        return _seen(machine, lambda event: None, after)
+
+    def gave(
+        self, peer: SimPeer, samples: tuple[int, ...], sums: Mapping[str, Tensor], tokens: int
+    ) -> int:
+        """A peer takes its gradients to give them: the tokens it says they have."""
+        plan = peer.work.plan
+        if plan is not None and sums:
+            taken = Taken(samples, next(iter(sums.values())), tokens)
+            self.mean.gave(plan.hash, peer.name, taken)
+            self.once.gave(peer, plan, taken)
+        return lies.tokens(peer, tokens)
+
+    def round(self, peer: SimPeer, machine: RoundMachine) -> RoundMachine:
+        """The machine of a peer's exchange: of whose gradients it makes a step."""
+        running = Running()
+
+        def before(event: Any) -> None:
+            match event:
+                case av.Opened():
+                    running.opens(event)
+                case av.StepFailed():
+                    running.failed_step(event)
+                case av.Voided(epoch):
+                    running.voids(epoch)
+                case _:
+                    pass
+
+        def after(event: Any, actions: Sequence[Any], _: Any) -> None:
+            for a in actions:
+                match a:
+                    case av.Step():
+                        self.step(peer, running, a)
+                    case av.Fail(epoch, _, cell):
+                        running.failed.add((epoch, cell))
+                    case _:
+                        pass
+
+        return _seen(machine, before, after)
+
+    def step(self, peer: SimPeer, running: Running, step: av.Step) -> None:
+        """An owner's machine orders a step."""
+        opened = running.opened.get(step.round)
+        if opened is None or not self.swarm.honest(peer.name):
+            return
+        if (step.round.epoch, step.cell) in running.failed:
+            raise self.applied.broken(
+                f"{peer.name} steps in attempt {step.round.attempt}, which it had called off"
+            )
+        self.mean.step(peer, opened, step)
+        self.applied.once(peer, running, opened, step)
+        self.once.step(peer, opened, step, self.mean)
+
+    def stepping(
+        self, peer: SimPeer, owner: Owner, means: Mapping[str, Tensor], epoch: int
+    ) -> None:
+        """The optimizer of a peer steps parts by these means."""
+        plan = peer.work.plan
+        if plan is None or not self.swarm.honest(peer.name):
+            return
+        self.applied.stepping(peer, plan, owner, means)
+        self.mean.stepping(peer, plan, means)
+
+    def settling(self, peer: SimPeer, owner: Owner, names: frozenset[str], epoch: int) -> None:
+        """Steps of a peer become final."""
+        if self.swarm.honest(peer.name):
+            self.applied.settling(peer, owner, names)
+
+    def restored(self, peer: SimPeer, found: Checkpoint) -> None:
+        """A checkpoint is read back."""
+        if self.swarm.honest(peer.name):
+            self.whole.restored(peer, found)
+
+
+def _seen(
+    machine: M,
+    before: Callable[[Any], Any],
+    after: Callable[[Any, Sequence[Any], Any], None],
+    then: Callable[[list[Any]], list[Any]] = lambda actions: actions,
+) -> M:
+    """The machine, each of whose decisions is looked at."""
+    handle: Callable[[Any, float], list[Any]] = machine.handle  # type: ignore[attr-defined]
+
+    def seen(event: Any, now: float) -> list[Any]:
+        was = before(event)
+        actions = handle(event, now)
+        after(event, actions, was)
+        return then(actions)
+
+    setattr(machine, "handle", seen)  # noqa: B010 - whatever machine it is
+    return machine

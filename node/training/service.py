@@ -17,10 +17,10 @@ from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan
 from node.core.tasks import Tasks
-from node.identity.keys import Identity, verify
+from node.identity.keys import Signer
 from node.telemetry.events import Journal
 from node.training.election import Election, Sighting
-from node.training.leader.chair import Chair, Unheard
+from node.training.leader.chair import Chair, Search, Unheard, in_thread
 from node.training.leader.leader import Leader, Phase
 from node.training.member import Member, State
 from node.training.protocol import events as ev
@@ -64,7 +64,7 @@ class Training(rpc.TrainingServicer):
 
     def __init__(
         self,
-        identity: Identity,
+        identity: Signer,
         stage: int,
         facts: RunFacts,
         transport: TransportPort,
@@ -73,6 +73,10 @@ class Training(rpc.TrainingServicer):
         clock: Clock,
         journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
+        *,
+        member: Callable[..., Member] = Member,
+        leader: Callable[..., Leader] = Leader,
+        search: Search = in_thread,
     ) -> None:
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._ends, self.clock, self.journal = (
@@ -82,7 +86,8 @@ class Training(rpc.TrainingServicer):
             clock,
             journal,
         )
-        self.member = Member(self.me, work.version, work.checkpoints(), work.tokens, work.cell)
+        self._make_leader = leader
+        self.member = member(self.me, work.version, work.checkpoints(), work.tokens, work.cell)
         self.past = Past(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
@@ -105,7 +110,7 @@ class Training(rpc.TrainingServicer):
         self._shown: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
         self.standing = Standing(facts.read(""))
-        self._chair = Chair(self, self._domain)
+        self._chair = Chair(self, self._domain, search)
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_lead: Callable[[], None] = lambda: None
@@ -236,7 +241,7 @@ class Training(rpc.TrainingServicer):
         leads = self.leader_id() == self.me
         if leads and self.leader is None:
             m = self.member
-            self.leader = Leader(
+            self.leader = self._make_leader(
                 self.me,
                 self.facts,
                 term=m.term,
@@ -410,7 +415,7 @@ class Training(rpc.TrainingServicer):
         if not self._election.heeds(peer, self.clock.now()):
             return "this peer follows another leader"
         try:
-            verify(peer, note.plan, note.signature, self._domain)
+            self.identity.verify(peer, note.plan, note.signature, self._domain)
         except Refused as e:
             raise WireError("a plan whose signature is wrong") from e
         if why := self.work.objection(plan):

@@ -22,6 +22,7 @@ from node.core.errors import PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, Version
 from node.core.tasks import Tasks
+from node.optim.parts import Part
 from node.optim.settings import OptimSettings
 from node.pipeline.events import Way as Direction
 from node.pipeline.service import MicroBatchDone
@@ -72,6 +73,8 @@ class Work:
         on_error: Callable[[str, BaseException], None] | None = None,
         outer: OuterSettings | None = None,
         read: Read | None = None,
+        parts: Sequence[Part] | None = None,
+        colleagues: Colleagues | None = None,
     ) -> None:
         self.stage, self.engines, self.settings, self.sequence, self.me = (
             stage,
@@ -82,13 +85,13 @@ class Work:
         )
         self._tasks = Tasks("work", on_error)
         self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
-        self.colleagues = Colleagues(me)
+        self.colleagues = colleagues or Colleagues(me)
         """Whom this peer has worked with, before it was started again too as far as its disk
         tells."""
         self.anchor = Anchor(
             stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me
         )
-        self.rounds = Rounds(stage, engines, optimizer, me)
+        self.rounds = Rounds(stage, engines, optimizer, me, parts)
         self._shapes = self.rounds.shapes
         size = sum(4 * prod(shape) for shape in self._shapes.values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)

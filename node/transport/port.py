@@ -3,6 +3,7 @@ calling."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -122,6 +123,14 @@ class TransportPort(Protocol):
 
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
         """Seconds of a round trip on the path work takes. Raises PeerFault."""
+        ...
+
+
+class PeerTransport(TransportPort, Protocol):
+    """That also tells of connections that break."""
+
+    def on_lost(self, callback: Callable[[PeerId], None]) -> None:
+        """Call it with every peer whose connection breaks."""
         ...
 
 

@@ -28,6 +28,7 @@ class FakePresence:
 
     def __init__(self, daemon: FakeDaemon, others: dict[str, Placed]) -> None:
         self._d, self.hasty, self.company = daemon, False, asyncio.Event()
+        self.times = 1.0
         self.others = {PeerId(p): placed for p, placed in others.items()}
         self.posted: list[tuple[int | None, bool]] = []
         self.company.set()

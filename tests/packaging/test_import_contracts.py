@@ -60,7 +60,7 @@ PLANTED = {
     "no-torch: by a detour": ("node/control/planted.py", "import node.wire.tensors\n"),
     "no-torch: plans of micro-groups": ("node/local/groups.py", "\nimport torch\n"),
     "no-torch: in settings": ("node/optim/settings.py", "\nimport torch\n"),
-    "sim": ("node/sim/planted.py", "import asyncio\n"),
+    "sim": ("node/sim/planted.py", "import threading\n"),
     "machines": ("node/averaging/exchange/machine.py", "\nimport asyncio\n"),
     "machines: no dice": ("node/averaging/exchange/machine.py", "\nfrom random import random\n"),
 }

@@ -105,8 +105,8 @@ class Planted(Machines):
     def round(self) -> RoundMachine:
         return self._round() if self._round else super().round()
 
-    def pipeline(self, me: PeerId) -> PipelineMachine:
-        return self._pipeline(me) if self._pipeline else super().pipeline(me)
+    def pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
+        return (self._pipeline or PipelineMachine)(me, fewest)
 
     def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
         made = super().leader(me, facts, **history)
@@ -114,10 +114,8 @@ class Planted(Machines):
             made.roster = self._roster(facts.stages)
         return made
 
-    def member(
-        self, me: PeerId, at: Version, checkpoints: tuple[Version, ...], tokens: int
-    ) -> Member:
-        return (self._member or Member)(me, at, checkpoints, tokens)
+    def member(self, *args: Any) -> Member:
+        return (self._member or Member)(*args)
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ BUGS = (
         ("one-way", "leader-kill"),
         frozenset({"I3", "I5"}),
     ),
-    Bug("applied twice", Planted(round=StepsAgain), ("kill", "pause"), frozenset({"I8"})),
+    Bug("applied twice", Planted(round=StepsAgain), ("kill", "pause"), frozenset({"I5", "I8"})),
     Bug("counted twice", Planted(pipeline=CountsUnnamed), ("one-way",), frozenset({"I3"})),
     Bug(
         "no digests",
@@ -150,7 +148,7 @@ BUGS = (
         "mixed histories",
         Planted(roster=EpochsAreVersions, member=AnyHistory),
         ("partition",),
-        frozenset({"I1", "I8"}),
+        frozenset({"I1", "I5", "I8"}),
     ),
 )
 

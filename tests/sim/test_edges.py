@@ -113,9 +113,9 @@ def test_a_swarm_goes_over_to_push_sum_and_away_from_it_while_peers_die() -> Non
     for seed in range(40, 44):
         swarm = Watched(GOSSIP, seed, there, back)
         for fault in lay(("random",), GOSSIP, seed).faults:
-            swarm.world.push(fault.at, None, strike, (swarm, fault))
+            swarm.world.push(fault.at, strike, swarm, fault)
         for at, text in ((2.0, "push-sum"), (8.0, "ring")):
-            swarm.world.push(at, None, swarm.tell, (text,))
+            swarm.world.push(at, swarm.tell, text)
         swarm.finish()
         for plan in swarm.plans.values():
             assert bool(plan.mass) == (plan.change == "push-sum" and not levels(plan))

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from node.averaging.exchange.events import Step
+from node.app.assembly import run_facts
+from node.averaging.exchange.events import Opened, Step, StepFailed
+from node.checkpoint.store import Checkpoint
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Hop, Member, Path, Plan, Version
-from node.scheduler.settings import SchedulerSettings
-from node.sim.disk import Checkpoint
-from node.sim.invariants import InvariantViolation
-from node.sim.setup import Setup
-from node.sim.swarm import Swarm, facts_of
-from node.sim.values import Moment, Share, Value, first_values
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
+from node.sim.invariants import InvariantViolation, Ledger, Running, Taken
+from node.sim.setup import NUMBERS, Setup
+from node.sim.swarm import Swarm
+from node.sim.values import code
+from node.sim.watch import OBJECTED
+from node.training.member import Member as Following
 from node.training.protocol import events as ev
+from node.training.protocol.rules import Rules
 
-SETUP, SCHEDULER = Setup(), SchedulerSettings("round-robin")
+SETUP = Setup()
+NO_WORK: Any = SimpleNamespace(
+    recall=lambda version: None,
+    read=lambda change: Rules(),
+    engines=SimpleNamespace(
+        pipeline=SimpleNamespace(shape=SimpleNamespace(nbytes=lambda *shape: 4096))
+    ),
+)
+FACTS = replace(run_facts(SETUP.manifest(1), NO_WORK, SETUP.parts), settle_s=0.0, prove=False)
+ROUND = RoundId(0, 1, 0)
 E0, A, B, C = (PeerId(p) for p in ("e00-000", "s01-000", "s01-001", "s02-000"))
 
 
@@ -34,16 +49,38 @@ def broken(id: str) -> Any:
     return pytest.raises(InvariantViolation, match=f"^{id} at ")
 
 
+@dataclass
+class Peer:
+    """What the checkers look at of a peer."""
+
+    name: PeerId
+    stage: int
+    digest: str = "same"
+    member: Any = None
+    work: Any = field(
+        default_factory=lambda: SimpleNamespace(version=Version(0), cell=0, plan=None)
+    )
+
+
 @pytest.fixture
 def swarm() -> Swarm:
     return Swarm(SETUP, 0)
 
 
-def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: Swarm) -> None:
-    a, b = swarm.peers[A], swarm.peers[B]
+@pytest.fixture
+def a() -> Any:
+    return Peer(A, 1)
+
+
+@pytest.fixture
+def b() -> Any:
+    return Peer(B, 1)
+
+
+def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: Swarm, a: Any, b: Any) -> None:
     swarm.watch.began(a, plan(), False)
     swarm.watch.began(b, plan(), False)
-    b.labour.digest = "other"
+    b.digest = "other"
     swarm.watch.began(b, plan(), True)
     with broken("I1"):
         swarm.watch.began(b, plan(), False)
@@ -71,16 +108,34 @@ def test_i2_a_part_without_an_owner_or_with_a_dead_or_idle_one(swarm: Swarm) -> 
     swarm.watch.owners.round(ev.SendRound((B,), plan(), 1, (A,), dict.fromkeys(SETUP.names[1], B)))
 
 
-def test_i3_a_micro_batch_that_counts_twice(swarm: Swarm) -> None:
-    swarm.watch.micro_batch(swarm.peers[A], plan(), 1, False)
+def taken(*samples: int, tokens: int = 0) -> Taken:
+    sums = sum((code(n) * 16 for n in samples), start=torch.zeros(NUMBERS))
+    return Taken(samples, sums, tokens or 16 * len(samples))
+
+
+def opened(**changes: Any) -> Opened:
+    found = Opened(
+        ROUND, A, plan().hash, "owners", frozenset({A, B}), frozenset(), (), frozenset(), 16, (), 99
+    )
+    return replace(found, **changes)
+
+
+def test_i3_a_sample_that_counts_twice(swarm: Swarm, a: Any) -> None:
+    once, mean = swarm.watch.once, swarm.watch.mean
+    once.counted(a, plan(), 1, False)
     with broken("I3"):
-        swarm.watch.micro_batch(swarm.peers[A], plan(), 1, True)
-    request = SimpleNamespace(plan=plan())
-    swarm.watch.once.step(swarm.peers[A], request, (Share(A, (1, 2), 32), Share(B, (3,), 16)))  # type: ignore[arg-type]
+        once.counted(a, plan(), 1, True)
+    once.gave(a, plan(), taken(1, 2))
     with broken("I3"):
-        swarm.watch.once.step(swarm.peers[A], request, (Share(A, (1, 2), 32), Share(B, (2,), 16)))  # type: ignore[arg-type]
+        once.gave(a, plan(), taken(1, 2, 1))
+    for giver, given in ((A, taken(1, 2)), (B, taken(3))):
+        mean.gave(plan().hash, giver, given)
+    once.step(a, opened(), Step(ROUND, 0, ("1.0",), (A, B), 48), mean)
+    mean.gave(plan().hash, B, taken(2))
     with broken("I3"):
-        swarm.watch.taken(swarm.peers[A], plan(), plan(term=2).hash)
+        once.step(a, opened(), Step(ROUND, 0, ("1.1",), (A, B), 48), mean)
+    with broken("I3"):
+        once.taken(a, plan(), plan(term=2).hash)
 
 
 def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: Swarm) -> None:
@@ -105,45 +160,49 @@ def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: Swarm) -> None:
     assert books.books[made].lost == 1
 
 
-@pytest.mark.parametrize(
-    ("contributors", "tokens", "shares"),
-    [
-        ((A, A), 32, (Share(A, (1,), 16), Share(A, (1,), 16))),
-        ((A, C), 32, (Share(A, (1,), 16), Share(C, (2,), 16))),
-        ((A, B), 48, (Share(A, (1,), 16), Share(B, (2,), 16))),
-        ((A, B), 64, (Share(A, (1,), 16), Share(B, (2,), 48))),
-        ((A,), 16, (Share(A, (1,), 16, "another plan"),)),
-    ],
-    ids=["twice", "stranger", "divisor", "tokens", "plan"],
-)
-def test_i5_a_mean_that_is_none(swarm: Swarm, contributors: Any, tokens: int, shares: Any) -> None:
-    request: Any = SimpleNamespace(
-        plan=plan(), members=(A, B), listeners=frozenset(), round=RoundId(0, 1, 0)
-    )
-    good = (Share(A, (1,), 16, plan().hash), Share(B, (2,), 16, plan().hash))
-    swarm.watch.step(
-        swarm.peers[A], request, Step(request.round, 0, ("1.0",), (A, B), 32), good, False
-    )
+@pytest.mark.parametrize("by", [(A, A), (A, C)], ids=["twice", "stranger"])
+def test_i5_contributors_that_cannot_be(swarm: Swarm, a: Any, by: Any) -> None:
+    swarm.watch.mean.step(a, opened(), Step(ROUND, 0, ("1.0",), (A, B), 32))
     with broken("I5"):
-        swarm.watch.mean.step(swarm.peers[A], request, contributors, tokens, shares)
+        swarm.watch.mean.step(a, opened(), Step(ROUND, 0, ("1.0",), by, 32))
 
 
-def test_i6_half_a_checkpoint(swarm: Swarm) -> None:
-    version, names = Version(4, "a" * 32), SETUP.names[1]
-    values = {n: Value("mark", version) for n in names}
-    found = Checkpoint(version, 1, len(names), 0, (0, ()), {}, values, {}, sealed=True)
-    swarm.watch.restored(swarm.peers[A], found)
+def test_i5_a_mean_that_is_none(swarm: Swarm, a: Any) -> None:
+    mean, whole = swarm.watch.mean, plan()
+    for giver, given in ((A, taken(1, 2)), (B, taken(3))):
+        mean.gave(whole.hash, giver, given)
+    with broken("I5"):
+        mean.gave(whole.hash, A, taken(1, tokens=48))
+    mean.step(a, opened(), Step(ROUND, 0, ("1.0",), (A, B), 48))
+    right = (code(1) + code(2) + code(3)) / 3
+    mean.stepping(a, whole, {"1.0": right})
+    for wrong in (right / 2, (code(1) + code(2)) / 2, (code(1) + code(2) + code(4)) / 3):
+        with broken("I5"):
+            mean.stepping(a, whole, {"1.0": wrong})
+    again = plan(term=2)
+    mean.step(a, opened(plan_hash=again.hash), Step(ROUND, 0, ("1.0",), (A, B), 48))
+    with broken("I5"):
+        mean.stepping(a, again, {"1.0": right})
+
+
+def test_i6_a_checkpoint_that_is_not_what_was_held(swarm: Swarm, a: Any) -> None:
+    at = plan(epoch=4, lineage="a" * 32)
+    swarm.watch.began(a, at, False)
+    tensors = {n: torch.ones(NUMBERS) for n in SETUP.names[1]}
+    found = Checkpoint(1, 4, tensors, {}, {"lineage": "a" * 32, "cell": 0}, "same")
+    swarm.watch.restored(a, found)
+    swarm.watch.restored(a, replace(found, epoch=3, digest="not known"))
     for wrong in (
-        replace(found, sealed=False),
-        replace(found, values=dict(list(values.items())[1:])),
-        replace(found, values={**values, names[0]: Value("mark", Version(3))}),
+        replace(found, digest="other"),
+        replace(found, parameters=dict(list(tensors.items())[1:])),
     ):
         with broken("I6"):
-            swarm.watch.restored(swarm.peers[A], wrong)
+            swarm.watch.restored(a, wrong)
 
 
-def test_i7_time_that_runs_backwards(swarm: Swarm) -> None:
-    peer, grow = swarm.peers[A], swarm.watch.grow
+def test_i7_time_that_runs_backwards(swarm: Swarm, a: Any) -> None:
+    peer, grow = a, swarm.watch.grow
+    peer.member = Following(A, Version(0))
     grow.member(peer, None, [], Version(0), 0)
     with broken("I7"):
         grow.member(peer, None, [], Version(0), 3)
@@ -157,31 +216,47 @@ def test_i7_time_that_runs_backwards(swarm: Swarm) -> None:
     grow.plan(peer, plan(), (0, Version(2)), [ev.Report("went-back", "")])
 
 
-def test_i8_a_step_that_is_applied_twice_or_to_another_history(swarm: Swarm) -> None:
-    peer, once, old = swarm.peers[A], swarm.watch.applied, first_values(["1.0"])["1.0"]
-    once.stepping(peer, plan(), "1.0", old, None, False)
+class Kept(Owner):
+    """An optimizer with state that is set by hand."""
+
+    def __init__(self, **marks: float) -> None:
+        super().__init__(OptimSettings(name="adamw"), 10)
+        self._state = {f"1.{n}": {"exp_avg": torch.full((4,), v)} for n, v in marks.items()}
+
+
+def test_i8_a_step_of_another_version_or_history(swarm: Swarm, a: Any, b: Any) -> None:
+    once, made = swarm.watch.applied, Version(1, "a" * 32)
+    swarm.watch.samples.books[made] = Ledger(Version(0), 3, frozenset(), 3, 0, 48, 1)
+    means, kept = {"1.0": torch.ones(4)}, Kept(**{"0": 1.0})
+    once.stepping(a, plan(), kept, means)
+    a.work.version = made
     with broken("I8"):
-        once.stepping(peer, plan(), "1.0", old, None, True)
+        once.stepping(a, plan(), kept, means)
+    once.settling(a, kept, {"1.0"})
+    once.settling(a, kept, {"1.0"})
+    once.stepping(a, plan(epoch=1, lineage="a" * 32), kept, means)
+    b.work.version = made
     with broken("I8"):
-        once.stepping(peer, plan(), "1.0", Value("mark", Version(1, "a" * 32)), None, False)
+        once.settling(b, Kept(**{"0": 2.0}), {"1.0"})
+    b.work.version = Version(0)
     with broken("I8"):
-        once.stepping(peer, plan(), "1.0", old, Moment("mark", Version(0, "b" * 32), 1), False)
-    moment = Moment("mark", Version(0), 1)
-    once.settling(peer, plan(), {"1.0": moment})
+        once.stepping(b, plan(), kept, means)
+
+
+def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: Swarm, a: Any) -> None:
+    running, order = Running(), Step(ROUND, 0, ("1.0",), (A,), 16)
+    running.opens(opened())
+    swarm.watch.step(a, running, order)
     with broken("I8"):
-        once.settling(swarm.peers[B], plan(), {"1.0": moment})
+        swarm.watch.step(a, running, order)
+    running.failed_step(StepFailed(0, frozenset({"1.0"}), "out of memory"))
+    swarm.watch.step(a, running, order)
+    running.voids(0)
+    running.opens(opened())
+    swarm.watch.step(a, running, order)
+    running.failed.add((0, 0))
     with broken("I8"):
-        once.settling(peer, plan(), {"1.1": Moment("mark", Version(7), 1)})
-    peer.labour.moments["1.2"] = moment
-    with broken("I8"):
-        once.settling(peer, plan(), {"1.2": moment})
-    request: Any = SimpleNamespace(
-        plan=plan(), members=(A,), listeners=frozenset(), round=RoundId(0, 1, 0)
-    )
-    with broken("I8"):
-        swarm.watch.step(
-            peer, request, Step(request.round, 0, ("1.0",), (A,), 16), (Share(A, (1,), 16),), True
-        )
+        swarm.watch.step(a, running, replace(order, names=("1.1",)))
 
 
 def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:
@@ -189,12 +264,9 @@ def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:
 
     def dice(cursor: Any) -> Any:
         calls.append(cursor)
-        return facts_of(SETUP, SCHEDULER).sampler((cursor[0] + len(calls), ()))
+        return FACTS.sampler((cursor[0] + len(calls), ()))
 
-    for facts, fails in (
-        (facts_of(SETUP, SCHEDULER), False),
-        (replace(facts_of(SETUP, SCHEDULER), sampler=dice, settle_s=0.0), True),
-    ):
+    for facts, fails in ((FACTS, False), (replace(FACTS, sampler=dice), True)):
         leader = swarm.make.leader(E0, replace(facts, settle_s=0.0))
         for name, stage in ((E0, 0), (A, 1)):
             leader.handle(ev.Heard(name, stage, Version(0), "d"), 5.0)
@@ -211,13 +283,15 @@ def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:
             pure.after(twin, event, actions)
 
 
-def test_i9_nobody_may_object_to_the_plan_of_an_honest_leader(swarm: Swarm) -> None:
+def test_i9_nobody_may_object_to_the_plan_of_an_honest_leader(swarm: Swarm, a: Any) -> None:
+    swarm.watch.fault(a, E0, "a bad handshake")
     with broken("I9"):
-        swarm.watch.objected(swarm.peers[A], plan(), "masses that do not add up")
+        swarm.watch.fault(a, E0, f"{OBJECTED}: masses that do not add up")
 
 
 def test_i10_one_fault_may_not_cost_an_epoch(swarm: Swarm) -> None:
-    peer, watch = swarm.peers[E0], swarm.watch.one_fault
+    peer: Any = Peer(E0, 0)
+    watch = swarm.watch.one_fault
     watch.planned(peer, plan())
     watch.fault("kill", B, True)
     with broken("I10"):
@@ -237,9 +311,9 @@ def test_i10_one_fault_may_not_cost_an_epoch(swarm: Swarm) -> None:
     watch.ended(peer, False, "given up")
 
 
-def test_a_violation_says_what_when_and_what_happened_last(swarm: Swarm) -> None:
+def test_a_violation_says_what_when_and_what_happened_last(swarm: Swarm, a: Any) -> None:
     swarm.watch.note("something")
     with pytest.raises(InvariantViolation) as caught:
-        swarm.watch.micro_batch(swarm.peers[A], plan(), 1, True)
+        swarm.watch.once.counted(a, plan(), 1, True)
     assert (caught.value.id, caught.value.time, caught.value.seed) == ("I3", 0.0, 0)
     assert "something" in caught.value.recent[-1]

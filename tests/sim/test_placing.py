@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from node.core.ids import ENDS, PeerId
-from node.scheduler.choosing import WITHOUT_ENDS_S, Choosing, Placed, able
+from node.scheduler.choosing import WITHOUT_ENDS_S, Choosing, Placed
 from node.scheduler.placement import choose_stage
+from node.sim.process import SimPeer
 from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
@@ -46,8 +47,8 @@ class Before(Machines):
     def __init__(self, spreads: bool = False, mends: bool = False) -> None:
         self.spreads, self.mends = spreads, mends
 
-    def choosing(self, me: PeerId, open_to: str, stages: int, now: float, *at: int) -> Choosing:
-        return (Choosing if self.spreads else Once)(me, able(open_to, stages), stages, now, *at)
+    def choosing(self, peer: SimPeer, *args: Any) -> Choosing:
+        return (Choosing if self.spreads else Once)(*args)
 
     def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
         return (Leader if self.mends else NeverMends)(me, facts, **history)
@@ -56,7 +57,7 @@ class Before(Machines):
 def come(swarm: Swarm, count: int, open_to: str = "auto") -> None:
     """So many of the second that begins."""
     for _ in range(count):
-        swarm.world.push(swarm.world.rng.random(), None, swarm.come, (open_to,))
+        swarm.world.push(swarm.world.rng.random(), swarm.come, open_to)
 
 
 def until(swarm: Swarm, epoch: int, seconds: float) -> bool:
@@ -70,7 +71,7 @@ def counts(swarm: Swarm) -> Counter[int]:
     return Counter(peer.stage for peer in swarm.live())
 
 
-@pytest.mark.parametrize("spread_s", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("spread_s", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("count", [3, 6, 11, 20])
 def test_a_swarm_begins_with_those_who_come_in_one_second(count: int, spread_s: float) -> None:
     for seed in range(2):

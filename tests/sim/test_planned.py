@@ -72,7 +72,7 @@ def test_planned_skips_hold_under_faults(scenario: str) -> None:
             }
 
 
-@pytest.mark.parametrize(("every", "back_from"), [(1, "the newest"), (2, "an older")])
+@pytest.mark.parametrize(("every", "back_from"), [(1, "the newest"), (3, "an older")])
 def test_a_stage_whose_last_holder_dies_is_left_out_and_comes_back(
     every: int, back_from: str
 ) -> None:

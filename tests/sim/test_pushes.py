@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from node.training.leader.leader.attempt import Attempt
 
 from node.averaging.exchange.groups import micro_groups
 from node.averaging.strategies.outer import OuterSettings
 from node.core.journey import Plan, of_cell
 from node.sim.faults import Schedule
-from node.sim.peer import SimPeer
+from node.sim.process import SimPeer
 from node.sim.run import run
 from node.sim.setup import Setup, toy_parts
-from node.training.leader.attempt import Attempt
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import speakers
 from node.training.protocol.rules import Rules
@@ -71,13 +71,13 @@ def ends(swarm: Watched) -> dict[int, set[str]]:
     last = next(reversed(swarm.plans.values()))
     found: dict[int, set[str]] = {}
     for peer in (p for p in swarm.live(1) if p.member.at.epoch == PAIRS.epochs):
-        found.setdefault(last.home(peer.name), set()).add(peer.labour.digest)
+        found.setdefault(last.home(peer.name), set()).add(peer.digest)
     return found
 
 
 def died(swarm: Watched, name: str) -> SimPeer:
     peer = swarm.peers[name]  # type: ignore[index]
-    swarm.world.kill(peer)
+    peer.kill()
     return peer
 
 
@@ -92,7 +92,7 @@ def test_cells_end_a_round_with_values_of_their_own_and_every_push_is_applied_on
         if plan.outer
         for stage in (0, 1)
     )
-    assert swarm.watch.counts["pushes-applied"] == pushes
+    assert swarm.pushes() == pushes
     assert not swarm.watch.counts.get("epoch-abandoned")
 
 
@@ -133,7 +133,9 @@ def test_a_speaker_that_dies_in_mid_round_costs_its_cell_nothing(seed: int) -> N
         assert any(
             p.alive for p in map(swarm.peers.__getitem__, (m.peer for m in plan.cell(1, cell)))
         )
-        held = [p.labour.serving._under_way or p.labour.serving._parts for p in swarm.live(1)]
+        held = [
+            p.work.anchor.serving._under_way or p.work.anchor.serving._parts for p in swarm.live(1)
+        ]
         versions = {served.version for parts in held for served in parts.values()}
         assert versions == {6}, f"{delay}: three cells, two rounds, each is heard once in each"
         repaired.append(swarm.watch.counts.get("round-repaired", 0))
@@ -226,11 +228,11 @@ def test_the_owner_changes_to_pushes_and_away_from_them() -> None:
     swarm.until(3)
     swarm.block().change("hogwild")
     swarm.until(14)
-    assert any(p.labour.serving.names for p in swarm.live(1))
-    assert swarm.watch.counts["pushes-applied"] > 0
+    assert any(p.work.anchor.serving.names for p in swarm.live(1))
+    assert swarm.pushes() > 0
     swarm.block().change("gossip")
     swarm.finish()
     assert {p.standing.in_force for p in swarm.live()} == {back}
-    assert not any(p.labour.serving.names for p in swarm.live()), (
+    assert not any(p.work.anchor.serving.names for p in swarm.live()), (
         "what was served before it is no value to begin with"
     )

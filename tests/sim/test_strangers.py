@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from node.sim.faults import Fault, Schedule
-from node.sim.peer import RIPE_S
+from node.sim.process import RIPE_S
 from node.sim.run import run
 from node.sim.setup import Setup
 

@@ -4,6 +4,7 @@ deaths, joiners and old news."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan
 from node.sim.faults import Schedule, strike
-from node.sim.peer import SimPeer
+from node.sim.process import SimPeer
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Swarm
 from node.training.protocol import events as ev
+from node.training.protocol import notes
 from node.training.protocol.rules import Rules, Standing, due, levels
 
 GOSSIP = Setup(
@@ -38,14 +40,14 @@ class Watched(Swarm):
         super().__init__(setup, seed)
         self.changes = {rules.change: rules for rules in changes}
         self.plans: dict[str, Plan] = {}
-        member = self.watch.member
+        moved = self.watch.moved
 
         def seen(peer: SimPeer, event: Any, *rest: Any) -> None:
             if isinstance(event, ev.PlanArrived):
                 self.plans.setdefault(event.plan.hash, event.plan)
-            member(peer, event, *rest)
+            moved(peer, event, *rest)
 
-        self.watch.member = seen  # type: ignore[method-assign]
+        self.watch.moved = seen  # type: ignore[method-assign]
 
     def until(self, epoch: int) -> None:
         self.world.run(300.0, lambda: any(made >= epoch for _, made, *_ in self.watch.commits))
@@ -72,7 +74,7 @@ class Watched(Swarm):
 def test_a_change_comes_into_force_with_the_next_plan_and_everybody_begins_with_the_same() -> None:
     swarm = Watched(GOSSIP, 1, DILOCO)
     swarm.until(4)
-    assert len({p.labour.digest for p in swarm.live(1)}) > 1
+    assert len({p.digest for p in swarm.live(1)}) > 1
     swarm.block().change("diloco")
     swarm.finish()
     first = next(p for p in swarm.plans.values() if p.change)
@@ -107,7 +109,7 @@ def test_cells_become_one_and_are_cut_again() -> None:
     swarm.finish()
     last = next(reversed(swarm.plans.values()))
     assert len({m.cell for m in last.stage(1)}) == 2
-    assert len({p.labour.digest for p in swarm.live(1)}) == 1
+    assert len({p.digest for p in swarm.live(1)}) == 1
     assert {p.standing.in_force for p in swarm.live()} == {again}
 
 
@@ -119,11 +121,11 @@ def test_the_leader_dies_and_the_change_does_not(delay: float) -> None:
     swarm.world.run(swarm.world.now + delay, None)
     chief = swarm.chief()
     assert chief is not None
-    swarm.world.kill(chief)
+    chief.kill()
     swarm.finish()
     assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
     assert levels(next(p for p in swarm.plans.values() if p.change))
-    assert len({p.labour.digest for p in swarm.live(1)}) == 1
+    assert len({p.digest for p in swarm.live(1)}) == 1
 
 
 def test_who_joins_later_goes_by_it_and_everybody_does_after_all_were_down() -> None:
@@ -136,7 +138,7 @@ def test_who_joins_later_goes_by_it_and_everybody_does_after_all_were_down() -> 
     assert joined.standing.in_force == DILOCO
     peers = swarm.live()
     for peer in peers:
-        swarm.world.kill(peer)
+        peer.kill()
     for peer in peers:
         peer.boot()
     swarm.finish()
@@ -149,8 +151,8 @@ def test_who_restored_a_checkpoint_keeps_it_where_others_have_nothing() -> None:
     cells took the run's beginning for news, and then shared a cell at their checkpoints."""
     swarm = Watched(GOSSIP, 15, replace(DILOCO, cell=2))
     for fault in lay(("random",), GOSSIP, 15).faults:
-        swarm.world.push(fault.at, None, strike, (swarm, fault))
-    swarm.world.push(4.0, None, swarm.tell, ("diloco",))
+        swarm.world.push(fault.at, strike, swarm, fault)
+    swarm.world.push(4.0, swarm.tell, "diloco")
     swarm.finish()
 
 
@@ -161,23 +163,40 @@ def test_old_news_and_forgeries_change_nothing_and_count_against_who_brings_them
     swarm.until(6)
     chief, liar = swarm.chief(), swarm.block()
     assert chief is not None
-    heard = swarm.make.heard(liar)
+    heard = liar.training._heard(chief.name)
     said: list[str | None] = []
-    chief.hear(liar.name, replace(heard, change="diloco"), said.append)
-    chief.hear(liar.name, replace(heard, change="forged"), said.append)
+
+    def hear(by: SimPeer, sender: SimPeer, note: Any) -> None:
+        """As if the note had come over the network."""
+        context = SimpleNamespace(peer=sender.name)
+
+        async def tell() -> None:
+            reply = await by.training.Tell(note, context)
+            said.append(None if reply.accepted else reply.reason)
+
+        swarm.world.push(0.0, lambda: by.loop.create_task(tell()), loop=by.loop)
+        swarm.world.run(swarm.world.now + 0.001)
+
+    hear(chief, liar, notes.ready_note(replace(heard, change="diloco")))
+    hear(chief, liar, notes.ready_note(replace(heard, change="forged")))
     assert said[0] is None, "an honest peer may be behind"
     assert said[1] is not None
     assert "signed" in said[1]
     assert chief.standing.known == WHOLE
     plan = swarm.done(6)
+    domain = notes.plan_domain(swarm.manifest.run_id)
     for change in ("diloco", "", "forged"):
         other = replace(plan, change=change, term=plan.term + 9, leader=chief.name)
-        liar.hear(chief.name, ev.PlanArrived(other), said.append)
+        swarm.liars.add(chief.name)  # these plans are none of its own
+        signature = chief.identity.sign(other.canonical(), domain)
+        hear(liar, chief, notes.plan_note(other, signature))
+    swarm.liars.clear()
     assert said[2] is not None
     assert "under change 1" in said[2]
     assert said[3] is not None
     assert "under change 0" in said[3]
-    assert said[4] == "a plan nobody could follow"
+    assert said[4] is not None
+    assert said[4].startswith("a plan nobody could follow")
     assert liar.standing.tells(chief.name) == "one cell", "whoever leads is told what is in force"
     swarm.finish()
     assert {p.standing.in_force for p in swarm.live()} == {WHOLE}
@@ -189,9 +208,9 @@ def test_random_faults_while_it_changes(first: int) -> None:
         swarm = Watched(GOSSIP, seed, DILOCO, WHOLE)
         schedule: Schedule = lay(("random",), GOSSIP, seed)
         for fault in schedule.faults:
-            swarm.world.push(fault.at, None, strike, (swarm, fault))
+            swarm.world.push(fault.at, strike, swarm, fault)
         for at, text in ((2.0 + seed % 5, "diloco"), (9.0 + seed % 3, "one cell")):
-            swarm.world.push(at, None, swarm.tell, (text,))
+            swarm.world.push(at, swarm.tell, text)
         swarm.finish()
 
 

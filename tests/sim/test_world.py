@@ -1,59 +1,121 @@
-"""Virtual time, lines, calls, the noticeboard and the disk of the simulated swarm."""
+"""Virtual time, processes, calls over the simulated network, the noticeboard, disk and device."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Coroutine
+from typing import Any
 
+import grpc
+import pytest
+import torch
+
+from node.checkpoint.settings import CheckpointSettings
+from node.core.clock import VirtualClock
+from node.core.errors import PeerFault, Refused
 from node.core.ids import PeerId
-from node.core.journey import Version
+from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
-from node.sim.device import Device, Priority
-from node.sim.directory import Body, FakeDirectory
-from node.sim.disk import Checkpoint, Disk
+from node.identity.faults import FaultBook
+from node.pipeline.device import Priority
+from node.sim.device import Device
+from node.sim.directory import Directory, Noticeboard
+from node.sim.disk import Disk, DiskStore
 from node.sim.links import Links, Wall
-from node.sim.values import Value, digest_of, first_values, fresh_value
-from node.sim.world import SILENT_S, Host, World
+from node.sim.loop import ProcessLoop, World
+from node.sim.network import DIAL_S, EOF, SILENT_S, SimNet, SimTransport
 
 A, B = PeerId("a"), PeerId("b")
+METHOD = "/test/Ask"
 
 
-def pair(**changes: float) -> tuple[World, Host, Host]:
+class Host:
+    """A process with a transport and a record of what happened in it."""
+
+    def __init__(self, net: SimNet, name: PeerId) -> None:
+        self.world, self.loop = net.world, ProcessLoop(net.world)
+        self.transport = SimTransport(net, name, self.loop, FaultBook())
+        self.said: list[tuple[Any, float]] = []
+        self.transport.on_lost(lambda peer: self.say(f"lost {peer}"))
+        handlers = {
+            "Ask": grpc.unary_unary_rpc_method_handler(self._answer),
+            "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
+        }
+        self.transport.server.add_registered_method_handlers("test", handlers)
+        self.transport.serving = True
+        self.answers = True
+
+    def say(self, what: Any) -> None:
+        self.said.append((what, round(self.world.now, 3)))
+
+    async def _answer(self, request: Any, context: Any) -> Any:
+        self.say(f"asked by {self.transport.caller(context)}")
+        try:
+            if not self.answers:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.say("gone")
+            raise
+        if request == "no":
+            await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
+        return request
+
+    async def _talk(self, requests: Any, context: Any) -> None:
+        async for message in requests:
+            await context.write(message)
+
+    def do(self, coro: Coroutine[Any, Any, Any]) -> None:
+        self.world.push(0.0, lambda: self.loop.create_task(coro), loop=self.loop)
+
+    def ask(self, request: str = "yes", timeout: float = 30.0) -> None:
+        async def asking() -> None:
+            try:
+                channel = await self.transport.channel(B)
+                self.say(await channel.unary_unary(METHOD)(request, timeout=timeout))
+            except PeerFault as e:
+                self.say(e.reason)
+            except grpc.aio.AioRpcError as e:
+                self.say(e.code())
+
+        self.do(asking())
+
+
+def pair(**changes: float) -> tuple[World, Links, Host, Host]:
     line = {"latency": 0.1, "jitter": 0.0, "bandwidth": 0.0, "loss": 0.0} | changes
-    world = World(0, Links(random.Random(0), **line))
-    for name in (A, B):
-        world.hosts[name] = Host(world, name)
-    return world, world.hosts[A], world.hosts[B]
+    world = World(0)
+    links = Links(random.Random(0), **line)
+    net = SimNet(world, links)
+    return world, links, Host(net, A), Host(net, B)
 
 
-def ask(
-    host: Host, timeout: float = 30.0, answers: bool = True, bulk: int = 0
-) -> list[tuple[str, float]]:
-    said: list[tuple[str, float]] = []
-    now = lambda: round(host.world.now, 3)  # noqa: E731
-
-    def serve(there: Host, call) -> None:
-        said.append(("served", now()))
-        call.gone = lambda: said.append(("gone", now()))
-        if answers:
-            call.say("yes")
-
-    host.call(
-        B,
-        100,
-        serve,
-        lambda m: said.append((m, now())),
-        lambda why: said.append((why, now())),
-        timeout,
-        bulk=bulk,
-    )
-    return said
+def kill(host: Host) -> None:
+    host.loop.kill()
+    host.transport.net.lost(host.transport.peer_id)
 
 
-def test_a_call_takes_the_way_there_and_back() -> None:
-    world, a, _ = pair()
-    said = ask(a)
+def test_a_call_dials_once_and_takes_the_way_there_and_back() -> None:
+    world, _, a, b = pair()
+    a.ask()
     world.run(1.0)
-    assert said == [("served", 0.1), ("yes", 0.2)]
+    a.ask("no")
+    world.run(2.0)
+    assert a.said == [("yes", 0.4), (grpc.StatusCode.NOT_FOUND, 1.2)]
+    assert b.said == [("asked by a", 0.3), ("asked by a", 1.1)]
+
+
+def test_a_stream_brings_its_messages_in_order_and_then_its_end() -> None:
+    world, _, a, _ = pair(jitter=0.1)
+
+    async def talk() -> None:
+        channel = await a.transport.channel(B)
+        call = channel.stream_stream("/test/Talk")(iter([1, 2, 3]))
+        while (message := await call.read()) is not EOF:
+            a.say(message)
+
+    a.do(talk())
+    world.run(3.0)
+    assert [what for what, _ in a.said] == [1, 2, 3]
 
 
 def test_transfers_on_a_line_queue() -> None:
@@ -70,164 +132,180 @@ def test_a_lost_message_comes_later() -> None:
 
 
 def test_a_call_to_the_dead_is_refused_and_one_under_way_is_reset() -> None:
-    world, a, b = pair()
-    said = ask(a, answers=False)
+    world, _, a, b = pair()
+    b.answers = False
+    a.ask()
     world.run(0.5)
-    world.kill(b)
-    late = ask(a)
+    kill(b)
+    world.run(1.0)
+    assert a.said == [("lost b", 0.6), (grpc.StatusCode.UNAVAILABLE, 0.6)]
+    a.ask()
     world.run(2.0)
-    assert said == [("served", 0.1), ("connection reset", 0.6)]
-    assert late == [("connection refused", 0.7)]
+    assert a.said[-1] == ("connection refused", 1.2)
 
 
-def test_a_call_through_a_wall_fails_in_time_and_arrives_when_it_falls() -> None:
-    world, a, _ = pair()
+def test_a_wall_ends_a_dial_in_time_and_a_connection_after_silence() -> None:
+    world, links, a, _ = pair()
     wall = Wall(frozenset({A}), frozenset({B}))
-    world.links.walls.append(wall)
-    short, patient = ask(a, timeout=SILENT_S / 8), ask(a, timeout=60.0)
-    world.run(SILENT_S / 4)
-    assert [what for what, _ in short] == ["no answer in time"]
-    world.links.walls.remove(wall)
-    world.run(SILENT_S / 4 + 4.0)
-    assert [what for what, _ in patient] == ["served", "yes"]
-    world.links.walls.append(wall)
-    begin, dead = world.now, ask(a, timeout=60.0)
-    world.run(60.0)
-    assert dead == [("the connection is silent", begin + SILENT_S)]
+    links.walls.append(wall)
+    a.ask()
+    world.run(5.0)
+    assert a.said == [("no answer in time", DIAL_S)]
+    links.walls.remove(wall)
+    a.ask()
+    world.run(6.0)
+    links.walls.append(wall)
+    a.ask(timeout=1.0)
+    a.ask(timeout=60.0)
+    world.run(20.0)
+    assert a.said[2] == (grpc.StatusCode.DEADLINE_EXCEEDED, 7.0)
+    assert a.said[3:] == [
+        ("lost b", 6.0 + SILENT_S),
+        (grpc.StatusCode.UNAVAILABLE, 6.0 + SILENT_S),
+    ]
 
 
-def test_a_wall_in_one_direction_lets_the_question_through_and_no_answer() -> None:
-    world, a, _ = pair()
-    world.links.walls.append(Wall(frozenset({B}), frozenset()))
-    said = ask(a, timeout=3.0)
-    world.run(4.0)
-    assert said[:2] == [("served", 0.1), ("no answer in time", 3.0)]
+def test_what_waits_before_a_wall_arrives_when_it_falls() -> None:
+    world, links, a, _ = pair()
+    a.ask()
+    world.run(1.0)
+    wall = Wall(frozenset({B}), frozenset({A}))
+    links.walls.append(wall)
+    a.ask("later")
+    world.run(1.0 + SILENT_S / 2)
+    links.walls.remove(wall)
+    world.run(1.0 + SILENT_S)
+    assert [what for what, _ in a.said] == ["yes", "later"]
 
 
 def test_who_stands_still_hears_everything_when_it_goes_on() -> None:
-    world, a, b = pair()
-    beats: list[float] = []
-    b.after(0.5, lambda: beats.append(world.now))
-    world.pause(b)
-    said, gone = ask(a), ask(a, timeout=0.3)
-    world.run(0.9)
-    assert beats == []
-    assert gone == [("no answer in time", 0.3)]
-    world.resume(b)
-    world.run(2.0)
-    assert beats == [0.9]
-    assert said == [("served", 0.9), ("yes", 1.0)]
-    assert ("yes", 1.0) not in gone
-    world.pause(b)
-    begin, silent = world.now, ask(a, timeout=60.0)
-    world.run(60.0)
-    assert silent == [("the connection is silent", round(begin + 0.1 + SILENT_S, 3))]
-
-
-def test_the_side_that_serves_hears_that_the_caller_hung_up() -> None:
-    world, a, _ = pair()
-    said = ask(a, timeout=1.0, answers=False)
+    world, _, a, b = pair()
+    a.ask()
+    world.run(1.0)
+    world.push(0.5, b.say, "beat", loop=b.loop)
+    b.loop.freeze()
+    a.ask("soon", timeout=0.3)
+    a.ask("late")
     world.run(3.0)
-    assert said == [("served", 0.1), ("no answer in time", 1.0), ("gone", 1.1)]
+    assert b.said == [("asked by a", 0.3)]
+    b.loop.thaw()
+    world.run(4.0)
+    assert a.said[1:] == [(grpc.StatusCode.DEADLINE_EXCEEDED, 1.3), ("late", 3.1)]
+    assert ("beat", 3.0) in b.said
 
 
-def test_nothing_of_a_former_life_happens_in_the_next() -> None:
-    world, a, _ = pair()
-    done: list[int] = []
-    a.after(1.0, done.append, 1)
-    world.kill(a)
-    a.life, a.alive = a.life + 1, True
-    a.after(2.0, done.append, 2)
-    world.run(5.0)
-    assert done == [2]
+def test_a_caller_that_hangs_up_ends_the_handler() -> None:
+    world, _, a, b = pair()
+    b.answers = False
+    a.ask(timeout=1.0)
+    world.run(3.0)
+    assert b.said[-1] == ("gone", 1.3)
 
 
-def test_a_device_does_backward_first_and_one_job_at_a_time() -> None:
-    world, a, _ = pair()
-    device, done = Device(a, 2.0), list[tuple[str, float]]()
-    for name, priority in (
-        ("first", Priority.FORWARD),
-        ("forward", Priority.FORWARD),
-        ("backward", Priority.BACKWARD),
-    ):
-        device.run(priority, 1.0, lambda n=name: done.append((n, world.now)))
-    world.run(10.0)
-    assert done == [("first", 2.0), ("backward", 4.0), ("forward", 6.0)]
-    assert device.busy_s == 6.0
+def test_who_is_banned_is_neither_called_nor_heard() -> None:
+    world, _, a, b = pair()
+    b.transport.fault(A, "three times as bad", 3.0)
+    a.ask()
+    world.run(1.0)
+    assert a.said == [("refuses us", 0.2)]
+    a.transport.fault(B, "as bad", 3.0)
+    a.ask()
+    world.run(2.0)
+    assert "is refused for" in a.said[-1][0]
 
 
-def test_a_record_spreads_expires_and_does_not_pass_walls() -> None:
-    links = Links(random.Random(0), 0.1, 0.0, 0.0, 0.0)
-    board = FakeDirectory(links, DirectorySettings(), 0.5)
-    body = Body(0, "training", 3)
-    board.post(A, body, 0.0, 0.0)
-    seen = lambda now, wall: [r.seq for r in board.read(B, 0, now, wall)]  # noqa: E731
-    assert seen(0.4, 0.4) == []
-    assert seen(0.5, 0.5) == [1]
-    assert seen(0.5, 25.0) == [], "a clock far ahead takes it for expired"
-    assert seen(0.5, -700.0) == [], "a clock far behind does not believe that it lives so long"
-    board.post(A, body, 5.0, 5.0)
-    assert seen(5.2, 5.2) == [1], "the older record stands until the newer has spread"
-    assert seen(5.6, 5.6) == [2]
+def test_dead_processes_do_nothing_and_time_stands_still_between_events() -> None:
+    world, _, a, _ = pair()
+    seen: list[float] = []
+    a.loop.call_later(1.0, lambda: seen.append(world.now))
+    a.loop.call_later(2.0, lambda: seen.append(world.now))
+    world.run(1.5)
+    a.loop.kill()
+    world.run(3.0)
+    assert seen == [1.0]
+    assert world.now == 3.0
+
+
+def test_an_error_halts_the_world_and_is_raised_where_it_runs() -> None:
+    world, _, _, _ = pair()
+    world.push(1.0, world.halt, ValueError("first"))
+    world.push(2.0, world.halt, ValueError("second"))
+    with pytest.raises(ValueError, match="first"):
+        world.run(5.0)
+    assert world.now == 1.0
+
+
+def body(state: str = "training", **more: Any) -> PeerBody:
+    return PeerBody(1, "stage", state, 3, "name", "sim", **more)
+
+
+def test_the_noticeboard_spreads_late_stops_at_walls_and_forgets() -> None:
+    links, at = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0), [0.0]
+    board = Noticeboard(links, DirectorySettings(), 1.0, lambda: at[0])
+    board.post(A, body(), 0.0)
+    assert set(board.read(A, 0.0)) == {A}, "one's own is known at once"
+    assert not board.read(B, 0.5)
+    at[0] = 1.0
+    assert set(board.read(B, 1.0)) == {A}
+    assert not board.read(B, 1000.0), "a reader that is ahead takes it for expired"
     links.walls.append(Wall(frozenset({A}), frozenset({B})))
-    board.post(A, body, 10.0, 10.0)
-    assert seen(11.0, 11.0) == [2], "the newest never came here"
-    assert seen(26.0, 26.0) == []
+    at[0] = 2.0
+    board.post(A, body("draining"), 2.0)
+    at[0] = 4.0
+    assert board.read(B, 4.0)[A].body.state == "training", "the newer one never reached it"
     links.walls.clear()
-    board.post(A, body, 27.0, 27.0)
-    assert seen(28.0, 28.0) == [4]
-    board.withdraw(A, 29.0, 29.0)
-    assert seen(30.0, 30.0) == []
+    board.withdraw(A, 4.0)
+    at[0] = 6.0
+    assert not board.read(B, 6.0)
 
 
-def test_a_checkpoint_is_found_when_it_is_whole_and_not_before() -> None:
-    world, a, _ = pair()
-    disk, values = Disk(2, 1.0), first_values(["p", "q", "r"])
-    done: list[float] = []
+def test_a_directory_counts_by_its_own_wall_clock() -> None:
+    links = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0)
+    board = Noticeboard(links, DirectorySettings(), 0.0, lambda: 1.0)
+    ahead = Directory(board, A, VirtualClock(1.0, skew=100.0))
+    asyncio.run(ahead.publish(body()))
+    assert not board.read(B, 1.0 - DirectorySettings().max_ttl_s)
+    assert board.read(B, 1.0)[A].not_after == 101.0 + DirectorySettings().ttl_s
 
-    def save(epoch: int) -> bool:
-        blank = Checkpoint(Version(epoch), 1, 3, 0, (0, ()), {})
-        return disk.save(a, blank, values, {}, lambda: done.append(world.now))
 
-    assert save(1)
-    assert not save(2), "one at a time"
-    world.run(0.6)
-    assert disk.versions(1) == ()
-    world.kill(a)
+def store(disk: Disk, now: list[float]) -> DiskStore:
+    return DiskStore(disk, CheckpointSettings(1, 2), "run", lambda: now[0], lambda found: None)
+
+
+def test_a_disk_keeps_the_newest_and_nothing_of_what_a_dead_process_wrote() -> None:
+    disk, now = Disk(0.5), [0.0]
+    writer, tensors = store(disk, now), {"p": torch.ones(4)}
+    for epoch in (1, 2, 3):
+        writer.save(1, epoch, tensors, {}, {"epoch": epoch})
+        now[0] += 1.0
+    assert writer.blocked() == 0.5
+    assert writer.blocked() == 0.0
+    assert writer.epochs(1) == [2, 3]
+    now[0] = 10.0
+    writer.save(1, 4, tensors, {}, {})
+    disk.died(10.2)
+    assert store(disk, now).epochs(1) == [2, 3]
+    writer.save(1, 4, tensors, {}, {})
+    disk.died(10.6)
+    assert store(disk, now).epochs(1) == [3, 4]
+    assert torch.equal(store(disk, now).load(1, 4).parameters["p"], tensors["p"])
+    with pytest.raises(Refused):
+        store(disk, now).load(1, 2)
+
+
+def test_a_device_does_one_job_after_the_other_and_backward_first() -> None:
+    world = World(0)
+    device = Device(ProcessLoop(world), slowness=2.0)
+    done: list[tuple[str, float]] = []
+
+    def job(name: str, priority: Priority, seconds: float) -> None:
+        future = device.enqueue(priority, lambda: device.spend(seconds))
+        future.add_done_callback(lambda _: done.append((name, world.now)))
+
+    job("first", Priority.FORWARD, 0.5)
+    job("forward", Priority.FORWARD, 0.25)
+    job("backward", Priority.BACKWARD, 0.25)
     world.run(5.0)
-    assert disk.versions(1) == (), "what a crash leaves is not found"
-    a.life, a.alive = a.life + 1, True
-    disk.boot()
-    for epoch in (3, 4, 5):
-        assert save(epoch)
-        world.run(world.now + 2.0)
-    assert disk.versions(1) == (Version(4), Version(5)), "the newest two stay"
-    assert save(6)
-    world.run(world.now + 0.3)
-    disk.boot()
-    world.run(world.now + 2.0)
-    assert disk.versions(1) == (Version(4), Version(5)), "what was abandoned is never finished"
-    found = disk.find(1, Version(5))
-    assert found is not None
-    assert found.whole
-    assert disk.find(1, Version(5, "a" * 32)) is None
-
-
-def test_equal_values_come_only_from_the_same_step() -> None:
-    old, makes = first_values(["p"])["p"], Version(1, "a" * 32)
-    from node.sim.values import Share, next_moment
-
-    shares = (Share(A, (1, 2), 32), Share(B, (3,), 16))
-    fresh = fresh_value("p", old, shares, None, makes)
-    assert fresh == fresh_value("p", old, shares, None, makes)
-    moment = next_moment("p", None, fresh, makes)
-    others = {
-        fresh_value("p", old, shares[:1], None, makes),
-        fresh_value("p", old, shares, moment, makes),
-        fresh_value("p", fresh, shares, None, makes),
-        fresh_value("p", old, shares[::-1], None, makes),
-    }
-    assert fresh not in others
-    assert len(others) == 4
-    assert digest_of({"p": fresh}) != digest_of({"p": Value(old.mark, makes)})
-    assert moment.steps == 1
+    assert done == [("first", 1.0), ("backward", 1.5), ("forward", 2.0)]
+    assert device.busy_s == 2.0
+    assert device.idle_s == 3.0

@@ -179,9 +179,13 @@ class RoundMachine:
             wait = self._put_off(number, stream)
             return self._serve_if_fresh(number, stream, epoch) or [wait]
         if opened is not epoch.current:
-            assert epoch.current is not None  # it is another one than ``opened``
-            at = f"this peer is at attempt {epoch.current.round.attempt}"
-            return [self._refuse(number, Kind.SUPERSEDED, at)]
+            return [
+                self._refuse(
+                    number,
+                    Kind.SUPERSEDED,
+                    f"this peer is at attempt {epoch.current.round.attempt}",  # type: ignore[union-attr]
+                )
+            ]
         if epoch.fault:
             return [self._refuse(number, Kind.FAILED, epoch.fault)]
         if began.tokens == 0:

@@ -87,6 +87,7 @@ class Owner:
         now: Callable[[], float],
         chunk: int,
         say: Callable[..., None] = lambda *_, **__: None,
+        machine: RoundMachine | None = None,
     ) -> None:
         self._transport, self._settings, self._tasks, self._executor = (
             transport,
@@ -95,7 +96,7 @@ class Owner:
             executor,
         )
         self._now, self._chunk, self._say = now, chunk, say
-        self._machine = RoundMachine()
+        self._machine = machine or RoundMachine()
         self._reducer, self._fell_back = Reducer(settings), False
         self._lines: dict[int, Line] = {}
         self._numbers = itertools.count()
@@ -392,6 +393,8 @@ class Owner:
         number, names, cell = action.round.epoch, frozenset(action.names), action.cell
         event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted", cell)
         try:
+            if (waiting := self._attempt(action.round)) and waiting.request.ready is not None:
+                await waiting.request.ready(action.names)
             async with self._stepping:
                 loop = asyncio.get_running_loop()
                 reduced, fresh = await loop.run_in_executor(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -36,8 +36,9 @@ class RoundRequest:
     this peer gives nothing); ``deadline_s`` counts from the call. ``token_limit``: who claims more
     is refused. ``allowed``: tokens the plan assigned to each member at this stage (empty: no caps),
     ``total``: tokens of the micro-batches that count (0: unknown); a contribution weighs no more
-    than they explain, see :func:`node.averaging.reducers.weights.weights`. ``hold``: what parts of
-    ours are when nobody has given anything to them, on the given executor; None: that is a fault.
+    than they explain, see :func:`node.averaging.reducers.weights.weights`. ``ready(names)``
+    is awaited before parts of ours are stepped. ``hold``: what parts of ours are
+    when nobody has given anything to them, on the given executor; None: that is a fault.
 
     ``up`` and ``down``: number formats (``formats.FORMATS``) of what goes to the owners ("":
     ``averaging.wire``) and of what comes back. With a lossy ``down`` the owner itself goes on with
@@ -82,6 +83,7 @@ class RoundRequest:
     grace_s: float = 0.0
     spare_s: float | None = None
     cells: Mapping[PeerId, int] = field(default_factory=dict)
+    ready: Callable[[tuple[str, ...]], Awaitable[None]] | None = None
     apply: (
         Callable[[int, tuple[str, ...], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
         | None

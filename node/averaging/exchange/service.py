@@ -22,6 +22,7 @@ from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.events import Kind
 from node.averaging.exchange.groups import contribute_until
 from node.averaging.exchange.ledger import Attempt
+from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.member import SERVICES, Answer, Errand, Exchanges, Unwelcome
 from node.averaging.exchange.owner import Owner
 from node.averaging.exchange.request import Part, RoundOutcome, RoundRequest, Step
@@ -61,6 +62,7 @@ class CellRound:
         chunk: int = CHUNK,
         on_error: Callable[[str, BaseException], None] | None = None,
         service: str = SERVICES[0],
+        machine: RoundMachine | None = None,
     ) -> None:
         self._transport, self._settings, self._journal, self._chunk = (
             transport,
@@ -71,7 +73,7 @@ class CellRound:
         self._clock = clock or SystemClock()
         self._tasks = Tasks("averaging", on_error)
         self._owner = Owner(
-            transport, settings, self._tasks, executor, self._clock.now, chunk, self._say
+            transport, settings, self._tasks, executor, self._clock.now, chunk, self._say, machine
         )
         self._service = service
         # bytes: a message of a parcel is read by hand

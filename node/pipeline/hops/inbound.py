@@ -177,10 +177,6 @@ async def say(
     context: Any, verdict: int, reason: str = "", compute_s: float = 0.0, waited_s: float = 0.0
 ) -> None:
     """One receipt."""
-    receipt = pb.Receipt(
-        verdict=verdict,  # pyright: ignore[reportArgumentType]
-        reason=reason,
-        compute_s=compute_s,
-        waited_s=waited_s,
-    )
+    receipt = pb.Receipt(reason=reason, compute_s=compute_s, waited_s=waited_s)
+    receipt.verdict = verdict  # pyright: ignore[reportAttributeAccessIssue] - an enum's int
     await context.write(receipt)

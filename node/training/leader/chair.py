@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
-from node.scheduler.router import Job, search
+from node.scheduler.router import Job, Routes, search
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
@@ -21,6 +22,15 @@ from protos import training_pb2 as pb
 
 if TYPE_CHECKING:
     from node.training.service import Training
+
+
+Search = Callable[[Job], Awaitable[tuple[Routes, float]]]
+"""A search for better paths: a job to what :func:`node.scheduler.router.search` gives."""
+
+
+async def in_thread(job: Job) -> tuple[Routes, float]:
+    """The search in a thread of its own, as long as :data:`SEARCH_S` of CPU last."""
+    return await asyncio.to_thread(search, job, clock=time.thread_time, limit_s=SEARCH_S)
 
 
 class Unheard(PeerFault):
@@ -35,8 +45,8 @@ class Unheard(PeerFault):
 class Chair:
     """Of one peer. ``domain``: that plans of this run are signed in."""
 
-    def __init__(self, training: Training, domain: str) -> None:
-        self._training, self._domain = training, domain
+    def __init__(self, training: Training, domain: str, search: Search) -> None:
+        self._training, self._domain, self._search_paths = training, domain, search
         self._tasks, self._journal, self._me = training.tasks, training.journal, training.me
         self._probing: set[PeerId] = set()
         self._searching = asyncio.Lock()
@@ -154,9 +164,7 @@ class Chair:
         # one at a time; what changed meanwhile is seen by the next one
         if not self._searching.locked():
             async with self._searching:
-                routes, makespan = await asyncio.to_thread(
-                    search, job, clock=time.thread_time, limit_s=SEARCH_S
-                )
+                routes, makespan = await self._search_paths(job)
             self.lead(ev.Searched(job, routes, makespan))
 
     async def _evaluate(self, epoch: int, plan: Plan) -> None:

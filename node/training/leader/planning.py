@@ -67,7 +67,7 @@ class Planning:
         Raises OutOfResources when the members' memory does not hold the optimizer's state.
         """
         facts, routing = self._facts, self._routing
-        said = self._leave_out(roster, base)
+        said: list[Report] = []
         finished = base.epoch >= facts.epochs
         rules, since, changes = self._in_force(base, past, finished)
         cell, meetings = (
@@ -92,6 +92,8 @@ class Planning:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
             paths = routing.lay(roster, made.cells, samples, facts.assign_paths)
+        # Only now nothing can be raised any more: what is said once must not be lost with a plan.
+        said = self._leave_out(roster, base) + said
         plan = Plan(
             base.epoch,
             term,

@@ -3,14 +3,14 @@ came to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from node.averaging.exchange.request import RoundOutcome
 from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Unit
 from node.optim.ownership import ownership_hash
-from node.optim.parts import parts_of
+from node.optim.parts import Part, parts_of
 from node.optim.settings import OptimSettings
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import pieces
@@ -24,10 +24,17 @@ class Rounds:
     ``deadline_s`` what it had."""
 
     def __init__(
-        self, stage: StageState, engines: Engines, optimizer: OptimSettings, me: PeerId
+        self,
+        stage: StageState,
+        engines: Engines,
+        optimizer: OptimSettings,
+        me: PeerId,
+        parts: Sequence[Part] | None = None,
     ) -> None:
+        """``parts``: what can be owned of the stage; None: each parameter."""
         self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
-        self._parts, self._method = parts_of(self.shapes, optimizer), optimizer.name
+        self._parts = tuple(parts_of(self.shapes, optimizer) if parts is None else parts)
+        self._method = optimizer.name
         self._operations = {part.name: part.cost for part in self._parts}
         self._stage, self._engines, self._me = stage.stage, engines, me
         self.done = self.failed = 0

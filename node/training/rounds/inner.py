@@ -5,7 +5,6 @@ cell's next parameters, what the round came to. Never: another cell (that is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -81,11 +80,12 @@ class InnerRound:
             token_limit=share.most,
             allowed=share.allowed,
             total=share.total,
+            ready=lambda names: self._handover.taking.ready(names, r.deadline_s),
             hold=(lambda names: self._hold(plan, names)) if self._may_go_idle(plan) else None,
         )
         try:
             outcome = await self._engines.cell.run(
-                request, lambda mean: self._step(plan.epoch, mean, r.deadline_s)
+                request, lambda mean: self._step(plan.epoch, mean)
             )
         except ValueError as e:
             return self._rounds.absurd(plan, r, e), None
@@ -124,13 +124,13 @@ class InnerRound:
                 round(given.tokens / each), given.tokens, meter.compute_s - given.compute_s
             )
 
-    def _step(self, epoch: int, mean: Mapping[str, Tensor], deadline_s: float) -> dict[str, Tensor]:
-        self._handover.taking.ready(mean.keys(), deadline_s)
-        began = time.monotonic()
+    def _step(self, epoch: int, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        meter = self._engines.meter
+        began = meter.timer()
         fresh = self._engines.owner.step_parts(self._stage.parameters(), mean, epoch)
         stepped = {name: t.cpu() for name, t in fresh.items()}
-        took = time.monotonic() - began
-        self._engines.meter.stepped(epoch, self._rounds.operations(mean), took)
+        took = meter.timer() - began
+        meter.stepped(epoch, self._rounds.operations(mean), took)
         return stepped
 
     def _may_go_idle(self, plan: Plan) -> bool:

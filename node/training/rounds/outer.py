@@ -229,7 +229,7 @@ class OuterRound:
                 )
                 self._heard = (plan.hash, outcome.fresh)
             if not listener:
-                await self._engines.aside(self._handover.hold, plan, r.deadline_s)
+                await self._handover.hold(plan, r.deadline_s)
         except ValueError as e:
             return rounds.absurd(plan, r, e), None
         finally:

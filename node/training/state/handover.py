@@ -131,11 +131,11 @@ class Handover:
         self.owned = frozenset(name for name, owner in owners.items() if owner == self.me)
         self.taking.expect(plan, sorted(self.owned), dead)
 
-    def hold(self, plan: Plan, deadline_s: float) -> None:
+    async def hold(self, plan: Plan, deadline_s: float) -> None:
         """An outer round leaves optimizer state as it is: what this peer owns goes on to the next
-        version. On the thread that steps; waits shortly for state on its way."""
+        version. Waits shortly for state on its way."""
         mine = [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me]
-        self.taking.ready(mine, deadline_s)
+        await self.taking.ready(mine, deadline_s)
         self.engines.owner.hold(mine, plan.epoch)
 
     def adopted(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from node.core.clock import Clock, SystemClock
 from node.core.ids import PeerId
 from node.pipeline.delivery import Trouble
 from node.pipeline.timing import Average
@@ -24,12 +25,14 @@ class Meter:
     """The pipeline's telemetry port. ``accuse(peer, reason)`` is told of peers that did not
     answer."""
 
-    def __init__(self, journal: Journal, metrics: Metrics) -> None:
-        self._journal, self._metrics = journal, metrics
+    def __init__(self, journal: Journal, metrics: Metrics, clock: Clock | None = None) -> None:
+        self._journal, self._metrics, self._clock = journal, metrics, clock or SystemClock()
         self.accuse: Callable[[PeerId, str], None] = lambda peer, reason: None
+        self.timer: Callable[[], float] = time.perf_counter
+        """Seconds of the clock by which work on the device is timed."""
         self.compute_s = 0.0
         self.micro_batches = 0
-        self.last_work = time.monotonic()
+        self.last_work = self._clock.now()
         self._rate, self._tokens = Rate(), Rate()
         self._steps = Average()
         self._stepping = (-1, 0.0, 0.0)
@@ -67,13 +70,13 @@ class Meter:
         at, done, took = self._stepping
         if epoch != at:
             if done > 0:
-                self._steps.add(took / done * TERA, time.monotonic())
+                self._steps.add(took / done * TERA, self._clock.now())
             done = took = 0.0
         self._stepping = (epoch, done + operations, took + seconds)
 
     def worked(self) -> None:
         """Something useful was done just now."""
-        self.last_work = time.monotonic()
+        self.last_work = self._clock.now()
 
     def spent(self, kind: str, seconds: float) -> None:
         """Seconds of compute, wire or wait."""

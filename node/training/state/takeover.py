@@ -1,14 +1,15 @@
 """A new owner looks for the optimizer state of its parts: with the last owner, among its own
 copies, in the cell.
 
-State is loaded by worker threads while the round runs; the thread that steps a part waits for it,
-for a moment. A copy may be some epochs old, which is said. It is never of a later version than the
+State is loaded by worker threads while the round runs; the step of a part waits for it, for a
+moment. A copy may be some epochs old, which is said. It is never of a later version than the
 plan starts from, nor of another history, so no update is applied twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ class Arrival:
         self.why: dict[str, str] = {}
         self.lock = threading.Lock()
         self.task: asyncio.Task[None] | None = None
-        self._ended = threading.Event()
+        self._ended = asyncio.Event()
         self._closed = False
 
     @property
@@ -49,10 +50,14 @@ class Arrival:
         """Nothing more will come."""
         self._ended.set()
 
-    def close(self, timeout_s: float = 0.0) -> bool:
-        """Wait for what is on its way, then take no more of it. False when it was closed
-        already."""
-        self._ended.wait(timeout_s)
+    async def ended(self, timeout_s: float) -> None:
+        """Wait so long for what is on its way."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._ended.wait()
+
+    def close(self) -> bool:
+        """Take no more of what is on its way. False when it was closed already."""
         with self.lock:
             was, self._closed = self._closed, True
         return not was
@@ -125,12 +130,13 @@ class TakeOver:
         self._arrivals.append(arrival)
         arrival.task = self._tasks.spawn(self._bring(arrival, donors, dead), "take-over")
 
-    def ready(self, names: Collection[str], deadline_s: float) -> None:
-        """For the thread that steps ``names``: wait shortly for their state, then do with what
-        there is."""
+    async def ready(self, names: Collection[str], deadline_s: float) -> None:
+        """Before ``names`` are stepped: wait shortly for their state, then do with what there
+        is."""
         for arrival in [a for a in self._arrivals if a.open and not a.parts.isdisjoint(names)]:
-            if arrival.close(WAIT_SHARE * deadline_s):
-                self._do_without(arrival)
+            await arrival.ended(WAIT_SHARE * deadline_s)
+            if arrival.close():
+                await asyncio.to_thread(self._do_without, arrival)
 
     # ----------------------------------------------------------- where it comes from
 

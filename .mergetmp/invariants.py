@@ -1,0 +1,604 @@
+"""What must always hold, each as a checker of its own that looks only at what has just changed.
+
+I1 equal digests in a cell, I2 one owner for every part, I3 a micro-batch counts once, I4 no sample
+is lost, I5 the mean is the weighted mean, I6 checkpoints are whole, I7 epochs and terms only grow,
+I8 a step is applied once, I9 plans are pure and nobody objects, I10 one fault costs no epoch. A
+checker raises :class:`InvariantViolation`; what a liar says of itself is not checked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from node.training.leader.leader.leader import Leader, Phase
+from torch import Tensor
+
+from node.averaging.exchange.events import Opened, Step, StepFailed
+from node.checkpoint.store import Checkpoint
+from node.core.errors import TuttiError
+from node.core.ids import PeerId, RoundId
+from node.core.journey import Plan, Version, lineage_after
+from node.optim.owner import Owner
+from node.training.protocol import events as ev
+from node.training.protocol.meetings import pieces
+from node.training.protocol.memory import makes
+from node.training.protocol.rules import between
+
+if TYPE_CHECKING:
+    from node.sim.process import SimPeer
+    from node.sim.swarm import Swarm
+
+GENESIS = Version(0)
+NEAR = 1e-4
+"""How far a mean may be from the one it should be: what fp32 loses."""
+KEPT = 512
+"""Plans, and versions, about which is remembered what was seen of them."""
+
+
+class InvariantViolation(TuttiError):
+    """``id`` is I1 to I10 or "liveness", ``time`` virtual seconds; ``recent`` what happened
+    last."""
+
+    def __init__(self, id: str, time: float, what: str, seed: int, recent: Sequence[str]) -> None:
+        super().__init__(f"{id} at {time:.3f} s: {what}")
+        self.id, self.time, self.what, self.seed, self.recent = id, time, what, seed, tuple(recent)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one peer's gradients of an epoch are of: samples, their sum for any part, tokens."""
+
+    samples: tuple[int, ...]
+    sums: Tensor
+    tokens: int
+
+
+@dataclass
+class Running:
+    """What one peer's exchange has open."""
+
+    opened: dict[RoundId, Opened] = field(default_factory=dict)
+    failed: set[tuple[int, int]] = field(default_factory=set)
+    stepped: dict[int, set[tuple[str, int, str]]] = field(default_factory=dict)
+    """By epoch: (plan, cell, part)."""
+
+    def opens(self, opened: Opened) -> None:
+        """An attempt begins."""
+        epoch = opened.round.epoch
+        self.opened = {r: o for r, o in self.opened.items() if r.epoch >= epoch - 2}
+        self.opened[opened.round] = opened
+        self.failed = {(e, cell) for e, cell in self.failed if e != epoch}
+
+    def failed_step(self, event: StepFailed) -> None:
+        """Nothing has come of a step."""
+        for key in list(self.stepped.get(event.epoch, ())):
+            if key[1] == event.cell and key[2] in event.names:
+                self.stepped[event.epoch].discard(key)
+
+    def voids(self, epoch: int) -> None:
+        """The swarm went back before it."""
+        self.opened = {r: o for r, o in self.opened.items() if r.epoch < epoch}
+        self.stepped = {e: s for e, s in self.stepped.items() if e < epoch}
+        self.failed = {(e, cell) for e, cell in self.failed if e < epoch}
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A version's books: where it came from, where the sampler is after it, how many samples count
+    in it, and how many were knowingly given up on the way."""
+
+    parent: Version | None
+    next: int
+    returned: frozenset[int]
+    counted: int
+    lost: int
+    tokens: int
+    depth: int
+
+
+class Checker:
+    """Base of all: knows the swarm and how to raise."""
+
+    id = ""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+
+    def broken(self, what: str) -> InvariantViolation:
+        """To be raised; whoever catches it, the swarm halts."""
+        world = self.swarm.world
+        found = InvariantViolation(
+            self.id, world.now, what, self.swarm.seed, list(self.swarm.watch.recent)
+        )
+        world.halt(found)
+        return found
+
+
+class EqualDigests(Checker):
+    """I1: whoever begins an epoch as a current member holds what the rest of its cell holds, and
+    after an outer round over all cells what the rest of its stage holds."""
+
+    id = "I1"
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._seen: dict[tuple[str, int, int], tuple[str, PeerId]] = {}
+        self._met: dict[tuple[Version, int], None] = {}
+
+    def plan(self, plan: Plan) -> None:
+        if not plan.outer or plan.fragment or plan.senders or between(plan, self.swarm.read).pushes:
+            return
+        for stage in {stage for stage, _ in plan.units}:
+            if len({m.group for m in plan.stage(stage)}) == 1:
+                self._met[makes(plan, ()), stage] = None
+        _shorten(self._met)
+
+    def began(self, peer: SimPeer, plan: Plan) -> None:
+        me = plan.member(peer.name)
+        digest = peer.digest
+        cell = me.cell if me and (plan.base, peer.stage) not in self._met else 0
+        first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
+        if first[0] != digest:
+            raise self.broken(
+                f"{peer.name} and {first[1]} begin epoch {plan.epoch} with different parameters"
+            )
+        if me and plan.digests.get((me.stage, me.cell), digest) != digest:
+            raise self.broken(
+                f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name"
+            )
+        _shorten(self._seen)
+
+
+class OneOwner(Checker):
+    """I2: every part has exactly one owner, a current member of its stage that is not counted as
+    dead."""
+
+    id = "I2"
+
+    def plan(self, plan: Plan) -> None:
+        names = self.swarm.setup.names
+        if len(plan.owners) != sum(
+            len(parts) * len(plan.cells(stage)) for stage, parts in names.items()
+        ):
+            raise self.broken(f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts")
+        one = not self.swarm.setup.cell and not plan.change
+        for stage, parts in names.items():
+            if one and len(plan.cells(stage)) > 1:
+                raise self.broken(
+                    f"the plan of epoch {plan.epoch} cuts stage {stage} into cells, and the run "
+                    "has none"
+                )
+            for cell in plan.cells(stage):
+                able = {m.peer for m in plan.cell(stage, cell) if m.current}
+                for part in parts:
+                    if plan.owner(part, cell) not in able:
+                        raise self.broken(
+                            f"part {part} of epoch {plan.epoch} is owned by "
+                            f"{plan.owner(part, cell)}"
+                        )
+        for unit in plan.units if plan.outer else ():
+            able = {m.peer for m in plan.unit(unit) if m.current}
+            averagers = plan.averagers(unit)
+            if any(averagers.get(part) not in able for part in self._carried(plan, unit[0])):
+                raise self.broken(
+                    f"outer round {plan.outer} leaves a part of {unit} to nobody who could average "
+                    "it"
+                )
+
+    def _carried(self, plan: Plan, stage: int) -> Iterable[str]:
+        sizes = {part.name: part.bytes for part in self.swarm.setup.parts[stage]}
+        return (
+            pieces(sizes, between(plan, self.swarm.read).fragments)[plan.fragment - 1]
+            if plan.fragment
+            else sizes
+        )
+
+    def round(self, a: ev.SendRound) -> None:
+        if a.sources or not a.to:
+            return
+        plan, dead = a.plan, set(a.dead)
+        member = plan.member(a.to[0])
+        unit = plan.unit_of(member) if member else (0, 0)
+        able, planned = {m.peer for m in plan.unit(unit) if m.current} - dead, plan.averagers(unit)
+        for part in self._carried(plan, unit[0]):
+            if a.owners.get(part, planned[part]) not in able:
+                raise self.broken(
+                    f"attempt {a.attempt} gives part {part} to {a.owners.get(part, planned[part])}"
+                )
+
+
+class CountsOnce(Checker):
+    """I3: a micro-batch contributes to a stage at most once."""
+
+    id = "I3"
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._seen: dict[tuple[str, int], dict[int, PeerId]] = {}
+
+    def plan(self, plan: Plan) -> None:
+        """A swarm that has lost everything may begin with the very same plan again: what was
+        counted by it before is gone."""
+        for stage in self.swarm.setup.names:
+            self._seen.pop((plan.hash, stage), None)
+
+    def counted(self, peer: SimPeer, plan: Plan, index: int, again: bool) -> None:
+        if again:
+            raise self.broken(
+                f"micro-batch {index} of epoch {plan.epoch} counts twice at {peer.name}"
+            )
+
+    def taken(self, peer: SimPeer, plan: Plan | None, plan_hash: str) -> None:
+        if plan is None or plan.hash != plan_hash:
+            raise self.broken(
+                f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force"
+            )
+
+    def gave(self, peer: SimPeer, plan: Plan, taken: Taken) -> None:
+        """What one peer gives has every sample once."""
+        if len(set(taken.samples)) != len(taken.samples):
+            raise self.broken(f"{peer.name} counts a sample of epoch {plan.epoch} twice")
+
+    def step(self, peer: SimPeer, opened: Opened, step: Step, mean: WeightedMean) -> None:
+        """Nobody else has given what one contributor gives."""
+        seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
+        for giver in step.contributors:
+            taken = mean.of(opened.plan_hash, giver)
+            for sample in taken.samples if taken and self.swarm.honest(giver) else ():
+                other = seen.setdefault(sample, giver)
+                if other != giver:
+                    raise self.broken(
+                        f"sample {sample} of epoch {step.round.epoch} counts at {other} and at "
+                        f"{giver}"
+                    )
+        _shorten(self._seen)
+
+
+class NoSampleLost(Checker):
+    """I4: samples taken = counted + given back + knowingly given up, along every history."""
+
+    id = "I4"
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self.books: dict[Version, Ledger] = {GENESIS: Ledger(None, 0, frozenset(), 0, 0, 0, 0)}
+        self.guessed: set[Version] = set()
+
+    def plan(self, plan: Plan) -> None:
+        book = self.books.get(plan.base)
+        if book is None:
+            raise self.broken(f"a plan starts from {plan.base}, which nobody made")
+        start, returned = plan.cursor
+        if (start, frozenset(returned)) != (book.next, book.returned):
+            if plan.base not in self.guessed:
+                raise self.broken(
+                    f"epoch {plan.epoch} starts with the sampler at {start} and {len(returned)} "
+                    "samples back, "
+                    f"not {book.next} and {len(book.returned)}"
+                )
+            lost = start - len(returned) - book.counted
+            self.books[plan.base] = Ledger(
+                book.parent, start, frozenset(returned), book.counted, lost, book.tokens, book.depth
+            )
+
+    def close(self, plan: Plan, dropped: Sequence[int], tokens: int) -> None:
+        made = Version(plan.epoch + 1, lineage_after(plan, dropped))
+        if made in self.books:
+            return
+        book, lost = self.books[plan.base], set(dropped)
+        back, taken = set(book.returned), book.next
+        counted = 0
+        for path in plan.paths:
+            for sample in path.samples:
+                if sample in back:
+                    back.discard(sample)
+                elif sample == taken:
+                    taken += 1
+                else:
+                    raise self.broken(
+                        f"epoch {plan.epoch} takes sample {sample}, which is not free"
+                    )
+                counted += path.index not in lost
+        returned = back | {s for p in plan.paths if p.index in lost for s in p.samples}
+        new = Ledger(
+            plan.base,
+            taken,
+            frozenset(returned),
+            book.counted + counted,
+            book.lost,
+            book.tokens + tokens,
+            book.depth + 1,
+        )
+        if new.next != new.counted + len(new.returned) + new.lost:
+            raise self.broken(
+                f"epoch {plan.epoch}: {new.next} taken, {new.counted} counted, {len(new.returned)} "
+                "back"
+            )
+        self.books[made] = new
+
+    def ancestor(self, old: Version, new: Version) -> bool:
+        """Whether ``new`` was made from ``old``, or is it."""
+        at: Version | None = new
+        while at is not None and at.epoch >= old.epoch:
+            if at == old:
+                return True
+            at = self.books[at].parent if at in self.books else None
+        return False
+
+
+class WeightedMean(Checker):
+    """I5: a step sums each contribution once and divides by exactly its tokens, all of one plan."""
+
+    id = "I5"
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._given: dict[tuple[str, PeerId], Taken] = {}
+        self._by: dict[tuple[PeerId, str], tuple[str, tuple[PeerId, ...]]] = {}
+
+    def gave(self, plan_hash: str, peer: PeerId, taken: Taken) -> None:
+        """These are a peer's gradients under a plan."""
+        each = self.swarm.setup.tokens // self.swarm.setup.micro_batch
+        if taken.tokens != each * len(taken.samples):
+            raise self.broken(
+                f"{peer} gives {taken.tokens} tokens for {len(taken.samples)} samples"
+            )
+        self._given[plan_hash, peer] = taken
+        _shorten(self._given, 4 * len(self.swarm.peers))
+
+    def of(self, plan_hash: str, peer: PeerId) -> Taken | None:
+        """What a peer gave under a plan, None for nothing."""
+        return self._given.get((plan_hash, peer))
+
+    def step(self, peer: SimPeer, opened: Opened, step: Step) -> None:
+        """An owner's machine orders a step."""
+        able = set(opened.members) - opened.listeners
+        by = step.contributors
+        if len(set(by)) != len(by) or not set(by) <= able:
+            raise self.broken(f"{peer.name} averages {by}")
+        for name in step.names:
+            self._by[peer.name, name] = opened.plan_hash, by
+
+    def stepping(self, peer: SimPeer, plan: Plan, means: Mapping[str, Tensor]) -> None:
+        """The mean that is stepped is that of what was given."""
+        for name, mean in means.items():
+            plan_hash, by = self._by.get((peer.name, name), ("", ()))
+            if plan_hash != plan.hash or not all(self.swarm.honest(p) for p in by):
+                continue
+            given = [self.of(plan.hash, p) for p in by]
+            if any(g is None for g in given):
+                raise self.broken(
+                    f"{peer.name} averages gradients that belong to another plan than that of "
+                    f"epoch {plan.epoch}"
+                )
+            tokens = sum(g.tokens for g in given if g)
+            total = sum((g.sums for g in given if g), start=mean * 0.0)
+            if not tokens or (total / tokens - mean).abs().max().item() > NEAR * SCALE:
+                raise self.broken(
+                    f"{peer.name} steps {name} of epoch {plan.epoch} by a mean that is not the "
+                    f"mean of what {', '.join(by)} gave"
+                )
+
+
+SCALE = 64.0
+"""Of gradients here."""
+
+
+class WholeCheckpoint(Checker):
+    """I6: what is read back from a disk is whole, of one version, and what was held at it."""
+
+    id = "I6"
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._held: dict[tuple[int, Version, int], str] = {}
+
+    def stood(self, peer: SimPeer, plan: Plan) -> None:
+        """This is what the cell of a peer holds at the version a plan starts from."""
+        self._held.setdefault((peer.stage, plan.base, plan.home(peer.name)), peer.digest)
+
+    def restored(self, peer: SimPeer, found: Checkpoint) -> None:
+        """A checkpoint has been read."""
+        version = Version(found.epoch, str(found.meta.get("lineage", "")))
+        cell = found.meta.get("cell", 0)
+        names = set(self.swarm.setup.names[found.stage])
+        held = self._held.get((found.stage, version, cell), found.digest)
+        if set(found.parameters) != names or held != found.digest:
+            raise self.broken(
+                f"{peer.name} reads a checkpoint of epoch {found.epoch} that is not what was held"
+            )
+
+
+class OnlyGrow(Checker):
+    """I7: terms grow; an epoch goes back only where that was decided and said."""
+
+    id = "I7"
+
+    def member(
+        self, peer: SimPeer, event: Any, actions: Iterable[Any], at: Version, term: int
+    ) -> None:
+        m = peer.member
+        if m.term < term:
+            raise self.broken(f"{peer.name} falls back from term {term} to {m.term}")
+        if m.at.epoch < at.epoch and not any(isinstance(a, ev.GoTo) for a in actions):
+            mine = m.plan.member(peer.name) if m.plan else None
+            if mine is None or mine.current:
+                raise self.broken(
+                    f"{peer.name} falls back from epoch {at.epoch} to {m.at.epoch} at "
+                    f"{type(event).__name__}"
+                )
+
+    def plan(
+        self, peer: SimPeer, plan: Plan, before: tuple[int, Version | None], actions: Sequence[Any]
+    ) -> None:
+        term, base = before
+        if plan.term <= term:
+            raise self.broken(f"{peer.name} plans term {plan.term} after {term}")
+        said = any(
+            isinstance(a, ev.Report) and a.kind in ("went-back", "history-changed") for a in actions
+        )
+        if base is not None and plan.epoch < base.epoch and not said:
+            raise self.broken(
+                f"{peer.name} goes back from epoch {base.epoch} to {plan.epoch} and does not say so"
+            )
+
+
+class AppliedOnce(Checker):
+    """I8: the step of a part that makes a version is applied once, to the version before, and
+    settled by one owner."""
+
+    id = "I8"
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._settled: dict[tuple[Version, str, int], PeerId] = {}
+        self._through: dict[tuple[str, bytes], list[Version]] = {}
+        """The versions that optimizer state was first of: work that is done again from the same
+        place comes to the same bits in another history."""
+
+    def once(self, peer: SimPeer, running: Running, opened: Opened, step: Step) -> None:
+        """An owner's machine orders a step."""
+        stepped = running.stepped.setdefault(step.round.epoch, set())
+        for name in step.names:
+            if (key := (opened.plan_hash, step.cell, name)) in stepped:
+                raise self.broken(
+                    f"{peer.name} steps {name} of epoch {step.round.epoch} twice under one plan"
+                )
+            stepped.add(key)
+
+    def stepping(
+        self, peer: SimPeer, plan: Plan, owner: Owner, means: Mapping[str, Tensor]
+    ) -> None:
+        """Of the version the plan starts from, with optimizer state of its history."""
+        at = peer.work.version
+        if at != plan.base:
+            raise self.broken(
+                f"{peer.name} steps parts of epoch {plan.epoch} from values of epoch {at.epoch}"
+            )
+        for name in means:
+            through, leads = self._through.get((name, _mark(owner.state(name)))), self._leads
+            if through is not None and not any(leads(v, plan.base) for v in through):
+                raise self.broken(
+                    f"optimizer state of {name} at {peer.name} holds a step of epoch "
+                    f"{through[-1].epoch} of another history, at epoch {plan.epoch}"
+                )
+
+    def _leads(self, old: Version, new: Version) -> bool:
+        return self.swarm.watch.samples.ancestor(old, new)
+
+    def settling(self, peer: SimPeer, owner: Owner, names: Iterable[str]) -> None:
+        """Steps that made the version in place are final."""
+        version = peer.work.version
+        for name in sorted(names):
+            key = name, _mark(owner.state(name))
+            through = self._through.setdefault(key, [])
+            if any(self._leads(v, version) for v in through):
+                continue  # it was kept as it is
+            through.append(version)
+            first = self._settled.setdefault((version, name, peer.work.cell), peer.name)
+            if first != peer.name:
+                raise self.broken(
+                    f"{first} and {peer.name} both settle their step of {name} for epoch "
+                    f"{version.epoch}"
+                )
+        _shorten(self._settled, 64 * KEPT)
+        _shorten(self._through, 64 * KEPT)
+
+
+def _mark(state: Mapping[str, Tensor]) -> bytes:
+    return b"".join(state[key].numpy().tobytes() for key in sorted(state))
+
+
+class PurePlan(Checker):
+    """I9: the same leader, event and time give the same plan, tried on a copy now and then; and
+    nobody objects to one."""
+
+    id = "I9"
+    EVERY = 29
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._count = 0
+
+    def objected(self, peer: SimPeer, leader: PeerId, why: str) -> None:
+        """Somebody refuses the plan of an honest leader."""
+        raise self.broken(f"{peer.name} objects to a plan of {leader}: {why}")
+
+    def before(self, leader: Leader, event: Any) -> Leader | None:
+        if leader.phase is Phase.RUN or isinstance(event, ev.Tick):
+            return None
+        self._count += 1
+        # A copy costs as much as there are peers, so that in a big swarm it is made less often.
+        if self._count % (self.EVERY * max(1, len(self.swarm.peers) // 8)):
+            return None
+        facts, memory = leader.facts, leader.memory
+        memo: dict[int, Any] = {
+            id(x): x
+            for x in (facts, *vars(facts).values(), *vars(memory).values())
+            if callable(x) or x is facts
+        }
+        for plan in (leader.plan, leader.memory.history):
+            memo[id(plan)] = plan
+        return copy.deepcopy(leader, memo)
+
+    def after(self, twin: Leader | None, event: Any, actions: Sequence[Any]) -> None:
+        if twin is None:
+            return
+        again = type(twin).handle(twin, event, self.swarm.world.now)
+        plans = [a.plan.hash for a in actions if isinstance(a, ev.SendPlan)]
+        if plans != [a.plan.hash for a in again if isinstance(a, ev.SendPlan)] or len(
+            actions
+        ) != len(again):
+            raise self.broken(f"the leader answers {type(event).__name__} in two ways")
+        for a in actions:
+            if isinstance(a, ev.SendPlan) and Plan.parse(a.plan.canonical()).hash != a.plan.hash:
+                raise self.broken(f"the plan of epoch {a.plan.epoch} is not what is read of it")
+
+
+@dataclass
+class _Epoch:
+    plan: Plan
+    since: float
+    faults: list[str] = field(default_factory=list)
+    forgiven: bool = False
+
+
+class OneFault(Checker):
+    """I10: an epoch under which at most one peer died, one that was not the leader and had a live
+    replica, commits."""
+
+    id = "I10"
+    CALM_S = 25.0
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._running: dict[PeerId, _Epoch] = {}
+        self._disturbed = -1e9
+
+    def fault(self, kind: str, peer: PeerId | None, spared: bool) -> None:
+        """``spared``: a live current replica is left, and it does not lead."""
+        mild = kind == "kill" and spared
+        for r in self._running.values():
+            r.faults.append(kind)
+            r.forgiven = r.forgiven or not mild or len(r.faults) > 1 or peer == r.plan.leader
+        self._disturbed = self.swarm.world.now
+
+    def planned(self, peer: SimPeer, plan: Plan) -> None:
+        calm = self.swarm.world.now - self._disturbed > self.CALM_S and self.swarm.calm()
+        self._running[peer.name] = _Epoch(plan, self.swarm.world.now, [], not calm)
+
+    def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
+        r = self._running.pop(peer.name, None)
+        if r is not None and not committed and not r.forgiven:
+            raise self.broken(
+                f"epoch {r.plan.epoch} was given up after {r.faults or 'no fault'}: {why}"
+            )
+
+
+def _shorten(seen: dict[Any, Any], kept: int = KEPT) -> None:
+    if len(seen) > kept:
+        for key in list(seen)[: kept // 2]:
+            del seen[key]

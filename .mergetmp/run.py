@@ -1,0 +1,195 @@
+"""One schedule from beginning to end, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from node.training.leader.leader.starting_point import NOTHING_IN_COMMON
+
+from node.core.ids import PeerId
+from node.core.journey import Version
+from node.sim.faults import Schedule, strike
+from node.sim.invariants import InvariantViolation
+from node.sim.loop import bury
+from node.sim.setup import Setup
+from node.sim.swarm import Machines, Swarm
+
+PATIENCE_S = 120.0
+"""When every fault is over, the swarm commits again within so long."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to. Times are virtual seconds; ``commits`` are (time, epoch made, tokens,
+    leader)."""
+
+    setup: Setup
+    schedule: Schedule
+    seconds: float = 0.0
+    events: int = 0
+    violation: InvariantViolation | None = None
+    finished: bool = False
+    stage_lost: bool = False
+    """Every copy of a stage's newest parameters was destroyed: the swarm waits for somebody to
+    bring them, and says so."""
+    commits: list[tuple[float, int, int, PeerId]] = field(default_factory=list)
+    struck: list[tuple[float, str, str, float]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    recoveries: list[float] = field(default_factory=list)
+    detections: list[float] = field(default_factory=list)
+    samples_back: int = 0
+    samples_counted: int = 0
+    samples_lost: int = 0
+    given_up_epochs: int = 0
+    given_up_tokens: int = 0
+    moments_lost: int = 0
+
+    @property
+    def epochs(self) -> int:
+        """The newest epoch that was committed."""
+        return max((epoch for _, epoch, _, _ in self.commits), default=0)
+
+    @property
+    def repeated(self) -> int:
+        """Commits of an epoch that had been committed before: what was given up or done on two
+        sides."""
+        return len(self.commits) - len({epoch for _, epoch, _, _ in self.commits})
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Committed tokens a second, those of repeated epochs once."""
+        last = {epoch: tokens for _, epoch, tokens, _ in self.commits}
+        return sum(last.values()) / self.seconds if self.seconds else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers, for ``--json``."""
+        return {
+            "seed": self.schedule.seed,
+            "peers": self.setup.peers,
+            "stages": self.setup.stages,
+            "epochs": self.epochs,
+            "epochs_wanted": self.setup.epochs,
+            "finished": self.finished,
+            "stage_lost": self.stage_lost,
+            "virtual_s": round(self.seconds, 3),
+            "tokens_per_s": round(self.tokens_per_s, 3),
+            "events": self.events,
+            "faults": len(self.struck),
+            "epochs_abandoned": self.counts.get("epoch-abandoned", 0),
+            "epochs_repeated": self.repeated,
+            "epochs_given_up": self.given_up_epochs,
+            "tokens_given_up": self.given_up_tokens,
+            "rounds_repaired": self.counts.get("round-repaired", 0),
+            "went_back": self.counts.get("went-back", 0),
+            "leaders": self.counts.get("leaders", 0),
+            "moves": self.counts.get("moves", 0),
+            "bans": self.counts.get("bans", 0),
+            "samples_counted": self.samples_counted,
+            "samples_returned": self.samples_back,
+            "samples_lost": self.samples_lost,
+            "samples_double": 0
+            if self.violation is None or self.violation.id not in ("I3", "I4")
+            else 1,
+            "moments_lost": self.moments_lost,
+            "recovery_s": _spread(self.recoveries),
+            "detection_s": _spread(self.detections),
+            "violation": None
+            if self.violation is None
+            else {
+                "id": self.violation.id,
+                "time": self.violation.time,
+                "what": self.violation.what,
+            },
+        }
+
+
+def run(
+    setup: Setup, schedule: Schedule, make: Machines | None = None, limit_s: float = 3600.0
+) -> Outcome:
+    """Play a schedule until the run is finished, an invariant breaks, or ``limit_s`` virtual
+    seconds are over.
+
+    A swarm that does not commit again within :data:`PATIENCE_S` after its faults violates
+    "liveness", unless no version is left of which somebody alive in every stage has the parameters,
+    in memory or on its disk, and the leader says so.
+    """
+    outcome = Outcome(setup, schedule)
+    swarm = Swarm(setup, schedule.seed, make)
+    try:
+        for fault in schedule.faults:
+            swarm.world.push(fault.at, strike, swarm, fault)
+        outcome.stage_lost = not _play(swarm, schedule.healed, limit_s)
+    except InvariantViolation as e:
+        outcome.violation = e
+    _collect(swarm, outcome)
+    del swarm
+    bury()
+    return outcome
+
+
+def _play(swarm: Swarm, healed: float, limit_s: float) -> bool:
+    """False when the swarm cannot go on, because nobody has what it would take."""
+    world, watch = swarm.world, swarm.watch
+    world.run(min(limit_s, healed), None)
+    while world.now < limit_s and not _finished(swarm):
+        count, since = len(watch.commits), max(world.now, healed)
+        while len(watch.commits) == count and not _finished(swarm) and world.now < limit_s:
+            if world.now - since > PATIENCE_S and not swarm.troubles:
+                chief = swarm.chief()
+                why = (
+                    chief.leader.waiting_for
+                    if chief is not None and chief.leader is not None
+                    else "nobody leads"
+                )
+                if why == NOTHING_IN_COMMON and not _common(swarm):
+                    return False
+                raise InvariantViolation(
+                    "liveness",
+                    world.now,
+                    f"no commit in {PATIENCE_S:.0f} s: {why}",
+                    swarm.seed,
+                    list(watch.recent),
+                )
+            world.run(
+                world.now + 5.0, lambda seen=count: len(watch.commits) > seen or _finished(swarm)
+            )
+    return True
+
+
+def _common(swarm: Swarm) -> set[Version]:
+    """Versions of which somebody alive in every stage has the parameters."""
+    held: dict[int, set[Version]] = {stage: set() for stage in range(swarm.setup.stages + 1)}
+    for peer in swarm.live():
+        held[peer.stage] |= {peer.member.at, *peer.member.reachable, *peer.work.checkpoints()}
+    return set.intersection(*held.values())
+
+
+def _finished(swarm: Swarm) -> bool:
+    return bool(swarm.watch.counts.get("run-finished"))
+
+
+def _collect(swarm: Swarm, o: Outcome) -> None:
+    watch = swarm.watch
+    o.seconds, o.events, o.finished = swarm.world.now, swarm.world.events, _finished(swarm)
+    o.commits, o.struck, o.counts = watch.commits, swarm.struck, watch.counts
+    o.counts["pushes-applied"] = swarm.pushes()
+    o.samples_back, o.samples_counted = watch.samples_back, watch.samples_counted
+    o.samples_lost = max((abs(b.lost) for b in watch.samples.books.values()), default=0)
+    o.given_up_epochs, o.given_up_tokens = watch.given_up_epochs, watch.given_up_tokens
+    o.moments_lost = sum(p.work.momentum_lost for p in swarm.live())
+    times = [at for at, *_ in o.commits]
+    for at, *_ in o.struck:
+        after = next((t for t in times if t > at), None)
+        if after is not None:
+            o.recoveries.append(after - at)
+    o.detections = [
+        watch.detected[name] - at
+        for at, name in swarm.deaths
+        if watch.detected.get(name, -1.0) >= at
+    ]
+
+
+def _spread(values: list[float]) -> dict[str, float] | None:
+    return {"median": round(median(values), 3), "worst": round(max(values), 3)} if values else None

@@ -1,0 +1,194 @@
+"""The simulated swarm: its machines, network and noticeboard, what its peers' machines are made of,
+and the few things done to it from outside."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from node.training.leader.leader.leader import Leader
+
+from node.averaging.exchange.machine import RoundMachine
+from node.core.errors import Refused
+from node.core.ids import ENDS, PeerId
+from node.dht.settings import DirectorySettings
+from node.identity.faults import FaultBook
+from node.pipeline.machine import PipelineMachine
+from node.pipeline.route import fewest_hops
+from node.scheduler.choosing import Choosing
+from node.sim.directory import Noticeboard
+from node.sim.links import Links
+from node.sim.loop import World
+from node.sim.network import SimNet
+from node.sim.process import SimPeer
+from node.sim.setup import Setup
+from node.sim.strangers import Stranger
+from node.sim.watch import Watch
+from node.telemetry.metrics import Metrics
+from node.training.member import Member
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.rules import Rules
+
+
+class Machines:
+    """What a peer's machines are. A test plants a bug by a subclass."""
+
+    def pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
+        return PipelineMachine(me, fewest)
+
+    def round(self) -> RoundMachine:
+        return RoundMachine()
+
+    def fault_book(self) -> FaultBook:
+        return FaultBook()
+
+    def member(self, *args: Any) -> Member:
+        return Member(*args)
+
+    def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
+        return Leader(me, facts, **history)
+
+    def choosing(self, peer: SimPeer, *args: Any) -> Choosing:
+        return Choosing(*args)
+
+    def services(self, peer: SimPeer) -> None:
+        """The services of a peer are made and not started: a bug is planted in them here."""
+
+
+class Swarm:
+    """Peers, links, noticeboard, invariants. Everything that is left to chance comes from
+    ``seed``."""
+
+    def __init__(self, setup: Setup, seed: int = 0, make: Machines | None = None) -> None:
+        self.setup, self.seed, self.make = setup, seed, make or Machines()
+        rng = random.Random(f"links {seed}")
+        self.links = Links(rng, setup.latency_s, setup.jitter_s, setup.bandwidth, setup.loss)
+        self.world = World(seed)
+        self.net = SimNet(self.world, self.links, setup.weigh)
+        self.board = Noticeboard(
+            self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
+        )
+        self.manifest = setup.manifest(seed)
+        p = self.manifest.pipeline
+        self.fewest = fewest_hops(p.stages, p.may_skip)
+        self.metrics = Metrics()
+        self.watch = Watch(self)
+        self.changes: dict[str, Rules] = {}
+        """What the owner has signed, by its text."""
+        self.peers: dict[PeerId, SimPeer] = {}
+        self.liars: set[PeerId] = set()
+        self.strangers: set[PeerId] = set()
+        self.troubles = 0
+        """Faults that last and are not over."""
+        self.struck: list[tuple[float, str, str, float]] = []
+        """(time, kind, who, seconds) of the faults that struck"""
+        self.deaths: list[tuple[float, PeerId]] = []
+        self._numbers: dict[int, int] = {}
+        self._newcomers = 0
+        for stage, count in [
+            (ENDS, setup.ends),
+            *((s, setup.replicas + (s <= setup.extra)) for s in range(1, setup.stages + 1)),
+        ]:
+            for _ in range(count):
+                peer = self._machine(stage)
+                self.world.push(0.3 * self.world.rng.random(), peer.boot)
+
+    def _machine(self, stage: int) -> SimPeer:
+        number = self._numbers[stage] = self._numbers.get(stage, -1) + 1
+        name = PeerId(f"{'e' if stage == ENDS else 's'}{stage:02d}-{number:03d}")
+        peer = self.peers[name] = SimPeer(self, name, stage, self._slowness())
+        return peer
+
+    def _slowness(self) -> float:
+        return 1.0 + (self.setup.unequal - 1.0) * self.world.rng.random()
+
+    def add(self, stage: int) -> SimPeer:
+        """A new peer for a stage; it joins the swarm as it runs."""
+        peer = self._machine(stage)
+        peer.boot()
+        return peer
+
+    def come(self, open_to: str = "auto") -> SimPeer:
+        """A new peer that chooses its stage: "auto" any, "stage" a block stage."""
+        self._newcomers += 1
+        name = PeerId(f"n{self.seed}-{self._newcomers:03d}")
+        comer = self.peers[name] = SimPeer(self, name, None, self._slowness(), open_to)
+        comer.boot()
+        return comer
+
+    def intrude(self) -> Stranger:
+        """A stranger that would end the run."""
+        name = PeerId(f"0-stranger-{len(self.strangers)}")
+        self.strangers.add(name)
+        return Stranger(self, name)
+
+    def read(self, change: str) -> Rules:
+        """A change as peers read it. Raises Refused for what the owner has not signed."""
+        if not change:
+            return Rules(self.setup.cell, self.setup.outer)
+        if change not in self.changes:
+            raise Refused("not a change that the owner signed for this run", "")
+        return self.changes[change]
+
+    def facts(self, facts: RunFacts) -> RunFacts:
+        """What leaders reckon with: as long as work takes here."""
+        setup = self.setup
+        block = setup.operations_per_s * 3 * setup.forward_s
+        ends = setup.operations_per_s * 4 * setup.ends_s
+        return replace(facts, tensor=setup.activation, operations=(ends, *[block] * setup.stages))
+
+    @property
+    def stash_bytes(self) -> int:
+        """For as many micro-batches as the setup says."""
+        m = self.manifest
+        return self.setup.stash * 2 * 4 * m.model.d_model * m.model.seq_len * m.pipeline.micro_batch
+
+    def pushes(self) -> int:
+        """Pushes between cells that were applied."""
+        return round(self.metrics.pushes_total.labels(result="applied")._value.get())
+
+    def honest(self, peer: PeerId) -> bool:
+        return peer not in self.liars and peer not in self.strangers
+
+    def calm(self) -> bool:
+        """No fault lasts."""
+        return not self.troubles and not self.links.walls and not self.liars
+
+    def left(self, peer: SimPeer, to: int | None) -> None:
+        """A peer that has drained ends its process, or begins a new one at another stage."""
+        peer.kill()
+        if to is None:
+            self.board.withdraw(peer.name, peer.clock.wall())
+            self.watch.note(f"{peer.name} has left")
+        else:
+            self.watch.note(f"{peer.name} has moved to {to}")
+            peer.config.stage = to
+            peer.boot()
+
+    # ----------------------------------------------------------- what is to be seen
+
+    def live(self, stage: int | None = None) -> list[SimPeer]:
+        """Peers whose process runs and has a stage, in PeerId order."""
+        return [
+            p
+            for _, p in sorted(self.peers.items())
+            if p.alive and p.assembled is not None and (stage is None or p.stage == stage)
+        ]
+
+    def chief(self) -> SimPeer | None:
+        """The leader that has committed last, or else any."""
+        for _, _, _, name in reversed(self.watch.commits[-1:]):
+            if self.peers[name].alive and self.peers[name].leader is not None:
+                return self.peers[name]
+        return next((p for p in self.live(ENDS) if p.leader is not None), None)
+
+    def spare(self, peer: SimPeer) -> bool:
+        """Whether somebody else alive holds what this peer's stage needs."""
+        cell = [p for p in self.live(peer.stage) if p.ready and self.honest(p.name)]
+        newest = max((p.member.holds for p in cell), default=0)
+        others = [p for p in cell if p is not peer and not p.leaving and p.member.holds >= newest]
+        # Where somebody lies, the honest must stay the majority: a cell believes what most of it
+        # say.
+        lying = sum(p.name in self.liars for p in self.live(peer.stage))
+        return len(others) > lying

@@ -1,0 +1,149 @@
+"""Joiners of one moment, and stages that nobody has taken, in the simulated swarm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from node.training.leader.leader.leader import Leader
+
+from node.core.ids import ENDS, PeerId
+from node.scheduler.choosing import WITHOUT_ENDS_S, Choosing, Placed
+from node.scheduler.placement import choose_stage
+from node.sim.process import SimPeer
+from node.sim.run import run
+from node.sim.scenarios import lay
+from node.sim.setup import Setup, toy_parts
+from node.sim.swarm import Machines, Swarm
+from node.training.protocol.facts import RunFacts
+
+THREE = Setup(stages=3, replicas=0, parts=toy_parts(3, 2), epochs=40)
+
+
+class Once(Choosing):
+    """What joiners did before: one look, one stage, and no more."""
+
+    def look(self, others: Mapping[PeerId, Placed], now: float, **more: bool) -> int | None:
+        if self.stage is not None:
+            return None
+        self.stage = choose_stage(self._view(others), self.able, self.me)
+        self.may_build = self.settled = True
+        return self.stage
+
+
+class NeverMends(Leader):
+    """It waits for the stages that it lacks."""
+
+    def _mend(self, thin: Any, now: float) -> list[Any]:
+        return []
+
+
+class Before(Machines):
+    """As it was, with either of the two things mended."""
+
+    def __init__(self, spreads: bool = False, mends: bool = False) -> None:
+        self.spreads, self.mends = spreads, mends
+
+    def choosing(self, peer: SimPeer, *args: Any) -> Choosing:
+        return (Choosing if self.spreads else Once)(*args)
+
+    def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
+        return (Leader if self.mends else NeverMends)(me, facts, **history)
+
+
+def come(swarm: Swarm, count: int, open_to: str = "auto") -> None:
+    """So many of the second that begins."""
+    for _ in range(count):
+        swarm.world.push(swarm.world.rng.random(), swarm.come, open_to)
+
+
+def until(swarm: Swarm, epoch: int, seconds: float) -> bool:
+    """Whether so many epochs are committed within so long."""
+    end = swarm.world.now + seconds
+    swarm.world.run(end, lambda: len(swarm.watch.commits) >= epoch)
+    return len(swarm.watch.commits) >= epoch
+
+
+def counts(swarm: Swarm) -> Counter[int]:
+    return Counter(peer.stage for peer in swarm.live())
+
+
+@pytest.mark.parametrize("spread_s", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("count", [3, 6, 11, 20])
+def test_a_swarm_begins_with_those_who_come_in_one_second(count: int, spread_s: float) -> None:
+    for seed in range(2):
+        swarm = Swarm(replace(THREE, ends=1, spread_s=spread_s), seed)
+        swarm.world.run(2.0)
+        come(swarm, count)
+        swarm.world.run(30.0)
+        found = counts(swarm)
+        assert found.total() == count + 1
+        assert max(found.values()) - min(found[s] for s in range(4)) <= 1, (seed, found)
+        assert until(swarm, 2, 20.0)
+        if spread_s <= 1.0:
+            assert not swarm.watch.counts.get("moves"), "nobody has built what it has to leave"
+
+
+def test_as_it_was_two_joiners_take_one_stage_and_wait_for_ever() -> None:
+    setup = Setup(ends=1, replicas=0)
+    begins = {way: list[bool]() for way in ("before", "spreads", "mends")}
+    for way in begins:
+        for seed in range(6):
+            swarm = Swarm(setup, seed, Before(spreads=way == "spreads", mends=way == "mends"))
+            swarm.world.run(2.0)
+            swarm.come("stage")
+            swarm.come("stage")
+            begins[way].append(until(swarm, 1, 300.0))
+    assert not all(begins["before"])
+    assert all(begins["spreads"]), "either of the two is enough"
+    assert all(begins["mends"])
+
+
+def test_a_leader_fetches_a_peer_for_a_stage_that_nobody_took() -> None:
+    swarm = Swarm(Setup(ends=1, replicas=0), 3)
+    for _ in range(3):
+        swarm.add(1)
+    assert until(swarm, 1, 40.0)
+    assert swarm.watch.counts["moves"] == 1
+    assert swarm.watch.counts["move-asked"] == 1
+    assert sorted(counts(swarm).values()) == [1, 1, 2]
+
+
+def test_nobody_is_moved_while_somebody_comes_to_the_stage_that_is_lacking() -> None:
+    swarm = Swarm(Setup(ends=1, replicas=0), 3)
+    for _ in range(2):
+        swarm.add(1)
+    swarm.world.run(8.0)
+    swarm.come("stage")
+    assert until(swarm, 1, 40.0)
+    assert "moves" not in swarm.watch.counts
+    assert counts(swarm) == {0: 1, 1: 2, 2: 1}
+
+
+def test_where_nobody_is_at_the_ends_one_of_those_who_wait_goes_there() -> None:
+    for seed in range(4):
+        swarm = Swarm(Setup(ends=0, replicas=2), seed)
+        assert not until(swarm, 1, WITHOUT_ENDS_S - 1)
+        assert until(swarm, 1, 30.0)
+        assert counts(swarm)[ENDS] == 1
+        assert swarm.watch.counts["moves"] == 1
+
+
+def test_all_that_is_missing_is_mended_one_after_the_other() -> None:
+    swarm = Swarm(replace(THREE, ends=0), 5)
+    for _ in range(4):
+        swarm.add(2)
+    assert until(swarm, 1, 120.0)
+    assert counts(swarm) == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert swarm.watch.counts["moves"] == 3
+
+
+def test_a_crowd_in_a_swarm_that_trains_under_faults() -> None:
+    setup = Setup(epochs=20)
+    for seed in range(3):
+        outcome = run(setup, lay(("crowd", "random"), setup, seed))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        assert outcome.finished

@@ -1,0 +1,230 @@
+"""What stands for model and data behind the device: parameters of a few numbers, and gradients that
+say which samples they are of.
+
+A sample's gradient is made of small whole numbers that belong to it alone, so that sums of them are
+exact, and a mean tells of whom and of what it is one. Parameters are stepped by the product's own
+optimizer: two peers hold the same bits only if the very same steps reached both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from node.core.errors import StepFault
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
+from node.pipeline.gradients import GradientSum, Share
+from node.pipeline.work import StageMath, Work
+from node.sim.device import Device
+from node.sim.setup import NUMBERS, WIDTH
+from node.training.state.text import Text
+from node.wire.tensors import TensorReader, encode
+
+FIRST, SPREAD = 64.0, 16
+"""Of a sample's numbers: the first one of all, and what the others are below, whichever way."""
+_UNIT = 2.0**-23
+LOSS = 2.0
+
+
+@lru_cache(1 << 16)
+def code(sample: int) -> Tensor:
+    """The gradient of one token of a sample [NUMBERS]: FIRST, then whole numbers that
+    are its own."""
+    raw = blake2b(str(sample).encode(), digest_size=NUMBERS - 1).digest()
+    return torch.tensor([FIRST, *(float(b % (2 * SPREAD) - SPREAD) for b in raw)])
+
+
+def first_value(name: str) -> Tensor:
+    """What every peer builds from the run's seed."""
+    raw = blake2b(name.encode(), digest_size=NUMBERS).digest()
+    return torch.tensor([b / 256.0 - 0.5 for b in raw])
+
+
+class Values(nn.Module):
+    """The parameters of one stage, where a model would be."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._named = {n: nn.Parameter(first_value(n), requires_grad=True) for n in names}
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return iter(self._named.items())
+
+
+class ValueShare(dict[str, Tensor]):
+    """The gradients of one micro-batch, which knows of which samples."""
+
+    samples: tuple[int, ...] = ()
+
+
+class ValueMath(StageMath):
+    """Forward and backward: the samples go through, and the time that the work would take is
+    spent. ``forward_s``: of a micro-batch forward; backward takes twice as long."""
+
+    def __init__(
+        self, module: nn.Module, wire: str, device: Device, forward_s: float, ends_s: float
+    ) -> None:
+        self.module, self.wire = module, wire
+        self._names = [n for n, _ in module.named_parameters()]
+        self._spend, self._forward_s, self._ends_s = device.spend, forward_s, ends_s
+        self.graph_bytes: dict[tuple[int, ...], int] = {}
+
+    def forward(self, work: Work) -> None:
+        self._spend(self._forward_s)
+        work.x = work.y = _read(work.input)
+        work.input = None
+        self.graph_bytes[work.shape] = 0
+        work.output = _bytes(work.x)
+        work.tokens = work.shape[0] * work.shape[1]
+
+    def backward(self, work: Work) -> None:
+        self._spend(2 * self._forward_s)
+        work.upstream = _bytes(_read(work.gradient))
+        work.share = self._of(work.x)
+
+    def forward_only(
+        self, reader: TensorReader, last_only: bool
+    ) -> tuple[memoryview, tuple[int, ...]]:
+        self._spend(self._forward_s)
+        y = _read(reader)
+        y = y[:, -1:] if last_only else y
+        return _bytes(y), tuple(y.shape)
+
+    def embed(self, work: Work) -> None:
+        self._spend(self._ends_s)
+        if work.batch is None:
+            raise ValueError("what this visit needs was freed")
+        tokens, work.targets = work.batch()
+        work.batch = None
+        work.y = _hidden(tokens)
+        work.output = _bytes(work.y)
+
+    def loss(self, work: Work) -> None:
+        self._spend(2 * self._ends_s)
+        h = _read(work.input)
+        work.tokens = h.shape[0] * h.shape[1]
+        work.loss_sum = LOSS * work.tokens
+        work.upstream, work.share = _bytes(h), self._of(h)
+
+    def embed_backward(self, work: Work) -> None:
+        """The samples' share of this stage is made with the loss."""
+        self._spend(self._ends_s)
+        work.share = {}
+
+    def embed_only(self, tokens: Tensor) -> memoryview:
+        return _bytes(_hidden(tokens))
+
+    def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
+        self._spend(self._ends_s)
+        return LOSS * targets.numel(), targets.numel()
+
+    def _of(self, hidden: Tensor | None) -> ValueShare:
+        if hidden is None:
+            raise ValueError("what this visit needs was freed")
+        samples = tuple(round((v - 1.0) / _UNIT) for v in hidden[:, 0, 0].tolist())
+        length = float(hidden.shape[1])
+        gradient = code(samples[0]) * length
+        for sample in samples[1:]:
+            gradient = gradient + code(sample) * length
+        share = ValueShare(dict.fromkeys(self._names, gradient))
+        share.samples = samples
+        return share
+
+
+def _read(reader: TensorReader | None) -> Tensor:
+    if reader is None:
+        raise ValueError("what this visit needs was freed")
+    return reader.finish()[0]
+
+
+def _hidden(tokens: Tensor) -> Tensor:
+    """[B, T] numbers of samples as activations [B, T, WIDTH], all of nearly the same size."""
+    return (
+        (tokens.to(torch.float64) * _UNIT + 1.0).to(torch.float32).unsqueeze(-1).repeat(1, 1, WIDTH)
+    )
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return encode(tensor, "fp32")
+
+
+class SampleText(Text):
+    """Data of which every token is the number of its sample."""
+
+    def __init__(self, length: int, size: int) -> None:
+        object.__setattr__(self, "_length", length)
+        object.__setattr__(self, "size", size)
+
+    def at(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+        length: int = self._length  # type: ignore[attr-defined]
+        tokens = torch.tensor(samples, dtype=torch.int64).unsqueeze(1).expand(-1, length)
+        return tokens, tokens
+
+    def held_out_count(self) -> int:
+        return 1
+
+    def held_out(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.at([0] * self.size)
+
+
+class ValueSum(GradientSum):
+    """A sum that knows its samples. ``gave(samples, sums, tokens)`` is told what is taken, and may
+    give other tokens."""
+
+    def __init__(self, gave: Callable[[tuple[int, ...], Mapping[str, Tensor], int], int]) -> None:
+        super().__init__()
+        self._gave, self._samples = gave, list[int]()
+
+    def offer(self, shares: Sequence[Share], tokens: int) -> None:
+        if not self._closed:
+            for share in shares:
+                self._samples += getattr(share, "samples", ())
+        super().offer(shares, tokens)
+
+    def reset(self) -> None:
+        super().reset()
+        self._samples = []
+
+    def whole(self) -> tuple[dict[str, Tensor], int]:
+        sums, tokens = super().whole()
+        return sums, self._gave(tuple(self._samples), sums, tokens)
+
+
+class ValueOwner(Owner):
+    """The product's optimizer, whose steps take time, may break and are watched."""
+
+    def __init__(
+        self,
+        settings: OptimSettings,
+        epochs: int,
+        device: Device,
+        step_s: float,
+        stepping: Callable[[Owner, Mapping[str, Tensor], int], None],
+        settling: Callable[[Owner, frozenset[str], int], None],
+    ) -> None:
+        super().__init__(settings, epochs)
+        self._device, self._step_s = device, step_s
+        self._stepping, self._settling = stepping, settling
+        self.broken = 0
+        """Steps that fail."""
+
+    def step_parts(
+        self, parameters: Mapping[str, Tensor], mean_gradients: Mapping[str, Tensor], epoch: int
+    ) -> dict[str, Tensor]:
+        self._device.spend(self._step_s * len(mean_gradients))
+        if self.broken:
+            self.broken -= 1
+            raise StepFault("out of memory", "begin the epoch anew")
+        self._stepping(self, mean_gradients, epoch)
+        return super().step_parts(parameters, mean_gradients, epoch)
+
+    def commit(self, epoch: int, names: Any = None) -> frozenset[str]:
+        committed = super().commit(epoch, names)
+        self._settling(self, committed, epoch)
+        return committed

@@ -1,0 +1,125 @@
+"""What a peer's record says: the one word for its state, and the whole body. Enters: the daemon, or
+who stands for one. Leaves: a word, a body. Never: a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from node.core.ids import ENDS
+from node.core.version import Protocols
+from node.dht.record import PeerBody
+from node.training.member import State
+from node.training.service import Training
+from node.training.state.meter import Meter
+from node.training.state.stage import StageState
+from node.training.work import Work
+
+_POSTED = {"waiting": "ready", "moving": "starting"}
+"""What others need to know of a state that is this peer's own business; a mover is one to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a peer is reached: as in its record."""
+
+    maddrs: Sequence[str] = ()
+    standing: str = "unknown"
+    relays: tuple[str, ...] = ()
+    room: int = 0
+    rate: float = 0.0
+
+
+class Hosted(Protocol):
+    """A stage that is hosted."""
+
+    @property
+    def stage(self) -> StageState: ...
+    @property
+    def work(self) -> Work: ...
+    @property
+    def training(self) -> Training: ...
+    @property
+    def meter(self) -> Meter: ...
+
+
+class Posting(Protocol):
+    """Who posts. ``where``: its stage, None while that is open; ``away``: the stage it has left
+    for, or is leaving for."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def assembled(self) -> Hosted | None: ...
+    @property
+    def ending(self) -> bool: ...
+    @property
+    def serves_run(self) -> bool: ...
+    @property
+    def where(self) -> int | None: ...
+    @property
+    def moving(self) -> bool: ...
+    @property
+    def moved(self) -> bool: ...
+    @property
+    def open_to(self) -> str: ...
+    @property
+    def settled(self) -> bool: ...
+    @property
+    def started_at(self) -> float: ...
+    def protocols(self) -> Protocols: ...
+    def reach(self) -> Reach: ...
+
+
+def state_of(d: Posting) -> str:
+    """One word for the screen and the noticeboard."""
+    a = d.assembled
+    if d.ending and not d.moved:
+        return "stopping"
+    if d.draining:
+        return "draining"
+    if d.moving:
+        return "moving"
+    if d.role == "rendezvous":
+        return "ready"
+    if a is None:
+        return "choosing" if d.serves_run and d.where is None else "starting"
+    if a.work.fetching < 1.0:
+        return "joining"
+    return {
+        State.FINISHED: "finished",
+        State.IDLE: "waiting" if a.training.waiting_for() else "ready",
+    }.get(a.training.member.state, "training")
+
+
+def body_of(d: Posting) -> PeerBody:
+    """A peer's record on the noticeboard."""
+    a, state, reach, stage = d.assembled, state_of(d), d.reach(), d.where
+    return PeerBody(
+        stage=stage or ENDS,
+        role=d.role if stage is None else "stage" if stage else "ends",
+        state=_POSTED.get(state, state),
+        open_to=d.open_to,
+        settled=d.settled,
+        epoch=max(0, a.stage.epoch) if a else 0,
+        name=d.name[:64],
+        version=d.version,
+        tokens_per_s=a.meter.tokens_per_s if a else 0.0,
+        speed=a.work.speed() if a else 0.0,
+        maddrs=tuple(reach.maddrs),
+        started=d.started_at,
+        leads=a is not None and a.training.leader is not None,
+        reach=reach.standing,
+        relays=reach.relays,
+        room=reach.room,
+        rate=reach.rate,
+        follows=(a.training.following or "") if a else "",
+        protocols=(d.protocols().oldest, d.protocols().newest),
+    )

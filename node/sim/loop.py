@@ -1,0 +1,284 @@
+"""Virtual time: one queue of callbacks for the whole swarm, and an asyncio event loop for each
+process in it.
+
+Time stands still while a callback runs and jumps to the next one that is due. A process that stands
+still (SIGSTOP) gets its callbacks when it goes on; those of a dead one never run. What asyncio
+would run in a thread runs at once, in the loop: blocking work takes the time that the device or the
+disk says it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import random
+import sys
+import warnings
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Any
+
+STOP_EVERY = 64
+"""Callbacks between two looks at whether to stop."""
+
+
+class Handle:
+    """A callback that is due. ``lost``: called instead when its process is dead."""
+
+    __slots__ = ("args", "at", "callback", "lost", "loop")
+
+    def __init__(
+        self,
+        loop: ProcessLoop | None,
+        at: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        lost: Callable[[], object] | None = None,
+    ) -> None:
+        self.loop, self.at, self.lost = loop, at, lost
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+
+    def cancel(self) -> None:
+        """It is not called any more."""
+        self.callback, self.args, self.lost = None, (), None
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        """Virtual seconds."""
+        return self.at
+
+
+class World:
+    """The queue. ``rng`` is where chance comes from; :meth:`halt` ends :meth:`run`, which raises
+    what halted it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.events = 0
+        self.error: Exception | None = None
+        self._number = 0
+        self._later: list[tuple[float, int, Handle]] = []
+        self._ready: deque[Handle] = deque()
+
+    def push(
+        self,
+        seconds: float,
+        do: Callable[..., object],
+        *args: Any,
+        loop: ProcessLoop | None = None,
+        lost: Callable[[], object] | None = None,
+    ) -> Handle:
+        """Call it ``seconds`` from now, in the process of ``loop`` or in nobody's."""
+        handle = Handle(loop, self.now + seconds, do, args, lost)
+        if seconds > 0:
+            self._number += 1
+            heapq.heappush(self._later, (handle.at, self._number, handle))
+        else:
+            self._ready.append(handle)
+        return handle
+
+    def soon(self, handle: Handle) -> None:
+        """Call it in its turn, at this time."""
+        self._ready.append(handle)
+
+    def halt(self, error: Exception) -> None:
+        """Nothing happens any more. The first error counts."""
+        self.error = self.error or error
+
+    def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
+        """Go on until that time, until nothing is left to happen, until halted or until ``stop()``,
+        which is asked now and then."""
+        ready, later, current = self._ready, self._later, None
+        with _quiet():
+            try:
+                while self.error is None:
+                    if ready:
+                        handle = ready.popleft()
+                    elif later and later[0][0] <= until:
+                        when, _, handle = heapq.heappop(later)
+                        self.now = when if when > self.now else self.now
+                    else:
+                        break
+                    callback = handle.callback
+                    if callback is None:
+                        continue
+                    loop = handle.loop
+                    if loop is not None:
+                        if loop.dead:
+                            if handle.lost is not None:
+                                handle.lost()
+                            continue
+                        if loop.frozen:
+                            loop.inbox.append(handle)
+                            continue
+                        if loop is not current:
+                            events._set_running_loop(loop)
+                            current = loop
+                    self.events += 1
+                    callback(*handle.args)
+                    if stop is not None and not self.events % STOP_EVERY and stop():
+                        return
+            finally:
+                events._set_running_loop(None)
+        if self.error is not None:
+            raise self.error
+        self.now = max(self.now, until)
+
+
+class ProcessLoop(asyncio.AbstractEventLoop):
+    """The event loop of one process: from its start to its end."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.dead = self.frozen = False
+        self.inbox: list[Handle] = []
+        self.blocked: Callable[[], float] = lambda: 0.0
+        """Seconds for which the call that a thread has just made would have blocked it."""
+
+    # ----------------------------------------------------------- what asyncio asks of a loop
+
+    def time(self) -> float:
+        return self.world.now
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        handle = Handle(self, self.world.now, callback, args)
+        self.world._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> Any:
+        return self.world.push(delay, callback, *args, loop=self)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> Any:
+        return self.world.push(when - self.world.now, callback, *args, loop=self)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, Any] | Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=self, name=name)  # type: ignore[arg-type]
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """On a device as the device says; else at once, and done when the disk is."""
+        if isinstance(executor, Paced):
+            return executor.paced(func, *args)
+        future: asyncio.Future[Any] = asyncio.Future(loop=self)
+        try:
+            result = func(*args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the waiter gets it, as from a thread
+            self._later(future, future.set_exception, error)
+        else:
+            self._later(future, future.set_result, result)
+        return future
+
+    def _later(
+        self, future: asyncio.Future[Any], ends: Callable[[Any], object], with_what: Any
+    ) -> None:
+        seconds = self.blocked()
+        if seconds <= 0:
+            ends(with_what)
+        else:
+            self.call_later(seconds, lambda: future.done() or ends(with_what))
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tasks of a process that was killed end with it: that is no news. Errors of others are
+        told to who spawned them."""
+
+    # ----------------------------------------------------------- what happens to a process
+
+    def kill(self) -> None:
+        """Nothing of it runs any more."""
+        self.dead, self.frozen = True, False
+        for handle in self.inbox:
+            if handle.lost is not None:
+                handle.lost()
+        self.inbox.clear()
+
+    def freeze(self) -> None:
+        """It stands still."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """It goes on: everything that was due meanwhile happens now, in order."""
+        self.frozen = False
+        inbox, self.inbox = self.inbox, []
+        for handle in inbox:
+            self.world.soon(handle)
+
+
+class Paced(Executor):
+    """An executor whose work takes virtual time."""
+
+    def paced(self, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run it in its turn; done when its time is over."""
+        raise NotImplementedError
+
+
+class Inline(Executor):
+    """Runs at once what it is given."""
+
+
+def bury() -> None:
+    """Give the memory of swarms back that nobody has any more."""
+    with _quiet():
+        gc.collect()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No garbage is collected while the swarm runs, so that nothing depends on when; and what the
+    coroutines of killed processes say when they are dropped is for nobody."""
+    hook, collects = sys.unraisablehook, gc.isenabled()
+    sys.unraisablehook = lambda _: None
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that never began
+            yield
+    finally:
+        sys.unraisablehook = hook
+        if collects:
+            gc.enable()

@@ -1,0 +1,585 @@
+"""The network of the simulated swarm: connections, and gRPC's calls over them, in virtual time.
+
+:class:`SimTransport` is what services see: the port of :mod:`node.transport.port`. A call carries
+the messages themselves (nobody changes one that was sent), in order in each direction; their bytes
+take the time of the link. A connection is dialled before the first call; it is reset when the other
+process dies, and given up after :data:`SILENT_S` in which something could not be brought over.
+Behind a wall, a message is sent again and again until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.core.patience import Patience
+from node.identity.faults import FaultBook
+from node.reach.standing import Standing
+from node.sim.links import RETRANSMIT_S, Links
+from node.sim.loop import Handle, ProcessLoop, World
+from node.transport.port import PeerLink, translate
+from node.transport.settings import TransportSettings
+
+EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
+SILENT_S = TransportSettings.keepalive_s + TransportSettings.keepalive_timeout_s
+"""A connection over which nothing can be heard is given up after so long."""
+DIAL_S = TransportSettings.dial_timeout_s
+LONGEST_RETRY_S = 3.0
+HEAD = 256
+"""Bytes of a message without tensors."""
+_NOTHING: Any = grpc.aio.Metadata()
+Weigh = Callable[[str, Any], int]
+"""Bytes on the wire of a message of a method."""
+
+
+class SimNet:
+    """All transports that can see each other. ``weigh``: what a message is for the links."""
+
+    def __init__(self, world: World, links: Links, weigh: Weigh = lambda method, message: HEAD):
+        self.world, self.links, self.weigh = world, links, weigh
+        self.transports: dict[PeerId, SimTransport] = {}
+
+    def lost(self, peer: PeerId) -> None:
+        """The process of a peer has died: whoever has a connection to it is told by a reset."""
+        dead = self.transports[peer]
+        dead.lines.clear()
+        for name in sorted(self.transports):
+            other = self.transports[name]
+            if peer not in other.lines or other.loop.dead or self.links.cut(peer, name):
+                continue
+            after = self.links.travel(peer, name, 0, self.world.now)
+            self.world.push(after, other.broken, peer, dead, loop=other.loop)
+
+
+class SimServer:
+    """Where services are registered, as on a ``grpc.aio.Server``."""
+
+    def __init__(self) -> None:
+        self._generic: list[grpc.GenericRpcHandler] = []
+        self._methods: dict[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        self._generic += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+    def handler(self, method: str) -> Any:
+        """The handler of a method, None for none."""
+        found = self._methods.get(method)
+        if found is None:
+            details: Any = SimpleNamespace(method=method, invocation_metadata=())
+            for generic in self._generic:
+                if (found := generic.service(details)) is not None:
+                    self._methods[method] = found
+                    break
+        return found
+
+
+class SimTransport:
+    """One process of a :class:`SimNet`, from its start to its end."""
+
+    def __init__(
+        self,
+        net: SimNet,
+        peer: PeerId,
+        loop: ProcessLoop,
+        book: FaultBook,
+        banned: Callable[[PeerId], None] = lambda peer: None,
+        accused: Callable[[PeerId, str], None] = lambda peer, reason: None,
+    ) -> None:
+        self.net, self.peer_id, self.loop, self.book = net, peer, loop, book
+        self.patience = Patience()
+        self.server: Any = SimServer()
+        self.reachable = SimpleNamespace(standing=Standing.OPEN)
+        self.serving = False
+        self.lines: dict[PeerId, SimTransport] = {}
+        """Who is reached now, each a process of that peer."""
+        self.calls: dict[Call, None] = {}
+        self._dialling: dict[PeerId, asyncio.Future[None]] = {}
+        self._on_lost: list[Callable[[PeerId], None]] = []
+        self._banned, self._accused = banned, accused
+        self._channels = dict[PeerId, Channel]()
+        net.transports[peer] = self
+
+    # ----------------------------------------------------------- the port
+
+    async def channel(self, peer: PeerId) -> Any:
+        if self.loop.dead:
+            raise PeerFault(peer, "this process has ended")
+        now = self.net.world.now
+        if (left := self.book.banned(peer, now)) > 0:
+            raise PeerFault(peer, f"is refused for {left:.0f} s more")
+        if peer not in self.lines:
+            dial = self._dialling.get(peer)
+            if dial is None:
+                dial = self._dialling[peer] = self.loop.create_future()
+                self._dial(peer, dial)
+            await asyncio.shield(dial)
+        made = self._channels.get(peer)
+        if made is None:
+            made = self._channels[peer] = Channel(self, peer)
+        return made
+
+    def _dial(self, peer: PeerId, dial: asyncio.Future[None]) -> None:
+        """A handshake: there and back, answered by a process that runs."""
+        world, links, me = self.net.world, self.net.links, self.peer_id
+
+        def ended(error: str) -> None:
+            timer.cancel()
+            if self._dialling.get(peer) is dial:
+                del self._dialling[peer]
+            if dial.done():
+                return
+            if not error:
+                dial.set_result(None)
+                return
+            dial.set_exception(PeerFault(peer, error))
+            dial.exception()  # whoever waits for it sees it
+
+        def answered(there: SimTransport) -> None:
+            if there.loop.dead:
+                ended("connection refused")
+            elif not dial.done():
+                self.lines[peer] = there
+                ended("")
+
+        def met(there: SimTransport) -> None:
+            if there.book.banned(me, world.now) > 0:
+                back("refuses us", there)
+            elif not there.serving:
+                back("cannot be reached", there)
+            else:
+                back("", there)
+
+        def back(error: str, there: SimTransport | None) -> None:
+            if links.cut(peer, me):
+                return  # it is not heard: the dial's time runs out
+            after = links.travel(peer, me, 0, world.now)
+            if error or there is None:
+                world.push(after, ended, error, loop=self.loop)
+            else:
+                world.push(after, answered, there, loop=self.loop)
+
+        timer = self.loop.call_later(DIAL_S, ended, "no answer in time")
+        there = self.net.transports.get(peer)
+        if links.cut(me, peer):
+            return
+        after = links.travel(me, peer, 0, world.now)
+        if there is None:
+            world.push(after, back, "nobody is known by that name", None)
+        else:
+            world.push(
+                after,
+                met,
+                there,
+                loop=there.loop,
+                lost=lambda: back("connection refused", None),
+            )
+
+    def caller(self, context: Any) -> PeerId:
+        return context.peer
+
+    def forget(self, peer: PeerId) -> None:
+        self.lines.pop(peer, None)
+
+    def on_lost(self, callback: Callable[[PeerId], None]) -> None:
+        self._on_lost.append(callback)
+
+    def doubt(self, peer: PeerId) -> None:
+        dial = self._dialling.pop(peer, None)
+        if dial is not None and not dial.done():
+            dial.set_exception(PeerFault(peer, "the leader says that it is dead"))
+            dial.exception()
+
+    def path(self, peer: PeerId) -> str:
+        return "direct" if peer in self.lines else ""
+
+    def rate_left(self, peer: PeerId) -> float:
+        return 0.0
+
+    def caps(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
+        self._accused(peer, reason)
+        if self.book.count(peer, weight, self.net.world.now):
+            self.forget(peer)
+            self._banned(peer)
+
+    def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
+        """Nobody asks."""
+
+    def peers(self) -> dict[PeerId, PeerLink]:
+        return {p: PeerLink("direct", name=p) for p in self.lines}
+
+    async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
+        began = self.net.world.now
+        channel = await self.channel(peer)
+        try:
+            await channel.unary_unary("/tutti.v1.Link/Ping")(b"", timeout=timeout)
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
+        return self.net.world.now - began
+
+    # ----------------------------------------------------------- connections
+
+    def broken(self, peer: PeerId, there: SimTransport) -> None:
+        """The connection to a process of ``peer`` is no more: its calls fail."""
+        for call in [c for c in self.calls if c.there is there]:
+            call.fail(grpc.StatusCode.UNAVAILABLE, "connection reset")
+        if self.lines.get(peer) is there:
+            del self.lines[peer]
+            for callback in self._on_lost:
+                callback(peer)
+
+
+class Channel:
+    """What ``XStub(channel)`` is made from."""
+
+    def __init__(self, here: SimTransport, peer: PeerId) -> None:
+        self._here, self._peer = here, peer
+
+    def unary_unary(self, method: str, *coders: Any, **more: Any) -> Any:
+        def begin(request: Any, timeout: float | None = None) -> Call:
+            return Call(self._here, self._peer, method, (request,), timeout, one=True)
+
+        return begin
+
+    def unary_stream(self, method: str, *coders: Any, **more: Any) -> Any:
+        def begin(request: Any, timeout: float | None = None) -> Call:
+            return Call(self._here, self._peer, method, (request,), timeout)
+
+        return begin
+
+    def stream_stream(self, method: str, *coders: Any, **more: Any) -> Any:
+        def begin(requests: Any = None, timeout: float | None = None) -> Call:
+            return Call(self._here, self._peer, method, requests, timeout)
+
+        return begin
+
+
+class _Pipe:
+    """Messages in one direction of a call, in order, as they have arrived."""
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+        self.ended = False
+        self.waiter: asyncio.Future[None] | None = None
+        self.error: grpc.aio.AioRpcError | None = None
+
+    def end(self, error: grpc.aio.AioRpcError | None = None) -> None:
+        self.ended, self.error = True, error
+        self.wake()
+
+    def wake(self) -> None:
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def get(self, loop: ProcessLoop) -> Any:
+        """The next message, EOF after the last. Raises what ended it."""
+        while not self.items:
+            if self.error is not None:
+                raise self.error
+            if self.ended:
+                return EOF
+            self.waiter = loop.create_future()
+            await self.waiter
+        return self.items.popleft()
+
+
+class Call:
+    """One remote procedure under way: the caller's end is gRPC's call object, the other a
+    :class:`Context`. ``one``: a single answer, to be awaited."""
+
+    def __init__(
+        self,
+        here: SimTransport,
+        peer: PeerId,
+        method: str,
+        requests: Any,
+        timeout: float | None,
+        one: bool = False,
+    ) -> None:
+        self.here, self.peer, self.method, self.one = here, peer, method, one
+        self.there: SimTransport | None = here.lines.get(peer)
+        self.answers = _Pipe()
+        self.over = False
+        self._stuck: Handle | None = None
+        self._context: Context | None = None
+        self._last_out = self._last_back = 0.0
+        self._timer = (
+            None
+            if timeout is None
+            else here.loop.call_later(
+                timeout, self.fail, grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time"
+            )
+        )
+        here.calls[self] = None
+        if here.loop.dead or self.there is None:
+            self.fail(grpc.StatusCode.UNAVAILABLE, "no connection")
+            return
+        items = _at_once(requests)
+        self._carry(here, self.there, self._bytes(items), self._arrive, (items,), 0)
+
+    # ----------------------------------------------------------- the caller's end
+
+    def __await__(self) -> Any:
+        return self._answer().__await__()
+
+    async def _answer(self) -> Any:
+        try:
+            return await self.answers.get(self.here.loop)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            self._close()
+
+    async def read(self) -> Any:
+        """The next answer, EOF after the last. Raises AioRpcError."""
+        return await self.answers.get(self.here.loop)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return _iterate(self.answers, self.here.loop)
+
+    def done(self) -> bool:
+        return self.over
+
+    def cancel(self) -> bool:
+        """Hang up: the other side's handler is cancelled."""
+        if self.over:
+            return False
+        self._close()
+        self._hang_up()
+        self.answers.end(_error(grpc.StatusCode.CANCELLED, "cancelled"))
+        return True
+
+    def fail(self, code: grpc.StatusCode, why: str) -> None:
+        """The caller's side gives the call up."""
+        if self.over:
+            return
+        self._close()
+        self._hang_up()
+        self.answers.end(_error(code, why))
+
+    def _close(self) -> None:
+        self.over = True
+        self.here.calls.pop(self, None)
+        for handle in (self._timer, self._stuck):
+            if handle is not None:
+                handle.cancel()
+
+    def _hang_up(self) -> None:
+        context, there = self._context, self.there
+        if there is None or there.loop.dead or self.here.loop.dead:
+            return
+        world, links = self.here.net.world, self.here.net.links
+        a, b = self.here.peer_id, self.peer
+        after = SILENT_S if links.cut(a, b) else links.travel(a, b, 0, world.now)
+        if context is not None or after:
+            world.push(after, self._gone, loop=there.loop)
+
+    def _gone(self) -> None:
+        if self._context is not None:
+            self._context.gone()
+
+    # ----------------------------------------------------------- on the way
+
+    def back(self, items: tuple[Any, ...], last: bool, error: Any = None) -> None:
+        """From the side that serves."""
+        if not self.over and self.there is not None and not self.there.loop.dead:
+            self._carry(
+                self.there, self.here, self._bytes(items), self._back, (items, last, error), 0
+            )
+
+    def _bytes(self, items: tuple[Any, ...]) -> int:
+        net = self.here.net
+        return sum(net.weigh(self.method, item) for item in items) if net.links.limited else HEAD
+
+    def _carry(
+        self,
+        a: SimTransport,
+        b: SimTransport,
+        nbytes: int,
+        do: Callable[..., object],
+        args: tuple[Any, ...],
+        tries: int,
+    ) -> None:
+        """Bring messages from ``a`` to ``b``; behind a wall, try again later."""
+        if self.over:
+            return
+        world, links = self.here.net.world, self.here.net.links
+        if links.cut(a.peer_id, b.peer_id):
+            if self._stuck is None:
+                self._stuck = world.push(SILENT_S, self._silent, loop=self.here.loop)
+            after = min(RETRANSMIT_S * 2**tries, LONGEST_RETRY_S)
+            world.push(after, self._carry, a, b, nbytes, do, args, tries + 1)
+            return
+        at = world.now + links.travel(a.peer_id, b.peer_id, nbytes, world.now)
+        # Messages of one stream come in order.
+        if b is self.here:
+            at = self._last_back = max(at, self._last_back)
+        else:
+            at = self._last_out = max(at, self._last_out)
+            if b.loop.frozen and self._stuck is None:
+                self._stuck = world.push(SILENT_S, self._silent, loop=self.here.loop)
+        lost = None if b is self.here else self._refused
+        world.push(at - world.now, do, *args, loop=b.loop, lost=lost)
+
+    def _refused(self) -> None:
+        """The other process is dead."""
+        here = self.here
+        if not self.over and not here.net.links.cut(self.peer, here.peer_id):
+            after = here.net.links.travel(self.peer, here.peer_id, 0, here.net.world.now)
+            here.net.world.push(after, here.broken, self.peer, self.there, loop=here.loop)
+
+    def _silent(self) -> None:
+        """Something could not be brought over for too long."""
+        self._stuck = None
+        if not self.over and self.there is not None:
+            self.here.broken(self.peer, self.there)
+            self.fail(grpc.StatusCode.UNAVAILABLE, "the connection is silent")
+
+    def _heard(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _back(self, items: tuple[Any, ...], last: bool, error: Any) -> None:
+        if self.over:
+            return
+        self._heard()
+        self.answers.items.extend(items)
+        if last:
+            self._close()
+            self.answers.end(error)
+        else:
+            self.answers.wake()
+
+    def _arrive(self, items: tuple[Any, ...]) -> None:
+        """In the process that serves: the call begins there."""
+        there = self.there
+        if there is None or self.over:
+            return
+        self._heard()
+        if there.book.banned(self.here.peer_id, there.net.world.now) > 0:
+            error = _error(grpc.StatusCode.PERMISSION_DENIED, "banned")
+            self.back((), True, error)
+            return
+        if self.method == "/tutti.v1.Link/Ping":
+            self.back((b"",), True)
+            return
+        handler = there.server.handler(self.method) if there.serving else None
+        if handler is None:
+            error = _error(grpc.StatusCode.UNIMPLEMENTED, self.method)
+            self.back((), True, error)
+            return
+        self._context = Context(self, handler, items)
+
+
+class Context:
+    """The end of a call where it is served: what a servicer gets as its context."""
+
+    def __init__(self, call: Call, handler: Any, items: tuple[Any, ...]) -> None:
+        there = call.there
+        assert there is not None
+        self.call, self.peer, self._loop = call, call.here.peer_id, there.loop
+        self.requests = _Pipe()
+        self.requests.items.extend(items)
+        self.requests.ended = True
+        self._batch: tuple[float, list[Any]] | None = None
+        self._task = there.loop.create_task(self._serve(handler))
+
+    async def _serve(self, handler: Any) -> None:
+        error = None
+        try:
+            if handler.unary_unary is not None:
+                self._say(await handler.unary_unary(await self.read(), self))
+            elif handler.stream_stream is not None:
+                await handler.stream_stream(_iterate(self.requests, self._loop), self)
+            elif handler.unary_stream is not None:
+                answers = handler.unary_stream(await self.read(), self)
+                if hasattr(answers, "__aiter__"):
+                    async for answer in answers:
+                        self._say(answer)
+                else:
+                    await answers
+        except Aborted as e:
+            error = _error(e.code, e.details)
+        except asyncio.CancelledError:
+            return
+        except Exception as e:  # noqa: BLE001 - as gRPC: the caller gets UNKNOWN
+            error = _error(grpc.StatusCode.UNKNOWN, f"{type(e).__name__}: {e}")
+        self._flush(True, error)
+
+    def gone(self) -> None:
+        """The caller has hung up."""
+        self._task.cancel()
+
+    async def read(self) -> Any:
+        """The caller's next message, EOF after the last."""
+        return await self.requests.get(self._loop)
+
+    async def write(self, message: Any) -> None:
+        """To the caller."""
+        self._say(message)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
+        """End the call with this status."""
+        raise Aborted(code, details)
+
+    def _say(self, message: Any) -> None:
+        """What is said at one time goes together."""
+        if self._batch is None:
+            self._batch = self.call.here.net.world.now, []
+            self._loop.call_soon(self._flush)
+        self._batch[1].append(message)
+
+    def _flush(self, last: bool = False, error: Any = None) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None or last:
+            self.call.back(tuple(batch[1]) if batch is not None else (), last, error)
+
+
+class Aborted(BaseException):
+    """A servicer has ended its call."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code, self.details = code, details
+
+
+def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, _NOTHING, _NOTHING, details)
+
+
+async def _iterate(pipe: _Pipe, loop: ProcessLoop) -> AsyncIterator[Any]:
+    while (message := await pipe.get(loop)) is not EOF:
+        yield message
+
+
+def _at_once(requests: Any) -> tuple[Any, ...]:
+    """The caller's messages: no stream of the product waits between two of them."""
+    if not hasattr(requests, "__aiter__"):
+        return tuple(requests)
+    found: list[Any] = []
+    while True:
+        step = requests.__anext__()
+        try:
+            step.send(None)
+        except StopIteration as e:
+            found.append(e.value)
+        except StopAsyncIteration:
+            return tuple(found)
+        else:
+            raise NotImplementedError("a stream of requests that waits for something")

@@ -1,0 +1,437 @@
+"""One simulated peer: a process that is made of the product's services, and may die, stand still
+and come back.
+
+What the daemon does with a real network, disk and device is done here with simulated ones; which
+services there are, and how they are connected, is :func:`node.app.assembly.compose`'s, for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from node.app.assembly import Machines as Deciding
+from node.app.assembly import Ports, compose
+from node.app.catchup import catch_up
+from node.app.moving import Mover, no_way
+from node.app.placing import Placing
+from node.app.posting import Reach, body_of
+from node.averaging.exchange.machine import RoundMachine
+from node.checkpoint.settings import CheckpointSettings
+from node.core.clock import Clock
+from node.core.errors import Refused, TimedOut
+from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.core.tasks import Tasks
+from node.core.version import PROTOCOL, Protocols
+from node.manifest import Manifest
+from node.pipeline.machine import PipelineMachine
+from node.pipeline.service import Pipeline
+from node.pipeline.settings import PipelineLimits
+from node.scheduler.router import Job, search
+from node.sim import lies
+from node.sim.device import Device
+from node.sim.directory import Directory
+from node.sim.disk import Disk, DiskStore
+from node.sim.loop import Inline, ProcessLoop, World
+from node.sim.network import SimTransport
+from node.sim.observing import Facts
+from node.sim.signing import SimSigner
+from node.sim.values import SampleText, ValueMath, ValueOwner, Values, ValueSum
+from node.training.colleagues import Colleagues
+from node.training.leader.leader import Leader
+from node.training.member import Member
+from node.training.presence import Presence
+from node.training.protocol.pace import SEARCH_S
+from node.training.protocol.rules import Standing
+from node.training.service import Training
+from node.training.state.meter import Meter
+from node.training.state.stage import StageState
+from node.training.work import Work
+
+if TYPE_CHECKING:
+    from node.sim.swarm import Swarm
+
+RIPE_S = 5.0
+"""Sooner than real peers, because an epoch is shorter here: after so long together peers are
+colleagues."""
+MOVES = 200
+"""Of a search for better paths."""
+DRAIN_S = 60.0
+
+
+class SimClock(Clock):
+    """The clocks of one machine."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self.skew = world, 0.0
+
+    def now(self) -> float:
+        return self._world.now
+
+    def wall(self) -> float:
+        return self._world.now + self.skew
+
+
+@dataclass
+class Config:
+    """What an operator says of where a peer belongs."""
+
+    open_to: str
+    stage: int | None
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A stage that is hosted."""
+
+    stage: StageState
+    pipeline: Pipeline
+    work: Work
+    training: Training
+    meter: Meter
+
+
+class SimMover(Mover):
+    """There is room for every stage."""
+
+    def refusal(self, a: Any, manifest: Manifest, stage: int) -> str:
+        return no_way(a.stage.stage, stage, manifest.pipeline.stages, self._d.placing.open_to)
+
+
+class SimPeer:
+    """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Where
+    ``stage`` is None it chooses one among others who choose."""
+
+    version, role = "sim", "auto"
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        name: PeerId,
+        stage: int | None,
+        slowness: float,
+        open_to: str = "auto",
+    ) -> None:
+        self.swarm, self.world, self.name = swarm, swarm.world, name
+        self.manifest = swarm.manifest
+        self.slowness = slowness
+        self.disk = Disk(swarm.setup.checkpoint_s)
+        self.clock = SimClock(swarm.world)
+        self.identity = SimSigner(name)
+        self.config = Config(open_to, stage)
+        self.alive, self.life, self.since = False, 0, 0.0
+        self.lie, self.flip = "", False
+        self._new()
+
+    def _new(self) -> None:
+        """What a process has in memory."""
+        swarm = self.swarm
+        self.loop = ProcessLoop(self.world)
+        self.device = Device(self.loop, self.slowness)
+        self.journal = Facts(self.name, swarm.watch, self.clock)
+        self.transport = SimTransport(
+            swarm.net,
+            self.name,
+            self.loop,
+            swarm.make.fault_book(),
+            partial(swarm.watch.banned, self),
+            partial(swarm.watch.fault, self),
+        )
+        self.tasks = Tasks("daemon", self._failed)
+        self.presence: Presence | None = None
+        self.assembled: Assembled | None = None
+        self.owner: ValueOwner | None = None
+        self.draining = self.ending = False
+        make: Any = partial(swarm.make.choosing, self)
+        self.mover, self.placing = SimMover(self), Placing(self, make)  # type: ignore[arg-type]
+
+    # ----------------------------------------------------------- life
+
+    def boot(self) -> None:
+        """A new process begins."""
+        self.life += 1
+        self._new()
+        self.alive = True
+        self._later(self._begin)
+
+    def _later(self, do: Any, *args: Any) -> None:
+        """Do it in this process."""
+        self.world.push(0.0, do, *args, loop=self.loop)
+
+    def _begin(self) -> None:
+        self.tasks.spawn(self._take_part(), "start")
+
+    async def _take_part(self) -> None:
+        swarm, manifest = self.swarm, self.manifest
+        self.presence = presence = Presence(
+            self.name,
+            Directory(swarm.board, self.name, self.clock),
+            self.clock,
+            swarm.board.settings.refresh_s,
+            lambda peer, body: None,
+            self._failed,
+        )
+        presence.start()
+        stages = manifest.pipeline.stages
+        stage = await self.placing.take(presence, stages, ends=False, company=True)
+        self._assemble(stage, presence)
+        a = self.assembled
+        assert a is not None
+        self.tasks.spawn(self.placing.watch(presence), "placing", eternal=True)
+        a.training.on_plan = self._planned
+        a.training.on_move = self.mover.asked
+        a.training.on_change = self._keep_change
+        if self.disk.change:
+            a.work.anchor.follow(a.training.change(self.disk.change).outer, level=False)
+        presence.changed()
+        await catch_up(a.work, presence, None, self.journal)
+        a.training.start()
+        presence.changed()
+
+    def _assemble(self, stage: int, presence: Presence) -> None:
+        swarm, setup, device = self.swarm, self.swarm.setup, self.device
+        manifest, watch, make = self.manifest, self.swarm.watch, self.swarm.make
+        self.config.stage = stage
+        meter = Meter(self.journal, swarm.metrics, self.clock)
+        store = DiskStore(
+            self.disk,
+            CheckpointSettings(setup.checkpoint_every, setup.checkpoint_keep),
+            manifest.run_id,
+            self.clock.now,
+            partial(watch.restored, self),
+        )
+        self.loop.blocked = store.blocked
+        self.owner = ValueOwner(
+            manifest.optimizer,
+            setup.epochs,
+            device,
+            setup.step_s,
+            partial(watch.stepping, self),
+            partial(watch.settling, self),
+        )
+        state = StageState(Values(setup.names[stage]), stage, 0, placed=self._placed)
+
+        def math(module: Any, wire: str, autocast: Any) -> ValueMath:
+            return ValueMath(module, wire, device, setup.forward_s, setup.ends_s)
+
+        ports = Ports(
+            self.identity,
+            self.transport,
+            presence,
+            self.clock,
+            self.journal,
+            swarm.metrics,
+            self._failed,
+            device,
+            Inline(),
+            meter,
+            store,
+            self.owner,
+            setup.parts,
+            PipelineLimits(swarm.stash_bytes, setup.in_flight),
+            None if stage else SampleText(manifest.model.seq_len, setup.micro_batch),
+            math=math,
+            gradients=ValueSum(partial(watch.gave, self)),
+            machines=Deciding(
+                self._pipeline, self._round, self._member, self._leader, self._search
+            ),
+            read=swarm.read,
+            facts=swarm.facts,
+            colleagues=Colleagues(self.name, RIPE_S),
+        )
+        made = compose(manifest, ports, state)
+        self.assembled = Assembled(state, made.pipeline, made.work, made.training, meter)
+        self.transport.serving = True
+        lies.puts_on(self, made.training)
+        make.services(self)
+
+    def _planned(self, plan: Plan) -> None:
+        me = plan.member(self.name)
+        if not plan.last:
+            self.swarm.watch.began(self, plan, me is None or not me.current)
+
+    def _keep_change(self, change: str) -> None:
+        self.disk.change = change
+
+    def _placed(self, tensors: Mapping[str, Tensor]) -> None:
+        """A bit flips on the way into its place, where that is to happen."""
+        if self.flip and isinstance(tensors, dict):
+            self.flip = False
+            name = min(tensors)
+            tensors[name] = tensors[name] + 0.125
+
+    def leave(self) -> None:
+        """``tutti drain``."""
+        if self.alive and not self.draining:
+            self._later(lambda: self.tasks.spawn(self._drain(), "drain"))
+
+    async def _drain(self) -> None:
+        try:
+            await self.mover.drained(DRAIN_S)
+        except TimedOut:
+            self.stop("drained in haste")
+
+    def stop(self, why: str) -> None:
+        """The process ends in order; who has moved begins anew at the other stage."""
+        if self.ending:
+            return
+        self.ending = True
+        to = self.mover.done[0] if self.mover.done is not None else None
+        self._later(self.swarm.left, self, to)
+
+    def kill(self) -> None:
+        """SIGKILL: connections are reset, nothing it holds in memory is left."""
+        if self.alive:
+            self.alive = False
+            self.loop.kill()
+            self.disk.died(self.world.now)
+            self.swarm.net.lost(self.name)
+
+    @property
+    def paused(self) -> bool:
+        """It stands still (SIGSTOP)."""
+        return self.loop.frozen
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        if self.alive:
+            self.loop.freeze()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.alive and self.loop.frozen:
+            self.loop.thaw()
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        self.swarm.watch.crashed(self, name, error)
+
+    # ----------------------------------------------------------- what decides, and is watched
+
+    def _pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
+        return self.swarm.watch.pipeline(self, self.swarm.make.pipeline(me, fewest))
+
+    def _round(self) -> RoundMachine:
+        return self.swarm.watch.round(self, self.swarm.make.round())
+
+    def _member(self, *args: Any) -> Member:
+        return self.swarm.watch.member(self, self.swarm.make.member(*args))
+
+    def _leader(self, *args: Any, **history: Any) -> Leader:
+        return self.swarm.watch.leader(self, self.swarm.make.leader(*args, **history))
+
+    async def _search(self, job: Job) -> Any:
+        await asyncio.sleep(SEARCH_S)
+        return search(job, moves=MOVES)
+
+    # ----------------------------------------------------------- what it posts
+
+    def body(self) -> Any:
+        """Its record."""
+        return body_of(self)
+
+    def addresses(self) -> list[str]:
+        """Nobody needs one."""
+        return []
+
+    serves_run = True
+
+    @property
+    def where(self) -> int | None:
+        return self.placing.stage
+
+    @property
+    def moving(self) -> bool:
+        return self.mover.target is not None
+
+    @property
+    def moved(self) -> bool:
+        return self.mover.done is not None
+
+    @property
+    def open_to(self) -> str:
+        return self.placing.open_to
+
+    @property
+    def settled(self) -> bool:
+        return self.placing.settled
+
+    @property
+    def started_at(self) -> float:
+        return 0.0
+
+    def protocols(self) -> Protocols:
+        return Protocols(PROTOCOL, PROTOCOL)
+
+    def reach(self) -> Reach:
+        return Reach(standing="open")
+
+    # ----------------------------------------------------------- what is asked of it from outside
+
+    @property
+    def stage(self) -> int:
+        """Where it is, or is to be; -1 while that is open."""
+        stage = self.placing.stage if self.assembled is None else self.assembled.stage.stage
+        if stage is None:
+            stage = self.config.stage
+        return -1 if stage is None else stage
+
+    @property
+    def ready(self) -> bool:
+        """It takes part."""
+        a = self.assembled
+        return self.alive and a is not None and bool(a.training.tasks)
+
+    @property
+    def leaving(self) -> bool:
+        return self.draining or self.moving
+
+    @property
+    def work(self) -> Work:
+        """Of its stage. Only for one that has begun."""
+        assert self.assembled is not None
+        return self.assembled.work
+
+    @property
+    def training(self) -> Training:
+        """Only of one that has begun."""
+        assert self.assembled is not None
+        return self.assembled.training
+
+    @property
+    def leader(self) -> Leader | None:
+        return None if self.assembled is None else self.assembled.training.leader
+
+    @property
+    def member(self) -> Member:
+        return self.training.member
+
+    @property
+    def digest(self) -> str:
+        """Of its parameters."""
+        return self.work.stage.digest
+
+    @property
+    def standing(self) -> Standing:
+        """What it knows of how cells average."""
+        return self.training.standing
+
+    def broken_steps(self, count: int) -> None:
+        """So many steps of its optimizer fail from now on."""
+        if self.owner is not None:
+            self.owner.broken = count
+
+    def change(self, text: str) -> None:
+        """The owner asks its daemon for a change to how cells average."""
+        self._later(self._change, text)
+
+    def _change(self, text: str) -> None:
+        try:
+            self.training.change(text)
+        except Refused as e:
+            self.swarm.watch.note(f"{self.name}: {e}")

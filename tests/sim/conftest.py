@@ -1,0 +1,15 @@
+"""Swarms of one test are given back before the next one begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from node.sim.loop import bury
+
+
+@pytest.fixture(autouse=True)
+def _buried() -> Iterator[None]:
+    yield
+    bury()
