@@ -133,9 +133,8 @@ class Table:
             o.failed.get(FAULTY) or o.refused.get(FAULTY) or o.quarantined.get(FAULTY, "")
             for o in first.values()
         }
-        said = {
-            text.partition(": failed to connect")[0] for text in said if text
-        }  # to which port says nothing
+        # to which port says nothing
+        said = {text.partition(": failed to connect")[0] for text in said if text}
         return Played(seconds, repair_s, kept, faults + self.errors, said)
 
     async def _round(

@@ -73,9 +73,8 @@ async def _beside(report: Report) -> None:
         for process in {
             p for peer in peers if peer.returncode is None for p in _family(peer.pid)
         } | {p for f in families for p in f}:
-            with contextlib.suppress(
-                psutil.NoSuchProcess
-            ):  # psutil knows a process by more than its number
+            # psutil knows a process by more than its number
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         for peer in peers:
             await peer.communicate()

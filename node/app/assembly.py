@@ -312,9 +312,8 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         for s in range(p.stages + 1)
     }
     sizes = {s: {part.name: part.bytes for part in of} for s, of in parts.items()}
-    order = SampleOrder(
-        1, manifest.data.seed
-    )  # the cursor counts positions; which window one is matters at the ends only
+    # the cursor counts positions; which window one is matters at the ends only
+    order = SampleOrder(1, manifest.data.seed)
 
     def place(
         stage: int,

@@ -106,9 +106,8 @@ class StateService(state_pb2_grpc.StateServicer):
                         data = bytes(view[at : at + MESSAGE])
                         await self._share.take(peer, len(data))
                         yield state_pb2.StateChunk(offset=request.offset + at, data=data)
-                        self.pins.get(
-                            pin.key, self._clock.now()
-                        )  # in use: does not expire under its reader
+                        # in use: does not expire under its reader
+                        self.pins.get(pin.key, self._clock.now())
                         self.bytes_given[peer] += len(data)
                         self._transport.count(peer, sent=len(data))
                     if request.offset + request.length == len(pin.views[request.name]):

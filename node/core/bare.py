@@ -28,9 +28,8 @@ def lay_bare(name: str, needed: Sequence[str] = ()) -> None:
     package, loader = importlib.util.module_from_spec(spec), spec.loader
 
     def wanted(attribute: str) -> Any:
-        if (
-            attribute.startswith("__") and attribute != "__version__"
-        ):  # what inspectors ask of every module
+        # what inspectors ask of every module
+        if attribute.startswith("__") and attribute != "__version__":
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         if (
             part := sys.modules.get(f"{name}.{attribute}")

@@ -168,9 +168,8 @@ def _hub(
     name: str, place: str, tokenizer: Tokenizer, wanted: str, home: Path
 ) -> tuple[np.ndarray, str, int]:
     where, colon, rest = name.partition(":")
-    inside = local(
-        where, place
-    )  # a saved data set is a directory itself, or one of several in a directory
+    # a saved data set is a directory itself, or one of several in a directory
+    inside = local(where, place)
     dataset, column = readers.hub(
         f"{inside if place and os.path.isdir(inside) else place or where}{colon}{rest}"
     )

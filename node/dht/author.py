@@ -44,13 +44,11 @@ class Author:
         self._seq = max(self._seq + 1, heard[0] + 1, int(now * 1000))
         life = min(times * self._settings.ttl_s, self._settings.max_ttl_s)
         until, after_last = now + life, max(self._not_after, heard[1]) + 0.002
-        if (
-            until < after_last <= now + self._settings.max_ttl_s
-        ):  # further off: the clock was wrong, nobody took it
+        # further off: the clock was wrong, nobody took it
+        if until < after_last <= now + self._settings.max_ttl_s:
             until = after_last
-        self._not_after = round(
-            until, 3
-        )  # within SLACK_S of board.py, and the same number on every way it travels
+        # within SLACK_S of board.py, and the same number on every way it travels
+        self._not_after = round(until, 3)
         raw = seal(
             self._identity, self.key, wrap(self._admission, body), self._seq, self._not_after
         )

@@ -14,9 +14,8 @@ _REMEMBERED = 64  # faults of one peer that count at once
 
 @dataclass(slots=True)
 class _Page:
-    recent: deque[tuple[float, float]] = field(
-        default_factory=lambda: deque(maxlen=_REMEMBERED)
-    )  # (when, weight)
+    # (when, weight)
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     until: float = -math.inf
     bans: int = 0
 

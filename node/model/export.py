@@ -186,9 +186,8 @@ def _disk_full(error: OSError | SafetensorError) -> bool:
     full = (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, OSError):
         return error.errno in full
-    return any(
-        f"os error {number})" in str(error) for number in full
-    )  # safetensors tells the number in its text only
+    # safetensors tells the number in its text only
+    return any(f"os error {number})" in str(error) for number in full)
 
 
 _ROLES = {

@@ -204,9 +204,8 @@ class PipelineMachine:
             return Answer(Say.AWAIT_PLAN, f"epoch {epoch} has not begun here")
         if epoch < self.plan.epoch or self.closed:
             return Answer(Say.REFUSED, f"epoch {epoch} is over here")
-        if (
-            plan_hash != self.plan.hash
-        ):  # a new term's plan reaches us a little later than our neighbours
+        # a new term's plan reaches us a little later than our neighbours
+        if plan_hash != self.plan.hash:
             return Answer(Say.AWAIT_PLAN, "another plan is in force here")
         return None
 
@@ -330,9 +329,8 @@ class PipelineMachine:
                 *self._tell(key, visit, BACKWARD),
                 *self._finish(key, visit),
             ]
-        if (
-            key.position == len(visit.journey) - 1
-        ):  # the origin: the loss is its forward and gives the gradient as well
+        # the origin: the loss is its forward and gives the gradient as well
+        if key.position == len(visit.journey) - 1:
             visit.backward.step = Step.COMPUTED
             return [
                 *self._tell(key, visit, FORWARD),
@@ -440,9 +438,8 @@ class PipelineMachine:
         actions = self._tell(key, visit, way)
         if way is FORWARD or visit.journey[0].peer == self.me:
             return actions
-        if (
-            untaken and not visit.committed
-        ):  # DONE without ACCEPTED: another replica was first, so nobody will name us
+        # DONE without ACCEPTED: another replica was first, so nobody will name us
+        if untaken and not visit.committed:
             visit.committed = True
             actions.append(Void(key))
         return [*actions, Free(key) if visit.committed else FreeGradient(key)]
@@ -459,9 +456,8 @@ class PipelineMachine:
         if leg.step is Step.SETTLED or leg.delivery is None or leg.target != peer:
             return []
         leg.target = None
-        if (
-            way is FORWARD and visit.backward.step is not Step.ABSENT
-        ):  # its gradient is here: it got there after all
+        # its gradient is here: it got there after all
+        if way is FORWARD and visit.backward.step is not Step.ABSENT:
             leg.step = Step.SETTLED
             return self._tell(key, visit, FORWARD)
         leg.delivery.turned(peer, trouble)

@@ -197,9 +197,8 @@ class StageMath:
             if storage.data_ptr() not in self._own:
                 seen[storage.data_ptr()] = storage.nbytes()
             self.graph_bytes[shape] = sum(seen.values())
-            return (
-                tensor.detach()
-            )  # the same tensor would make its own graph node keep itself alive
+            # the same tensor would make its own graph node keep itself alive
+            return tensor.detach()
 
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
 

@@ -118,9 +118,8 @@ class Pushed:
         if meeting.locked:
             self._turns(meeting.order[alive[meeting.order]], meeting.bound, slice(None))
         else:
-            for c in range(
-                self.values.shape[1]
-            ):  # every coordinate sees the pushes in an order of its own
+            # every coordinate sees the pushes in an order of its own
+            for c in range(self.values.shape[1]):
                 mixed = np.roll(meeting.order, c * len(alive) // self.values.shape[1])
                 self._turns(mixed[alive[mixed]], None, slice(c, c + 1))
         return self.values

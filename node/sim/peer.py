@@ -525,9 +525,8 @@ class SimPeer(Host):
         self._accused[peer] = now
         if peer == plan.leader:
             self._beating += 1
-            self._beat(
-                self._beating
-            )  # nobody else can be told: the next word to it shows whether it lives
+            # nobody else can be told: the next word to it shows whether it lives
+            self._beat(self._beating)
             return
         self._tell_leader(plan, ev.Accused(peer, self.name, reason))
 

@@ -103,9 +103,8 @@ class Subscription:
                 raise StopAsyncIteration
             self._wake.clear()
             self._asleep = True
-            if (
-                not self._unread and not self._closed
-            ):  # something may have come between the first look and this line
+            # something may have come between the first look and this line
+            if not self._unread and not self._closed:
                 await self._wake.wait()
 
     def put(self, event: Event) -> None:
@@ -248,7 +247,8 @@ def _message(record: logging.LogRecord) -> str:
         TypeError,
         ValueError,
         KeyError,
-    ):  # arguments that do not fit the format are the caller's mistake, not ours
+    ):
+        # arguments that do not fit the format are the caller's mistake, not ours
         return str(record.msg)
 
 

@@ -154,10 +154,11 @@ class Election:
             return False
         until, seq = self._shunned[peer]
         if now < until:
+            # its last words reach us a little later
             self._shunned[peer] = (
                 until,
                 max(seq, seen.seq),
-            )  # its last words reach us a little later
+            )
             return True
         # A peer that is dead or cut off leaves its last record behind: only a newer one says that
         # it is back.

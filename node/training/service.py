@@ -472,10 +472,11 @@ class Training(rpc.TrainingServicer):
             raise PeerFault(peer, "no answer in time") from e
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
+        # others take what there is to be done about them
         if note.WhichOneof("say") in (
             None,
             "ready",
-        ):  # others take what there is to be done about them
+        ):
             self.transport.patience.took(("word", peer), self.clock.now() - began)
         return None if reply.accepted else reply.reason
 

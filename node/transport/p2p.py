@@ -61,7 +61,7 @@ HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_TIMES = 10.0, 15.0, 2
 LAUNCH_S = 90.0
 """For p2pd to say that it is up: where two dozen start on two cores it takes a while. One that
 fails says so at once."""
-LINKS_EVERY_S = 2.0
+LINKS_EVERY_S = 3.0
 """Between two looks at whom p2pd is connected to."""
 FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.05, 10.0, 60.0
 CONNECT_TIMEOUT_S, TCP_FIRST_S = 10.0, 2.0

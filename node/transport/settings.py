@@ -7,6 +7,11 @@ from dataclasses import dataclass
 MIB = 1 << 20
 
 
+SERVER_TIMES = 5
+"""How many times as long as who dialled the other side of a connection waits before it probes one
+that has calls."""
+
+
 @dataclass(frozen=True)
 class TransportSettings:
     """Of this peer."""
@@ -27,7 +32,7 @@ class TransportSettings:
     """Bytes of tensor in one message."""
     handshake_timeout_s: float = 5.0
     """A stranger's connection that has not finished its handshake by then is closed."""
-    keepalive_s: float = 1.5
+    keepalive_s: float = 2.0
     """Time without a byte from the other side after which a connection is probed."""
     keepalive_timeout_s: float = 3.0
     """Silence after a probe that means the peer is gone. On a slow link the answer waits behind the
@@ -60,7 +65,8 @@ class TransportSettings:
         unread. ``slack_s``: how late this process ran when the connection was made, which the other
         side's answers to probes may then be too. Without a call only the side that dialled probes
         (``server`` False): it is the one that would dial anew, and probes of all connections are
-        most of what an idle peer of a large swarm costs.
+        most of what an idle peer of a large swarm costs. For the same reason the other side looks
+        after its calls :data:`SERVER_TIMES` as rarely.
 
         gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the
         keepalive's own time-out. Its bandwidth probes are pings too, sent in the middle of a
@@ -73,7 +79,10 @@ class TransportSettings:
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
-            ("grpc.keepalive_time_ms", round(1000 * self.keepalive_s)),
+            (
+                "grpc.keepalive_time_ms",
+                round(1000 * self.keepalive_s * (SERVER_TIMES if server else 1)),
+            ),
             ("grpc.keepalive_timeout_ms", round(1000 * timeout_s)),
             ("grpc.http2.ping_timeout_ms", round(1000 * timeout_s)),
             ("grpc.keepalive_permit_without_calls", int(not server)),

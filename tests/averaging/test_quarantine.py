@@ -79,9 +79,8 @@ def test_somebody_is_always_left(said, factor, known):
     out = quarantined(sizes, factor, FEWEST_KNOWN, (P,), made)
     assert len(out) < len(sizes)
     assert out == quarantined(dict(reversed(sizes.items())), factor, FEWEST_KNOWN, (P,), made)
-    if (
-        len(sizes) != 2
-    ):  # of two, a louder one that did little may be within what is usual where the other is not
+    # of two, a louder one that did little may be within what is usual where the other is not
+    if len(sizes) != 2:
         assert min(sizes, key=lambda p: sizes[p].per_token) not in out
 
 

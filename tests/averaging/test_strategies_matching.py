@@ -231,9 +231,8 @@ def test_a_leader_hands_its_followers_to_a_better_one() -> None:
     ]
     mine.handle(m.Lost(lead), 0.3)
     assert mine.leading
-    assert isinstance(
-        mine.handle(m.Ticked(), 10.0)[0], Alone
-    )  # with nobody: those it handed over went elsewhere
+    # with nobody: those it handed over went elsewhere
+    assert isinstance(mine.handle(m.Ticked(), 10.0)[0], Alone)
 
 
 def test_at_the_deadline_a_leader_closes_with_whom_it_has_and_others_give_up() -> None:

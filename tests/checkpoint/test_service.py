@@ -432,9 +432,8 @@ async def test_verified_tensors_survive_a_broken_donor_and_a_restart(
     )
     with pytest.raises(NoDonor):
         await swarm.fetch([breaks], partial=Partial(tmp_path / "state"), settings=one_by_one)
-    large = [
-        t for n, t in values().items() if n.endswith(".weight")
-    ]  # largest first, so these are done
+    # largest first, so these are done
+    large = [t for n, t in values().items() if n.endswith(".weight")]
     assert set(files(tmp_path / "state")) == {
         hashlib.sha256(t.numpy().tobytes()).hexdigest() + ".tensor" for t in large
     }
@@ -569,9 +568,8 @@ async def test_more_streams_than_one_joiner_may_open_are_refused(swarm: Swarm) -
     request = state_pb2.FetchRequest(
         stage=1, kind=state_pb2.PARAMETERS, epoch=3, name="norm", length=28
     )
-    calls = [
-        stub.Fetch(request, timeout=20) for _ in range(18)
-    ]  # one goes at once, the others are held open by the rate limit
+    # one goes at once, the others are held open by the rate limit
+    calls = [stub.Fetch(request, timeout=20) for _ in range(18)]
     codes = [asyncio.ensure_future(call.code()) for call in calls]
     done, _ = await asyncio.wait(codes, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     first = [code for code in done if code.result().name != "OK"]

@@ -159,11 +159,12 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
     assert caught.value.code is ExitCode.CLOCK_WRONG
     addresses, how = asked[0]
     assert addresses == (place,)
+    # this home has no key yet
     assert (how["me"], how["first"], how["seconds"]) == (
         None,
         True,
         3.0,
-    )  # this home has no key yet
+    )
 
     me = Identity.load_or_create(ours.identity_path).peer_id
     found(Finding(place, "answer", True, "answered"), identity_in_use(me, "it answers"))

@@ -133,9 +133,8 @@ def test_the_number_of_writers_is_bounded_and_room_comes_back(body) -> None:
         b.offer(one.peer_id, sealed(one, packed), NOW + 15, NOW)
     with pytest.raises(WireError, match="3 peers"):
         b.offer(crowd[3].peer_id, sealed(crowd[3], packed), NOW + 15, NOW)
-    b.offer(
-        crowd[0].peer_id, sealed(crowd[0], packed, 2, NOW + 16), NOW + 16, NOW
-    )  # known ones go on
+    # known ones go on
+    b.offer(crowd[0].peer_id, sealed(crowd[0], packed, 2, NOW + 16), NOW + 16, NOW)
     b.offer(BOB.peer_id, sealed(BOB, packed), NOW + 15, NOW)  # and so does the owner of the board
     assert len(b.entries(NOW)) == 4
     assert b.offer(crowd[4].peer_id, sealed(crowd[4], packed, 1, NOW + 30), NOW + 30, NOW + 15.5)

@@ -81,9 +81,8 @@ async def test_a_first_peer_that_restarts_finds_the_others_from_the_board(
     await both_see(eventually, first, other)
 
     await p2p_first.shutdown()
-    await first.attach(
-        await swarm.p2p(identity)
-    )  # on another port, with nobody to ask but whom it remembers
+    # on another port, with nobody to ask but whom it remembers
+    await first.attach(await swarm.p2p(identity))
 
     async def together() -> bool:
         return first.neighbours > 0

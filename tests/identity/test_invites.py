@@ -192,9 +192,8 @@ def test_what_is_wrong_is_said(text: str, says: str) -> None:
 @given(st.data())
 def test_one_wrong_letter_is_noticed(data: st.DataObject) -> None:
     text = INVITE.encode()
-    at = data.draw(
-        st.integers(len(PREFIX), len(text) - 2)
-    )  # the last letter may hold bits that mean nothing
+    # the last letter may hold bits that mean nothing
+    at = data.draw(st.integers(len(PREFIX), len(text) - 2))
     letter = data.draw(
         st.sampled_from([c for c in "abcdefghijklmnopqrstuvwxyz234567" if c != text[at]])
     )

@@ -78,9 +78,8 @@ def test_the_updates_are_those_of_one_process_to_the_bit(done, ranks, scene):
 def test_momentum_that_stays_with_the_shards_trains_the_same(done, ranks):
     whole, settings = together(done[0], ranks, "even")[0], OptimSettings()
     updates = together(done[0], ranks, "training")[1]
-    whole = {
-        n: whole[n] for n in sorted(whole, key=lambda n: int(n[1:]))
-    }  # in the order they were drawn
+    # in the order they were drawn
+    whole = {n: whole[n] for n in sorted(whole, key=lambda n: int(n[1:]))}
     momenta = {n: torch.zeros_like(like) for n, like in whole.items()}
     directions = {}
     for turn in range(5):
@@ -100,9 +99,8 @@ def test_buffers_hold_what_three_groups_need_and_no_more(done, ranks):
         for scene, slots in (("even", 3), ("serial", 1), ("one-group", 1)):
             seen = told_by[scene]
             assert seen["buffer"] == slots * (seen["hosted"] + seen["given"])
-        assert (
-            told_by["even"]["hosted"] <= 16_384
-        )  # 64 x 64 alone is above the 10,000 bytes asked for
+        # 64 x 64 alone is above the 10,000 bytes asked for
+        assert told_by["even"]["hosted"] <= 16_384
         assert told_by["even"]["groups"] >= 4 - ranks // 4
         assert told_by["large"]["hosted"] == told_by["even"]["hosted"], (
             "one matrix, however little was allowed"

@@ -306,10 +306,11 @@ class World:
         if self.apart(sender, send.peer):
             return self.turned(sender, send, number, plan, Trouble.FAILED)
         place = (plan, send.peer, claim.key, send.way)
+        # an action may look at it at once
         kept, self.tensors[place] = (
             self.tensors.get(place),
             tensor,
-        )  # an action may look at it at once
+        )
         answer = self.tell(send.peer, ev.Held(send.way, claim, sender))
         assert answer is not None
         if answer.say is Say.TAKE:

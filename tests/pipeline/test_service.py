@@ -256,9 +256,8 @@ async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
     await swarm.settle()
     assert all(room.stash.used == 0 for room in swarm.rooms.values())
     sent = {n: e.moved[0] for n, e in swarm.ears.items()}
-    assert (
-        sent["s3a"] - sent["s2a"] == (1 - 5) * 16 * 4
-    )  # of a generation only the last position comes home
+    # of a generation only the last position comes home
+    assert sent["s3a"] - sent["s2a"] == (1 - 5) * 16 * 4
 
 
 async def test_forward_only_work_finds_another_replica_or_says_who_failed(make_swarm):

@@ -41,9 +41,8 @@ def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
     assert costs.delay(E, A) == pytest.approx(1.0)
     assert costs.delay(A, E) == pytest.approx(0.8)  # E's round trip serves both directions
     assert costs.body_s == pytest.approx(0.8)
-    assert costs.delay(E, B) == pytest.approx(
-        0.2 + 0.8
-    )  # no tensor went there: half the trip, and a usual body
+    # no tensor went there: half the trip, and a usual body
+    assert costs.delay(E, B) == pytest.approx(0.2 + 0.8)
     assert costs.delay(B, E) == costs.delay(E, B)
     assert costs.delay(A, C) == pytest.approx(1.0)  # nobody knows: the median of what is known
     assert costs.compute == {A: pytest.approx(0.3)}

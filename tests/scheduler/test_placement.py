@@ -13,9 +13,8 @@ def test_an_empty_stage_comes_first_then_the_slowest() -> None:
     assert choose_stage(view, [1, 2, 3], ME) == 2
     assert choose_stage(view, [1, 3], ME) == 1
     assert choose_stage({1: {A: 1.0}}, [1, 2], ME) == 2  # a stage nobody has heard of is empty
-    assert (
-        choose_stage({1: {A: 5.0}, 2: {B: 1.0, C: 1.0}}, [1, 2], ME) == 2
-    )  # speed counts, not heads
+    # speed counts, not heads
+    assert choose_stage({1: {A: 5.0}, 2: {B: 1.0, C: 1.0}}, [1, 2], ME) == 2
 
 
 def test_unknown_speeds_fall_back_to_counting_replicas() -> None:

@@ -109,11 +109,12 @@ def test_bytes_are_those_of_the_codec_and_the_group() -> None:
         name: simulate(name, trial).to_dict()["bytes_per_peer_per_step"]
         for name in ("butterfly", "diloco", "streaming")
     }
+    # every 50; halves every 25
     assert steps == {
         "butterfly": 7875,
         "diloco": round(7875 / 50),
         "streaming": round(7875 / 50),
-    }  # every 50; halves every 25
+    }
     assert (
         simulate("butterfly", Trial(64, (8, 8), seeds=1, parameters=1 << 20, codec="int8")).sent
         < sent["butterfly"] * 1049 * 0.26

@@ -79,9 +79,8 @@ def test_no_leader_that_hears_liars_goes_beyond_what_its_members_accept() -> Non
     leads.saw(1, 0.0)
     follows.saw(1, 0.0)
     term = 1
-    for i in range(
-        1, 200
-    ):  # a member that misses every plan, while others say the most that is believed of them
+    # a member that misses every plan, while others say the most that is believed of them
+    for i in range(1, 200):
         now = i / PLANS_PER_S
         term = leads.most(now, STEP_HEARD) + 1
         assert term <= follows.most(now)

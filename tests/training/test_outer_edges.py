@@ -156,9 +156,8 @@ async def test_a_speaker_that_is_dead_leaves_its_mass_where_it_was_and_its_cell_
     async def one(p: Peer) -> ev.RoundEnded:
         ended = asyncio.ensure_future(p.work.average(plan, r, False))
         while not ended.done():
-            p.work.rounds.gone(
-                dead.me
-            )  # the leader's word, which counts once the round is open here
+            # the leader's word, which counts once the round is open here
+            p.work.rounds.gone(dead.me)
             await asyncio.wait([ended], timeout=0.05)
         return await ended
 

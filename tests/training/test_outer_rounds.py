@@ -333,9 +333,8 @@ async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_
         assert len({p.work.stage.digest for p in everybody}) == 1
     assert [bool(p.work.anchor.owed.words) for p in everybody] == [True] * 4, "they took turns"
     for n in SHAPES:
-        owed_now = (
-            sum(p.work.anchor.owed.words[n] for p in everybody) / 2
-        )  # half of the weight is each cell's
+        # half of the weight is each cell's
+        owed_now = sum(p.work.anchor.owed.words[n] for p in everybody) / 2
         owed_now = owed_now + sum(
             p.work.anchor.owed.means.get(n, torch.zeros(())) for p in everybody
         )
@@ -374,9 +373,8 @@ async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_no
     met = meeting(rig, cells, plan)
     await rig.begin(met, *everybody)
     r = rig.round(met)
-    await asyncio.gather(
-        *(p.work.average(met, r, False) for p in everybody)
-    )  # and nobody adopts it
+    # and nobody adopts it
+    await asyncio.gather(*(p.work.average(met, r, False) for p in everybody))
     alone = meeting(rig, cells[:1], plan)
     await rig.epoch(alone, *cells[0])
     assert equal(*cells[0])

@@ -160,9 +160,8 @@ def test_a_checkpoint_keeps_what_is_owed() -> None:
 def test_a_mean_that_is_made_while_the_round_is_looked_at_does_not_disturb_it() -> None:
     class Meanwhile(dict[str, Tensor]):
         def __getitem__(self, name: str) -> Tensor:
-            owed.makes(
-                {"late": torch.ones(3)}
-            )  # as a step does that the round did not wait for, on a thread of its own
+            # as a step does that the round did not wait for, on a thread of its own
+            owed.makes({"late": torch.ones(3)})
             return super().__getitem__(name)
 
     owed = Owed("int8")

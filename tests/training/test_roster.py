@@ -74,9 +74,8 @@ def test_a_version_that_was_undone_is_nothing_to_start_from_and_no_richer_side()
         ev.Heard(p, s, made, "d", 1.0, (Version(2, "e" * 32),), tokens=90)
         for s, p in enumerate((A, B, C))
     ]
-    r = roster(
-        *notes, ev.Heard(D, 1, made, "d", 1.0, tokens=90)
-    )  # D caught up and can go back to nothing
+    # D caught up and can go back to nothing
+    r = roster(*notes, ev.Heard(D, 1, made, "d", 1.0, tokens=90))
     assert r.startable()[0] == made
     r.undo(made)
     assert r.startable() == [Version(2, "e" * 32)]

@@ -207,7 +207,8 @@ async def test_an_evil_relay_gains_nothing(swarm, hidden, kind):
             except (
                 grpc.aio.AioRpcError,
                 PeerFault,
-            ):  # the line through the evil relay may still be there for a moment
+            ):
+                # the line through the evil relay may still be there for a moment
                 await asyncio.sleep(0.2)
     if kind not in ("reads", "replays"):
         assert a.peers()[b.peer_id].via == honest.peer_id

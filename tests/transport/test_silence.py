@@ -136,6 +136,18 @@ async def test_a_frozen_process_is_noticed_and_found_again_when_it_wakes(
     assert await a.ping(peer) > 0
 
 
+async def test_a_line_without_calls_stays_up(swarm):
+    """A server that did not expect probes without calls would hang up on the third."""
+    knobs = {"keepalive_s": 0.5, "keepalive_timeout_s": BOUND_S}
+    a, b = await swarm(**knobs), await swarm(**knobs)
+    a.learn(b.peer_id, b.p2p.addresses())
+    gone = await lost(a, b.peer_id)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(16 * knobs["keepalive_s"]):
+            await gone.wait()
+    assert a.path(b.peer_id) == "direct"
+
+
 @pytest.mark.parametrize("direction", ["requests"])
 async def test_a_wire_that_carries_one_way_only_is_noticed_and_gone_around(
     swarm, record_property, direction

@@ -170,23 +170,17 @@ class RoundMachine:
         refusal = self._objection(number, began, opened)
         if refusal is not None:
             if refusal.weight and opened is epoch.current:
-                epoch.barred.add(
-                    began.peer
-                )  # who lies about its head has nothing that is worth waiting for
+                # who lies about its head has nothing that is worth waiting for
+                epoch.barred.add(began.peer)
             return [refusal]
         if epoch.wanted(stream) <= epoch.claimed:
             if opened is epoch.current:
                 epoch.groups[began.group].present.add(began.peer)
             wait = self._put_off(number, stream)
             return self._serve_if_fresh(number, stream, epoch) or [wait]
-        if opened is not epoch.current:
-            return [
-                self._refuse(
-                    number,
-                    Kind.SUPERSEDED,
-                    f"this peer is at attempt {epoch.current.round.attempt}",
-                )
-            ]  # type: ignore[union-attr]
+        if epoch.current is not None and opened is not epoch.current:
+            at = f"this peer is at attempt {epoch.current.round.attempt}"
+            return [self._refuse(number, Kind.SUPERSEDED, at)]
         if epoch.fault:
             return [self._refuse(number, Kind.FAILED, epoch.fault)]
         if began.tokens == 0:

@@ -119,9 +119,8 @@ class Exchanges:
                 except grpc.aio.AioRpcError as e:
                     if e.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise
-                if (
-                    redialled == self._redialled
-                ):  # else another exchange has, and the line is a new one
+                # else another exchange has, and the line is a new one
+                if redialled == self._redialled:
                     self._redialled += 1
                     self._transport.forget(self._owner)
                 return await self._once(errand)

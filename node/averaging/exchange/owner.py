@@ -308,9 +308,8 @@ class Owner:
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
             return
         begun = (attempt.cell_of(line.peer), line.group) in attempt.begun
-        if (
-            line.orders.empty() and not begun
-        ):  # nothing newer was decided while the values were looked at
+        # nothing newer was decided while the values were looked at
+        if line.orders.empty() and not begun:
             attempt.given[line.group, line.peer] = given
             self._feed(Uploaded(line.number))
 

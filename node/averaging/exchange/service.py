@@ -74,9 +74,8 @@ class CellRound:
             transport, settings, self._tasks, executor, self._clock.now, chunk, self._say
         )
         self._service = service
-        handler = grpc.stream_stream_rpc_method_handler(
-            self._owner.exchange
-        )  # bytes: a message of a parcel is read by hand
+        # bytes: a message of a parcel is read by hand
+        handler = grpc.stream_stream_rpc_method_handler(self._owner.exchange)
         transport.server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {"Exchange": handler}),)
         )

@@ -107,9 +107,8 @@ def meet_by_key(keys: Places, most: int) -> Groups:
     ``keys`` [n, d-1]. Members beyond ``most`` occur in grids that are not full or that somebody
     failed to move in.
     """
-    places = (
-        keys if keys.shape[1] else np.zeros((len(keys), 1), np.int64)
-    )  # one axis: everybody has the same key
+    # one axis: everybody has the same key
+    places = keys if keys.shape[1] else np.zeros((len(keys), 1), np.int64)
     _, labels, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
     labels = labels.reshape(-1).astype(np.int64)
     pieces = -(-counts // most)

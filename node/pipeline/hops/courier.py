@@ -101,9 +101,8 @@ class Courier:
         outcome = await self.outbound.send(peer, way, messages, len(buffer), room.hop_s, accepted)
         if room.machine.plan is not plan:
             return
-        self._sending.pop(
-            (key, way), None
-        )  # this task is at its end; what comes next must not cancel it
+        # this task is at its end; what comes next must not cancel it
+        self._sending.pop((key, way), None)
         if outcome.trouble is None:
             self._measure(claim.journey[action.position], way, began, outcome.compute_s)
             room.do(ev.Settled(key, way, peer))

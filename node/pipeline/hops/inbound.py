@@ -177,6 +177,10 @@ async def say(
     context: Any, verdict: int, reason: str = "", compute_s: float = 0.0, waited_s: float = 0.0
 ) -> None:
     """One receipt."""
-    await context.write(
-        pb.Receipt(verdict=verdict, reason=reason, compute_s=compute_s, waited_s=waited_s)
-    )  # pyright: ignore[reportArgumentType]
+    receipt = pb.Receipt(
+        verdict=verdict,  # pyright: ignore[reportArgumentType]
+        reason=reason,
+        compute_s=compute_s,
+        waited_s=waited_s,
+    )
+    await context.write(receipt)

@@ -151,9 +151,8 @@ class Chair:
             self.lead(ev.MoveRefused(peer))
 
     async def _search(self, job: Job) -> None:
-        if (
-            not self._searching.locked()
-        ):  # one at a time; what changed meanwhile is seen by the next one
+        # one at a time; what changed meanwhile is seen by the next one
+        if not self._searching.locked():
             async with self._searching:
                 routes, makespan = await asyncio.to_thread(
                     search, job, clock=time.thread_time, limit_s=SEARCH_S

@@ -128,9 +128,8 @@ class OuterRound:
             met.leader, met.epoch, met.term, met.hash, 0, (), {}, (), (), met.deadline_s
         )
         unit = rounds.unit(met)
-        members = [
-            m.peer for m in met.unit(unit) if m.current
-        ]  # a listener is given the result where it lands
+        # a listener is given the result where it lands
+        members = [m.peer for m in met.unit(unit) if m.current]
         speaking = speakers(met, unit, ())
         await anchor.arrived(r.deadline_s)
         if anchor.lacking:
@@ -240,9 +239,8 @@ class OuterRound:
         if not anchor.believes or (plan.fragment and listener):
             missing = tuple(sorted(rounds.shapes))  # to be copied from who has made the step
         if r.attempt < PUSH_AGAIN:
-            missing = tuple(
-                sorted({*missing, *outcome.unserved})
-            )  # another attempt will need this peer
+            # another attempt will need this peer
+            missing = tuple(sorted({*missing, *outcome.unserved}))
         cells = len(flows(plan, unit)) if edges else len(speaking)
         self.news = OuterNews(plan.outer, cells, len(members), outcome.nbytes, outcome.seconds)
         return rounds.ended(plan, r, outcome, len(members), holds, missing), dict(outcome.fresh)

@@ -105,10 +105,11 @@ class Owed:
         words |= {
             n: lost for n, lost in self._said.items() if n in parts and me in parts[n].contributors
         }
+        # a late step may add to it on its own thread
         means, made = (
             dict(self.means),
             dict(self._made),
-        )  # a late step may add to it on its own thread
+        )
         means |= {
             n: whole - fresh[n] for n, whole in made.items() if n in parts and parts[n].owner == me
         }
