@@ -24,12 +24,12 @@ BASE = "c2d8ad2"
 SAVED = 0.92
 FILES, SHARED, SKIPPED = 20, 20, 20
 UNWIRED = {
-    "matchmaking": "node.averaging.strategies.matching.",
-    "push-sum receipts": "node.averaging.strategies.gossip.Mass.",
-    "Moshpit's key update": "node.averaging.strategies.moshpit.indices",
-    "the tensor-parallel step": "node.local.step.",
-    "plans made again": "node.tools.replan.",
-    "assignment": "node.tools.assignment.",
+    "matchmaking": ".matching.Matching.",
+    "push-sum receipts": ".gossip.Mass.",
+    "Moshpit's key update": ".moshpit.indices",
+    "the tensor-parallel step": ".step.TensorParallelStep.",
+    "plans made again": ".replan.",
+    "assignment": ".assignment.",
 }
 """What nothing reaches yet and may stay, because a leader for each cell will use it."""
 WALKS = {

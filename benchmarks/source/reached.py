@@ -72,12 +72,11 @@ def unreached(
     tree: Tree, also: Collection[str] = (), *, root: str = "cli", within: str = "node"
 ) -> list[str]:
     """Public functions and methods of ``within`` that nothing reached from ``root`` names, as
-    "module.name" in order. ``also``: what is called from outside by the beginning of its name. A
+    "module.name" in order. ``also``: what is called from outside too, by a part of its name. A
     protocol's methods are a promise, no code: never among them."""
     program = (s for s in tree.files.values() if s.module.split(".")[0] in (root, within, "protos"))
     known = collect(program)
-    starts = tuple(also)
-    more = [p for p in known.parts if starts and f"{p[0]}.{p[1]}".startswith(starts)]
+    more = [p for p in known.parts if any(word in f"{p[0]}.{p[1]}" for word in also)]
     found = reach(known, root, more)
     return sorted(
         f"{module}.{name}"
