@@ -11,8 +11,8 @@ import grpc
 import pytest
 import torch
 
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint.settings import CheckpointSettings
-from node.core.clock import VirtualClock
 from node.core.errors import PeerFault, Refused
 from node.core.ids import PeerId
 from node.dht.record import PeerBody
