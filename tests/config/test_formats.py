@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import node.manifest as module
-from node import change
+from node.app import change
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.errors import ExitCode, TooNew, UsageFault

@@ -4,7 +4,7 @@ import pytest
 
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.meter import Meter
+from node.training.state.meter import Meter
 
 
 def test_small_parts_do_not_make_an_optimizer_slow() -> None:
