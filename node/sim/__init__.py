@@ -1,3 +1,3 @@
-"""A whole swarm in virtual time: the real machines, fake links between them, faults on a time line,
-invariants after every event. Enters: a setup, a schedule of faults, a seed. Never: torch, a socket,
-the wall clock."""
+"""A whole swarm in virtual time: the product's own services, a simulated network, disk and device
+under them, faults on a time line, invariants after every event. Enters: a setup, a schedule of
+faults, a seed. Never: a socket, a thread, the wall clock."""

@@ -238,7 +238,9 @@ class CountsOnce(Checker):
             )
 
     def gave(self, peer: SimPeer, plan: Plan, taken: Taken) -> None:
-        """What one peer gives has every sample once."""
+        """What one peer gives has samples of the plan, and each once."""
+        if not {s for p in plan.paths for s in p.samples}.issuperset(taken.samples):
+            raise self.broken(f"{peer.name} counts samples that epoch {plan.epoch} has not")
         if len(set(taken.samples)) != len(taken.samples):
             raise self.broken(f"{peer.name} counts a sample of epoch {plan.epoch} twice")
 

@@ -19,9 +19,11 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context
+from itertools import count
 from typing import Any
+from weakref import WeakSet
 
 STOP_EVERY = 64
 """Callbacks between two looks at whether to stop."""
@@ -65,6 +67,8 @@ class World:
         self.now = 0.0
         self.events = 0
         self.error: Exception | None = None
+        self.loops: list[ProcessLoop] = []
+        _worlds.add(self)
         self._number = 0
         self._later: list[tuple[float, int, Handle]] = []
         self._ready: deque[Handle] = deque()
@@ -85,6 +89,18 @@ class World:
         else:
             self._ready.append(handle)
         return handle
+
+    def close(self) -> None:
+        """Nothing of it goes on: what its coroutines hold is given back."""
+        for loop in self.loops:
+            for task in asyncio.all_tasks(loop):
+                coro: Any = task.get_coro()
+                events._set_running_loop(loop)
+                for _ in range(2):  # the first time, some want to wait for others to end
+                    with suppress(RuntimeError):
+                        coro.close()
+                events._set_running_loop(None)
+        self.loops.clear()
 
     def soon(self, handle: Handle) -> None:
         """Call it in its turn, at this time."""
@@ -139,6 +155,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, world: World) -> None:
         self.world = world
+        world.loops.append(self)
         self.dead = self.frozen = False
         self.inbox: list[Handle] = []
         self.blocked: Callable[[], float] = lambda: 0.0
@@ -261,10 +278,18 @@ class Inline(Executor):
     """Runs at once what it is given."""
 
 
-def bury() -> None:
-    """Give the memory of swarms back that nobody has any more."""
+_buried = count(1)
+_worlds: WeakSet[World] = WeakSet()
+
+
+def bury(every: int = 1) -> None:
+    """End what still waits in the worlds there are. Their memory is given back only each so many
+    times, because what is looked through for it is all there is."""
     with _quiet():
-        gc.collect()
+        for world in list(_worlds):
+            world.close()
+        if next(_buried) % every == 0:
+            gc.collect()
 
 
 @contextmanager

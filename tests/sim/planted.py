@@ -1,16 +1,21 @@
-"""Bugs planted in the machines by subclasses, and the hunt for a schedule that shows them."""
+"""Bugs planted in the machines by subclasses and in the services of peers before they start, and
+the hunt for a schedule that shows them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from node.averaging.exchange.books import Epoch
 from node.averaging.exchange.events import Action
 from node.averaging.exchange.machine import RoundMachine
+from node.averaging.reducers.reducer import Gathered, Reduced
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.pipeline.events import Counted
 from node.pipeline.machine import PipelineMachine
+from node.sim.process import SimPeer
 from node.sim.run import Outcome, run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup
@@ -118,6 +123,92 @@ class Planted(Machines):
         return (self._member or Member)(*args)
 
 
+class InServices(Machines):
+    """A bug in the services of every peer: what ``plant`` does to them before they start."""
+
+    def __init__(self, plant: Callable[[SimPeer], None]) -> None:
+        self._plant = plant
+
+    def services(self, peer: SimPeer) -> None:
+        self._plant(peer)
+
+
+def _keeps_gradients(peer: SimPeer) -> None:
+    """What was added up under another plan is not forgotten."""
+    assert peer.assembled is not None
+    sums = peer.assembled.pipeline._gradients
+
+    def reset() -> None:
+        sums._closed = False
+
+    setattr(sums, "reset", reset)  # noqa: B010 - a bug is planted
+
+
+def _leaves_one_out(peer: SimPeer) -> None:
+    """The owner forgets the last contributor of three, and divides by all their tokens."""
+    reducer = peer.work.engines.cell._owner._reducer
+    true = reducer.reduce
+
+    def reduce(gathered: Gathered) -> Reduced:
+        found = true(gathered)
+        if len(gathered.claims) < 3:
+            return found
+        kept = dict(list(gathered.claims.items())[:-1])
+        given = {p: gathered.gradients[p] for p in kept}
+        norms = {p: n for p, n in gathered.norms.items() if p in kept}
+        fewer = true(replace(gathered, claims=kept, gradients=given, norms=norms))
+        return replace(found, numbers=fewer.numbers)
+
+    setattr(reducer, "reduce", reduce)  # noqa: B010 - a bug is planted
+
+
+def _does_not_roll_back(peer: SimPeer) -> None:
+    """The version is undone, its parameters stay."""
+    stage = peer.work.stage
+
+    def roll_back(epoch: int) -> None:
+        stage.digest, stage.epoch = stage._before_digest, epoch
+        stage.lineage = stage._before_lineage
+        stage.settle()
+
+    setattr(stage, "roll_back", roll_back)  # noqa: B010 - a bug is planted
+
+
+def _saves_too_late(peer: SimPeer) -> None:
+    """A checkpoint gets the parameters that are there when it is written to the disk."""
+    store, stage = peer.work.engines.store, peer.work.stage
+    true, last = store.save, dict[int, Any]()
+
+    def save(number: int, epoch: int, parameters: Any, optimizer: Any, meta: Any) -> Any:
+        before, last[number] = last.get(number, parameters), dict(stage.parameters())
+        return true(number, epoch, before, optimizer, meta)
+
+    setattr(store, "save", save)  # noqa: B010 - a bug is planted
+
+
+def _counts_for_all(peer: SimPeer) -> None:
+    """An origin's word that shares count is heard as one of all micro-batches."""
+    assert peer.assembled is not None
+    pipeline = peer.assembled.pipeline
+    true = pipeline.ask
+
+    def ask(event: Any) -> Any:
+        if isinstance(event, Counted):
+            for index in range(peer.swarm.setup.micro_batches):
+                true(replace(event, index=index))
+        return true(event)
+
+    setattr(pipeline, "ask", ask)  # noqa: B010 - a bug is planted
+
+
+def _reads_other_data(peer: SimPeer) -> None:
+    """A micro-batch is made of the samples after those that the plan names."""
+    text = peer.work.engines.text
+    if text is not None:
+        true = text.at
+        object.__setattr__(text, "at", lambda samples: true([s + 1 for s in samples]))
+
+
 @dataclass(frozen=True)
 class Bug:
     """``scenarios`` in which it shows, as one of these invariants."""
@@ -151,6 +242,22 @@ BUGS = (
         frozenset({"I1", "I5", "I8"}),
     ),
 )
+
+
+IN_SERVICES = (
+    Bug("gradients kept", InServices(_keeps_gradients), ("leader-kill",), frozenset({"I3"})),
+    Bug("one left out", InServices(_leaves_one_out), ("quiet",), frozenset({"I5"})),
+    Bug(
+        "not rolled back",
+        InServices(_does_not_roll_back),
+        ("corrupt", "one-way"),
+        frozenset({"I1", "I5"}),
+    ),
+    Bug("saved too late", InServices(_saves_too_late), ("restart",), frozenset({"I6"})),
+    Bug("reads other data", InServices(_reads_other_data), ("quiet",), frozenset({"I3"})),
+    Bug("counts for all", InServices(_counts_for_all), ("one-way",), frozenset({"I3", "I5"})),
+)
+ALL_BUGS = BUGS + IN_SERVICES
 
 
 def hunt(bug: Bug, most: int = MOST) -> tuple[Outcome | None, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from node.training.leader.leader.attempt import Attempt
+from node.training.leader.attempt import Attempt
 
 from node.averaging.exchange.groups import micro_groups
 from node.averaging.strategies.outer import OuterSettings
