@@ -114,7 +114,7 @@ class World:
         """Go on until that time, until nothing is left to happen, until halted or until ``stop()``,
         which is asked now and then."""
         ready, later, current = self._ready, self._later, None
-        with _quiet():
+        with quiet():
             try:
                 while self.error is None:
                     if ready:
@@ -285,7 +285,7 @@ _worlds: WeakSet[World] = WeakSet()
 def bury(every: int = 1) -> None:
     """End what still waits in the worlds there are. Their memory is given back only each so many
     times, because what is looked through for it is all there is."""
-    with _quiet():
+    with quiet():
         for world in list(_worlds):
             world.close()
         if next(_buried) % every == 0:
@@ -293,7 +293,7 @@ def bury(every: int = 1) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No garbage is collected while the swarm runs, so that nothing depends on when; and what the
     coroutines of killed processes say when they are dropped is for nobody."""
     hook, collects = sys.unraisablehook, gc.isenabled()

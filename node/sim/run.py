@@ -10,7 +10,7 @@ from node.core.ids import PeerId
 from node.core.journey import Version
 from node.sim.faults import Schedule, strike
 from node.sim.invariants import InvariantViolation
-from node.sim.loop import bury
+from node.sim.loop import bury, quiet
 from node.sim.setup import Setup
 from node.sim.swarm import Machines, Swarm
 from node.training.leader.starting_point import NOTHING_IN_COMMON
@@ -117,7 +117,15 @@ def run(
     in memory or on its disk, and the leader says so.
     """
     outcome = Outcome(setup, schedule)
-    swarm = Swarm(setup, schedule.seed, make)
+    with quiet():
+        _run(outcome, make, limit_s)
+        bury(EVERY)
+    return outcome
+
+
+def _run(outcome: Outcome, make: Machines | None, limit_s: float) -> None:
+    schedule = outcome.schedule
+    swarm = Swarm(outcome.setup, schedule.seed, make)
     try:
         for fault in schedule.faults:
             swarm.world.push(fault.at, strike, swarm, fault)
@@ -125,9 +133,6 @@ def run(
     except InvariantViolation as e:
         outcome.violation = e
     _collect(swarm, outcome)
-    del swarm
-    bury(EVERY)
-    return outcome
 
 
 def _play(swarm: Swarm, healed: float, limit_s: float) -> bool:
