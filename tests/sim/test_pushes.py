@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from node.training.leader.attempt import Attempt
 
 from node.averaging.exchange.groups import micro_groups
 from node.averaging.strategies.outer import OuterSettings
@@ -15,6 +14,7 @@ from node.sim.faults import Schedule
 from node.sim.process import SimPeer
 from node.sim.run import run
 from node.sim.setup import Setup, toy_parts
+from node.training.leader.attempt import Attempt
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import speakers
 from node.training.protocol.rules import Rules
