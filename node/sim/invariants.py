@@ -339,6 +339,8 @@ class WeightedMean(Checker):
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)
         self._given: dict[tuple[str, PeerId], Taken] = {}
+        self._followed = 0
+        """Of what is known, how much belonged to plans in force when the old was last dropped."""
         self._by: dict[tuple[PeerId, str], tuple[str, tuple[PeerId, ...]]] = {}
 
     def gave(self, plan_hash: str, peer: PeerId, taken: Taken) -> None:
@@ -349,7 +351,20 @@ class WeightedMean(Checker):
                 f"{peer} gives {taken.tokens} tokens for {len(taken.samples)} samples"
             )
         self._given[plan_hash, peer] = taken
-        _shorten(self._given, 4 * len(self.swarm.peers))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the oldest, except what belongs to a plan in force: one side of a partition may wait
+        in an epoch while the other side goes through many."""
+        kept = 2 * len(self.swarm.peers)
+        if len(self._given) <= self._followed + 2 * kept:
+            return
+        in_force = {p.work.plan.hash for p in self.swarm.live() if p.work.plan is not None}
+        old = list(self._given)[:-kept]
+        for key in old:
+            if key[0] not in in_force:
+                del self._given[key]
+        self._followed = len(self._given) - kept
 
     def of(self, plan_hash: str, peer: PeerId) -> Taken | None:
         """What a peer gave under a plan, None for nothing."""

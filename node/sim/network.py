@@ -484,15 +484,15 @@ class Call:
             error = _error(grpc.StatusCode.UNIMPLEMENTED, self.method)
             self.back((), True, error)
             return
-        self._context = Context(self, handler, items)
+        self._context = Context(self, there, handler, items)
 
 
 class Context:
     """The end of a call where it is served: what a servicer gets as its context."""
 
-    def __init__(self, call: Call, handler: Any, items: tuple[Any, ...]) -> None:
-        there = call.there
-        assert there is not None
+    def __init__(
+        self, call: Call, there: SimTransport, handler: Any, items: tuple[Any, ...]
+    ) -> None:
         self.call, self.peer, self._loop = call, call.here.peer_id, there.loop
         self.requests = _Pipe()
         self.requests.items.extend(items)

@@ -180,9 +180,7 @@ class SimPeer:
         presence.start()
         stages = manifest.pipeline.stages
         stage = await self.placing.take(presence, stages, ends=False, company=True)
-        self._assemble(stage, presence)
-        a = self.assembled
-        assert a is not None
+        a = self._assemble(stage, presence)
         self.tasks.spawn(self.placing.watch(presence), "placing", eternal=True)
         a.training.on_plan = self._planned
         a.training.on_move = self.mover.asked
@@ -194,7 +192,7 @@ class SimPeer:
         a.training.start()
         presence.changed()
 
-    def _assemble(self, stage: int, presence: Presence) -> None:
+    def _assemble(self, stage: int, presence: Presence) -> Assembled:
         swarm, setup, device = self.swarm, self.swarm.setup, self.device
         manifest, watch, make = self.manifest, self.swarm.watch, self.swarm.make
         self.config.stage = stage
@@ -250,6 +248,7 @@ class SimPeer:
         self.transport.serving = True
         lies.puts_on(self, made.training)
         make.services(self)
+        return self.assembled
 
     def _planned(self, plan: Plan) -> None:
         me = plan.member(self.name)
@@ -394,14 +393,17 @@ class SimPeer:
     @property
     def work(self) -> Work:
         """Of its stage. Only for one that has begun."""
-        assert self.assembled is not None
-        return self.assembled.work
+        return self._begun().work
 
     @property
     def training(self) -> Training:
         """Only of one that has begun."""
-        assert self.assembled is not None
-        return self.assembled.training
+        return self._begun().training
+
+    def _begun(self) -> Assembled:
+        if self.assembled is None:
+            raise RuntimeError(f"{self.name} has no stage yet")
+        return self.assembled
 
     @property
     def leader(self) -> Leader | None:

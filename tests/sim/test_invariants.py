@@ -185,6 +185,22 @@ def test_i5_a_mean_that_is_none(swarm: Swarm, a: Any) -> None:
         mean.stepping(a, again, {"1.0": right})
 
 
+def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: Swarm, a: Any) -> None:
+    mean, waits = swarm.watch.mean, plan()
+    a.work.plan = waits
+    swarm.live = lambda stage=None: [a]  # type: ignore[method-assign]
+    for giver, given in ((A, taken(1, 2)), (B, taken(3))):
+        mean.gave(waits.hash, giver, given)
+    for term in range(2, 100):
+        for giver in (A, B):
+            mean.gave(plan(term=term).hash, giver, taken(term))
+    assert mean.of(plan(term=2).hash, A) is None
+    mean.step(a, opened(), Step(ROUND, 0, ("1.0",), (A, B), 48))
+    mean.stepping(a, waits, {"1.0": (code(1) + code(2) + code(3)) / 3})
+    with broken("I5"):
+        mean.stepping(a, waits, {"1.0": (code(1) + code(2)) / 3})
+
+
 def test_i6_a_checkpoint_that_is_not_what_was_held(swarm: Swarm, a: Any) -> None:
     at = plan(epoch=4, lineage="a" * 32)
     swarm.watch.began(a, at, False)
