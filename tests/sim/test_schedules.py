@@ -18,7 +18,7 @@ from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Swarm
 from node.training.protocol.meetings import number
 
-EACH, RANDOM, BATCH, WITH_CELLS = 2, 60, 10, 2
+EACH, RANDOM, BATCH, WITH_CELLS = 1, 30, 10, 1
 
 
 def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
