@@ -18,7 +18,7 @@ from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Swarm
 from node.training.protocol.meetings import number
 
-EACH, RANDOM, BATCH, WITH_CELLS = 2, 60, 10, 2
+EACH, RANDOM, BATCH, WITH_CELLS = 1, 20, 5, 1
 
 
 def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
@@ -308,7 +308,7 @@ def test_the_last_holder_of_a_stage_is_not_killed() -> None:
 def test_a_partition_makes_one_history_win() -> None:
     setup = Setup(ends=2, replicas=4, epochs=20)
     seen = 0
-    for seed in range(12):
+    for seed in range(8):
         outcome = run(
             setup, Schedule(seed, (Fault(5.0, "partition", who=seed * 37, seconds=14.0, size=0.5),))
         )
