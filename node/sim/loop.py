@@ -23,7 +23,6 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 from itertools import count
 from typing import Any
-from weakref import WeakSet
 
 STOP_EVERY = 64
 """Callbacks between two looks at whether to stop."""
@@ -68,7 +67,7 @@ class World:
         self.events = 0
         self.error: Exception | None = None
         self.loops: list[ProcessLoop] = []
-        _worlds.add(self)
+        _worlds.append(self)
         self._number = 0
         self._later: list[tuple[float, int, Handle]] = []
         self._ready: deque[Handle] = deque()
@@ -158,6 +157,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         world.loops.append(self)
         self.dead = self.frozen = False
         self.inbox: list[Handle] = []
+        self.unfinished: set[asyncio.Task[Any]] = set()
+        """Of a dead process, what it was at: ended with the world, and not as garbage before."""
         self.blocked: Callable[[], float] = lambda: 0.0
         """Seconds for which the call that a thread has just made would have blocked it."""
 
@@ -249,6 +250,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def kill(self) -> None:
         """Nothing of it runs any more."""
         self.dead, self.frozen = True, False
+        self.unfinished = asyncio.all_tasks(self)
         for handle in self.inbox:
             if handle.lost is not None:
                 handle.lost()
@@ -279,15 +281,17 @@ class Inline(Executor):
 
 
 _buried = count(1)
-_worlds: WeakSet[World] = WeakSet()
+_worlds: list[World] = []
+"""Those that are not buried: garbage is to be collected only of what has ended."""
 
 
 def bury(every: int = 1) -> None:
     """End what still waits in the worlds there are. Their memory is given back only each so many
     times, because what is looked through for it is all there is."""
     with quiet():
-        for world in list(_worlds):
+        for world in _worlds:
             world.close()
+        _worlds.clear()
         if next(_buried) % every == 0:
             gc.collect()
 

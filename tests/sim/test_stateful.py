@@ -79,7 +79,7 @@ class AnySwarm(RuleBasedStateMachine):
 
 TestAnySwarm = AnySwarm.TestCase
 TestAnySwarm.settings = settings(
-    max_examples=20,
+    max_examples=8,
     stateful_step_count=12,
     deadline=None,
     derandomize=True,
