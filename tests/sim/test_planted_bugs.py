@@ -45,7 +45,7 @@ def test_the_same_schedules_hold_without_it(bug) -> None:
 
 
 def test_a_failing_schedule_becomes_smaller_and_still_fails() -> None:
-    bug = next(b for b in planted.BUGS if b.name == "applied twice")
+    bug = next(b for b in planted.BUGS if b.name == "no latch")
     setup = Setup()
     for seed in range(100):
         big = run(setup, lay((*bug.scenarios, "slow-peer", "skew", "loss"), setup, seed), bug.make)

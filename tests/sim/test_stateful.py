@@ -3,7 +3,7 @@ order."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -81,6 +81,8 @@ TestAnySwarm = AnySwarm.TestCase
 TestAnySwarm.settings = settings(
     max_examples=8,
     stateful_step_count=12,
+    # To explain a failure hypothesis traces every line, which costs ten times the test.
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
