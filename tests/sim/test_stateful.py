@@ -20,7 +20,7 @@ class AnySwarm(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1000))
     def begin(self, seed: int) -> None:
-        self.swarm = Swarm(Setup(epochs=200), seed)
+        self.swarm = Swarm(Setup(epochs=10_000), seed)
         self.swarm.world.run(4.0)
 
     def strike(self, kind: str, who: int, seconds: float = 0.0, size: float = 0.0) -> None:
