@@ -212,9 +212,8 @@ class Transport:
             ("grpc.max_metadata_size", METADATA_BYTES),
             ("grpc.max_allowed_incoming_connections", CONNECTIONS),
             ("grpc.server_handshake_timeout_ms", round(1000 * settings.handshake_timeout_s)),
-            # Who dialled probes without a call too; a server that does not would count each probe
-            # as abuse and hang up.
-            ("grpc.http2.max_ping_strikes", 0),
+            # gRPC takes a probe without a call within five minutes of the last for abuse.
+            ("grpc.http2.min_ping_interval_without_data_ms", round(500 * settings.keepalive_s)),
             ("grpc.so_reuseport", 0),
         ]
         return grpc.aio.server(interceptors=[self._doorman], options=options)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 MIB = 1 << 20
 
 
-SERVER_TIMES = 5
-"""How many times as long as who dialled the other side of a connection waits before it probes one
-that has calls."""
+SERVER_TIMES = 10
+"""How many times as long as who dialled a connection the other side waits before it probes."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ class TransportSettings:
     ) -> list[tuple[str, int]]:
         """gRPC's options for both ends of a connection: how silence is noticed, and how much may be
         unread. ``slack_s``: how late this process ran when the connection was made, which the other
-        side's answers to probes may then be too. Without a call only the side that dialled probes
-        (``server`` False): it is the one that would dial anew, and probes of all connections are
-        most of what an idle peer of a large swarm costs. For the same reason the other side looks
-        after its calls :data:`SERVER_TIMES` as rarely.
+        side's answers to probes may then be too. The side that dialled would dial anew, so it is
+        the one that has to know soon. The other side (``server``) only has to free what a peer that
+        vanished held here: it probes :data:`SERVER_TIMES` as rarely, because probes of all
+        connections are most of what an idle peer of a large swarm costs.
 
         gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the
         keepalive's own time-out. Its bandwidth probes are pings too, sent in the middle of a
@@ -85,7 +84,7 @@ class TransportSettings:
             ),
             ("grpc.keepalive_timeout_ms", round(1000 * timeout_s)),
             ("grpc.http2.ping_timeout_ms", round(1000 * timeout_s)),
-            ("grpc.keepalive_permit_without_calls", int(not server)),
+            ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", self.window),

@@ -18,12 +18,14 @@ from protos import state_pb2, state_pb2_grpc
 
 class Proxy:
     """A TCP proxy on loopback, ``rate`` bytes a second each way, that can swallow one way without
-    closing anything."""
+    closing anything. ``ended`` is set when the server hangs up."""
 
     def __init__(self, port: int, rate: float = math.inf) -> None:
         self._to, self.port, self._rate = port, 0, rate
         self.swallow_replies = self.swallow_requests = False
+        self.ended = asyncio.Event()
         self._tasks: set[asyncio.Task] = set()
+        self._held: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -44,17 +46,19 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._held:
+            writer.close()
 
     async def _carry(self, reader, writer) -> None:
         far = self._shallow()
         far.setblocking(False)
         await asyncio.get_running_loop().sock_connect(far, ("127.0.0.1", self._to))
         far_reader, far_writer = await asyncio.open_connection(sock=far)
-        for source, sink, silenced in (
-            (reader, far_writer, lambda: self.swallow_requests),
-            (far_reader, writer, lambda: self.swallow_replies),
-        ):
-            self._tasks.add(asyncio.ensure_future(self._pump(source, sink, silenced)))
+        there = asyncio.ensure_future(self._pump(reader, far_writer, lambda: self.swallow_requests))
+        back = asyncio.ensure_future(self._pump(far_reader, writer, lambda: self.swallow_replies))
+        back.add_done_callback(lambda _: self.ended.set())
+        self._tasks |= {there, back}
+        self._held.append(far_writer)  # else it is closed with the task that used it
 
     async def _pump(self, source, sink, silenced) -> None:
         due = time.monotonic()
@@ -69,7 +73,8 @@ class Proxy:
         except OSError:
             pass
         finally:
-            sink.close()
+            if not silenced():
+                sink.close()
 
 
 async def lost(transport, peer) -> asyncio.Event:
@@ -146,6 +151,25 @@ async def test_a_line_without_calls_stays_up(swarm):
         async with asyncio.timeout(16 * knobs["keepalive_s"]):
             await gone.wait()
     assert a.path(b.peer_id) == "direct"
+
+
+async def test_a_server_hangs_up_on_a_client_that_vanished(swarm):
+    """Else connections of vanished peers would add up to the most that it takes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    proxy = Proxy(port)
+    await proxy.start()
+    knobs = {"keepalive_s": 0.5, "keepalive_timeout_s": 1.0, "relayed_timeout_s": 1.0}
+    a = await swarm(**knobs)
+    b = await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **knobs)
+    a.learn(b.peer_id, b.p2p.addresses())
+    await lost(a, b.peer_id)
+    assert a.path(b.peer_id) == "direct"
+    proxy.swallow_requests = proxy.swallow_replies = True
+    async with asyncio.timeout(30):
+        await proxy.ended.wait()
+    await proxy.close()
 
 
 @pytest.mark.parametrize("direction", ["requests"])
