@@ -664,36 +664,6 @@ class Daemon:
     version = VERSION
 
     @property
-    def serves_run(self) -> bool:
-        """Whether it is known which run this peer takes part in."""
-        return self.manifest is not None
-
-    @property
-    def where(self) -> int | None:
-        """The stage it hosts, or will."""
-        return self.placing.stage
-
-    @property
-    def moving(self) -> bool:
-        """Whether it is on its way to another stage."""
-        return self.mover.target is not None
-
-    @property
-    def moved(self) -> bool:
-        """Whether it ends to begin anew at another stage."""
-        return self.mover.done is not None
-
-    @property
-    def open_to(self) -> str:
-        """Other stages that it would host."""
-        return self.placing.open_to
-
-    @property
-    def settled(self) -> bool:
-        """Whether it gives its place up for nobody."""
-        return self.placing.settled
-
-    @property
     def started_at(self) -> float:
         """Unix time."""
         return self._since.wall()

@@ -10,6 +10,7 @@ from typing import Protocol
 from node.core.ids import ENDS
 from node.core.version import Protocols
 from node.dht.record import PeerBody
+from node.manifest import Manifest
 from node.training.member import State
 from node.training.service import Training
 from node.training.state.meter import Meter
@@ -44,9 +45,28 @@ class Hosted(Protocol):
     def meter(self) -> Meter: ...
 
 
+class Place(Protocol):
+    """The choice of a stage."""
+
+    @property
+    def stage(self) -> int | None: ...
+    @property
+    def open_to(self) -> str: ...
+    @property
+    def settled(self) -> bool: ...
+
+
+class Move(Protocol):
+    """A change of stage."""
+
+    @property
+    def target(self) -> int | None: ...
+    @property
+    def done(self) -> tuple[int, int] | None: ...
+
+
 class Posting(Protocol):
-    """Who posts. ``where``: its stage, None while that is open; ``away``: the stage it has left
-    for, or is leaving for."""
+    """Who posts: the daemon, or a simulated peer."""
 
     @property
     def role(self) -> str: ...
@@ -57,40 +77,37 @@ class Posting(Protocol):
     @property
     def draining(self) -> bool: ...
     @property
-    def assembled(self) -> Hosted | None: ...
-    @property
     def ending(self) -> bool: ...
     @property
-    def serves_run(self) -> bool: ...
+    def manifest(self) -> Manifest | None: ...
     @property
-    def where(self) -> int | None: ...
+    def assembled(self) -> Hosted | None: ...
     @property
-    def moving(self) -> bool: ...
+    def placing(self) -> Place: ...
     @property
-    def moved(self) -> bool: ...
+    def mover(self) -> Move: ...
     @property
-    def open_to(self) -> str: ...
-    @property
-    def settled(self) -> bool: ...
-    @property
-    def started_at(self) -> float: ...
+    def started_at(self) -> float:
+        """Unix time."""
+        ...
+
     def protocols(self) -> Protocols: ...
     def reach(self) -> Reach: ...
 
 
 def state_of(d: Posting) -> str:
-    """One word for the screen and the noticeboard."""
+    """One word for the screen and for the peer's record."""
     a = d.assembled
-    if d.ending and not d.moved:
+    if d.ending and d.mover.done is None:
         return "stopping"
     if d.draining:
         return "draining"
-    if d.moving:
+    if d.mover.target is not None:
         return "moving"
     if d.role == "rendezvous":
         return "ready"
     if a is None:
-        return "choosing" if d.serves_run and d.where is None else "starting"
+        return "choosing" if d.manifest and d.placing.stage is None else "starting"
     if a.work.fetching < 1.0:
         return "joining"
     return {
@@ -100,14 +117,14 @@ def state_of(d: Posting) -> str:
 
 
 def body_of(d: Posting) -> PeerBody:
-    """A peer's record on the noticeboard."""
-    a, state, reach, stage = d.assembled, state_of(d), d.reach(), d.where
+    """What a peer's record in the directory says."""
+    a, state, reach, stage = d.assembled, state_of(d), d.reach(), d.placing.stage
     return PeerBody(
         stage=stage or ENDS,
         role=d.role if stage is None else "stage" if stage else "ends",
         state=_POSTED.get(state, state),
-        open_to=d.open_to,
-        settled=d.settled,
+        open_to=d.placing.open_to,
+        settled=d.placing.settled,
         epoch=max(0, a.stage.epoch) if a else 0,
         name=d.name[:64],
         version=d.version,

@@ -338,28 +338,6 @@ class SimPeer:
         """Nobody needs one."""
         return []
 
-    serves_run = True
-
-    @property
-    def where(self) -> int | None:
-        return self.placing.stage
-
-    @property
-    def moving(self) -> bool:
-        return self.mover.target is not None
-
-    @property
-    def moved(self) -> bool:
-        return self.mover.done is not None
-
-    @property
-    def open_to(self) -> str:
-        return self.placing.open_to
-
-    @property
-    def settled(self) -> bool:
-        return self.placing.settled
-
     @property
     def started_at(self) -> float:
         return 0.0
@@ -388,7 +366,7 @@ class SimPeer:
 
     @property
     def leaving(self) -> bool:
-        return self.draining or self.moving
+        return self.draining or self.mover.target is not None
 
     @property
     def work(self) -> Work:

@@ -7,16 +7,14 @@ step.
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from node.core.errors import UsageFault
 from node.partition.cost import METHODS, Method, Rate, Rates, units_of
 from node.partition.matrices import Matrix, equal_splits
 from node.partition.plan import Plan, make_plan
+from node.tools.document import read as read_document
 
 MOST_BYTES = 64 << 20
 MOST_MATRICES = 200_000
@@ -44,30 +42,13 @@ class Asked:
 
 
 def read(path: str) -> Any:
-    """The JSON document in a file, or on stdin for ``-``. Raises UsageFault when there is none."""
-    try:
-        if path == "-":
-            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
-        else:
-            with Path(path).open("rb") as file:
-                raw = file.read(MOST_BYTES + 1)
-    except OSError as e:
-        raise UsageFault(
-            f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin"
-        ) from e
-    if len(raw) > MOST_BYTES:
-        raise UsageFault(f"{path} is larger than {MOST_BYTES >> 20} MiB", "describe fewer matrices")
-    try:
-        return json.loads(raw.decode(), parse_constant=_not_finite)
-    except (ValueError, RecursionError) as e:
-        raise UsageFault(
-            f"{path} is not JSON: {e}"[:300],
-            'write {"matrices": [{"name": "w", "rows": 64, "cols": 64}], "ranks": 2}',
-        ) from e
-
-
-def _not_finite(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number")
+    """The document in a file, or on stdin for ``-``. Raises UsageFault."""
+    return read_document(
+        path,
+        MOST_BYTES,
+        "describe fewer matrices",
+        'write {"matrices": [{"name": "w", "rows": 64, "cols": 64}], "ranks": 2}',
+    )
 
 
 def parse(document: Any) -> Asked:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from node.core.errors import UsageFault
 from node.scheduler.planning.planner import Plan, make_plan
@@ -24,6 +24,7 @@ from node.scheduler.planning.rules import broken, safe
 from node.telemetry import pictures
 from node.tools import gantt, replan
 from node.tools.assignment import Assigned, assign
+from node.tools.document import read as read_document
 
 MOST_BYTES = 512 << 20
 LONGEST_S = 3600.0
@@ -104,29 +105,10 @@ def run_command(options: Options) -> int:
 
 
 def read(path: str) -> Any:
-    """The JSON document in a file, or on stdin for ``-``. Raises UsageFault when there is none."""
-    try:
-        if path == "-":
-            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
-        else:
-            with Path(path).open("rb") as file:
-                raw = file.read(MOST_BYTES + 1)
-    except OSError as e:
-        raise UsageFault(
-            f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin"
-        ) from e
-    if len(raw) > MOST_BYTES:
-        raise UsageFault(f"{path} is larger than {MOST_BYTES >> 20} MiB", "describe fewer peers")
-    try:
-        return json.loads(raw.decode(), parse_constant=_not_finite)
-    except (ValueError, RecursionError) as e:
-        raise UsageFault(
-            f"{path} is not JSON: {e}"[:300], "see  tutti schedule --help  for the format"
-        ) from e
-
-
-def _not_finite(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number")
+    """The document in a file, or on stdin for ``-``. Raises UsageFault."""
+    return read_document(
+        path, MOST_BYTES, "describe fewer peers", "see  tutti schedule --help  for the format"
+    )
 
 
 def usual_limit(problem: Problem) -> float:
