@@ -23,7 +23,7 @@ from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
 from node.sim.names import SCENARIOS
 
 if TYPE_CHECKING:
-    from node.app.checks import Check
+    from node.app.checks import DoctorCheck
     from node.config import NodeConfig
     from node.control.client import ControlClient
     from node.identity.invites import Invite
@@ -366,13 +366,13 @@ def simulate(
 ) -> int:
     """A swarm of any size in virtual time: the daemon's own decisions, simulated lines and faults,
     every invariant checked."""
-    from node.sim.command import Options, run_averaging, run_command
+    from node.sim.command import SimulateOptions, run_averaging, run_command
 
     if averaging:
         return run_averaging(averaging, peers, grid, failure, seeds, seed, as_json=as_json)
     names = tuple(scenario or ("quiet",))
     return run_command(
-        Options(
+        SimulateOptions(
             swarm, peers, ends, stages, epochs, names, seed, as_json, picture, save, replay, small
         )
     )
@@ -592,7 +592,7 @@ def doctor(
         raise UsageFault(f"there is no check {what!r}", f"choose among {', '.join(CHECKS)}")
     ours = _config(dict(config=config, **_assignments(settings)))
     wanted, checkup = CHECKS if what is None else (what,), None
-    checks: list[Check] = []
+    checks: list[DoctorCheck] = []
     for name in wanted:
         if checkup is None and name in ("clock", "net"):  # one look at the swarm is for both
             try:

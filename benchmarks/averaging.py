@@ -31,7 +31,7 @@ from node.averaging.strategies.central import ParameterServer
 from node.averaging.strategies.gossip import Exponential, Pairs
 from node.averaging.strategies.moshpit import Moshpit
 from node.averaging.strategies.strategy import Butterfly, RandomGroups, Strategy
-from node.sim.averaging import NAMES, Trial, simulate
+from node.sim.averaging import NAMES, AveragingTrial, simulate
 from node.telemetry import pictures
 
 # plot_results.ipynb of github.com/yandex-research/moshpit-sgd, commit 78fb4da: rounds to 1e-9 (to
@@ -185,7 +185,7 @@ def exactness(report: Report) -> None:
         "2 parameter server beside a butterfly", off, "largest difference", "", "0", off == 0
     )
     for loss in (0.0, 0.05, 0.3):
-        found = simulate("exponential", Trial(64, (8, 8), loss=loss, seeds=20, cap=400))
+        found = simulate("exponential", AveragingTrial(64, (8, 8), loss=loss, seeds=20, cap=400))
         report.add(
             f"2 push-sum, messages lost {loss:g}",
             found.bias,
@@ -245,7 +245,10 @@ def _cell(
 ) -> None:
     exact = name in EXACT and peers in PUBLISHED
     found = simulate(
-        name, Trial(peers, (32, 32), failure, seeds=10 if exact else 20 if name in EXACT else seeds)
+        name,
+        AveragingTrial(
+            peers, (32, 32), failure, seeds=10 if exact else 20 if name in EXACT else seeds
+        ),
     )
     for target, got, said in (
         ("1e-9", found.rounds[1], cell[0]),
@@ -292,7 +295,7 @@ def thousands(report: Report) -> None:
     """Every strategy with 10,000 peers."""
     began = time.perf_counter()
     for name in NAMES:
-        found = simulate(name, Trial(10_000, (100, 100), 0.005, seeds=20))
+        found = simulate(name, AveragingTrial(10_000, (100, 100), 0.005, seeds=20))
         report.add(
             f"3 {name}, 10000 peers, absent 0.005",
             found.rounds[1],

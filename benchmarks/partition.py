@@ -36,7 +36,7 @@ from benchmarks.report import Report
 from node.partition.bounds import ideal
 from node.partition.cost import units_of
 from node.partition.matrices import Unit, in_order
-from node.partition.plan import Plan, make_plan
+from node.partition.plan import OwnershipPlan, make_plan
 
 BUCKET = 400_000_000
 MI = 1 << 20
@@ -300,7 +300,7 @@ class Change:
     """A repaired plan; ``least``: bytes of the one who left and of what must give way for them, or
     the newcomer's share by speed."""
 
-    plan: Plan
+    plan: OwnershipPlan
     least: float
     over_bare: float
     """Bytes moved over those of the orphans, or over the share."""
@@ -311,7 +311,7 @@ class Change:
         return self.plan.moved / self.least
 
 
-def _leave(units: Sequence[Unit], first: Plan, gone: int) -> Change:
+def _leave(units: Sequence[Unit], first: OwnershipPlan, gone: int) -> Change:
     stay = [r for r in range(len(first.speeds)) if r != gone]
     new = {r: i for i, r in enumerate(stay)}
     previous: dict[str, int | None] = {n: new.get(r) for n, r in first.owner.items()}
@@ -364,7 +364,7 @@ def _cheapest(kinds: Sequence[tuple[tuple[int, int], int]], need: float) -> floa
     )
 
 
-def _join(units: Sequence[Unit], first: Plan, speeds: Sequence[float]) -> Change:
+def _join(units: Sequence[Unit], first: OwnershipPlan, speeds: Sequence[float]) -> Change:
     previous: dict[str, int | None] = dict(first.owner)
     plan = make_plan(units, speeds, "muon", previous)
     share = sum(u.bytes for u in units) * speeds[-1] / sum(speeds)

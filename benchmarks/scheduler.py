@@ -36,12 +36,12 @@ from benchmarks.report import Report
 from benchmarks.trace import rebalancing
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import insertion, origins_in_turns, round_robin
-from node.scheduler.planning.planner import Plan, make_plan
-from node.scheduler.planning.problem import Problem, Route, parse
+from node.scheduler.planning.planner import PathPlan, make_plan
+from node.scheduler.planning.problem import PathProblem, Route, parse
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken
 from node.tools.assignment import assign, worst_link
-from node.tools.replan import Event, play
+from node.tools.replan import ReplanEvent, play
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "paths"
 PUBLISHED = {"A": (33.354, 502.0), "B": (17.753, 90.0)}
@@ -124,12 +124,12 @@ ITEMS: dict[str, Callable[[Report, bool], None]] = {
 }
 
 
-def load(name: str) -> Problem:
+def load(name: str) -> PathProblem:
     """A published setting."""
     return parse(json.loads((DATA / f"skippipe_{name}.json").read_text()))
 
 
-def timed(problem: Problem, limit: float, seed: int = 0) -> Plan:
+def timed(problem: PathProblem, limit: float, seed: int = 0) -> PathPlan:
     """A plan, checked by every rule and its replay."""
     plan = make_plan(problem, clock=time.process_time, limit_s=limit, seed=seed)
     played = replay(problem, plan.routes)
@@ -232,7 +232,7 @@ def assignments(report: Report, seeds: int) -> None:
         )
 
 
-def until_as_good(problem: Problem, wanted: float, seed: int) -> float:
+def until_as_good(problem: PathProblem, wanted: float, seed: int) -> float:
     """Seconds until a plan is not longer than ``wanted``, by doubling the limit."""
     limit = 0.05
     while True:
@@ -242,7 +242,7 @@ def until_as_good(problem: Problem, wanted: float, seed: int) -> float:
         limit *= 1.5
 
 
-def greedy(problem: Problem) -> list[Route]:
+def greedy(problem: PathProblem) -> list[Route]:
     """Every micro-batch by its next nearest replica, counting the work there: what a peer does that
     looks one hop ahead."""
     sets, load = deal(problem), [0.0] * len(problem.compute)
@@ -261,7 +261,7 @@ def greedy(problem: Problem) -> list[Route]:
     return routes
 
 
-def made_up(kind: str, seed: int) -> Problem:
+def made_up(kind: str, seed: int) -> PathProblem:
     """A swarm of a kind: ``lan``, ``wan``, ``mixed`` and so on, the same for the same seed."""
     dice = random.Random(f"{kind}/{seed}")
     stages = dice.randint(4, 7)
@@ -289,7 +289,7 @@ def swarm(
     length: int,
     count: int,
     slots: int,
-) -> Problem:
+) -> PathProblem:
     """Peers in eight places, or in one for ``lan``; unequal machines for ``mixed``."""
     blocks = stages - 1
     size = ends + blocks * each
@@ -306,7 +306,7 @@ def swarm(
     order = list(range(ends, size))
     dice.shuffle(order)
     pace = [0.3 * (dice.choice((0.5, 1, 1, 2, 4)) if kind == "mixed" else 1.0) for _ in range(size)]
-    return Problem(
+    return PathProblem(
         name=kind,
         delays=tuple(tuple(way(a, b) for b in range(size)) for a in range(size)),
         compute=tuple(pace),
@@ -324,7 +324,7 @@ def swarm(
     )
 
 
-def makespan(problem: Problem, routes: Sequence[Route]) -> float:
+def makespan(problem: PathProblem, routes: Sequence[Route]) -> float:
     """By exact replay; infinite for a deadlock."""
     played = replay(problem, routes)
     return played.makespan if len(played.done) == len(routes) else float("inf")
@@ -387,7 +387,7 @@ def growth(report: Report, sizes: Sequence[int]) -> None:
         )
 
 
-def without(problem: Problem, dead: set[int]) -> Problem:
+def without(problem: PathProblem, dead: set[int]) -> PathProblem:
     """What a planner knows who knew beforehand: these peers are not there, their micro-batches are
     the others'."""
     ends = [o for o in problem.stages[0] if o not in dead]
@@ -414,7 +414,7 @@ def deaths(report: Report, draws: int) -> None:
             dead = set(dice.sample(range(20), 2))
             while not all(set(stage) - dead for stage in problem.stages):
                 dead = set(dice.sample(range(20), 2))
-            events = [Event(dice.random() * plan.makespan, "death", n) for n in sorted(dead)]
+            events = [ReplanEvent(dice.random() * plan.makespan, "death", n) for n in sorted(dead)]
             running, strikes = play(problem, plan.routes, events, time.process_time, draw)
             if len(running.done) != problem.total:
                 raise AssertionError("a micro-batch was lost")
@@ -451,7 +451,7 @@ def drift(report: Report, draws: int) -> None:
         for draw in range(draws):
             now = drifted_by(problem, random.Random(draw))
             fresh = timed(now, 2.0, draw).makespan
-            event = Event(0.0, "drift", problem=lambda _, now=now: now)
+            event = ReplanEvent(0.0, "drift", problem=lambda _, now=now: now)
             running, strikes = play(problem, plan.routes, [event], time.process_time, draw)
             kept.append(makespan(now, plan.routes) / fresh)
             mended.append(running.makespan / fresh)
@@ -471,7 +471,7 @@ def drift(report: Report, draws: int) -> None:
         )
 
 
-def drifted_by(problem: Problem, dice: random.Random) -> Problem:
+def drifted_by(problem: PathProblem, dice: random.Random) -> PathProblem:
     """Every delay and every compute time times 0.9 to 1.1."""
     return replace(
         problem,

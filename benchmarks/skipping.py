@@ -48,7 +48,7 @@ from node.manifest import Manifest, amended
 from node.model.stages import Blocks, Ends, build
 from node.optim.owner import Owner
 from node.scheduler.planning.planner import make_plan
-from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.rules import broken
 from node.training.state.text import Text
 
@@ -145,14 +145,14 @@ def routes(way: Way) -> Iterator[list[Visits]]:
         yield [(*first, *(now.stage_of[n] + len(first) for n in route[1:])) for route in planned]
 
 
-def _swarm(blocks: int, hops: int, micro_batches: int) -> Problem:
+def _swarm(blocks: int, hops: int, micro_batches: int) -> PathProblem:
     """Two replicas of every stage at some of eight places. The problem's stage 0 holds what is on
     every path."""
     dice = random.Random("skipping")
     peers = 2 * (blocks + 1)
     places = [(dice.random(), dice.random()) for _ in range(8)]
     at = [dice.choice(places) for _ in range(peers)]
-    return Problem(
+    return PathProblem(
         name="skipping",
         delays=tuple(tuple(0.0 if a is b else 0.3 + 3.0 * math.dist(a, b) for b in at) for a in at),
         compute=(0.3,) * peers,

@@ -242,7 +242,7 @@ class Ours(Rule):
         self.due, roster = now + self.every_s, self.roster
         for name, peer in peers.items():
             if peer.serves <= now and peer.life.dies > now - LATE_S:
-                roster.hear(ev.Heard(name, peer.stage, BASE, "d", speed=peer.measured), now)
+                roster.hear(ev.Heartbeat(name, peer.stage, BASE, "d", speed=peer.measured), now)
         for name in [
             p
             for p in roster.candidates

@@ -25,7 +25,7 @@ from typing import Any
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, TooNew, UsageFault
 from node.core.home import control_socket, home_named, user_dir
-from node.core.tables import Rule, check, from_text, show, unknown
+from node.core.tables import FieldRule, check, from_text, show, unknown
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
@@ -61,8 +61,8 @@ _MANIFEST_AGAIN = (
 MOVED = "TUTTI_MOVED"
 """Left by a daemon for the fresh image of itself when it changes its stage: "<stage>:<p2p
 port>"."""
-_PORT = Rule(0, 65535)
-_RATE = Rule(
+_PORT = FieldRule(0, 65535)
+_RATE = FieldRule(
     0,
     says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 MB); 0 '
     "for no limit",
@@ -70,52 +70,54 @@ _RATE = Rule(
 LEAST_CAP = 16_000
 """Bytes a second; the directory, heartbeats and plans alone take a part of it."""
 _CAPS = ("transport.max_up", "transport.max_down")
-NODE_RULES: dict[str, Rule] = {
-    "name": Rule(pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"),
-    "role": Rule(choices=("auto", "ends", "stage", "rendezvous")),
-    "stage": Rule(
+NODE_RULES: dict[str, FieldRule] = {
+    "name": FieldRule(
+        pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"
+    ),
+    "role": FieldRule(choices=("auto", "ends", "stage", "rendezvous")),
+    "stage": FieldRule(
         pattern=r"auto|[1-9][0-9]{0,3}", says='"auto" or the number of a block stage, 1 or more'
     ),
-    "device": Rule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?", says="auto, cpu, cuda or cuda:N"),
-    "threads": Rule(0, 1024),
-    "local_devices": Rule(1, 64),
-    "nice": Rule(0, 19),
-    "memory": Rule(
+    "device": FieldRule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?", says="auto, cpu, cuda or cuda:N"),
+    "threads": FieldRule(0, 1024),
+    "local_devices": FieldRule(1, 64),
+    "nice": FieldRule(0, 19),
+    "memory": FieldRule(
         pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?",
         says='a share such as "80%" or a size such as "20GiB"',
     ),
-    "admission": Rule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
-    "metrics_port": Rule(-1, 65535),
-    "log_format": Rule(choices=("auto", "text", "json")),
-    "log_level": Rule(choices=("debug", "info", "warning", "error")),
+    "admission": FieldRule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
+    "metrics_port": FieldRule(-1, 65535),
+    "log_format": FieldRule(choices=("auto", "text", "json")),
+    "log_level": FieldRule(choices=("debug", "info", "warning", "error")),
     "transport.p2p_port": _PORT,
     "transport.grpc_port": _PORT,
-    "transport.max_message": Rule(1 << 16, 1 << 30),
-    "transport.window": Rule(1 << 16, 1 << 28),
-    "transport.chunk": Rule(1 << 10, 1 << 26),
-    "transport.handshake_timeout_s": Rule(0.1, 600),
-    "transport.keepalive_s": Rule(1, 3600),
-    "transport.keepalive_timeout_s": Rule(0.1, 600),
-    "transport.dial_timeout_s": Rule(0.1, 600),
-    "transport.peer_streams": Rule(1, 10000),
-    "transport.relayed_timeout_s": Rule(0.1, 600),
+    "transport.max_message": FieldRule(1 << 16, 1 << 30),
+    "transport.window": FieldRule(1 << 16, 1 << 28),
+    "transport.chunk": FieldRule(1 << 10, 1 << 26),
+    "transport.handshake_timeout_s": FieldRule(0.1, 600),
+    "transport.keepalive_s": FieldRule(1, 3600),
+    "transport.keepalive_timeout_s": FieldRule(0.1, 600),
+    "transport.dial_timeout_s": FieldRule(0.1, 600),
+    "transport.peer_streams": FieldRule(1, 10000),
+    "transport.relayed_timeout_s": FieldRule(0.1, 600),
     "transport.max_up": _RATE,
     "transport.max_down": _RATE,
     "reach.relay_rate": _RATE,
-    "reach.relay_clients": Rule(0, 10000),
-    "reach.relay_circuits": Rule(0, 100000),
-    "reach.relay_circuits_each": Rule(1, 10000),
-    "directory.refresh_s": Rule(0.1, 3600),
-    "directory.ttl_s": Rule(1, 3600),
-    "directory.max_record": Rule(256, 1 << 20),
-    "directory.max_ttl_s": Rule(1, 86400),
-    "checkpoint.every": Rule(0, 10**9),
-    "checkpoint.keep": Rule(1, 1000),
-    "checkpoint.fetch_chunk": Rule(1 << 10, 1 << 22),
-    "checkpoint.fetch_parallel": Rule(1, 64),
+    "reach.relay_clients": FieldRule(0, 10000),
+    "reach.relay_circuits": FieldRule(0, 100000),
+    "reach.relay_circuits_each": FieldRule(1, 10000),
+    "directory.refresh_s": FieldRule(0.1, 3600),
+    "directory.ttl_s": FieldRule(1, 3600),
+    "directory.max_record": FieldRule(256, 1 << 20),
+    "directory.max_ttl_s": FieldRule(1, 86400),
+    "checkpoint.every": FieldRule(0, 10**9),
+    "checkpoint.keep": FieldRule(1, 1000),
+    "checkpoint.fetch_chunk": FieldRule(1 << 10, 1 << 22),
+    "checkpoint.fetch_parallel": FieldRule(1, 64),
     "checkpoint.max_up": _RATE,
-    "limits.stash_bytes": Rule(1 << 16, 1 << 50),
-    "limits.in_flight": Rule(1, 10000),
+    "limits.stash_bytes": FieldRule(1 << 16, 1 << 50),
+    "limits.in_flight": FieldRule(1, 10000),
 }
 ROOMS: dict[str, type] = {
     "transport": TransportSettings,

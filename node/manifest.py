@@ -28,7 +28,7 @@ from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
 from node.core.errors import Refused, TooNew, UsageFault, WireError
 from node.core.ids import PeerId, RunId
-from node.core.tables import Rule, build, check, from_text, unknown
+from node.core.tables import FieldRule, build, check, from_text, unknown
 from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
@@ -62,98 +62,102 @@ RENAMED: dict[str, str] = {}
 """A setting's former name, dotted, to its name today. Manifests of format 1 are read, written and
 hashed with former names; in all others a former name is refused, and the error says the new one."""
 
-_WIRE = Rule(choices=("fp32", "bf16", "fp16"))
-_SHARE = Rule(0.0, 1.0)
-_SEED = Rule(0, 2**63 - 1)
-MANIFEST_RULES: dict[str, Rule] = {
-    "swarm.name": Rule(
+_WIRE = FieldRule(choices=("fp32", "bf16", "fp16"))
+_SHARE = FieldRule(0.0, 1.0)
+_SEED = FieldRule(0, 2**63 - 1)
+MANIFEST_RULES: dict[str, FieldRule] = {
+    "swarm.name": FieldRule(
         pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
         says="letters, digits, dot, dash, underscore; at most 63",
     ),
-    "swarm.owner": Rule(
+    "swarm.owner": FieldRule(
         pattern=r"(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?",
         says='a PeerId, "12D3Koo" and 45 more characters',
     ),
-    "swarm.protocol": Rule(1, 1_000_000),
-    "swarm.admission": Rule(choices=("open", "invite")),
-    "swarm.salt": Rule(pattern=r"([0-9a-f]{16})?", says="16 hex digits, or empty"),
-    "swarm.continues": Rule(
+    "swarm.protocol": FieldRule(1, 1_000_000),
+    "swarm.admission": FieldRule(choices=("open", "invite")),
+    "swarm.salt": FieldRule(pattern=r"([0-9a-f]{16})?", says="16 hex digits, or empty"),
+    "swarm.continues": FieldRule(
         pattern=r"([0-9a-f]{64})?", says="the id of a run, 64 hex digits, or empty"
     ),
-    "model.layers": Rule(1, 4096),
-    "model.d_model": Rule(8, 65536),
-    "model.heads": Rule(1, 1024),
-    "model.kv_heads": Rule(1, 1024),
-    "model.d_ff": Rule(8, 1 << 20),
-    "model.vocab": Rule(2, 1 << 22),
-    "model.seq_len": Rule(2, 1 << 20),
-    "model.rope_theta": Rule(1.0, 1e12),
-    "model.norm_eps": Rule(1e-12, 0.1),
-    "model.init_std": Rule(1e-6, 10.0),
+    "model.layers": FieldRule(1, 4096),
+    "model.d_model": FieldRule(8, 65536),
+    "model.heads": FieldRule(1, 1024),
+    "model.kv_heads": FieldRule(1, 1024),
+    "model.d_ff": FieldRule(8, 1 << 20),
+    "model.vocab": FieldRule(2, 1 << 22),
+    "model.seq_len": FieldRule(2, 1 << 20),
+    "model.rope_theta": FieldRule(1.0, 1e12),
+    "model.norm_eps": FieldRule(1e-12, 0.1),
+    "model.init_std": FieldRule(1e-6, 10.0),
     "model.init_seed": _SEED,
-    "pipeline.stages": Rule(1, 4096),
-    "pipeline.micro_batch": Rule(1, 65536),
+    "pipeline.stages": FieldRule(1, 4096),
+    "pipeline.micro_batch": FieldRule(1, 65536),
     "pipeline.wire": _WIRE,
-    "pipeline.forward_timeout_s": Rule(0.1, 3600.0),
+    "pipeline.forward_timeout_s": FieldRule(0.1, 3600.0),
     "pipeline.may_skip": _SHARE,
-    "pipeline.watch": Rule(0.0, 1000.0),
-    "scheduler.paths": Rule(choices=("planned", "round-robin")),
-    "scheduler.skip": Rule(0.0, 0.999),
-    "scheduler.max_swaps": Rule(0, 4096),
-    "scheduler.max_jump": Rule(0, 4096),
-    "scheduler.keep_first": Rule(0, 4096),
-    "averaging.cell": Rule(pattern="all|[1-9][0-9]{0,5}", says='"all", or a number of peers'),
-    "averaging.wire": Rule(choices=("fp32", "bf16", "fp16", "int8")),
-    "averaging.group_bytes": Rule(1 << 10, 1 << 40),
-    "averaging.round_timeout_s": Rule(0.1, 3600.0),
-    "averaging.max_gradient_norm": Rule(1e-9, 1e30),
-    "averaging.quarantine": Rule(0.0, 1e9),
-    "averaging.reducer": Rule(
+    "pipeline.watch": FieldRule(0.0, 1000.0),
+    "scheduler.paths": FieldRule(choices=("planned", "round-robin")),
+    "scheduler.skip": FieldRule(0.0, 0.999),
+    "scheduler.max_swaps": FieldRule(0, 4096),
+    "scheduler.max_jump": FieldRule(0, 4096),
+    "scheduler.keep_first": FieldRule(0, 4096),
+    "averaging.cell": FieldRule(pattern="all|[1-9][0-9]{0,5}", says='"all", or a number of peers'),
+    "averaging.wire": FieldRule(choices=("fp32", "bf16", "fp16", "int8")),
+    "averaging.group_bytes": FieldRule(1 << 10, 1 << 40),
+    "averaging.round_timeout_s": FieldRule(0.1, 3600.0),
+    "averaging.max_gradient_norm": FieldRule(1e-9, 1e30),
+    "averaging.quarantine": FieldRule(0.0, 1e9),
+    "averaging.reducer": FieldRule(
         choices=("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")
     ),
-    "averaging.trim": Rule(0.0, 0.49),
-    "averaging.clip": Rule(0.1, 1000.0),
-    "averaging.clip_iterations": Rule(1, 100),
-    "outer.strategy": Rule(choices=tuple(STRATEGIES)),
-    "outer.carries": Rule(choices=tuple(CARRIES)),
-    "outer.optimizer": Rule(choices=OPTIMIZERS),
-    "outer.codec": Rule(choices=tuple(FORMATS)),
-    "outer.every": Rule(0, 10**6),
-    "outer.lr": Rule(0.0, 1000.0),
-    "outer.momentum": Rule(0.0, 0.9999),
-    "optimizer.name": Rule(choices=("muon", "shampoo", "soap", "adamw")),
-    "optimizer.lr": Rule(0.0, 100.0),
-    "optimizer.momentum": Rule(0.0, 0.9999),
-    "optimizer.ns_steps": Rule(1, 20),
-    "optimizer.coefficients": Rule(choices=("simple", "quintic", "polar_express", "deepseek_v4")),
-    "optimizer.shampoo_lr": Rule(0.0, 100.0),
-    "optimizer.soap_lr": Rule(0.0, 100.0),
-    "optimizer.precondition_every": Rule(1, 10**6),
-    "optimizer.precondition_side": Rule(1, 65536),
-    "optimizer.adam_lr": Rule(0.0, 100.0),
-    "optimizer.adam_beta1": Rule(0.0, 0.9999),
-    "optimizer.adam_beta2": Rule(0.0, 0.999999),
-    "optimizer.adam_eps": Rule(1e-16, 1.0),
-    "optimizer.weight_decay": Rule(0.0, 10.0),
-    "optimizer.warmup": Rule(0, 10**9),
+    "averaging.trim": FieldRule(0.0, 0.49),
+    "averaging.clip": FieldRule(0.1, 1000.0),
+    "averaging.clip_iterations": FieldRule(1, 100),
+    "outer.strategy": FieldRule(choices=tuple(STRATEGIES)),
+    "outer.carries": FieldRule(choices=tuple(CARRIES)),
+    "outer.optimizer": FieldRule(choices=OPTIMIZERS),
+    "outer.codec": FieldRule(choices=tuple(FORMATS)),
+    "outer.every": FieldRule(0, 10**6),
+    "outer.lr": FieldRule(0.0, 1000.0),
+    "outer.momentum": FieldRule(0.0, 0.9999),
+    "optimizer.name": FieldRule(choices=("muon", "shampoo", "soap", "adamw")),
+    "optimizer.lr": FieldRule(0.0, 100.0),
+    "optimizer.momentum": FieldRule(0.0, 0.9999),
+    "optimizer.ns_steps": FieldRule(1, 20),
+    "optimizer.coefficients": FieldRule(
+        choices=("simple", "quintic", "polar_express", "deepseek_v4")
+    ),
+    "optimizer.shampoo_lr": FieldRule(0.0, 100.0),
+    "optimizer.soap_lr": FieldRule(0.0, 100.0),
+    "optimizer.precondition_every": FieldRule(1, 10**6),
+    "optimizer.precondition_side": FieldRule(1, 65536),
+    "optimizer.adam_lr": FieldRule(0.0, 100.0),
+    "optimizer.adam_beta1": FieldRule(0.0, 0.9999),
+    "optimizer.adam_beta2": FieldRule(0.0, 0.999999),
+    "optimizer.adam_eps": FieldRule(1e-16, 1.0),
+    "optimizer.weight_decay": FieldRule(0.0, 10.0),
+    "optimizer.warmup": FieldRule(0, 10**9),
     "optimizer.decay": _SHARE,
-    "data.source": Rule(
+    "data.source": FieldRule(
         pattern=r"builtin:pydoc|file:.+|hf:.+|synthetic:[0-9]{1,18}",
         says="builtin:pydoc, file:NAME, hf:NAME or synthetic:SEED",
     ),
-    "data.sha256": Rule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
-    "data.tokenizer": Rule(pattern=r".{1,4096}", says='"bytes" or the name of a tokenizer.json'),
-    "data.tokenizer_sha256": Rule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
+    "data.sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
+    "data.tokenizer": FieldRule(
+        pattern=r".{1,4096}", says='"bytes" or the name of a tokenizer.json'
+    ),
+    "data.tokenizer_sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
     "data.seed": _SEED,
-    "data.holdout": Rule(0.0, 0.5),
-    "training.epochs": Rule(1, 10**9),
-    "training.target_batch": Rule(1, 10**7),
-    "training.epoch_timeout_s": Rule(1.0, 86400.0),
-    "training.eval_every": Rule(0, 10**9),
-    "training.eval_batches": Rule(1, 10**5),
-    "training.min_replicas": Rule(1, 1000),
-    "training.buddy_every": Rule(0, 10**6),
-    "training.rebalance_every_s": Rule(0.0, 86400.0),
+    "data.holdout": FieldRule(0.0, 0.5),
+    "training.epochs": FieldRule(1, 10**9),
+    "training.target_batch": FieldRule(1, 10**7),
+    "training.epoch_timeout_s": FieldRule(1.0, 86400.0),
+    "training.eval_every": FieldRule(0, 10**9),
+    "training.eval_batches": FieldRule(1, 10**5),
+    "training.min_replicas": FieldRule(1, 1000),
+    "training.buddy_every": FieldRule(0, 10**6),
+    "training.rebalance_every_s": FieldRule(0.0, 86400.0),
 }
 
 
@@ -520,7 +524,7 @@ def _read(raw: bytes) -> tuple[int, dict[str, Any]]:
         raise UsageFault(
             f"the manifest is not TOML: {str(e)[:200]}", f"mend that line, or {_WHOLE}"
         ) from e
-    number = check("format", table.pop("format", 1), int, Rule(1))
+    number = check("format", table.pop("format", 1), int, FieldRule(1))
     if number > FORMAT:
         raise TooNew(
             f"the manifest is of format {number}, and this tutti reads formats 1 to {FORMAT}",

@@ -9,7 +9,7 @@ from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
 from node.dht.author import Author
-from node.dht.board import Admit, Board
+from node.dht.board import Admit, RecordStore
 from node.dht.record import PeerBody, PeerEntry
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
@@ -41,7 +41,7 @@ class MemoryDirectory:
     ) -> None:
         self.me = identity.peer_id
         self._clock, self._wall = clock, wall
-        self._board = Board(run_id, settings, self.me, admit)
+        self._board = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
         self._published = self._closed = False
 

@@ -22,7 +22,7 @@ from benchmarks.reference.mixing import mixing
 from benchmarks.reference.unsplit import Unsplit
 from node.averaging.coding.codecs import settle
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.exchange.request import Part
+from node.averaging.exchange.request import PartOrigin
 from node.averaging.strategies.diloco import (
     OuterState,
     mixed,
@@ -39,7 +39,7 @@ from node.model.settings import ModelSettings
 from node.model.shapes import head_dim
 from node.model.stages import Rope, rotate
 from node.training.protocol.meetings import pieces
-from node.training.rounds.owed import Owed
+from node.training.rounds.owed import ErrorFeedback
 
 ANY = PeerId("replica")
 EVERY_EVAL = 50
@@ -317,18 +317,18 @@ def _deltas(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[i
     """DiLoCo with anchors equal everywhere: one state stands for all, what differs is the rows."""
     state = OuterState.begin(r.named(r.rows[0]))
     parts = pieces({n: nbytes_of(p.numel(), s.codec) for n, p in state.anchor.items()}, s.fragments)
-    ups, down = [Owed(s.codec) for _ in r.rows], Owed(s.codec)
+    ups, down = [ErrorFeedback(s.codec) for _ in r.rows], ErrorFeedback(s.codec)
     tokens = [1.0] * (len(r.rows) - slow) + [0.5] * slow
     weights = [t / sum(tokens) for t in tokens]
     under_way: dict[int, dict[str, Tensor]] = {}
     meeting = strategy_of(s).meet(len(r.rows), 0, r.task.seed)
 
-    def said(owed: Owed, given: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+    def said(owed: ErrorFeedback, given: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         if not s.feedback:
             return {name: settle(tensor, s.codec)[1] for name, tensor in given.items()}
         owed.begin(str(step))
         sent, _ = owed.says(given)
-        owed.ended({name: Part(ANY, 1, (ANY,)) for name in given}, {}, ANY)
+        owed.ended({name: PartOrigin(ANY, 1, (ANY,)) for name in given}, {}, ANY)
         owed.moved()
         owed.settled()
         return sent

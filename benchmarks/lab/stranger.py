@@ -36,7 +36,7 @@ import grpc.aio
 from node.core.clock import SystemClock
 from node.core.errors import PeerFault
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Member, Plan, Version
+from node.core.journey import Hop, Plan, PlanMember, Version
 from node.core.journey import Path as Way
 from node.core.version import VERSION
 from node.dht.directory import Directory
@@ -210,7 +210,7 @@ class Band:
         """Of everybody, by what their records say; nobody owns anything."""
         there = self.honest()
         members = tuple(
-            Member(p, b.stage) for p, b in sorted([*there.items(), (who.me, who.body())])
+            PlanMember(p, b.stage) for p, b in sorted([*there.items(), (who.me, who.body())])
         )
         newest = max((b.epoch for b in there.values()), default=0) if epoch is None else epoch
         firsts = {b.stage: p for p, b in sorted(there.items(), reverse=True)}
@@ -244,7 +244,9 @@ class Band:
         found = []
         for one in self.all:
             one.epoch = epoch
-            heard = ev.Heard(one.me, one.stage, Version(epoch, FAKE), "d" * 16, 1.0, (), 0, tokens)
+            heard = ev.Heartbeat(
+                one.me, one.stage, Version(epoch, FAKE), "d" * 16, 1.0, (), 0, tokens
+            )
             found += [
                 (one, p, notes.ready_note(heard))
                 for p, b in self.honest().items()

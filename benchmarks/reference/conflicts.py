@@ -16,7 +16,7 @@ from itertools import combinations, product
 
 from node.scheduler.planning.dealing import legal, orders
 from node.scheduler.planning.first import origins_in_turns
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import Replayed, replay, solo
 from node.scheduler.planning.rules import broken
 
@@ -27,7 +27,7 @@ Forbidden = frozenset[tuple[int, str, int]]
 
 
 def conflict_search(
-    problem: Problem, expansions: int = 2000
+    problem: PathProblem, expansions: int = 2000
 ) -> tuple[float, tuple[Route, ...]] | None:
     """The best plan found within so many states, and its makespan; None when none of them kept
     every rule.
@@ -61,7 +61,7 @@ def conflict_search(
     return best
 
 
-def _all_routes(problem: Problem, o: int) -> list[tuple[float, Route, frozenset[int]]]:
+def _all_routes(problem: PathProblem, o: int) -> list[tuple[float, Route, frozenset[int]]]:
     found: list[tuple[float, Route, frozenset[int]]] = []
     for chosen in combinations(range(1, len(problem.stages)), problem.hops):
         if not legal(problem, chosen):
@@ -75,7 +75,10 @@ def _all_routes(problem: Problem, o: int) -> list[tuple[float, Route, frozenset[
 
 
 def _shortest(
-    problem: Problem, menu: list[tuple[float, Route, frozenset[int]]], i: int, forbidden: Forbidden
+    problem: PathProblem,
+    menu: list[tuple[float, Route, frozenset[int]]],
+    i: int,
+    forbidden: Forbidden,
 ) -> Route | None:
     stages = {s for j, what, s in forbidden if j == i and what == "stage"}
     peers = {n for j, what, n in forbidden if j == i and what == "peer"}
@@ -84,7 +87,7 @@ def _shortest(
     )
 
 
-def _children(problem: Problem, plan: tuple[Route, ...], played: Replayed) -> list[Forbidden]:
+def _children(problem: PathProblem, plan: tuple[Route, ...], played: Replayed) -> list[Forbidden]:
     """The first conflict, forbidden to each of those who are in it (at most four)."""
     visits: Counter[int] = Counter(problem.stage_of[n] for route in plan for n in route[1:])
     if problem.equal_visits:

@@ -16,7 +16,7 @@ from benchmarks.reference.buckets import ALIGN, Bucket, alpha_cuts, owners_of_cu
 from node.core.errors import UsageFault
 from node.partition.balance import balance
 from node.partition.matrices import Unit, in_order
-from node.partition.search import Problem
+from node.partition.search import OwnershipProblem
 
 Kind = Literal["contiguous", "permuted", "parts"]
 ALPHAS = (0.0, 0.5, 0.9, 1.0)
@@ -93,7 +93,9 @@ def choose_layout(
             )
         )
     order = in_order(units)
-    found, _ = balance(Problem([u.cost for u in order], [1.0] * ranks, [u.bytes for u in order]))
+    found, _ = balance(
+        OwnershipProblem([u.cost for u in order], [1.0] * ranks, [u.bytes for u in order])
+    )
     free = {u.name: r for u, r in zip(order, found, strict=True)}
     parts = _made(
         "parts", free, cost, buckets, ranks, wire, _slices(buckets, free, ranks), fused=False

@@ -38,7 +38,7 @@ from node.model.shapes import layer_cut, parameter_shapes
 from node.model.stages import Ends, build
 from node.optim.owner import Owner
 from node.optim.ownership import assign
-from node.optim.parts import Part, parts_of
+from node.optim.parts import ParameterPart, parts_of
 from node.pipeline.device import DeviceThread
 from node.pipeline.gradients import GradientSum
 from node.pipeline.machine import PipelineMachine
@@ -61,10 +61,10 @@ from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read, Rules
 from node.training.service import Training
 from node.training.state.engines import Engines
-from node.training.state.meter import Meter
+from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
-from node.training.work import Work
+from node.training.work import StageRuntime
 from node.transport.port import PeerTransport
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ class Assembled:
     seq_len: int
     pipeline: Pipeline
     thread: DeviceThread
-    meter: Meter
+    meter: PipelineMeter
     cell: CellRound
     outer: CellRound
-    work: Work
+    work: StageRuntime
     training: Training
     checkpoint: CheckpointSettings
     local: LocalStage | None
@@ -136,7 +136,7 @@ async def assemble(
     state = StageState(module, stage, 0, placed=local.place if local else None)
     thread, meter = (
         DeviceThread(backward_first=config.limits.backward_first),
-        Meter(journal, metrics),
+        PipelineMeter(journal, metrics),
     )
     meter.product_s = await loop.run_in_executor(None, device.tera_s)
     store = CheckpointStore(
@@ -231,10 +231,10 @@ class Ports:
     on_error: Callable[[str, BaseException], None]
     thread: DeviceThread
     heavy: Executor
-    meter: Meter
+    meter: PipelineMeter
     store: CheckpointStore
     owner: Owner
-    parts: Mapping[int, tuple[Part, ...]]
+    parts: Mapping[int, tuple[ParameterPart, ...]]
     limits: PipelineLimits
     text: Text | None = None
     autocast: Autocast = nullcontext
@@ -253,7 +253,7 @@ class Services:
     pipeline: Pipeline
     cell: CellRound
     outer: CellRound
-    work: Work
+    work: StageRuntime
     training: Training
 
 
@@ -310,7 +310,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.text,
         outer,
     )
-    work = Work(
+    work = StageRuntime(
         state,
         engines,
         t,
@@ -349,7 +349,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     return Services(pipeline, cell, outer, work, training)
 
 
-def parts_of_stages(manifest: Manifest) -> dict[int, tuple[Part, ...]]:
+def parts_of_stages(manifest: Manifest) -> dict[int, tuple[ParameterPart, ...]]:
     """What can be owned of every stage of the run's model."""
     m, stages = manifest.model, manifest.pipeline.stages
     return {
@@ -422,7 +422,9 @@ def inherit(
 
 
 def run_facts(
-    manifest: Manifest, work: Work, parts: Mapping[int, tuple[Part, ...]] | None = None
+    manifest: Manifest,
+    work: StageRuntime,
+    parts: Mapping[int, tuple[ParameterPart, ...]] | None = None,
 ) -> RunFacts:
     """What the leader plans with: the manifest's numbers and the engines' pure functions."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training

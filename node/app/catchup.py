@@ -11,7 +11,7 @@ from node.checkpoint.partial import Partial
 from node.core.errors import OutOfResources, PeerFault, Refused
 from node.telemetry.events import Journal
 from node.training.presence import Presence
-from node.training.work import Work
+from node.training.work import StageRuntime
 
 TRIES = 5
 """Downloads that may fail before a joiner takes part as a listener instead."""
@@ -19,7 +19,7 @@ RETRY_S = 1.0
 
 
 async def catch_up(
-    work: Work,
+    work: StageRuntime,
     presence: Presence,
     incoming: Path | None,
     journal: Journal,

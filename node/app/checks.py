@@ -23,7 +23,7 @@ from typing import Any
 
 from node.config import NodeConfig
 from node.control.client import ControlClient
-from node.control.diagnose import CLOCK_S, Finding, wrong_clock
+from node.control.diagnose import CLOCK_S, Diagnosis, wrong_clock
 from node.control.doctor import Checkup
 from node.control.sockets import listener
 from node.control.text import incompatible_peers
@@ -46,12 +46,12 @@ _EFFECTS = {
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One finding of the check ``name``. ``mend``: does what mends it and says what that was; None
     where people must."""
 
     name: str
-    finding: Finding
+    finding: Diagnosis
     mend: Callable[[], str] | None = None
     mended: str = ""
 
@@ -67,9 +67,9 @@ class Check:
         }
 
 
-def passed(name: str, said: str) -> Check:
+def passed(name: str, said: str) -> DoctorCheck:
     """Nothing is wrong."""
-    return Check(name, Finding("", name, True, said))
+    return DoctorCheck(name, Diagnosis("", name, True, said))
 
 
 def fault(
@@ -80,28 +80,30 @@ def fault(
     mend: Callable[[], str] | None = None,
     *,
     warning: bool = False,
-) -> Check:
+) -> DoctorCheck:
     """Something is; ``warning``: this peer can take part all the same."""
-    return Check(
+    return DoctorCheck(
         name,
-        Finding("", name, warning, clean(cause, 500), _EFFECTS[code], clean(fix, 500), code),
+        Diagnosis("", name, warning, clean(cause, 500), _EFFECTS[code], clean(fix, 500), code),
         mend,
     )
 
 
-def blocked(name: str, why: LocalFault) -> Check:
+def blocked(name: str, why: LocalFault) -> DoctorCheck:
     """What another fault keeps from being looked at."""
-    return Check(
+    return DoctorCheck(
         name,
-        Finding("", name, False, why.what, "it could not be looked at", why.next_step, why.code),
+        Diagnosis("", name, False, why.what, "it could not be looked at", why.next_step, why.code),
     )
 
 
-def run(name: str, ours: NodeConfig, *, fix: bool, checkup: Checkup | None = None) -> list[Check]:
+def run(
+    name: str, ours: NodeConfig, *, fix: bool, checkup: Checkup | None = None
+) -> list[DoctorCheck]:
     """The findings of one check. With ``fix`` what can be mended is, and the check runs again;
     ``mended`` then says what was done. ``checkup``: what the swarm answered, for the clock."""
 
-    def look() -> list[Check]:
+    def look() -> list[DoctorCheck]:
         if name == "clock":
             return clock(ours, checkup)
         return {"versions": versions, "device": device, "disk": disk, "data": data}[name](ours)
@@ -123,10 +125,10 @@ def run(name: str, ours: NodeConfig, *, fix: bool, checkup: Checkup | None = Non
 # ------------------------------------------------------------ versions
 
 
-def versions(ours: NodeConfig) -> list[Check]:
+def versions(ours: NodeConfig) -> list[DoctorCheck]:
     """Python and libraries as the project asks for them, the p2p daemon, the daemon that runs here,
     the run's protocol."""
-    code, found = ExitCode.VERSIONS_UNFIT, list[Check]()
+    code, found = ExitCode.VERSIONS_UNFIT, list[DoctorCheck]()
     for wanted, there in unfit_packages():
         cause = f"{wanted} is needed, {f'{there} is here' if there else 'it is not installed'}"
         found.append(fault("versions", code, cause, f'pip install "{wanted}"'))
@@ -234,7 +236,7 @@ def p2p_daemon() -> Path | None:
 # ------------------------------------------------------------ device
 
 
-def device(ours: NodeConfig) -> list[Check]:
+def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the device is there, and which stages of the swarm used last fit into it."""
     from node.app.room import room
     from node.model.device import Device
@@ -272,7 +274,7 @@ def device(ours: NodeConfig) -> list[Check]:
 # ------------------------------------------------------------ disk
 
 
-def disk(ours: NodeConfig) -> list[Check]:
+def disk(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether this home can be written, has room for checkpoints, a sound key and sound
     checkpoints."""
     code, home = ExitCode.DISK_UNFIT, ours.home
@@ -328,7 +330,7 @@ def _make_writable(home: Path) -> str:
     return f"made {home} a directory that you may read and write"
 
 
-def _key(ours: NodeConfig) -> list[Check]:
+def _key(ours: NodeConfig) -> list[DoctorCheck]:
     path, code = ours.identity_path, ExitCode.DISK_UNFIT
     if not path.exists():
         return []
@@ -347,7 +349,7 @@ def _key(ours: NodeConfig) -> list[Check]:
     return []
 
 
-def _room_on_disk(ours: NodeConfig) -> list[Check]:
+def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
     """Room for the checkpoints of the largest stage of the swarm used last, beside those that are
     kept."""
     code, home, manifest = ExitCode.DISK_UNFIT, ours.home, _manifest(ours)
@@ -409,14 +411,14 @@ def _made_again(home: Path) -> list[tuple[Path, int]]:
     ]
 
 
-def _checkpoints(ours: NodeConfig) -> list[Check]:
+def _checkpoints(ours: NodeConfig) -> list[DoctorCheck]:
     """Every stage whose newest checkpoint cannot be used, and what else lies there unusable."""
     from node.checkpoint.store import CheckpointStore
 
     manifest = _manifest(ours)
     if manifest is None:
         return []
-    root, found = ours.checkpoint_dir(manifest.run_id), list[Check]()
+    root, found = ours.checkpoint_dir(manifest.run_id), list[DoctorCheck]()
     store = CheckpointStore(root, ours.checkpoint, manifest.run_id)
     for folder in sorted(root.glob("stage-*")):
         number = folder.name.removeprefix("stage-")
@@ -435,7 +437,7 @@ def _checkpoints(ours: NodeConfig) -> list[Check]:
     return found
 
 
-def _damaged(ours: NodeConfig, folder: Path, bad: dict[str, str]) -> Check:
+def _damaged(ours: NodeConfig, folder: Path, bad: dict[str, str]) -> DoctorCheck:
     name, why = next(iter(bad.items()))
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
     aside = ours.home / "damaged"
@@ -462,7 +464,7 @@ def _damaged(ours: NodeConfig, folder: Path, bad: dict[str, str]) -> Check:
 # ------------------------------------------------------------ data
 
 
-def data(ours: NodeConfig) -> list[Check]:
+def data(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the data and the tokenizer of the swarm used last can be opened and are those of the
     run."""
     from node.data.sources import open_data
@@ -497,7 +499,7 @@ def _founded(ours: NodeConfig, manifest: Manifest) -> bool:
 # ------------------------------------------------------------ clock
 
 
-def clock(ours: NodeConfig, checkup: Checkup | None) -> list[Check]:
+def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
     """This clock beside those of the peers that answered, and beside the times that are written in
     this home."""
     ahead = checkup.clock_s if checkup is not None else None
@@ -505,7 +507,7 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[Check]:
         peers = (
             len({f.address for f in checkup.findings if f.clock_s is not None}) if checkup else 0
         )
-        return [Check("clock", wrong_clock(ahead, peers), _synchronise())]
+        return [DoctorCheck("clock", wrong_clock(ahead, peers), _synchronise())]
     if ahead is not None:
         way = "ahead of" if ahead > 0 else "behind"
         return [passed("clock", f"{abs(ahead):.1f} s {way} those that answered")]
@@ -517,7 +519,7 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[Check]:
             f"the clock of this machine is {span(behind)} behind a file that this program has "
             "written"
         )
-        return [Check("clock", replace(finding, cause=cause), _synchronise())]
+        return [DoctorCheck("clock", replace(finding, cause=cause), _synchronise())]
     return [
         passed("clock", "nobody answered to compare with; it is not behind what is written here")
     ]
@@ -544,7 +546,7 @@ def _synchronise() -> Callable[[], str] | None:
 # ------------------------------------------------------------ for people
 
 
-def lines(checks: Sequence[Check], width: int = 80) -> list[str]:
+def lines(checks: Sequence[DoctorCheck], width: int = 80) -> list[str]:
     """For people, wrapped at words: a line for each check, and for a fault its effect, fix and what
     was mended."""
     found = []

@@ -21,9 +21,9 @@ from node.app.catchup import catch_up
 from node.app.launch import Child, stop_all
 from node.app.moving import Mover, again
 from node.app.placing import Placing
-from node.app.posting import Reach, body_of, state_of
+from node.app.posting import Reachability, body_of, state_of
 from node.app.tuning import tune_meanwhile, worth
-from node.app.view import View
+from node.app.view import OperatorService
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
@@ -111,7 +111,7 @@ class Daemon:
             config.reach,
             self._serves,
         )
-        self.view, self.mover, self.placing = View(self), Mover(self), Placing(self)
+        self.view, self.mover, self.placing = OperatorService(self), Mover(self), Placing(self)
         self.presence: Presence | None = None
         self.assembled: Assembled | None = None
         self.metrics_url = ""
@@ -668,10 +668,10 @@ class Daemon:
         """Unix time."""
         return self._since.wall()
 
-    def reach(self) -> Reach:
+    def reach(self) -> Reachability:
         """How others reach this peer."""
         t = self.transport
-        return Reach(
+        return Reachability(
             self.addresses(),
             t.reachable.standing.value,
             t.relays.held,

@@ -80,7 +80,7 @@ def spread(ends: int, stages: int, replicas: int, peers: int) -> tuple[int, ...]
 
 
 @dataclass
-class Outcome:
+class DemoOutcome:
     """What the demo showed; the JSON line of ``tutti demo --json``."""
 
     nodes: int
@@ -103,7 +103,7 @@ class Outcome:
     sample: str = ""
 
 
-class Swarm:
+class DemoSwarm:
     """The daemons of one demo and what they last said."""
 
     def __init__(self, home: Path, options: DemoOptions) -> None:
@@ -223,12 +223,12 @@ def _pairs(options: DemoOptions) -> bool:
     )
 
 
-def play(options: DemoOptions) -> Outcome:
+def play(options: DemoOptions) -> DemoOutcome:
     """Start, watch, kill if asked, generate, stop; what came of it."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too
-    outcome = Outcome(nodes=sum(options.nodes) + options.rendezvous)
+    outcome = DemoOutcome(nodes=sum(options.nodes) + options.rendezvous)
     with _home(options) as home:
-        swarm = Swarm(home, options)
+        swarm = DemoSwarm(home, options)
         _say(f"tutti demo: {outcome.nodes} daemons on this machine, their files in {home}")
         began = time.monotonic()
         try:
@@ -248,7 +248,7 @@ def play(options: DemoOptions) -> Outcome:
     return outcome
 
 
-def _wait_for_start(swarm: Swarm, show: Show, began: float) -> None:
+def _wait_for_start(swarm: DemoSwarm, show: Show, began: float) -> None:
     while True:
         snapshots = swarm.poll()
         show(
@@ -272,7 +272,7 @@ def _wait_for_start(swarm: Swarm, show: Show, began: float) -> None:
         time.sleep(POLL_S)
 
 
-def _watch(swarm: Swarm, options: DemoOptions, outcome: Outcome, show: Show) -> None:
+def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: Show) -> None:
     began = moved = time.monotonic()
     last, victim, replacement, killed_at = -1, None, None, 0.0
     epochs = swarm.manifest.training.epochs
@@ -326,7 +326,7 @@ def _watch(swarm: Swarm, options: DemoOptions, outcome: Outcome, show: Show) -> 
         time.sleep(POLL_S)
 
 
-def _finish(swarm: Swarm, outcome: Outcome) -> None:
+def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> None:
     time.sleep(POLL_S)
     snapshots = [s for s in swarm.poll() if s.state != "lost"]
     ends = next(s for s in snapshots if s.role == "ends")
@@ -361,7 +361,7 @@ def _finish(swarm: Swarm, outcome: Outcome) -> None:
     _say("\n")
 
 
-def _summary(o: Outcome) -> None:
+def _summary(o: DemoOutcome) -> None:
     equal = (
         "equal"
         if o.digests_equal
@@ -410,7 +410,7 @@ class _Lines(Show):
 
 
 @contextlib.contextmanager
-def _picture(options: DemoOptions, swarm: Swarm) -> Iterator[Show]:
+def _picture(options: DemoOptions, swarm: DemoSwarm) -> Iterator[Show]:
     if options.json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield _Lines(swarm.manifest.training.epochs)
         return

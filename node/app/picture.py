@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from node.app.assembly import Assembled
     from node.app.daemon import Daemon
     from node.training.service import Training
-    from node.training.work import Work
+    from node.training.work import StageRuntime
 
 HISTORY = 256
 """Losses kept for the picture."""
@@ -106,7 +106,7 @@ def _allowed(a: Assembled, m: Manifest | None) -> float:
     return (plan.deadline_s + round_s) / 2 if above else 0.0
 
 
-class Picture:
+class SnapshotBuilder:
     """Of one daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
@@ -507,7 +507,7 @@ def change_line(training: Training, plan: Plan | None) -> pb.ChangeLine:
     )
 
 
-def outer_line(work: Work, cell: int) -> pb.OuterLine:
+def outer_line(work: StageRuntime, cell: int) -> pb.OuterLine:
     """Where this peer is among the cells of its stage, and what its last outer round was."""
     news, epoch = work.outer, work.version.epoch
     compared, apart = (

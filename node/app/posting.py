@@ -11,18 +11,18 @@ from node.core.ids import ENDS
 from node.core.version import Protocols
 from node.dht.record import PeerBody
 from node.manifest import Manifest
-from node.training.member import State
+from node.training.member import MemberState
 from node.training.service import Training
-from node.training.state.meter import Meter
+from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
-from node.training.work import Work
+from node.training.work import StageRuntime
 
 _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Reachability:
     """How a peer is reached: as in its record."""
 
     maddrs: Sequence[str] = ()
@@ -38,11 +38,11 @@ class Hosted(Protocol):
     @property
     def stage(self) -> StageState: ...
     @property
-    def work(self) -> Work: ...
+    def work(self) -> StageRuntime: ...
     @property
     def training(self) -> Training: ...
     @property
-    def meter(self) -> Meter: ...
+    def meter(self) -> PipelineMeter: ...
 
 
 class Place(Protocol):
@@ -56,7 +56,7 @@ class Place(Protocol):
     def settled(self) -> bool: ...
 
 
-class Move(Protocol):
+class MovePort(Protocol):
     """A change of stage."""
 
     @property
@@ -85,14 +85,14 @@ class Posting(Protocol):
     @property
     def placing(self) -> Place: ...
     @property
-    def mover(self) -> Move: ...
+    def mover(self) -> MovePort: ...
     @property
     def started_at(self) -> float:
         """Unix time."""
         ...
 
     def protocols(self) -> Protocols: ...
-    def reach(self) -> Reach: ...
+    def reach(self) -> Reachability: ...
 
 
 def state_of(d: Posting) -> str:
@@ -111,8 +111,8 @@ def state_of(d: Posting) -> str:
     if a.work.fetching < 1.0:
         return "joining"
     return {
-        State.FINISHED: "finished",
-        State.IDLE: "waiting" if a.training.waiting_for() else "ready",
+        MemberState.FINISHED: "finished",
+        MemberState.IDLE: "waiting" if a.training.waiting_for() else "ready",
     }.get(a.training.member.state, "training")
 
 

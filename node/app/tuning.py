@@ -27,7 +27,14 @@ from node.config import write_atomically
 from node.core.home import user_dir
 from node.manifest import Manifest
 from node.model.shapes import parameter_shapes
-from node.optim.kernel_rule import MEASURED_FROM, Rule, Times, Trial, following, rule_from
+from node.optim.kernel_rule import (
+    MEASURED_FROM,
+    KernelRule,
+    KernelTrial,
+    Times,
+    following,
+    rule_from,
+)
 from node.optim.newton_schulz import follow
 from node.optim.parts import method_of
 from node.optim.trials import measure
@@ -67,7 +74,7 @@ class Tuned:
     """``rule`` is what this process follows now; ``seconds`` of processor time went into measuring
     it, 0 when it was read. ``problem``: why the times could not be kept, or ""."""
 
-    rule: Rule
+    rule: KernelRule
     seconds: float
     problem: str = ""
 
@@ -157,7 +164,7 @@ def read_times(path: Path, machine: str) -> Times | None:
         content = _content(machine, found["times"])
         if found != {**content, "digest": _digest(content)}:
             return None
-        times = {Trial(*trial): seconds for *trial, seconds in found["times"]}
+        times = {KernelTrial(*trial): seconds for *trial, seconds in found["times"]}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     if not all(isinstance(seconds, float) and 0 < seconds < math.inf for seconds in times.values()):

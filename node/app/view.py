@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.app.picture import Picture
+from node.app.picture import SnapshotBuilder
 from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from node.app.daemon import Daemon
 
 
-class View(Window):
+class OperatorService(Window):
     """The daemon behind the unix socket. ``stop`` and ``drain`` end it through ``daemon``."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._d = daemon
-        self.picture = Picture(daemon)
+        self.picture = SnapshotBuilder(daemon)
 
     @property
     def journal(self) -> Journal:

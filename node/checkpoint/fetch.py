@@ -45,7 +45,7 @@ _GONE = {
 
 
 @dataclass(frozen=True)
-class Patience:
+class FetchTimeouts:
     """Seconds. ``describe_s``: a donor hashes its whole state for the first who asks. ``stall_s``:
     between two messages. ``request_s``: one request, slow lines included. ``tries``: failures in a
     row that end a donor's turn."""
@@ -71,7 +71,7 @@ async def fetch(
     settings: CheckpointSettings | None = None,
     partial: Partial | None = None,
     clock: Clock | None = None,
-    patience: Patience | None = None,
+    patience: FetchTimeouts | None = None,
     gate: asyncio.Event | None = None,
 ) -> StateSnapshot:
     """The state of ``stage`` at ``epoch`` (None: one that most donors agree on, the newest of
@@ -96,7 +96,7 @@ async def fetch(
     job.progress, job.clock, job.patience, job.gate = (
         progress,
         clock or SystemClock(),
-        patience or Patience(),
+        patience or FetchTimeouts(),
         gate,
     )
     job.lineage = lineage
@@ -168,7 +168,7 @@ class _Fetch:
         self.gate: asyncio.Event | None = None
         self.lineage = ""
         self.clock: Clock = SystemClock()
-        self.patience = Patience()
+        self.patience = FetchTimeouts()
         self.reasons: dict[PeerId, str] = {}
         self.sources: Counter[PeerId] = Counter()
         self.done_bytes = 0

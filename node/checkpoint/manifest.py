@@ -24,7 +24,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class CheckpointManifest:
     """``digest`` is the stage digest of the parameters; ``meta`` is JSON of whoever saved (the
     sampler's place, …)."""
 
@@ -62,7 +62,7 @@ class Manifest:
         return written.encode()
 
     @classmethod
-    def parse(cls, raw: bytes) -> Manifest:
+    def parse(cls, raw: bytes) -> CheckpointManifest:
         """The inverse of :meth:`encode`. Raises Refused for bytes that are torn, garbled or of
         another format."""
         try:

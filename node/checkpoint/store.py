@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from node.checkpoint.files import Disk, directory, local_fault, reading, remove_tree, sha256_of
-from node.checkpoint.manifest import FileEntry, Manifest
+from node.checkpoint.manifest import CheckpointManifest, FileEntry
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.tensorfile import read_tensors, write_tensors
 from node.core.errors import LocalFault, Refused
@@ -199,7 +199,9 @@ class CheckpointStore:
                 entries = {
                     name: self._put_tensors(fd, name, tensors) for name, tensors in files.items()
                 }
-                manifest = Manifest(self.run_id, stage, epoch, stage_digest, entries, meta)
+                manifest = CheckpointManifest(
+                    self.run_id, stage, epoch, stage_digest, entries, meta
+                )
                 self._put_bytes(fd, MANIFEST, manifest.encode())
                 disk.fsync(fd)
         except (OSError, ValueError):
@@ -247,7 +249,7 @@ class CheckpointStore:
             return False
         return not self._changed(at, _named(epoch), manifest)
 
-    def _changed(self, at: int, name: str, manifest: Manifest) -> str:
+    def _changed(self, at: int, name: str, manifest: CheckpointManifest) -> str:
         """Why a checkpoint with an intact manifest is not what it describes, after reading all of
         it; empty when it is."""
         with directory(name, at) as fd:
@@ -315,10 +317,10 @@ class CheckpointStore:
             else:
                 self._tell(f"cleared {name}, left by an interrupted run")
 
-    def _survey(self, stage: int) -> list[tuple[int, str, Manifest | None, str]]:
+    def _survey(self, stage: int) -> list[tuple[int, str, CheckpointManifest | None, str]]:
         """(epoch, directory, manifest or None, why it is not used) of everything in the stage's
         directory."""
-        found: list[tuple[int, str, Manifest | None, str]] = []
+        found: list[tuple[int, str, CheckpointManifest | None, str]] = []
         try:
             with self._stage(stage) as at:
                 for name in sorted(os.listdir(at)):
@@ -337,7 +339,9 @@ class CheckpointStore:
             raise local_fault("read checkpoints", self.root, e) from e
         return found
 
-    def _look(self, at: int, name: str, stage: int, epoch: int) -> tuple[Manifest | None, str]:
+    def _look(
+        self, at: int, name: str, stage: int, epoch: int
+    ) -> tuple[CheckpointManifest | None, str]:
         if why := self._distrusted.get((stage, name), ""):
             return None, why
         try:
@@ -350,11 +354,11 @@ class CheckpointStore:
             return None, str(e)
         return manifest, ""
 
-    def _manifest(self, fd: int, stage: int, epoch: int) -> Manifest:
+    def _manifest(self, fd: int, stage: int, epoch: int) -> CheckpointManifest:
         with reading(MANIFEST, fd) as (file, size):
             if size > MANIFEST_LIMIT:
                 raise Refused(f"a manifest of {size} bytes is over the limit of {MANIFEST_LIMIT}")
-            manifest = Manifest.parse(os.pread(file, size, 0))
+            manifest = CheckpointManifest.parse(os.pread(file, size, 0))
         if set(manifest.files) != {PARAMETERS, OPTIMIZER}:
             raise Refused("its manifest names other files than a checkpoint has")
         if manifest.run_id != self.run_id:

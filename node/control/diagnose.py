@@ -84,7 +84,7 @@ _WORDS: dict[ExitCode, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What came of one address, or of this machine where ``address`` is empty.
 
     ``layer`` is the one that failed, of ``LAYERS`` (of this machine also clock, identity, machine);
@@ -131,7 +131,7 @@ class Machine:
         return frozenset(_version(text) for _, text, scope in self.addresses if scope in useful)
 
 
-def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -> Finding:
+def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -> Diagnosis:
     """The finding for an address that does not work, with the effect and the fix of ``code``.
 
     ``words`` are what these name beside transport and port.
@@ -139,10 +139,10 @@ def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -
     place = _place(address)
     words |= {"port": str(place.port), "transport": "UDP" if place.quic else "TCP"}
     effect, fix = (text.format(**words) for text in _WORDS[code])
-    return Finding(address, layer, False, cause, effect, fix, code)
+    return Diagnosis(address, layer, False, cause, effect, fix, code)
 
 
-def not_tried(address: str) -> Finding:
+def not_tried(address: str) -> Diagnosis:
     """An address that the command line cannot dial. The daemon may be able to."""
     why = "the command line dials TCP and QUIC only"
     if "/p2p-circuit" in address:
@@ -150,7 +150,7 @@ def not_tried(address: str) -> Finding:
     return failed(address, "address", ExitCode.NETWORK, f"not tried: {why}")
 
 
-def silent(address: str, seconds: float, layer: str = "connect") -> Finding:
+def silent(address: str, seconds: float, layer: str = "connect") -> Diagnosis:
     """An address that had said nothing after ``seconds``, while ``layer`` was waited for."""
     within = f"within {seconds:.2g} s"
     if layer == "connect" and _place(address).quic:
@@ -163,7 +163,7 @@ def silent(address: str, seconds: float, layer: str = "connect") -> Finding:
     return failed(address, layer, ExitCode.NETWORK, f"{what} {within}")
 
 
-def refused(address: str, error: OSError) -> Finding:
+def refused(address: str, error: OSError) -> Diagnosis:
     """What the operating system says about a connection that failed at once."""
     place = _place(address)
     if error.errno == errno.ECONNREFUSED:
@@ -182,15 +182,15 @@ def refused(address: str, error: OSError) -> Finding:
     return failed(address, "connect", ExitCode.NETWORK, clean(error.strerror or str(error)))
 
 
-def unresolved(address: str, host: str, why: str) -> Finding:
+def unresolved(address: str, host: str, why: str) -> Diagnosis:
     """A name without an address."""
     return failed(address, "name", ExitCode.NAME_NOT_FOUND, f"the name {clean(host)} {why}")
 
 
-def incompatible(address: str, theirs: Protocols, version: str, clock_s: float | None) -> Finding:
+def incompatible(address: str, theirs: Protocols, version: str, clock_s: float | None) -> Diagnosis:
     """A peer that answers and speaks no protocol version that is spoken here."""
     software = f" (tutti {clean(version, 20)})" if version else ""
-    return Finding(
+    return Diagnosis(
         address,
         "answer",
         False,
@@ -202,7 +202,7 @@ def incompatible(address: str, theirs: Protocols, version: str, clock_s: float |
     )
 
 
-def no_way(address: str, host: str, here: Machine) -> Finding | None:
+def no_way(address: str, host: str, here: Machine) -> Diagnosis | None:
     """Why this machine cannot send anything to the IP address ``host``; None if it can."""
     version = _version(host)
     if scope(host) is not Scope.LOOPBACK and version not in here.versions:
@@ -224,11 +224,11 @@ def no_way(address: str, host: str, here: Machine) -> Finding | None:
     return None
 
 
-def stranded() -> Finding:
+def stranded() -> Diagnosis:
     """This machine has no way out at all."""
     effect, fix = _WORDS[ExitCode.NO_ROUTE]
     cause = "this machine has no default route, neither of IPv4 nor of IPv6"
-    return Finding("", "route", False, cause, effect, fix, ExitCode.NO_ROUTE)
+    return Diagnosis("", "route", False, cause, effect, fix, ExitCode.NO_ROUTE)
 
 
 def this_machine() -> Machine:
@@ -249,7 +249,7 @@ def this_machine() -> Machine:
     return Machine(tuple(found), routes)
 
 
-def verdict(findings: Sequence[Finding]) -> Finding:
+def verdict(findings: Sequence[Diagnosis]) -> Diagnosis:
     """The one finding to report, with its exit code.
 
     If an address answers: a clock that is wrong, an identity in use, else a finding that is ``ok``,
@@ -260,7 +260,7 @@ def verdict(findings: Sequence[Finding]) -> Finding:
     answered = [f for f in of_addresses if f.ok]
     faults = [f for f in findings if not f.address and not f.ok]
     if not of_addresses:
-        return faults[0] if faults else Finding("", "machine", True, "there is no address to try")
+        return faults[0] if faults else Diagnosis("", "machine", True, "there is no address to try")
     if not answered:
         tried = [f for f in of_addresses if f.layer != LAYERS[0]] or of_addresses
         widest = min(scope_of(f.address) for f in tried)
@@ -274,11 +274,11 @@ def verdict(findings: Sequence[Finding]) -> Finding:
     over_udp = [f for f in of_addresses if _place(f.address).quic]
     if over_udp and all(f.code is ExitCode.UDP_BLOCKED for f in over_udp):
         lost, said = over_udp[0], f"{said}, all over TCP: {over_udp[0].cause}"
-        return Finding("", "connect", True, said, lost.effect, lost.fix, lost.code)
-    return Finding("", "answer", True, said)
+        return Diagnosis("", "connect", True, said, lost.effect, lost.fix, lost.code)
+    return Diagnosis("", "answer", True, said)
 
 
-def clock_of(findings: Sequence[Finding]) -> tuple[float | None, int]:
+def clock_of(findings: Sequence[Diagnosis]) -> tuple[float | None, int]:
     """By how many seconds this clock is ahead of the middle one of the peers that told theirs.
 
     None when none did; and how many did.
@@ -290,14 +290,14 @@ def clock_of(findings: Sequence[Finding]) -> tuple[float | None, int]:
     return (median(clocks.values()) if clocks else None), len(clocks)
 
 
-def fault_of(chosen: Finding, findings: Sequence[Finding]) -> LocalFault:
+def fault_of(chosen: Diagnosis, findings: Sequence[Diagnosis]) -> LocalFault:
     """``chosen`` as the error that ends a command, with all findings for who reads it as JSON."""
     fault = Refused(f"{chosen.cause}; {chosen.effect}", chosen.fix, chosen.code)
     fault.details = {"findings": [f.document() for f in findings]}
     return fault
 
 
-def unreachable(findings: Sequence[Finding]) -> NetworkFault:
+def unreachable(findings: Sequence[Diagnosis]) -> NetworkFault:
     """The error for a question that nobody answered: the cause to report, then every address."""
     chosen = verdict(findings)
     lines = [f"nobody answers: {chosen.cause}; {chosen.effect}"]
@@ -307,11 +307,11 @@ def unreachable(findings: Sequence[Finding]) -> NetworkFault:
     return fault
 
 
-def identity_in_use(me: PeerId, where: str) -> Finding:
+def identity_in_use(me: PeerId, where: str) -> Diagnosis:
     """Somebody else runs with this machine's key; ``where``: how that is known."""
     effect, fix = _WORDS[ExitCode.IDENTITY_IN_USE]
     cause = f"the identity key of this home, {short(me)}, is in use elsewhere: {where}"
-    return Finding("", "identity", False, cause, effect, fix, ExitCode.IDENTITY_IN_USE)
+    return Diagnosis("", "identity", False, cause, effect, fix, ExitCode.IDENTITY_IN_USE)
 
 
 def watch_identity(
@@ -320,7 +320,7 @@ def watch_identity(
     seconds: float = WATCH_S,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Finding | None:
+) -> Diagnosis | None:
     """Whether a daemon elsewhere runs as ``me``: its record is listed and refreshed as we watch.
 
     For a home whose own daemon does not run. ``ask`` asks the swarm for its peers and may raise
@@ -350,7 +350,7 @@ def watch_identity(
         sleep(max(0.0, pause))
 
 
-def wrong_clock(ahead: float, peers: int) -> Finding:
+def wrong_clock(ahead: float, peers: int) -> Diagnosis:
     """This clock is ``ahead`` seconds ahead of the middle one of so many ``peers``."""
     effect, fix = _WORDS[ExitCode.CLOCK_WRONG]
     way = "ahead of" if ahead > 0 else "behind"
@@ -358,10 +358,10 @@ def wrong_clock(ahead: float, peers: int) -> Finding:
     if peers > 1:
         whose = f"the middle one of {peers} peers that answered"
     cause = f"the clock of this machine is {span(abs(ahead))} {way} that of {whose}"
-    return Finding("", "clock", False, cause, effect, fix, ExitCode.CLOCK_WRONG, ahead)
+    return Diagnosis("", "clock", False, cause, effect, fix, ExitCode.CLOCK_WRONG, ahead)
 
 
-def _nearness(finding: Finding) -> tuple[int, bool, bool]:
+def _nearness(finding: Diagnosis) -> tuple[int, bool, bool]:
     """How much it tells: by the layer reached, then that something came back at all, then TCP."""
     heard = finding.code not in (ExitCode.NO_ANSWER, ExitCode.UDP_BLOCKED)
     return LAYERS.index(finding.layer), heard, not _place(finding.address).quic

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from node.control.diagnose import (
     CLOCK_S,
     WATCH_S,
-    Finding,
+    Diagnosis,
     Machine,
     clock_of,
     stranded,
@@ -37,8 +37,8 @@ class Checkup:
     """What an examination found, and the seconds it took."""
 
     machine: Machine
-    findings: tuple[Finding, ...]
-    verdict: Finding
+    findings: tuple[Diagnosis, ...]
+    verdict: Diagnosis
     seconds: float
 
     @property
@@ -68,7 +68,7 @@ def examine(
     def left(most: float) -> float:
         return max(0.1, min(most, begin + seconds - time.monotonic()))
 
-    findings: list[Finding] = []
+    findings: list[Diagnosis] = []
     if addresses:
         from node.control.observer import PATIENCE_S, ask, survey
 

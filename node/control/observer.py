@@ -42,7 +42,7 @@ from libp2p.transport.quic.exceptions import QUICError
 from multiaddr import Multiaddr
 
 from node.control.diagnose import (
-    Finding,
+    Diagnosis,
     Machine,
     failed,
     incompatible,
@@ -92,10 +92,10 @@ _BROKEN = (
 
 
 @dataclass(frozen=True)
-class Heard:
+class AddressAnswers:
     """What came of one address, and the answers, one for each question, when it works."""
 
-    finding: Finding
+    finding: Diagnosis
     answers: tuple[Answer, ...] = ()
 
     @property
@@ -145,7 +145,7 @@ def survey(
     seed: bytes | None = None,
     *,
     first: bool = False,
-) -> list[Heard]:
+) -> list[AddressAnswers]:
     """Try all addresses at the same time, with all questions on one connection; what came of each
     address.
 
@@ -206,14 +206,14 @@ class _Survey:
         self._raw = [question.SerializeToString() for question in questions]
         self._timeout, self._seed, self._first = timeout, seed, first
         self._here: Machine = this_machine()
-        self._found: dict[str, list[Heard]] = {address: [] for address in self._addresses}
+        self._found: dict[str, list[AddressAnswers]] = {address: [] for address in self._addresses}
         self._scopes: dict[str, trio.CancelScope] = {}
         self._tcp = {
             a for a in self._addresses if (place := endpoint_of(a)) is not None and not place.quic
         }
         self._tcp_failed = trio.Event()
 
-    async def run(self) -> list[Heard]:
+    async def run(self) -> list[AddressAnswers]:
         deadline = trio.current_time() + self._timeout
         # Made before any task runs: the first answer shortens the others' time.
         self._scopes = {address: trio.move_on_at(deadline) for address in self._addresses}
@@ -226,7 +226,7 @@ class _Survey:
         place, begin = endpoint_of(address), trio.current_time()
         found = self._found[address]
         if place is None:
-            found.append(Heard(not_tried(address)))
+            found.append(AddressAnswers(not_tried(address)))
             return
         with self._scopes[address]:
             if place.quic and self._first and self._tcp:
@@ -241,7 +241,7 @@ class _Survey:
         if not found:  # the time was over before anything was dialled
             seconds = trio.current_time() - begin
             late = unresolved(address, place.host, f"was not resolved within {seconds:.2g} s")
-            found.append(Heard(late if place.named else silent(address, seconds)))
+            found.append(AddressAnswers(late if place.named else silent(address, seconds)))
         self._tcp.discard(address)
         if not self._tcp:
             self._tcp_failed.set()
@@ -267,7 +267,7 @@ class _Survey:
                 why = "does not exist" if gone else "was not resolved: no name server answers"
             except UnicodeError:
                 why = "cannot be a name"
-        self._found[address].append(Heard(unresolved(address, place.host, why)))
+        self._found[address].append(AddressAnswers(unresolved(address, place.host, why)))
         return []
 
     async def _dial(self, trial: _Trial) -> None:
@@ -285,13 +285,15 @@ class _Survey:
         finally:
             answers = tuple(trial.answers)
             if len(answers) == len(self._raw):
-                heard = Heard(_answered(address, answers, trial.at - begin), answers)
+                heard = AddressAnswers(_answered(address, answers, trial.at - begin), answers)
                 self._shorten(address, heard)
             else:
-                heard = Heard(finding or silent(address, trio.current_time() - begin, trial.layer))
+                heard = AddressAnswers(
+                    finding or silent(address, trio.current_time() - begin, trial.layer)
+                )
             self._found[address].append(heard)
 
-    def _shorten(self, address: str, heard: Heard) -> None:
+    def _shorten(self, address: str, heard: AddressAnswers) -> None:
         """One address has answered: how long the others are still waited for."""
         now, peer = trio.current_time(), peer_of_address(address)
         for other, scope in self._scopes.items():
@@ -300,7 +302,7 @@ class _Survey:
             elif heard.good or peer_of_address(other) == peer:
                 scope.deadline = now
 
-    async def _over_quic(self, trial: _Trial) -> Finding | None:
+    async def _over_quic(self, trial: _Trial) -> Diagnosis | None:
         closed: list[OSError] = []
         finding = None
         async with trio.open_nursery() as nursery:
@@ -317,7 +319,7 @@ class _Survey:
             nursery.cancel_scope.cancel()
         return refused(trial.address, closed[0]) if closed else finding
 
-    async def _converse(self, trial: _Trial) -> Finding | None:
+    async def _converse(self, trial: _Trial) -> Diagnosis | None:
         """One connection, one stream for each question. None when all are answered, or time was
         over."""
         place, host, peer = trial.place, trial.host, ID.from_string(peer_of_address(trial.address))
@@ -345,7 +347,7 @@ class _Survey:
         return finding
 
 
-def _best(found: Sequence[Heard]) -> Heard:
+def _best(found: Sequence[AddressAnswers]) -> AddressAnswers:
     """Of several IP addresses behind one name the one that answered, or came nearest to it."""
     chosen = verdict([heard.finding for heard in found])
     return next((h for h in found if h.answers or h.finding is chosen), found[0])
@@ -356,7 +358,7 @@ def protocols_of(answer: Answer) -> Protocols:
     return Protocols.said(answer.oldest_protocol, answer.newest_protocol)
 
 
-def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Finding:
+def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Diagnosis:
     said, who, clock = answers[0].WhichOneof("answer"), "", None
     for answer in answers:
         if answer.WhichOneof("answer") == "ping":
@@ -369,10 +371,10 @@ def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Findin
         cause = f"refuses to answer: {clean(answers[0].refusal.reason)}"
     else:
         cause = f"answered in {seconds:.2f} s{who}"
-    return Finding(address, "answer", True, cause, clock_s=clock)
+    return Diagnosis(address, "answer", True, cause, clock_s=clock)
 
 
-def _broke(address: str, layer: str, why: str) -> Finding:
+def _broke(address: str, layer: str, why: str) -> Diagnosis:
     """A conversation that ended early: while the peer was to prove who it is, or later."""
     if layer == "answer":
         return failed(
@@ -417,7 +419,7 @@ async def _connect(trial: _Trial) -> bytes:
     return b""
 
 
-def other_service(address: str, greeting: bytes) -> Finding | None:
+def other_service(address: str, greeting: bytes) -> Diagnosis | None:
     """The finding for an address where something speaks that is no peer; None for a peer, and for
     who says nothing."""
     if not greeting or greeting.startswith(_HELLO):

@@ -40,7 +40,7 @@ class Command(TyperCommand):
         """Nothing: typer's part of the help has them."""
 
 
-class Group(TyperGroup):
+class VerbGroup(TyperGroup):
     """Verbs under :data:`PANELS`, each with its first sentence, never cut."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -66,7 +66,11 @@ class App(typer.Typer):
     def __init__(self, **how: Any) -> None:
         # click suggests names as well as typer does.
         super().__init__(
-            cls=Group, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True, **how
+            cls=VerbGroup,
+            rich_markup_mode=None,
+            suggest_commands=False,
+            no_args_is_help=True,
+            **how,
         )
 
     def built(self, words: Sequence[str]) -> click.Command:

@@ -55,7 +55,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PlanMember:
     """A peer as one epoch's view sees it.
 
     ``speed``: micro-batches per second its stage can do, quantised by the leader, 0 for unknown.
@@ -125,7 +125,7 @@ class Plan:
     epoch: int
     term: int
     leader: PeerId
-    members: tuple[Member, ...]
+    members: tuple[PlanMember, ...]
     paths: tuple[Path, ...]
     owners: dict[str, PeerId]
     moved: dict[str, PeerId] = field(default_factory=dict)
@@ -159,11 +159,11 @@ class Plan:
         """The run is complete: nobody trains or averages by this plan."""
         return not self.paths and not self.outer
 
-    def stage(self, stage: int) -> tuple[Member, ...]:
+    def stage(self, stage: int) -> tuple[PlanMember, ...]:
         """The replicas of a stage, listeners included, in PeerId order."""
         return tuple(sorted((m for m in self.members if m.stage == stage), key=lambda m: m.peer))
 
-    def cell(self, stage: int, cell: int = 0) -> tuple[Member, ...]:
+    def cell(self, stage: int, cell: int = 0) -> tuple[PlanMember, ...]:
         """The members of ``stage`` that share an optimizer step, listeners included, in PeerId
         order."""
         return tuple(m for m in self.stage(stage) if m.cell == cell)
@@ -177,11 +177,11 @@ class Plan:
         me = self.member(peer)
         return me.cell if me is not None else 0
 
-    def unit_of(self, member: Member) -> Unit:
+    def unit_of(self, member: PlanMember) -> Unit:
         """With whom this member averages at the end of the epoch."""
         return member.stage, member.group if self.outer else member.cell
 
-    def unit(self, unit: Unit) -> tuple[Member, ...]:
+    def unit(self, unit: Unit) -> tuple[PlanMember, ...]:
         """Those who average with each other at the end of the epoch, listeners included, in PeerId
         order."""
         return tuple(m for m in self.stage(unit[0]) if self.unit_of(m) == unit)
@@ -198,7 +198,7 @@ class Plan:
         """Who steps a part in a cell."""
         return self.owners.get(in_cell(part, cell))
 
-    def member(self, peer: PeerId) -> Member | None:
+    def member(self, peer: PeerId) -> PlanMember | None:
         return next((m for m in self.members if m.peer == peer), None)
 
     def canonical(self) -> bytes:
@@ -271,7 +271,7 @@ class Plan:
                 term=_natural(body["term"]),
                 leader=name(body["leader"]),
                 members=tuple(
-                    Member(
+                    PlanMember(
                         names[i], _natural(s), _finite(v), bool(c), _natural(cell), _natural(group)
                     )
                     for i, (s, v, c, cell, group) in enumerate(body["members"])

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class FieldRule:
     """What a field may hold: one of ``choices``, a number between ``low`` and ``high``, or text
     matching ``pattern``.
 
@@ -60,7 +60,7 @@ class Rule:
 _ALIKE = 0.65
 """Ratio of equal characters above which a name is a slip of the pen: "layer" for "layers", not
 "hiden" for "tied"."""
-Rules = Mapping[str, Rule]
+Rules = Mapping[str, FieldRule]
 """Field name, with its section in front ("model.layers"), to the rule of that field."""
 
 
@@ -86,7 +86,7 @@ def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str 
     return kind(**values)
 
 
-def check(name: str, raw: Any, hint: Any, rule: Rule | None, *, source: str = "") -> Any:
+def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str = "") -> Any:
     """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str or of int, or one of
     several of these) if ``rule`` allows it, else UsageFault."""
     value = _typed(raw, hint)
@@ -216,7 +216,7 @@ def _type_sentence(hint: Any) -> str:
     )
 
 
-def _also(rule: Rule | None) -> str:
+def _also(rule: FieldRule | None) -> str:
     return f", {rule.sentence}" if rule is not None else ""
 
 

@@ -44,7 +44,7 @@ class _Posted:
     """Unix time from which on the writer is no part of the run."""
 
 
-class Board:
+class RecordStore:
     """The newest valid record of every writer.
 
     Sequence numbers are remembered per writer for as long as an older record could still be valid;

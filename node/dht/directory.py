@@ -22,12 +22,12 @@ from node.core.ids import PeerId, RunId, short
 from node.core.tasks import Tasks
 from node.dht import guard
 from node.dht.author import Author
-from node.dht.board import Admit, Board
-from node.dht.door import Door
+from node.dht.board import Admit, RecordStore
+from node.dht.door import AdmissionFilter
 from node.dht.record import PeerBody, PeerEntry
 from node.dht.settings import DirectorySettings
 from node.identity.peers import peer_id_of, public_key_of
-from node.telemetry.sparing import Sparing
+from node.telemetry.sparing import RateLimitedLog
 
 if TYPE_CHECKING:
     from node.identity.keys import Identity
@@ -75,10 +75,10 @@ class Directory:
     ) -> None:
         self.me = identity.peer_id
         self._settings, self._clock, self._journal = settings, clock, journal
-        self._board = Board(run_id, settings, self.me, admit)
+        self._board = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
-        self._sparing = Sparing(journal, clock.now) if journal is not None else None
-        self._door = Door(clock, admit, admission, self._tell_of)
+        self._sparing = RateLimitedLog(journal, clock.now) if journal is not None else None
+        self._door = AdmissionFilter(clock, admit, admission, self._tell_of)
         self._body: PeerBody | None = None
         self._node: DHTNode | None = None
         self._p2p: P2P | None = None

@@ -22,7 +22,7 @@ from node.core.clock import Clock
 from node.core.errors import Refused
 from node.core.ids import PeerId, short
 from node.dht.board import Admit
-from node.identity.rates import Rate
+from node.identity.rates import TokenBucket
 
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 100.0
 """Of one peer. Reading and posting every few seconds takes one or two a second."""
@@ -31,7 +31,7 @@ Tell = Callable[[PeerId, str, str], None]
 """``tell(peer, kind, text)`` records something a peer did."""
 
 
-class Door:
+class AdmissionFilter:
     """``admit`` raises Refused for whom the run does not want (None: everybody is welcome),
     ``admission`` is what we show."""
 
@@ -43,7 +43,7 @@ class Door:
         tell: Tell = lambda peer, kind, text: None,
     ) -> None:
         self._clock, self._admit, self._admission, self._tell = clock, admit, admission, tell
-        self._rate = Rate(REQUESTS_PER_S, REQUESTS_AT_ONCE)
+        self._rate = TokenBucket(REQUESTS_PER_S, REQUESTS_AT_ONCE)
 
     def admits(self, caller: PeerID, request: Any) -> bool:
         """Whether the caller belongs to the run, by the token in its request."""

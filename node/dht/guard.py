@@ -33,8 +33,8 @@ from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
 from node.core.clock import Clock
 from node.core.errors import WireError
-from node.dht.board import Board
-from node.dht.door import Door
+from node.dht.board import RecordStore
+from node.dht.door import AdmissionFilter
 
 MAX_NESTING = 4
 """Extensions inside extensions; a dictionary of records needs one."""
@@ -108,10 +108,10 @@ class EnvelopeValidator(RecordValidatorBase):
     """
 
     def __init__(
-        self, board: Board, clock: Clock, max_record: int, door: Door | None = None
+        self, board: RecordStore, clock: Clock, max_record: int, door: AdmissionFilter | None = None
     ) -> None:
         self._board, self._clock, self._max_record = board, clock, max_record
-        self.door = door or Door(clock)
+        self.door = door or AdmissionFilter(clock)
         self._key = DHTID.generate(source=board.key).to_bytes()
 
     def validate(self, record: DHTRecord) -> bool:
@@ -142,7 +142,7 @@ class SwarmProtocol(DHTProtocol):
     _stub_type = None
 
     @property
-    def _door(self) -> Door:
+    def _door(self) -> AdmissionFilter:
         validator = self.record_validator
         if not isinstance(validator, EnvelopeValidator):
             raise TypeError("a node of ours needs an EnvelopeValidator")

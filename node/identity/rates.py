@@ -11,7 +11,7 @@ PEERS_KEPT = 4096
 """Peers a table remembers before the longest unseen one makes room; identities are free to make."""
 
 
-class Rate:
+class TokenBucket:
     """At most ``burst`` at once and ``per_s`` in the long run, for each peer (token bucket)."""
 
     def __init__(self, per_s: float, burst: float) -> None:

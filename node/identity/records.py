@@ -25,7 +25,7 @@ MAX_SEQ = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SignedRecord:
     """What an opened record says. ``not_after`` in Unix seconds. Whether ``seq`` is news is for the
     reader to know."""
 
@@ -46,7 +46,7 @@ def seal(identity: Identity, key: str, body: bytes, seq: int, not_after: float) 
 
 def open_record(
     raw: bytes, *, key: str, writer: PeerId, now_wall: float, max_ttl_s: float, max_bytes: int
-) -> Record:
+) -> SignedRecord:
     """The record of ``writer`` for ``key``.
 
     Raises WireError when it is larger than ``max_bytes`` (whole record), not a record, expired,
@@ -72,7 +72,7 @@ def open_record(
         verify(writer, _signed(key, head, body), signature, _DOMAIN)
     except Refused as e:
         raise WireError(str(e)) from e
-    return Record(writer, seq, not_after, body)
+    return SignedRecord(writer, seq, not_after, body)
 
 
 def milliseconds(wall: float) -> int:

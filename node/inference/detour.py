@@ -107,7 +107,7 @@ def decide(
     return Detour(found, tuple(sorted(asked)), dead, stages)
 
 
-class Around:
+class ForwardRouter:
     """Carries forward-only work through the live swarm; of one request, closed with it.
 
     ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Detour`,

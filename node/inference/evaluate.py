@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node.core.errors import UsageFault
 from node.core.journey import Hop
-from node.inference.detour import Around, named
+from node.inference.detour import ForwardRouter, named
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
 
@@ -44,7 +44,7 @@ class HeldOut(Protocol):
 
 
 @dataclass(frozen=True)
-class Result:
+class EvaluationResult:
     """One choice of missing stages, those ``asked`` for and the ``dead``: ``loss`` in nats per
     token over ``tokens``."""
 
@@ -102,12 +102,12 @@ def missing_count(stages: int, share: float) -> int:
 async def evaluate(
     pipeline: Forward,
     text: HeldOut,
-    around: Callable[[Sequence[int]], Around],
+    around: Callable[[Sequence[int]], ForwardRouter],
     asked: Sequence[int],
     share: float,
     choices: int,
     batches: int,
-) -> AsyncIterator[Result]:
+) -> AsyncIterator[EvaluationResult]:
     """The loss without ``asked`` (and what is dead), then, with a ``share``, that of choices of so
     many missing stages.
 
@@ -149,8 +149,8 @@ async def answer(
         )
     asked = named(settings.stages, request.leave_out.stages, request.leave_out.after)
 
-    def around(without: Sequence[int]) -> Around:
-        return Around(transport, settings, lambda: a.work.plan, without)
+    def around(without: Sequence[int]) -> ForwardRouter:
+        return ForwardRouter(transport, settings, lambda: a.work.plan, without)
 
     batches = request.batches or a.work.settings.eval_batches
     async for found in evaluate(
@@ -163,8 +163,8 @@ async def answer(
 
 
 async def _loss(
-    pipeline: Forward, text: HeldOut, way: Around, count: int, dead: frozenset[int]
-) -> Result:
+    pipeline: Forward, text: HeldOut, way: ForwardRouter, count: int, dead: frozenset[int]
+) -> EvaluationResult:
     """Over the first ``count`` batches, all without the same stages."""
     try:
         before = await way.look()
@@ -179,7 +179,7 @@ async def _loss(
             now = way.detour
             if now.missing == before.missing:
                 fell = dead & set(now.asked) | set(now.dead)
-                return Result(
+                return EvaluationResult(
                     tuple(s for s in now.asked if s not in fell),
                     tuple(sorted(fell)),
                     now.stages,
@@ -192,6 +192,6 @@ async def _loss(
         await way.close()
 
 
-async def _batch(pipeline: Forward, text: HeldOut, way: Around, i: int) -> tuple[float, int]:
+async def _batch(pipeline: Forward, text: HeldOut, way: ForwardRouter, i: int) -> tuple[float, int]:
     inputs, targets = text.held_out(i)
     return await way.take(i, lambda hops: pipeline.evaluate(hops, inputs, targets))

@@ -12,7 +12,7 @@ import torch
 
 from node.core.errors import UsageFault
 from node.data.tokenizer import ByteTokenizer, Tokenizer
-from node.inference.detour import Around, Detour, named
+from node.inference.detour import Detour, ForwardRouter, named
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
 from protos.control_pb2 import GenerateRequest
@@ -36,7 +36,7 @@ async def speak(
         )
     pipeline, news = a.pipeline, list[Detour]()
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
-    way = Around(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)
+    way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)
     began, count, missing = time.monotonic(), 0, ()
 
     def forward(turn: int, tokens: torch.Tensor) -> Awaitable[torch.Tensor]:

@@ -11,7 +11,7 @@ from node.partition.balance import longest_first
 from node.partition.cost import FP32, muon_flops
 from node.partition.groups import bounded_groups
 from node.partition.matrices import Unit, in_order
-from node.partition.search import Problem
+from node.partition.search import OwnershipProblem
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def micro_groups(
         Unit(m.name, m.rows, m.cols, muon_flops(m.rows, m.cols, steps), FP32 * m.numel, m.name)
         for m in matrices
     )
-    hosts = longest_first(Problem([u.cost for u in units], [1.0] * ranks))
+    hosts = longest_first(OwnershipProblem([u.cost for u in units], [1.0] * ranks))
     most = max(most_bytes, *(u.bytes for u in units))
     by_name = {m.name: m for m in matrices}
     groups = bounded_groups(

@@ -22,7 +22,7 @@ from node.local.rank import Rank
 from node.local.step import TensorParallelStep, whole_at
 from node.model.device import Device, set_threads
 from node.model.settings import ModelSettings
-from node.optim.kernel_rule import Rule
+from node.optim.kernel_rule import KernelRule
 from node.optim.newton_schulz import follow
 from node.pipeline.gradients import GradientSum
 
@@ -62,7 +62,7 @@ class Worker:
             case "load":
                 self._program.load(None)
             case "step":
-                follow(Rule(**words["rule"]))
+                follow(KernelRule(**words["rule"]))
                 step = whole_at(
                     0, self._here, words["shapes"], words["steps"], words["stack"], self._steps
                 )

@@ -19,7 +19,7 @@ Form = Literal["alone", "stack", "panels"]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class KernelChoice:
     """How one matrix, or a stack of one shape, is orthogonalised."""
 
     precision: Precision
@@ -33,7 +33,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class KernelRule:
     """Crossover points. ``side`` is a matrix's smaller side, ``aspect`` its longer side over that.
 
     The defaults are for a processor that was not measured; what they cost is time.
@@ -58,8 +58,8 @@ class Rule:
     calls."""
 
 
-CPU = Rule()
-CUDA = Rule(
+CPU = KernelRule()
+CUDA = KernelRule(
     bf16_from=1, stack_bf16_to=1024, stack_fp32_to=0, panels_bf16=0, panels_fp32=0, gram_from=256
 )
 """Not measured. On a GPU small products are all launch time, so bf16 and stacks throughout, and no
@@ -69,7 +69,7 @@ STACK_FROM = 8
 stacked, with other last bits."""
 
 
-def way(rows: int, cols: int, rule: Rule) -> Way:
+def way(rows: int, cols: int, rule: KernelRule) -> KernelChoice:
     """How to work on a matrix. Depends on nothing else."""
     side, long = min(rows, cols), max(rows, cols)
     bf16 = bool(rule.bf16_from) and side * long >= rule.bf16_from
@@ -77,13 +77,13 @@ def way(rows: int, cols: int, rule: Rule) -> Way:
     whole = not panels or side * long < panels
     stacked = whole and STACK_FROM <= side <= (rule.stack_bf16_to if bf16 else rule.stack_fp32_to)
     gram = side >= rule.gram_from and long >= rule.gram_aspect * side
-    return Way("bf16" if bf16 else "fp32", gram, panels, stacked)
+    return KernelChoice("bf16" if bf16 else "fp32", gram, panels, stacked)
 
 
 # ------------------------------------------------------------ from times to a rule
 
 
-class Trial(NamedTuple):
+class KernelTrial(NamedTuple):
     """Something that is timed on one thread. A square of :data:`SQUARES`: one step of the iteration
     on ``many`` matrices, as a stack or one after the other. One of :data:`OPERANDS`: its symmetric
     product, whole or by panels."""
@@ -114,11 +114,11 @@ PANELS_GAIN = 1.2
 HOPELESS = 3.0
 """Where bf16 takes so many times as long as fp32 it is tried on nothing larger: emulated, that can
 take minutes."""
-Times = Mapping[Trial, float]
+Times = Mapping[KernelTrial, float]
 """Seconds of processor time of one thread."""
 
 
-def following(times: Times) -> list[Trial]:
+def following(times: Times) -> list[KernelTrial]:
     """What is to be timed next, to be compared with each other; empty when all is known that a rule
     needs."""
     kinds: tuple[Precision, ...] = ("fp32", "bf16")
@@ -130,15 +130,15 @@ def following(times: Times) -> list[Trial]:
             kinds = ("fp32",)
     kind = "bf16" if _bf16_from(times) else "fp32"
     for rows, cols in OPERANDS:
-        group = [Trial(rows, cols, 1, kind, form) for form in ("alone", "panels")]
+        group = [KernelTrial(rows, cols, 1, kind, form) for form in ("alone", "panels")]
         if any(trial not in times for trial in group):
             return group
     return []
 
 
-def rule_from(times: Times) -> Rule:
+def rule_from(times: Times) -> KernelRule:
     """The crossover points that these times speak for, and :data:`CPU`'s where there are none."""
-    return Rule(
+    return KernelRule(
         bf16_from=_bf16_from(times),
         stack_bf16_to=_stack_to("bf16", times, CPU.stack_bf16_to),
         stack_fp32_to=_stack_to("fp32", times, CPU.stack_fp32_to),
@@ -147,8 +147,8 @@ def rule_from(times: Times) -> Rule:
     )
 
 
-def _square(side: int, kind: Precision, form: Form) -> Trial:
-    return Trial(side, side, SQUARES[side], kind, form)
+def _square(side: int, kind: Precision, form: Form) -> KernelTrial:
+    return KernelTrial(side, side, SQUARES[side], kind, form)
 
 
 def _best(side: int, kind: Precision, times: Times) -> float:
@@ -187,7 +187,7 @@ def _panels(kind: Precision, times: Times, unknown: int) -> int:
     found = 0
     for rows, cols in reversed(OPERANDS):
         alone, panels = (
-            times.get(Trial(rows, cols, 1, kind, form)) for form in ("alone", "panels")
+            times.get(KernelTrial(rows, cols, 1, kind, form)) for form in ("alone", "panels")
         )
         if alone is None or panels is None:
             return unknown

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from node.optim.kernel_rule import Way
+from node.optim.kernel_rule import KernelChoice
 from node.optim.newton_schulz import EPS, Wide, finish, norms
 from node.optim.scratch import empty, reuse
 from node.optim.settings import OptimSettings
@@ -52,7 +52,7 @@ def muon(
     gradients: list[Tensor],
     momenta: list[Tensor],
     lr: float,
-    chosen: Way,
+    chosen: KernelChoice,
     finite: Callable[[Tensor], None],
 ) -> list[tuple[Tensor, Tensor]]:
     """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, of
@@ -94,7 +94,7 @@ def _small(
     gradients: list[Tensor],
     momenta: list[Tensor],
     lr: float,
-    chosen: Way,
+    chosen: KernelChoice,
     finite: Callable[[Tensor], None],
 ) -> list[tuple[Tensor, Tensor]]:
     """As :func:`muon`, of few numbers in all: one operation over a stack costs less than one for

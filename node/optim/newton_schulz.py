@@ -19,18 +19,18 @@ from node.core.errors import StepFault
 from node.optim.coefficients import Step
 from node.optim.coefficients import coefficients as coefficients_of
 from node.optim.gram import gram, standard
-from node.optim.kernel_rule import CPU, CUDA, Rule, Way, way
+from node.optim.kernel_rule import CPU, CUDA, KernelChoice, KernelRule, way
 from node.optim.scratch import empty
 from node.optim.workers import spread
 
 T = TypeVar("T")
 
 
-class Job(NamedTuple):
+class MatrixBatch(NamedTuple):
     """Matrices of one shape that are worked on together, as positions, and in which way."""
 
     members: list[int]
-    way: Way
+    way: KernelChoice
     apart: bool
     """In a thread of its own, beside other jobs; else all threads work on it."""
 
@@ -85,7 +85,7 @@ class Wide:
     In memory of :func:`empty`, so within :func:`reuse` there is one at a time.
     """
 
-    def __init__(self, count: int, like: torch.Tensor, chosen: Way) -> None:
+    def __init__(self, count: int, like: torch.Tensor, chosen: KernelChoice) -> None:
         rows, cols = like.shape
         self._way, self._tall = chosen, rows > cols
         kind = like.new_empty(0, dtype=_dtype(chosen))
@@ -112,7 +112,7 @@ class Wide:
 
 
 def finish(
-    x: torch.Tensor, size: torch.Tensor, chosen: Way, steps: int, coefficients: str
+    x: torch.Tensor, size: torch.Tensor, chosen: KernelChoice, steps: int, coefficients: str
 ) -> torch.Tensor:
     """As :func:`newton_schulz`, of contiguous fp32 matrices whose norms are known; ``x`` and
     ``size`` are written over.
@@ -139,21 +139,21 @@ def _iterate(
     return empty("tall", x.mT.shape, x).copy_(x.mT) if tall else x
 
 
-_followed: list[Rule] = [CPU]
+_followed: list[KernelRule] = [CPU]
 
 
-def follow(rule: Rule) -> None:
+def follow(rule: KernelRule) -> None:
     """From now on, steps on a CPU are made by this rule in the whole process; before, by the one
     for a processor not measured."""
     _followed[:] = [rule]
 
 
-def followed() -> Rule:
+def followed() -> KernelRule:
     """The rule by which this process makes steps on a CPU."""
     return _followed[0]
 
 
-def rule_of(device: torch.device) -> Rule:
+def rule_of(device: torch.device) -> KernelRule:
     """The rule for a device: CUDA's, or the one that is followed."""
     return CUDA if device.type == "cuda" else followed()
 
@@ -164,13 +164,13 @@ def newton_schulz_all(
     stack: bool,
     *,
     coefficients: str = "simple",
-    rule: Rule | None = None,
+    rule: KernelRule | None = None,
 ) -> list[torch.Tensor]:
     """Each matrix orthogonalised, in order, in fp32 or bf16. ``stack``, ``rule`` and what is
     raised: see :func:`in_jobs`."""
     coefficients_of(coefficients, steps)
 
-    def act(job: Job) -> Sequence[torch.Tensor]:
+    def act(job: MatrixBatch) -> Sequence[torch.Tensor]:
         x = (
             torch.stack([matrices[i] for i in job.members])
             if len(job.members) > 1
@@ -191,9 +191,9 @@ def newton_schulz_all(
 
 def in_jobs(
     matrices: Sequence[torch.Tensor],
-    act: Callable[[Job], Sequence[T]],
+    act: Callable[[MatrixBatch], Sequence[T]],
     stack: bool,
-    rule: Rule | None = None,
+    rule: KernelRule | None = None,
 ) -> list[T]:
     """What ``act`` gives for the members of each job, in the order of ``matrices``.
 
@@ -222,12 +222,12 @@ def in_jobs(
 
 
 def _jobs(
-    matrices: Sequence[torch.Tensor], stack: bool, threads: int, rule: Rule | None
-) -> list[Job]:
+    matrices: Sequence[torch.Tensor], stack: bool, threads: int, rule: KernelRule | None
+) -> list[MatrixBatch]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
         groups.setdefault((matrix.shape, matrix.device, matrix.dtype), []).append(i)
-    jobs: list[Job] = []
+    jobs: list[MatrixBatch] = []
     for members in groups.values():
         first = matrices[members[0]]
         if first.ndim != 2:
@@ -241,7 +241,7 @@ def _jobs(
         share = -(-len(members) // threads) if apart else len(members)
         many = max(1, min(share, STACKED // first.numel())) if stack and chosen.stacked else 1
         jobs += [
-            Job(members[start : start + many], chosen, apart)
+            MatrixBatch(members[start : start + many], chosen, apart)
             for start in range(0, len(members), many)
         ]
     return jobs
@@ -263,5 +263,5 @@ def _check(matrices: torch.Tensor) -> None:
         )
 
 
-def _dtype(chosen: Way) -> torch.dtype:
+def _dtype(chosen: KernelChoice) -> torch.dtype:
     return torch.bfloat16 if chosen.precision == "bf16" else torch.float32

@@ -18,7 +18,7 @@ from torch import Tensor
 from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import coefficients as chosen
 from node.optim.muon import State, adamw, muon, muon_direction, muon_fresh, next_counts
-from node.optim.newton_schulz import Job, in_jobs
+from node.optim.newton_schulz import MatrixBatch, in_jobs
 from node.optim.parts import method_of, state_shapes
 from node.optim.schedule import learning_rate
 from node.optim.settings import OptimSettings
@@ -243,7 +243,7 @@ class Owner:
             for g, s in zip(means, states, strict=True)
         ]
 
-        def act(job: Job) -> list[tuple[Tensor, Tensor]]:
+        def act(job: MatrixBatch) -> list[tuple[Tensor, Tensor]]:
             old, mean, momentum = (
                 [each[i] for i in job.members] for each in (olds, means, momenta)
             )

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from node.core.errors import OutOfResources
 from node.core.ids import PeerId
-from node.optim.parts import Part
+from node.optim.parts import ParameterPart
 from node.partition.plan import assign_units, plan_hash
 
 WORK = 5_000
@@ -27,7 +27,7 @@ SLOWER = 1.05
 
 
 def assign(
-    parts: Sequence[Part],
+    parts: Sequence[ParameterPart],
     members: Sequence[tuple[PeerId, float]],
     previous: Mapping[str, PeerId] | None = None,
     room: Mapping[PeerId, int] | None = None,
@@ -52,7 +52,7 @@ def assign(
 
 @lru_cache(REMEMBERED)
 def _assigned(
-    parts: tuple[Part, ...],
+    parts: tuple[ParameterPart, ...],
     members: tuple[tuple[PeerId, float], ...],
     previous: tuple[tuple[str, PeerId], ...],
     room: tuple[tuple[PeerId, int], ...],
@@ -86,14 +86,18 @@ def _assigned(
     return plan
 
 
-def ownership_hash(parts: Sequence[Part], owners: Mapping[str, PeerId], method: str) -> str:
+def ownership_hash(
+    parts: Sequence[ParameterPart], owners: Mapping[str, PeerId], method: str
+) -> str:
     """Hex sha256 over method, shapes and owners, whatever their order; travels with every
     exchange."""
     return plan_hash(method, [p.unit for p in parts], owners)
 
 
 def makespan(
-    parts: Sequence[Part], members: Iterable[tuple[PeerId, float]], owners: Mapping[str, PeerId]
+    parts: Sequence[ParameterPart],
+    members: Iterable[tuple[PeerId, float]],
+    owners: Mapping[str, PeerId],
 ) -> float:
     """Time of the slowest owner, in units of cost over speed; every member's speed must be
     known."""

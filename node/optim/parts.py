@@ -29,7 +29,7 @@ FP32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ParameterPart:
     """One parameter as an owner sees it. ``cost``: floating-point operations of a step; ``bytes``:
     of the parameter in fp32; ``atomic``: its update needs the whole matrix at one place; ``state``:
     bytes of optimizer state, which move with the owner."""
@@ -127,15 +127,17 @@ def step_cost(name: str, shape: tuple[int, ...], settings: OptimSettings) -> flo
 
 def parts_of(
     shapes: Mapping[str, tuple[int, ...]], settings: OptimSettings, rates: Rates | None = None
-) -> tuple[Part, ...]:
+) -> tuple[ParameterPart, ...]:
     """All parts of a stage, sorted by name; ``rates``: measurements that correct the cost of
     matrices."""
     return tuple(_part(name, tuple(shapes[name]), settings, rates) for name in sorted(shapes))
 
 
-def _part(name: str, shape: tuple[int, ...], settings: OptimSettings, rates: Rates | None) -> Part:
+def _part(
+    name: str, shape: tuple[int, ...], settings: OptimSettings, rates: Rates | None
+) -> ParameterPart:
     cost, matrix = step_cost(name, shape, settings), method_of(name, shape, settings) != "adamw"
     if rates is not None and matrix:
         cost = float(rates.corrected(int(cost), shape[0], shape[1]))
     size = FP32 * math.prod(shape)
-    return Part(name, shape, cost, size, matrix, state_bytes(name, shape, settings))
+    return ParameterPart(name, shape, cost, size, matrix, state_bytes(name, shape, settings))

@@ -28,14 +28,14 @@ def wards(me: PeerId, cell: Collection[PeerId]) -> tuple[PeerId, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class StateReplica:
     """Optimizer state of one part as the update that made ``version`` left it, fp32 on the CPU."""
 
     version: Version
     state: dict[str, torch.Tensor]
 
 
-class Trail:
+class VersionTrail:
     """The versions the parameters here came through, as far as this peer was there; the newest
     ``length`` of them."""
 
@@ -75,19 +75,19 @@ class Spares:
     """The newest copy of each part, apart from the state of this peer's own parts."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Spare] = {}
+        self._held: dict[str, StateReplica] = {}
 
     def put(self, name: str, version: Version, state: Mapping[str, torch.Tensor]) -> None:
         """Keep a copy unless a newer one is held. The tensors are kept by reference: do not write
         into them."""
         held = self._held.get(name)
         if held is None or held.version.epoch <= version.epoch:
-            self._held[name] = Spare(version, dict(state))
+            self._held[name] = StateReplica(version, dict(state))
 
-    def get(self, name: str) -> Spare | None:
+    def get(self, name: str) -> StateReplica | None:
         return self._held.get(name)
 
-    def held(self) -> dict[str, Spare]:
+    def held(self) -> dict[str, StateReplica]:
         """Every copy."""
         return dict(self._held)
 
@@ -117,7 +117,7 @@ class Spares:
         for name in names:
             self._held.pop(name, None)
 
-    def keep_only(self, trail: Trail) -> None:
+    def keep_only(self, trail: VersionTrail) -> None:
         """Forget copies of versions the parameters here did not come through."""
         self.drop(
             [name for name, spare in self._held.items() if not trail.leads_from(spare.version)]

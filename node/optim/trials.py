@@ -16,7 +16,7 @@ import torch
 
 from node.optim.coefficients import SIMPLE
 from node.optim.gram import standard, symmetric
-from node.optim.kernel_rule import Times, Trial, following
+from node.optim.kernel_rule import KernelTrial, Times, following
 from node.optim.scratch import reuse
 from node.optim.workers import spread
 
@@ -35,7 +35,7 @@ def measure(stop: threading.Event, clock: Callable[[], float] = time.thread_time
 
 
 def _measure(stop: threading.Event, clock: Callable[[], float]) -> Times:
-    times: dict[Trial, float] = {}
+    times: dict[KernelTrial, float] = {}
     with torch.no_grad():
         while not stop.is_set() and (group := following(times)):
             times.update(_timed(group, stop, clock))
@@ -43,11 +43,11 @@ def _measure(stop: threading.Event, clock: Callable[[], float]) -> Times:
 
 
 def _timed(
-    group: list[Trial], stop: threading.Event, clock: Callable[[], float]
-) -> dict[Trial, float]:
+    group: list[KernelTrial], stop: threading.Event, clock: Callable[[], float]
+) -> dict[KernelTrial, float]:
     """The shortest time of each; nothing when it was stopped."""
     acts = {trial: _act(trial) for trial in group}
-    found: dict[Trial, list[float]] = {trial: [] for trial in group}
+    found: dict[KernelTrial, list[float]] = {trial: [] for trial in group}
     spent = 0.0
     for turn in range(MOST_ROUNDS + 1):
         if turn > LEAST_ROUNDS and spent >= GROUP_S:
@@ -64,7 +64,7 @@ def _timed(
     return {trial: min(times) for trial, times in found.items()}
 
 
-def _act(trial: Trial) -> Callable[[], None]:
+def _act(trial: KernelTrial) -> Callable[[], None]:
     rows, cols, many, precision, form = trial
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     x = (

@@ -13,7 +13,7 @@ from heapq import heapify, heapreplace
 from node.core.errors import OutOfResources
 from node.partition.bounds import lower_bound
 from node.partition.exact import settle
-from node.partition.search import Problem, State, Work, improve
+from node.partition.search import ComparisonBudget, OwnershipProblem, SearchState, improve
 
 WORK = 1_500_000
 FIT_TRIES = 24
@@ -22,7 +22,7 @@ CLOSE = 1e-9
 """A makespan this near to its lower bound is optimal but for rounding."""
 
 
-def balance(problem: Problem, work: int = WORK) -> tuple[list[int], float]:
+def balance(problem: OwnershipProblem, work: int = WORK) -> tuple[list[int], float]:
     """(peer of each unit, lower bound of the makespan that is proven). Ties go to the first peer.
 
     Raises OutOfResources when the units do not fit into the room given; the search for a fit is a
@@ -30,15 +30,15 @@ def balance(problem: Problem, work: int = WORK) -> tuple[list[int], float]:
     """
     if not problem.costs:
         return [], 0.0
-    left = Work(work)
-    best = State(problem, longest_first(problem))
+    left = ComparisonBudget(work)
+    best = SearchState(problem, longest_first(problem))
     floor = lower_bound(problem.costs, problem.speeds, best.makespan())
     goal = floor * (1 + CLOSE)
     improve(best, left, goal)
     if best.makespan() > goal and problem.room is None:
         fitted = _multifit(problem, floor, best.makespan())
         if fitted is not None:
-            other = State(problem, fitted)
+            other = SearchState(problem, fitted)
             improve(other, left, goal)
             if other.makespan() < best.makespan():
                 best = other
@@ -47,7 +47,7 @@ def balance(problem: Problem, work: int = WORK) -> tuple[list[int], float]:
     return best.owner, min(floor, best.makespan())
 
 
-def longest_first(problem: Problem, begin: Sequence[int] | None = None) -> list[int]:
+def longest_first(problem: OwnershipProblem, begin: Sequence[int] | None = None) -> list[int]:
     """Each unit, largest first, where it would be done first (Graham 1969; on uniform machines
     Gonzalez, Ibarra, Sahni 1977).
 
@@ -55,7 +55,7 @@ def longest_first(problem: Problem, begin: Sequence[int] | None = None) -> list[
     finds no room.
     """
     owner = list(begin) if begin is not None else [-1] * len(problem.costs)
-    state = State(problem, owner)
+    state = SearchState(problem, owner)
     room, used = problem.room, state.used
     heaps: dict[float, list[tuple[int, int]]] = {}
     for peer, s in enumerate(problem.speeds):
@@ -83,7 +83,7 @@ def longest_first(problem: Problem, begin: Sequence[int] | None = None) -> list[
     return owner
 
 
-def _multifit(problem: Problem, low: float, high: float) -> list[int] | None:
+def _multifit(problem: OwnershipProblem, low: float, high: float) -> list[int] | None:
     """First-fit-decreasing into bins that hold time T, the slowest peer's first, for ever shorter T
     (Coffman, Garey, Johnson 1978; Friesen and Langston 1983 for different speeds)."""
     best = None
@@ -97,7 +97,7 @@ def _multifit(problem: Problem, low: float, high: float) -> list[int] | None:
     return best
 
 
-def _first_fit(problem: Problem, time: float) -> list[int] | None:
+def _first_fit(problem: OwnershipProblem, time: float) -> list[int] | None:
     costs, owner = problem.costs, [-1] * len(problem.costs)
     kinds: list[list[int]] = []
     for unit in range(len(costs)):
@@ -120,7 +120,7 @@ def _first_fit(problem: Problem, time: float) -> list[int] | None:
     return None if keys else owner
 
 
-def _shake(state: State, work: Work, goal: float) -> State:
+def _shake(state: SearchState, work: ComparisonBudget, goal: float) -> SearchState:
     """Empty the slowest peer and two others, deal their units out anew in a disturbed order,
     improve; keep what is no worse."""
     best, dice = state, 1
@@ -148,7 +148,7 @@ def _shake(state: State, work: Work, goal: float) -> State:
             owner[u] = peer
             loads[peer] += best.problem.costs[u]
         work.spend(len(owner) + few)
-        other = State(best.problem, owner)
+        other = SearchState(best.problem, owner)
         improve(other, work, goal)
         if other.makespan() <= best.makespan():
             best = other

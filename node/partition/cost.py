@@ -106,7 +106,7 @@ def state_bytes(method: Method, rows: int, cols: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class KernelRate:
     """A measurement: ``gflops`` of a step of ``rows`` × ``cols``, by this method's own count of
     operations."""
 
@@ -123,7 +123,7 @@ class Rates:
     measured, so that costs stay in operations at full rate.
     """
 
-    def __init__(self, measured: Iterable[Rate] = ()) -> None:
+    def __init__(self, measured: Iterable[KernelRate] = ()) -> None:
         """Raises UsageFault for a rate that is not above 0 and finite, and for a side below 1."""
         self._measured = sorted(
             {(min(r.rows, r.cols), max(r.rows, r.cols), r.gflops) for r in measured}

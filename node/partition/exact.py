@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from node.partition.search import Problem, State, Work
+from node.partition.search import ComparisonBudget, OwnershipProblem, SearchState
 
 KINDS, HELD = 8, 12
 """Peers are packed anew when units have so few costs and a peer holds so few in the mean; otherwise
@@ -24,7 +24,7 @@ NEAR = 1e-4
 """A plan this near to the floor is not worth packing anew."""
 
 
-def settle(state: State, floor: float, work: int = BRANCH_WORK) -> tuple[State, float]:
+def settle(state: SearchState, floor: float, work: int = BRANCH_WORK) -> tuple[SearchState, float]:
     """A plan at least as good, and a floor at least as high, by bisection between the two and by
     branching.
 
@@ -40,7 +40,7 @@ def settle(state: State, floor: float, work: int = BRANCH_WORK) -> tuple[State, 
                 middle = (low + high) / 2
                 owner, proven = _packed(problem, middle, beam, pack)
                 if owner is not None:
-                    best = State(problem, owner)
+                    best = SearchState(problem, owner)
                     high = min(middle, best.makespan())
                 else:
                     low = middle
@@ -48,7 +48,7 @@ def settle(state: State, floor: float, work: int = BRANCH_WORK) -> tuple[State, 
             if best.makespan() > floor * (1 + 1e-9):
                 owner, proven = _packed(problem, best.makespan() * (1 - 1e-9), beam, pack)
                 if owner is not None:
-                    best = State(problem, owner)
+                    best = SearchState(problem, owner)
                 elif proven:
                     floor = best.makespan()
     if len(problem.costs) <= UNITS and best.makespan() > floor * (1 + 1e-9):
@@ -59,7 +59,7 @@ def settle(state: State, floor: float, work: int = BRANCH_WORK) -> tuple[State, 
 
 
 def _packed(
-    problem: Problem, time: float, beam: int, most: int = PACK_WORK
+    problem: OwnershipProblem, time: float, beam: int, most: int = PACK_WORK
 ) -> tuple[list[int] | None, bool]:
     """(owners of a plan that ends by ``time``, or None; whether None is proven).
 
@@ -75,7 +75,7 @@ def _packed(
         return None, True
     # One layer for each peer: units left of each kind -> (lost so far, units left before it).
     layers: list[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]]] = [{totals: (0, None)}]
-    work, whole = Work(most), True
+    work, whole = ComparisonBudget(most), True
     for room in rooms:
         found: dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]] = {}
         for left, (lost, _) in layers[-1].items():
@@ -132,7 +132,7 @@ def _kept(
 
 
 def _read_back(
-    problem: Problem,
+    problem: OwnershipProblem,
     costs: Sequence[int],
     peers: Sequence[int],
     layers: Sequence[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]]],
@@ -153,7 +153,9 @@ def _read_back(
     return owner
 
 
-def _branched(state: State, floor: float, most: int = BRANCH_WORK) -> tuple[State, bool]:
+def _branched(
+    state: SearchState, floor: float, most: int = BRANCH_WORK
+) -> tuple[SearchState, bool]:
     """Depth-first over units, largest first; (the best plan met, whether it is proven the best)."""
     problem = state.problem
     costs, speeds = problem.costs, problem.speeds
@@ -161,7 +163,7 @@ def _branched(state: State, floor: float, most: int = BRANCH_WORK) -> tuple[Stat
     tails = [0] * (len(costs) + 1)
     for unit in range(len(costs) - 1, -1, -1):
         tails[unit] = tails[unit + 1] + costs[unit]
-    load, owner, work = [0] * len(speeds), [-1] * len(costs), Work(most)
+    load, owner, work = [0] * len(speeds), [-1] * len(costs), ComparisonBudget(most)
 
     def go(unit: int) -> bool:
         nonlocal best, best_time
@@ -201,4 +203,4 @@ def _branched(state: State, floor: float, most: int = BRANCH_WORK) -> tuple[Stat
 
     finished = go(0)
     proven = finished or best_time <= floor * (1 + 1e-9)
-    return State(problem, best), proven
+    return SearchState(problem, best), proven

@@ -22,7 +22,7 @@ from node.partition.bounds import ideal
 from node.partition.cost import Method
 from node.partition.matrices import Unit, in_order
 from node.partition.repair import Repaired, repair
-from node.partition.search import Problem, State
+from node.partition.search import OwnershipProblem, SearchState
 
 SPEED_STEPS = 8
 """Measured speeds are rounded to this many steps an octave before a plan is made of them."""
@@ -31,7 +31,7 @@ SLOWEST = 2.0**-20
 
 
 @dataclass(frozen=True)
-class Plan:
+class OwnershipPlan:
     """``owner``: rank of each unit by name, sorted. ``makespan``, ``ideal``, ``floor``: in cost
     over speed; ``moved``: bytes of state that change hands, ``least``: bytes that any plan at the
     floor must move; ``loads``: cost of each rank."""
@@ -66,7 +66,7 @@ def make_plan(
     room: Sequence[int] | None = None,
     tensor: int = 1,
     work: int = WORK,
-) -> Plan:
+) -> OwnershipPlan:
     """Plan for ranks of these ``speeds``. ``previous``: the rank each unit's state is at; of
     another or no rank: its owner is gone.
 
@@ -76,11 +76,11 @@ def make_plan(
     """
     _check(units, speeds, room, tensor)
     ordered = in_order(units)
-    problem = Problem([u.cost for u in ordered], speeds, [u.bytes for u in ordered])
+    problem = OwnershipProblem([u.cost for u in ordered], speeds, [u.bytes for u in ordered])
     before = [_before(previous, u.name, len(speeds)) for u in ordered] if previous else None
     done = _planned(problem, before, tensor, work)
     if room is not None and any(
-        used > most for used, most in zip(State(problem, done.owner).used, room, strict=True)
+        used > most for used, most in zip(SearchState(problem, done.owner).used, room, strict=True)
     ):
         # The best plan without limits is the best with them when it keeps them; the rest of the
         # search is narrower.
@@ -90,16 +90,16 @@ def make_plan(
                 f"{max(room)}",
                 "split the matrix, or add a peer with more memory",
             )
-        problem = Problem(problem.costs, speeds, problem.sizes, room)
+        problem = OwnershipProblem(problem.costs, speeds, problem.sizes, room)
         done = _planned(problem, before, tensor, work)
     owners, floor = done.owner, done.floor
-    state = State(problem, owners)
+    state = SearchState(problem, owners)
     owner = {
         name: rank for name, rank in sorted(zip((u.name for u in ordered), owners, strict=True))
     }
     best, end = ideal(problem.costs, speeds), state.makespan()
     name = plan_hash(method, ordered, {n: str(r) for n, r in owner.items()})
-    return Plan(
+    return OwnershipPlan(
         tuple(ordered),
         owner,
         tuple(speeds),
@@ -146,7 +146,7 @@ def assign_units(
 
 
 def _planned(
-    problem: Problem, before: Sequence[int | None] | None, tensor: int, work: int
+    problem: OwnershipProblem, before: Sequence[int | None] | None, tensor: int, work: int
 ) -> Repaired:
     if before is not None:
         return repair(problem, before, work)
@@ -165,10 +165,10 @@ def plan_hash(method: str, units: Sequence[Unit], owner: Mapping[str, str]) -> s
     ).hexdigest()
 
 
-def spread_bytes(problem: Problem, owner: Sequence[int], tensor: int) -> list[int]:
+def spread_bytes(problem: OwnershipProblem, owner: Sequence[int], tensor: int) -> list[int]:
     """Rename ranks of one speed so that the data-parallel groups hold near equal bytes: most bytes
     first, to the group with least that has a place. The makespan stays as it is."""
-    state, groups = State(problem, owner), len(problem.speeds) // tensor
+    state, groups = SearchState(problem, owner), len(problem.speeds) // tensor
     held, places = [0] * groups, [0] * groups
     new = [0] * len(problem.speeds)
     for rank in sorted(range(len(new)), key=lambda p: (-state.used[p], p)):

@@ -16,7 +16,7 @@ from itertools import product
 from node.partition.balance import WORK as FRESH_WORK
 from node.partition.balance import balance, longest_first
 from node.partition.bounds import ideal, lower_bound
-from node.partition.search import Problem, State, Work
+from node.partition.search import ComparisonBudget, OwnershipProblem, SearchState
 
 WORK = 400_000
 MANY = 48
@@ -51,7 +51,7 @@ class Repaired:
     floor: float
 
 
-def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> Repaired:
+def repair(problem: OwnershipProblem, before: Sequence[int | None], work: int = WORK) -> Repaired:
     """``before``: the peer that held each unit; -1 a peer that is gone; None for a unit that has no
     state yet. ``work``: comparisons of each variant; with less than usual fewer variants are tried.
 
@@ -65,7 +65,7 @@ def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> 
         owner, floor = balance(problem, fresh_work)
         return Repaired(owner, orphaned, orphaned, floor)
     first = longest_first(problem, _fitting(problem, home))
-    start = State(problem, first)
+    start = SearchState(problem, first)
     floor = lower_bound(problem.costs, problem.speeds, start.makespan())
     least = orphaned + _shed(problem, home, sizes, floor)
     must = bearable(problem, floor)
@@ -76,18 +76,18 @@ def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> 
     spends = SPENDS[-1:] if large or work < WORK else SPENDS
     work *= 4 if large else 1
     for taste, spend in product(range(1 if large else TASTES), spends):
-        state = State(problem, first)
+        state = SearchState(problem, first)
         moves = _Moves(state, home, sizes, taste)
-        moves.run(floor * WISH, 0, Work(work))
-        moves.run(floor * WISH, int(spend * least) - orphaned, Work(work))
-        moves.run(must, None, Work(work))
+        moves.run(floor * WISH, 0, ComparisonBudget(work))
+        moves.run(floor * WISH, int(spend * least) - orphaned, ComparisonBudget(work))
+        moves.run(must, None, ComparisonBudget(work))
         moves.send_home(max(floor * WISH, state.makespan()))
         tried.append((state.makespan(), orphaned + moves.spent, state.owner))
     if (reached := min(tried)[0]) > must:
         # What stayed may be in the way of what had to move: a fresh plan, from which goes home what
         # may.
         owner, floor = balance(problem, min(fresh_work, LARGE_WORK) if large else fresh_work)
-        must, state = bearable(problem, floor), State(problem, owner)
+        must, state = bearable(problem, floor), SearchState(problem, owner)
         moves = _Moves(state, home, sizes, 0)
         moves.send_home(max(must, state.makespan()))
         if state.makespan() <= ANEW * reached:
@@ -98,13 +98,13 @@ def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> 
     return Repaired(owner, moved, least, floor)
 
 
-def bearable(problem: Problem, floor: float) -> float:
+def bearable(problem: OwnershipProblem, floor: float) -> float:
     """The makespan that repair insists on."""
     best = ideal(problem.costs, problem.speeds)
     return MUST * (best if floor <= APART * best else floor)
 
 
-def _fitting(problem: Problem, home: Sequence[int]) -> list[int]:
+def _fitting(problem: OwnershipProblem, home: Sequence[int]) -> list[int]:
     """Homes, without those units that a peer's memory no longer holds: the cheapest of them are
     orphans too."""
     if problem.room is None:
@@ -119,7 +119,7 @@ def _fitting(problem: Problem, home: Sequence[int]) -> list[int]:
     return kept
 
 
-def _shed(problem: Problem, home: Sequence[int], sizes: Sequence[int], time: float) -> int:
+def _shed(problem: OwnershipProblem, home: Sequence[int], sizes: Sequence[int], time: float) -> int:
     """The fewest bytes that bring every peer's kept load down to what it does by ``time``, if units
     could be divided: each sheds those with most cost a byte first (Dantzig 1957)."""
     total = 0
@@ -144,13 +144,15 @@ def _thinned(units: list[int]) -> list[int]:
 class _Moves:
     """Exchanges between the slowest peer and others, priced in bytes that leave home."""
 
-    def __init__(self, state: State, home: Sequence[int], sizes: Sequence[int], taste: int) -> None:
+    def __init__(
+        self, state: SearchState, home: Sequence[int], sizes: Sequence[int], taste: int
+    ) -> None:
         self.state, self.home, self.sizes, self.taste, self.work = (
             state,
             home,
             sizes,
             taste,
-            Work(0),
+            ComparisonBudget(0),
         )
         self.spent = sum(
             size
@@ -158,7 +160,7 @@ class _Moves:
             if was >= 0 and was != now
         )
 
-    def run(self, goal: float, budget: int | None, work: Work) -> None:
+    def run(self, goal: float, budget: int | None, work: ComparisonBudget) -> None:
         """Exchange until the makespan is at most ``goal``, nothing helps, or ``budget`` bytes are
         spent; None: no limit."""
         state, self.work = self.state, work

@@ -21,7 +21,7 @@ Some = tuple[int, tuple[int, ...]]
 """Cost of a handful of units, and which."""
 
 
-class Work:
+class ComparisonBudget:
     """Comparisons that may still be made."""
 
     def __init__(self, limit: int) -> None:
@@ -33,7 +33,7 @@ class Work:
         return self.left > 0
 
 
-class Problem:
+class OwnershipProblem:
     """``costs`` falling, ``sizes`` in bytes beside them; ``speeds`` and, if memory is short,
     ``room`` in bytes of each peer."""
 
@@ -52,11 +52,11 @@ class Problem:
         self.sizes = list(sizes) or [0] * len(self.costs)
 
 
-class State:
+class SearchState:
     """Who holds what. ``held[p]``: indices of units, rising, so largest first; ``load``, ``used``:
     sums of cost and bytes."""
 
-    def __init__(self, problem: Problem, owner: Sequence[int]) -> None:
+    def __init__(self, problem: OwnershipProblem, owner: Sequence[int]) -> None:
         self.problem, self.owner = problem, list(owner)
         self.held: list[list[int]] = [[] for _ in problem.speeds]
         self.load, self.used = [0] * len(problem.speeds), [0] * len(problem.speeds)
@@ -127,7 +127,7 @@ class State:
         return used <= room[peer]
 
 
-def improve(state: State, work: Work, good_enough: float) -> None:
+def improve(state: SearchState, work: ComparisonBudget, good_enough: float) -> None:
     """Exchange until the slowest peer cannot be helped, it is ``good_enough``, or the work is
     spent.
 
@@ -160,7 +160,7 @@ def improve(state: State, work: Work, good_enough: float) -> None:
 
 
 def _best(
-    state: State, slow: int, others: Sequence[int], most: int, work: Work
+    state: SearchState, slow: int, others: Sequence[int], most: int, work: ComparisonBudget
 ) -> tuple[float, int, tuple[int, ...], tuple[int, ...]] | None:
     speeds = state.problem.speeds
     mine = state.handfuls(slow, most)[1:]

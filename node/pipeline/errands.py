@@ -16,7 +16,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop
 from node.pipeline.delivery import Delivery, Pause, Trouble
 from node.pipeline.device import Priority
-from node.pipeline.events import Claim, Way
+from node.pipeline.events import Claim, Direction
 from node.pipeline.hops.frames import Incoming, frames, loose_shape
 from node.pipeline.hops.inbound import say
 from node.pipeline.hops.outbound import read_chunks
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from node.pipeline.service import Pipeline
 
 
-class Errands:
+class ForwardRequests:
     """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is
     resumed."""
 
@@ -73,12 +73,14 @@ class Errands:
         finally:
             del self._waiting[purpose, index]
 
-    async def receive(self, way: Way, caller: PeerId, incoming: Incoming, context: Any) -> None:
+    async def receive(
+        self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
+    ) -> None:
         """A forward-only frame from ``caller``. Raises WireError for one that is malformed."""
         claim = incoming.claim
         here = claim.position
         if (
-            way is not Way.FORWARD
+            way is not Direction.FORWARD
             or here == 0
             or claim.journey[here].peer != self._room.me
             or claim.journey[here - 1].peer != caller
@@ -199,7 +201,7 @@ class Errands:
                 accepted()
 
             outcome = await room.courier.outbound.send(
-                choice, Way.FORWARD, messages, len(buffer), room.hop_s, held
+                choice, Direction.FORWARD, messages, len(buffer), room.hop_s, held
             )
             if outcome.trouble is None:
                 return

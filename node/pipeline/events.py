@@ -12,7 +12,7 @@ from node.core.journey import Hop, Plan
 from node.pipeline.delivery import Trouble
 
 
-class Way(Enum):
+class Direction(Enum):
     """Which direction a tensor goes."""
 
     FORWARD = "forward"
@@ -67,7 +67,7 @@ class Say(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Adopt:
+class AdoptPlan:
     """A new plan is in force, or none. Everything of an earlier one is freed."""
 
     plan: Plan | None
@@ -99,17 +99,17 @@ class Drop:
 class Arrived:
     """A frame's head is here, its tensor is not. ``room``: the stash would take it."""
 
-    way: Way
+    way: Direction
     claim: Claim
     caller: PeerId
     room: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorReceived:
     """The whole tensor of a frame is here."""
 
-    way: Way
+    way: Direction
     claim: Claim
     caller: PeerId
 
@@ -149,7 +149,7 @@ class NotFetched:
 @dataclass(frozen=True, slots=True)
 class Computed:
     key: Key
-    way: Way
+    way: Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Broken:
     finite."""
 
     key: Key
-    way: Way
+    way: Direction
     reason: str
     lost: bool = False
 
@@ -168,7 +168,7 @@ class Passed:
     """``peer`` said ACCEPTED."""
 
     key: Key
-    way: Way
+    way: Direction
     peer: PeerId
 
 
@@ -177,7 +177,7 @@ class Settled:
     """``peer`` said DONE."""
 
     key: Key
-    way: Way
+    way: Direction
     peer: PeerId
 
 
@@ -186,7 +186,7 @@ class Turned:
     """``peer`` did not finish with what we sent."""
 
     key: Key
-    way: Way
+    way: Direction
     peer: PeerId
     trouble: Trouble
 
@@ -196,11 +196,11 @@ class Retry:
     """The pause of a :class:`Later` is over."""
 
     key: Key
-    way: Way
+    way: Direction
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class PeerDied:
     """The leader has found this peer dead: nobody of the plan in force is to wait for it."""
 
     peer: PeerId
@@ -236,8 +236,8 @@ class Expired:
 
 
 Event = (
-    Adopt | Close | Start | Drop | Arrived | Held | Asked | Fetched | NotFetched | Computed | Broken
-    | Passed | Settled | Turned | Retry | Gone | Lost | Counted | Expired
+    AdoptPlan | Close | Start | Drop | Arrived | TensorReceived | Asked | Fetched | NotFetched
+    | Computed | Broken | Passed | Settled | Turned | Retry | PeerDied | Lost | Counted | Expired
 )  # fmt: skip
 
 # Actions
@@ -256,7 +256,7 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Compute:
     key: Key
-    way: Way
+    way: Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class Send:
     way."""
 
     key: Key
-    way: Way
+    way: Direction
     journey: tuple[Hop, ...]
     position: int
 
@@ -289,7 +289,7 @@ class Later:
     """Come back with :class:`Retry` after ``seconds``."""
 
     key: Key
-    way: Way
+    way: Direction
     seconds: float
 
 
@@ -310,11 +310,11 @@ class Void:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AcknowledgeVisit:
     """Say DONE to whoever waits for this visit."""
 
     key: Key
-    way: Way
+    way: Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ class Failed:
     """Say REFUSED to whoever waits: somebody else may succeed."""
 
     key: Key
-    way: Way
+    way: Direction
     reason: str
 
 
@@ -396,7 +396,7 @@ Action = (
     | Later
     | Commit
     | Void
-    | Told
+    | AcknowledgeVisit
     | Failed
     | TellOrigin
     | TellCounted

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from node.core.ids import PeerId
-from node.pipeline.events import Way
+from node.pipeline.events import Direction
 from node.pipeline.hops.outbound import Telemetry
-from node.pipeline.watch import Watch
+from node.pipeline.watch import ActivationGuard
 from node.transport.port import TransportPort
 from node.wire.tensors import Buffer, TensorReader, dtype_of
 
@@ -59,10 +59,10 @@ class Guard:
 
     def __init__(self, transport: TransportPort, telemetry: Telemetry, limit: float) -> None:
         self._transport, self._telemetry = transport, telemetry
-        self.watch = Watch(limit)
+        self.watch = ActivationGuard(limit)
 
     def objection(
-        self, way: Way, stage: int, sender: PeerId, index: int, reader: TensorReader
+        self, way: Direction, stage: int, sender: PeerId, index: int, reader: TensorReader
     ) -> str:
         """Why this training tensor is not used, empty when it may be. ``stage`` is the sender's."""
         size = rms(reader.raw()[0])
@@ -91,11 +91,11 @@ class Guard:
         return rms(reader.raw()[0]) <= ABSURD_RMS
 
     def _refuse(
-        self, kind: str, what: str, weight: float, way: Way, sender: PeerId, index: int
+        self, kind: str, what: str, weight: float, way: Direction, sender: PeerId, index: int
     ) -> str:
         text = (
-            f"a {'gradient' if way is Way.BACKWARD else 'activation'} whose root mean square is "
-            f"{what}"
+            f"{'a gradient' if way is Direction.BACKWARD else 'an activation'} whose root mean "
+            f"square is {what}"
         )
         self._transport.fault(sender, text, weight)
         self._telemetry.emit(kind, text, "warning", peer=sender, index=index, way=way.value)

@@ -26,8 +26,9 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
 from node.pipeline.delivery import Delivery, Pause, Suspects, Trouble
 from node.pipeline.events import (
+    AcknowledgeVisit,
     Action,
-    Adopt,
+    AdoptPlan,
     Answer,
     Arrived,
     Asked,
@@ -37,6 +38,7 @@ from node.pipeline.events import (
     Compute,
     Computed,
     Counted,
+    Direction,
     Drop,
     Dropped,
     Event,
@@ -48,13 +50,12 @@ from node.pipeline.events import (
     Free,
     FreeGradient,
     FreeGraph,
-    Gone,
-    Held,
     Key,
     Later,
     Lost,
     NotFetched,
     Passed,
+    PeerDied,
     Retry,
     Say,
     Send,
@@ -63,15 +64,14 @@ from node.pipeline.events import (
     Start,
     TellCounted,
     TellOrigin,
-    Told,
+    TensorReceived,
     Turned,
     Void,
-    Way,
 )
 from node.pipeline.route import NOBODY, beside, misfit, predicted, skipped, visited
 from node.pipeline.visit import Step, Visit
 
-FORWARD, BACKWARD = Way.FORWARD, Way.BACKWARD
+FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 
 
 class PipelineMachine:
@@ -98,7 +98,7 @@ class PipelineMachine:
         plan."""
         return self._replicas.get(stage, ())
 
-    def told(self, key: Key, way: Way) -> bool:
+    def told(self, key: Key, way: Direction) -> bool:
         """True when whoever sent this may hear DONE."""
         visit = self.visits.get(key)
         return visit is not None and visit.leg(way).told
@@ -119,7 +119,7 @@ class PipelineMachine:
         match event:
             case Arrived():
                 return self._arrived(event, now)
-            case Held():
+            case TensorReceived():
                 return self._held(event, now)
             case Computed(key, way):
                 return self._computed(key, way, now)
@@ -136,7 +136,7 @@ class PipelineMachine:
                     if visit is None or visit.leg(way).target is not None
                     else self._send(key, visit, way, now)
                 )
-            case Gone(peer):
+            case PeerDied(peer):
                 return self._gone(peer, now)
             case Broken():
                 return self._broken(event)
@@ -158,7 +158,7 @@ class PipelineMachine:
                 return self._expired(key)
             case Close(epoch):
                 return self._close(epoch)
-            case Adopt(plan):
+            case AdoptPlan(plan):
                 return self._adopt(plan)
 
     # Plans
@@ -215,7 +215,7 @@ class PipelineMachine:
     # Frames
     # ------------------------------------------------------------
 
-    def _unfit(self, event: Arrived | Held) -> Answer | None:
+    def _unfit(self, event: Arrived | TensorReceived) -> Answer | None:
         claim = event.claim
         answer = self._in_force(claim.epoch, claim.plan_hash)
         if answer is None:
@@ -249,7 +249,7 @@ class PipelineMachine:
             return [Answer(Say.BUSY, "my stash is full")]
         return [Answer(Say.TAKE)]
 
-    def _held(self, event: Held, now: float) -> list[Action]:
+    def _held(self, event: TensorReceived, now: float) -> list[Action]:
         if (answer := self._unfit(event)) is not None:
             return [answer]
         known = self._known(event, now)
@@ -275,7 +275,7 @@ class PipelineMachine:
             Fetch(key, (before.peer, *others), skipped(visit.journey, key.position)),
         ]
 
-    def _known(self, event: Arrived | Held, now: float) -> list[Action]:
+    def _known(self, event: Arrived | TensorReceived, now: float) -> list[Action]:
         """The answer to a tensor that is here already; empty when it is not."""
         key = event.claim.key
         visit = self.visits.get(key)
@@ -311,7 +311,7 @@ class PipelineMachine:
     # Computing
     # ------------------------------------------------------------
 
-    def _computed(self, key: Key, way: Way, now: float) -> list[Action]:
+    def _computed(self, key: Key, way: Direction, now: float) -> list[Action]:
         visit = self.visits.get(key)
         if visit is None or visit.leg(way).step is not Step.HELD:
             return []
@@ -368,12 +368,12 @@ class PipelineMachine:
         )
 
     @staticmethod
-    def _tell(key: Key, visit: Visit, way: Way) -> list[Action]:
+    def _tell(key: Key, visit: Visit, way: Direction) -> list[Action]:
         leg = visit.leg(way)
         if leg.told:
             return []
         leg.told = True
-        return [Told(key, way)]
+        return [AcknowledgeVisit(key, way)]
 
     @staticmethod
     def _fail_open(key: Key, visit: Visit, reason: str) -> list[Action]:
@@ -382,7 +382,7 @@ class PipelineMachine:
     # Sending
     # ------------------------------------------------------------
 
-    def _send(self, key: Key, visit: Visit, way: Way, now: float) -> list[Action]:
+    def _send(self, key: Key, visit: Visit, way: Direction, now: float) -> list[Action]:
         leg, left_out = visit.leg(way), list[Action]()
         while True:
             if leg.delivery is None:
@@ -410,7 +410,7 @@ class PipelineMachine:
             visit.journey[position], leg.delivery = Hop(there.stage, NOBODY), None
             left_out.append(Skipped(key, there.stage))
 
-    def _give_up(self, key: Key, visit: Visit, way: Way, reason: str) -> list[Action]:
+    def _give_up(self, key: Key, visit: Visit, way: Direction, reason: str) -> list[Action]:
         origin = visit.journey[0].peer
         if origin == self.me:
             return self._drop(key.index, reason)
@@ -418,7 +418,7 @@ class PipelineMachine:
             return [TellOrigin(key, origin, reason)]
         return [Failed(key, way, reason)]
 
-    def _passed(self, key: Key, way: Way, peer: PeerId) -> list[Action]:
+    def _passed(self, key: Key, way: Direction, peer: PeerId) -> list[Action]:
         self.suspects.clear(peer)
         visit = self.visits.get(key)
         if visit is None:
@@ -427,7 +427,7 @@ class PipelineMachine:
         leg.step = max(leg.step, Step.PASSED)
         return self._tell(key, visit, way)
 
-    def _settled(self, key: Key, way: Way, peer: PeerId) -> list[Action]:
+    def _settled(self, key: Key, way: Direction, peer: PeerId) -> list[Action]:
         self.suspects.clear(peer)
         visit = self.visits.get(key)
         if visit is None:
@@ -445,7 +445,7 @@ class PipelineMachine:
         return [*actions, Free(key) if visit.committed else FreeGradient(key)]
 
     def _turned(
-        self, key: Key, way: Way, peer: PeerId, trouble: Trouble, now: float
+        self, key: Key, way: Direction, peer: PeerId, trouble: Trouble, now: float
     ) -> list[Action]:
         if trouble is Trouble.FAILED:
             self.suspects.add(peer, now)
@@ -465,7 +465,9 @@ class PipelineMachine:
 
     def _gone(self, peer: PeerId, now: float) -> list[Action]:
         self.suspects.gone.add(peer)
-        waits = [(k, w) for k, v in self.visits.items() for w in Way if v.leg(w).target == peer]
+        waits = [
+            (k, w) for k, v in self.visits.items() for w in Direction if v.leg(w).target == peer
+        ]
         return [a for key, way in waits for a in self._turned(key, way, peer, Trouble.FAILED, now)]
 
     # Standing in for a dead replica

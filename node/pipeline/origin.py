@@ -12,7 +12,7 @@ from torch import Tensor
 
 from node.core.journey import Path
 from node.pipeline.events import Drop, Key, Start
-from node.pipeline.work import Work
+from node.pipeline.work import VisitBuffers
 
 if TYPE_CHECKING:
     from node.pipeline.service import Pipeline
@@ -69,7 +69,7 @@ class Origin:
         if plan is None or room.machine.path(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is not in force any more
         result = self._results[index] = asyncio.get_running_loop().create_future()
-        work = Work(room.clock.now() + left, room.shape_of(index), batch=batch)
+        work = VisitBuffers(room.clock.now() + left, room.shape_of(index), batch=batch)
         room.stash.put(Key(plan.epoch, index, 0), work, room.cost(index), work.deadline)
         room.do(Start(index))
         try:
@@ -101,7 +101,7 @@ class Origin:
         if self._end(MicroBatchDone(index, False)):
             self._room.telemetry.emit("micro-batch-dropped", reason, "warning", index=index)
 
-    def at_last(self, key: Key) -> Work | None:
+    def at_last(self, key: Key) -> VisitBuffers | None:
         """What this origin holds at the end of the journey of ``key``."""
         path = self._room.machine.path(key.index)
         return (
@@ -110,7 +110,7 @@ class Origin:
             else self._room.stash.get(Key(key.epoch, key.index, len(path.hops) + 1))
         )
 
-    def lend_targets(self, key: Key, work: Work) -> None:
+    def lend_targets(self, key: Key, work: VisitBuffers) -> None:
         """Bring the targets from where the micro-batch began to where its loss is computed."""
         if key.position and self._room.at_origin(key):
             start = self._room.stash.get(Key(key.epoch, key.index, 0))

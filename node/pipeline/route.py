@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Member, Path, Plan
-from node.pipeline.events import Claim, Way
+from node.core.journey import Hop, Path, Plan, PlanMember
+from node.pipeline.events import Claim, Direction
 
 NOBODY = PeerId("")
 """The peer of a hop that a journey leaves out. The hop keeps its position, so keys mean the same to
@@ -34,10 +34,10 @@ def skipped(journey: Sequence[Hop], position: int) -> tuple[int, ...]:
     return tuple(i for i in range(position) if journey[i].peer == NOBODY)
 
 
-def beside(journey: Sequence[Hop], position: int, way: Way) -> int:
+def beside(journey: Sequence[Hop], position: int, way: Direction) -> int:
     """The next position that is visited, onwards for FORWARD, back for BACKWARD; -1 or
     ``len(journey)`` beyond the ends."""
-    step = 1 if way is Way.FORWARD else -1
+    step = 1 if way is Direction.FORWARD else -1
     at = position + step
     while 0 <= at < len(journey) and journey[at].peer == NOBODY:
         at += step
@@ -48,7 +48,7 @@ def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
     """By peer of a block stage, the seconds of one micro-batch, and when one more than the plan
     gives it would be done, by the plan's speeds. Who was not measured is as fast as its stage's
     median; where nobody was, as any other."""
-    peers: dict[int, list[Member]] = {}
+    peers: dict[int, list[PlanMember]] = {}
     for m in plan.members:
         if m.current and m.stage != ENDS:
             peers.setdefault(m.stage, []).append(m)
@@ -64,7 +64,7 @@ def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
 def misfit(
     path: Path,
     claim: Claim,
-    way: Way,
+    way: Direction,
     me: PeerId,
     caller: PeerId,
     fewest: int,
@@ -84,7 +84,11 @@ def misfit(
             return "the journey is not the plan's"
     if visited(journey) < min(fewest, len(path.hops)):
         return "the journey leaves out too much"
-    sender = beside(journey, claim.position, Way.BACKWARD if way is Way.FORWARD else Way.FORWARD)
+    sender = beside(
+        journey,
+        claim.position,
+        Direction.BACKWARD if way is Direction.FORWARD else Direction.FORWARD,
+    )
     if not (0 <= claim.position < len(planned) and 0 <= sender < len(planned)):
         return "no such position"
     if journey[claim.position].peer != me:

@@ -21,11 +21,11 @@ from node.core.tasks import Tasks
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
-from node.pipeline.errands import Errands
-from node.pipeline.events import Answer, Claim, Event, Key, Say, Way
+from node.pipeline.errands import ForwardRequests
+from node.pipeline.events import Answer, Claim, Direction, Event, Key, Say
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import Guard, NotFinite
-from node.pipeline.hops.courier import Courier
+from node.pipeline.hops.courier import Sender
 from node.pipeline.hops.frames import FrameShape
 from node.pipeline.hops.inbound import Inbound
 from node.pipeline.hops.outbound import Silence, Telemetry
@@ -35,7 +35,7 @@ from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
 from node.pipeline.timing import Timing
-from node.pipeline.work import COMPUTE_ERRORS, Autocast, StageMath, Work
+from node.pipeline.work import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
@@ -98,15 +98,15 @@ class Pipeline:
         self._autocast, self._math = autocast, math
         self.host(stage, module)
         self.machine = machine(self.me, fewest_hops(settings.stages, settings.may_skip))
-        self.stash: Stash[Key, Work] = Stash(limits.stash_bytes)
+        self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes)
         self.tasks = Tasks("pipeline", self._on_error)
-        self.courier = Courier(self)
-        self.errands = Errands(self)
+        self.courier = Sender(self)
+        self.errands = ForwardRequests(self)
         self.plan_changed = asyncio.Event()
         self._gradients = gradients or GradientSum()
         self._origin = Origin(self)
-        self._waiters: dict[tuple[Key, Way], list[Waiter]] = {}
-        self._seconds: dict[tuple[Key, Way], float] = {}
+        self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
+        self._seconds: dict[tuple[Key, Direction], float] = {}
         self._handled = asyncio.Event()
         self._plan_until = 0.0
         self._idle_seen = 0.0
@@ -128,7 +128,7 @@ class Pipeline:
         known = self.machine.plan
         if plan is not None and known is not None and plan.hash == known.hash:
             return
-        self.do(ev.Adopt(plan))
+        self.do(ev.AdoptPlan(plan))
         self._origin.forget()
         self._gradients.reset()
         self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
@@ -178,7 +178,7 @@ class Pipeline:
 
     def gone(self, peer: PeerId) -> None:
         """The leader says that this member of the plan in force is dead: nobody waits for it."""
-        self.do(ev.Gone(peer))
+        self.do(ev.PeerDied(peer))
         self.courier.gone(peer)
 
     def replicas(self, stage: int) -> list[PeerId]:
@@ -280,7 +280,7 @@ class Pipeline:
         return answer
 
     def hold(
-        self, event: ev.Held, reader: TensorReader, deadline_s: float, ticket: int
+        self, event: ev.TensorReceived, reader: TensorReader, deadline_s: float, ticket: int
     ) -> tuple[Answer, list[ev.Action]]:
         """A whole tensor is here and goes into the stash. The answer comes with what is to be done
         once it is said."""
@@ -290,9 +290,9 @@ class Pipeline:
         if answer.say is Say.TAKE:
             work = self.stash.get(key)
             if work is None:
-                work = Work(self.clock.now() + deadline_s, self.shape_of(key.index))
+                work = VisitBuffers(self.clock.now() + deadline_s, self.shape_of(key.index))
                 self.stash.put(key, work, self.cost(key.index), work.deadline, ticket)
-            if event.way is Way.FORWARD:
+            if event.way is Direction.FORWARD:
                 work.input = reader
                 self._origin.lend_targets(key, work)
             else:
@@ -304,7 +304,7 @@ class Pipeline:
         for action in actions:
             self._carry_out(action)
 
-    def outcome(self, key: Key, way: Way) -> Waiter:
+    def outcome(self, key: Key, way: Direction) -> Waiter:
         """Resolves to (DONE or not, reason, device seconds)."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         if self.machine.told(key, way):
@@ -390,7 +390,7 @@ class Pipeline:
                     "this peer's gradients of the micro-batch cannot count",
                     index=key.index,
                 )
-            case ev.Told(key, way):
+            case ev.AcknowledgeVisit(key, way):
                 self._resolve(key, way, True, "")
             case ev.Failed(key, way, reason):
                 self._resolve(key, way, False, reason)
@@ -418,7 +418,7 @@ class Pipeline:
             case Answer():
                 pass
 
-    async def _compute(self, key: Key, way: Way) -> None:
+    async def _compute(self, key: Key, way: Direction) -> None:
         work = self.stash.get(key)
         if work is None:
             return
@@ -451,18 +451,18 @@ class Pipeline:
         if self.stash.get(key) is not work:
             return  # freed meanwhile
         self._seconds[key, way] = seconds
-        if way is Way.FORWARD and not self.at_origin(key):
+        if way is Direction.FORWARD and not self.at_origin(key):
             self.stash.recharge(key, self.cost(key.index))
         self.do(ev.Computed(key, way))
 
-    def _job(self, key: Key, way: Way) -> tuple[Callable[[Work], None], Priority]:
+    def _job(self, key: Key, way: Direction) -> tuple[Callable[[VisitBuffers], None], Priority]:
         if not self.at_origin(key):
             return (
                 (self.math.forward, Priority.FORWARD)
-                if way is Way.FORWARD
+                if way is Direction.FORWARD
                 else (self.math.backward, Priority.BACKWARD)
             )
-        if way is Way.BACKWARD:
+        if way is Direction.BACKWARD:
             return self.math.embed_backward, Priority.BACKWARD
         return (
             (self.math.embed, Priority.FORWARD)
@@ -496,12 +496,12 @@ class Pipeline:
         work = self.stash.pop(key)
         if work is not None:
             work.dead = True
-        for way in Way:
+        for way in Direction:
             self.courier.cancel(key, way)
             self._seconds.pop((key, way), None)
             self._resolve(key, way, False, "freed")
 
-    def _resolve(self, key: Key, way: Way, done: bool, reason: str) -> None:
+    def _resolve(self, key: Key, way: Direction, done: bool, reason: str) -> None:
         seconds = self._seconds.get((key, way), 0.0)
         for waiter in self._waiters.pop((key, way), ()):
             if not waiter.done():

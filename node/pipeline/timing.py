@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
-from node.pipeline.events import Way
+from node.pipeline.events import Direction
 
 ALPHA = 0.1
 """Weight of a new measurement; the first ones weigh more."""
@@ -26,7 +26,7 @@ FAILURES = 2
 
 
 @dataclass(slots=True)
-class Average:
+class RunningAverage:
     """Exponential moving average and variance (Finch, "Incremental calculation of weighted mean and
     variance", 2009, section 9)."""
 
@@ -57,21 +57,21 @@ class Timing:
     (at the ends)."""
 
     def __init__(self) -> None:
-        self.work = {way: Average() for way in Way}
-        self.loss = Average()
-        self._tensors: dict[PeerId, Average] = {}
-        self._trips: dict[PeerId, Average] = {}
+        self.work = {way: RunningAverage() for way in Direction}
+        self.loss = RunningAverage()
+        self._tensors: dict[PeerId, RunningAverage] = {}
+        self._trips: dict[PeerId, RunningAverage] = {}
         self._failed: dict[PeerId, tuple[int, float]] = {}
 
     def sent(self, peer: PeerId, seconds: float, now: float) -> None:
         """A tensor was held by ``peer`` so long after it was offered, less what it waited there for
         the plan."""
-        self._tensors.setdefault(peer, Average()).add(seconds, now)
+        self._tensors.setdefault(peer, RunningAverage()).add(seconds, now)
         self._failed.pop(peer, None)
 
     def probed(self, peer: PeerId, seconds: float, now: float) -> None:
         """A small message went to ``peer`` and back."""
-        self._trips.setdefault(peer, Average()).add(seconds, now)
+        self._trips.setdefault(peer, RunningAverage()).add(seconds, now)
         self._failed.pop(peer, None)
 
     def unanswered(self, peer: PeerId, now: float) -> None:

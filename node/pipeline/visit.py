@@ -10,7 +10,7 @@ from enum import IntEnum
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline.delivery import Delivery
-from node.pipeline.events import Claim, Way
+from node.pipeline.events import Claim, Direction
 from node.pipeline.route import skipped
 
 
@@ -56,18 +56,18 @@ class Visit:
     committed: bool = False
     """Decided: its share was counted, or thrown away."""
 
-    def leg(self, way: Way) -> Leg:
-        return self.forward if way is Way.FORWARD else self.backward
+    def leg(self, way: Direction) -> Leg:
+        return self.forward if way is Direction.FORWARD else self.backward
 
     def same_way(self, claim: Claim) -> bool:
         """Whether the claim's tensor, or the activation it is the gradient of, came over the stages
         ours came over."""
         return skipped(self.journey, claim.position) == skipped(claim.journey, claim.position)
 
-    def learn(self, way: Way, claim: Claim) -> None:
+    def learn(self, way: Direction, claim: Claim) -> None:
         """The sender knows best who stands on its side of us."""
         here, journey = claim.position, claim.journey
-        if way is Way.FORWARD:
+        if way is Direction.FORWARD:
             self.journey[:here] = journey[:here]
         else:
             self.journey[here + 1 :] = journey[here + 1 :]
@@ -79,6 +79,8 @@ class Visit:
         given = back.step >= Step.PASSED or (back.step is Step.COMPUTED and back.target is not None)
         return given and not self.committed and 0 < position < len(self.journey) - 1
 
-    def open_ways(self) -> Sequence[Way]:
+    def open_ways(self) -> Sequence[Direction]:
         """Directions in which somebody waits for us."""
-        return [w for w in Way if self.leg(w).step is not Step.ABSENT and not self.leg(w).told]
+        return [
+            w for w in Direction if self.leg(w).step is not Step.ABSENT and not self.leg(w).told
+        ]

@@ -73,7 +73,7 @@ class Lane:
         return odd >= 2 and 2 * odd >= len(latest)
 
 
-class Watch:
+class ActivationGuard:
     """The statistics of one peer. ``limit`` in mean absolute deviations; 0 switches it off.
 
     One tensor costs its norm, which the caller makes (27 us for each MiB of fp32, 53 us of bf16),

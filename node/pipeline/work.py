@@ -35,7 +35,7 @@ class EndsModule(Protocol):
 
 
 @dataclass(slots=True)
-class Work:
+class VisitBuffers:
     """What one visit holds. Fields are dropped as soon as nothing needs them."""
 
     deadline: float
@@ -80,7 +80,7 @@ class StageMath:
     # Block stages
     # ------------------------------------------------------------
 
-    def forward(self, work: Work) -> None:
+    def forward(self, work: VisitBuffers) -> None:
         """Input → output, graph kept."""
         work.x = self._take(_there(work.input)).requires_grad_()
         work.input = None
@@ -92,7 +92,7 @@ class StageMath:
         work.output = self._encode(work.y)
         work.tokens = work.shape[0] * work.shape[1]
 
-    def backward(self, work: Work) -> None:
+    def backward(self, work: VisitBuffers) -> None:
         """Output gradient → input gradient and this micro-batch's share of the parameter
         gradients."""
         x, y, reader = _there(work.x), _there(work.y), _there(work.gradient)
@@ -116,7 +116,7 @@ class StageMath:
     def _ends(self) -> EndsModule:
         return cast(EndsModule, self.module)
 
-    def embed(self, work: Work) -> None:
+    def embed(self, work: VisitBuffers) -> None:
         """Tokens → hidden states, graph kept."""
         tokens, targets = _there(work.batch)()
         work.batch, work.targets = None, targets
@@ -128,7 +128,7 @@ class StageMath:
             )
         work.output = self._encode(work.y)
 
-    def loss(self, work: Work) -> None:
+    def loss(self, work: VisitBuffers) -> None:
         """Hidden states → loss sum in nats, gradient of the hidden states, the head's share.
         ``targets`` come with the work."""
         h = self._take(_there(work.input)).requires_grad_()
@@ -140,7 +140,7 @@ class StageMath:
             raise ValueError("the loss is not finite")
         work.upstream, work.share = self._encode(_some(dh, h)), self._share(grads)
 
-    def embed_backward(self, work: Work) -> None:
+    def embed_backward(self, work: VisitBuffers) -> None:
         """Gradient of the hidden states → the embedding's share."""
         work.share = self._share(
             self._grad(_there(work.y), self._parameters, self._take(_there(work.gradient)))

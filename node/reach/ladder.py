@@ -34,7 +34,7 @@ class Rung(IntEnum):
         return self.name.lower() if self else ""
 
 
-class Attempt(Enum):
+class ClimbAttempt(Enum):
     """What may lead to a better rung."""
 
     DIAL = "dial"
@@ -48,10 +48,10 @@ class Attempt(Enum):
 
 
 _LEADS_TO = {
-    Attempt.TUNNEL: Rung.TUNNEL,
-    Attempt.CONNECT: Rung.TUNNEL,
-    Attempt.DIAL: Rung.DIRECT,
-    Attempt.PUNCH: Rung.PUNCHED,
+    ClimbAttempt.TUNNEL: Rung.TUNNEL,
+    ClimbAttempt.CONNECT: Rung.TUNNEL,
+    ClimbAttempt.DIAL: Rung.DIRECT,
+    ClimbAttempt.PUNCH: Rung.PUNCHED,
 }
 """The best rung that an attempt may lead to; in this order they are tried."""
 
@@ -66,8 +66,8 @@ class Climb:
     """The rung of a tunnel through the libp2p connection there is; NONE where there is none."""
     dialable: bool = False
     """The peer announces addresses for gRPC."""
-    _failures: dict[Attempt, int] = field(default_factory=dict)
-    _next: dict[Attempt, float] = field(default_factory=dict)
+    _failures: dict[ClimbAttempt, int] = field(default_factory=dict)
+    _next: dict[ClimbAttempt, float] = field(default_factory=dict)
 
     def reached(self, rung: Rung, now: float) -> None:
         """The peer is reached so now; NONE: it was lost."""
@@ -76,14 +76,14 @@ class Climb:
         elif self.rung is Rung.NONE:
             # What is better was tried beside what came first; both need a moment before another try
             # can differ.
-            self._next = {a: now + AGAIN_S for a in (Attempt.DIAL, Attempt.CONNECT)}
+            self._next = {a: now + AGAIN_S for a in (ClimbAttempt.DIAL, ClimbAttempt.CONNECT)}
         self.rung = rung
 
     def news(self, now: float) -> None:
         """Something has changed (its addresses, ours): everything is worth a try again."""
         self._failures, self._next = {}, {}
 
-    def due(self, now: float) -> Attempt | None:
+    def due(self, now: float) -> ClimbAttempt | None:
         """The next attempt, if one is worth it and it is time; None as long as the peer is not
         reached at all."""
         if self.rung is Rung.NONE:
@@ -93,16 +93,16 @@ class Climb:
                 return attempt
         return None
 
-    def failed(self, attempt: Attempt, now: float) -> None:
+    def failed(self, attempt: ClimbAttempt, now: float) -> None:
         """It led to nothing better."""
         count = self._failures[attempt] = self._failures.get(attempt, 0) + 1
         self._next[attempt] = now + min(LONGEST_S, AGAIN_S * 2.0 ** (count - 1))
 
-    def _may(self, attempt: Attempt) -> bool:
-        if attempt is Attempt.TUNNEL:
+    def _may(self, attempt: ClimbAttempt) -> bool:
+        if attempt is ClimbAttempt.TUNNEL:
             return self.connected > self.rung
-        if attempt is Attempt.DIAL:
+        if attempt is ClimbAttempt.DIAL:
             return self.dialable and self.rung < Rung.MAPPED
-        if attempt is Attempt.CONNECT:
+        if attempt is ClimbAttempt.CONNECT:
             return not self.connected and self.rung < Rung.TUNNEL
         return self.punch and not self.connected and self.rung is Rung.RELAYED

@@ -47,19 +47,19 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimerDue:
     """The time :attr:`MappingPlan.due` has come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The gateway there is now, or None; the answer to :class:`Look`."""
+class GatewayFound:
+    """The gateway there is now, or None; the answer to :class:`FindGateway`."""
 
     gateway: Gateway | None
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ProtocolAnswered:
     """The router speaks this way."""
 
     way: str
@@ -86,7 +86,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ProbeFailed:
     """A probe, a mapping or a check came to nothing; ``why`` is one sentence."""
 
     way: str
@@ -94,19 +94,19 @@ class Failed:
     why: str
 
 
-Event = Wanted | Tick | Seen | Answered | Mapped | Checked | Failed
+Event = Wanted | TimerDue | GatewayFound | ProtocolAnswered | Mapped | Checked | ProbeFailed
 
 # ------------------------------------------------------------ actions
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Find out the gateway and tell it by :class:`Seen`."""
+class FindGateway:
+    """Find out the gateway and tell it by :class:`GatewayFound`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Find out if the router speaks this way: :class:`Answered` or :class:`Failed`."""
+class ProbeProtocol:
+    """Find out if the router speaks this way: :class:`ProtocolAnswered` or :class:`ProbeFailed`."""
 
     way: str
     attempt: int
@@ -114,7 +114,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Map these ports, new or again, and no others: :class:`Mapped` or :class:`Failed`."""
+    """Map these ports, new or again, and no others: :class:`Mapped` or :class:`ProbeFailed`."""
 
     way: str
     attempt: int
@@ -122,19 +122,19 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Find out if the router still has the mappings: :class:`Checked` or :class:`Failed`."""
+class CheckMappings:
+    """Find out if the router still has the mappings: :class:`Checked` or :class:`ProbeFailed`."""
 
     way: str
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class MappingsChanged:
     """:attr:`MappingPlan.mappings` changed. Always the last action."""
 
 
-Action = Look | Probe | Map | Check | Tell
+Action = FindGateway | ProbeProtocol | Map | CheckMappings | MappingsChanged
 
 
 class _Now(Enum):
@@ -173,7 +173,7 @@ class MappingPlan:
 
     @property
     def due(self) -> float:
-        """When to send :class:`Tick`: clock time in seconds; never while an answer is awaited."""
+        """Clock time in seconds to send :class:`TimerDue`; never while an answer is awaited."""
         return self._due if self._now is _Now.IDLE else math.inf
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -181,15 +181,15 @@ class MappingPlan:
         match event:
             case Wanted(ports):
                 return self._wanted(ports, now)
-            case Tick():
+            case TimerDue():
                 return self._look(now) if now >= self.due else []
-            case Seen(gateway):
+            case GatewayFound(gateway):
                 return self._seen(gateway, now)
             case _ if event.attempt != self._attempt:
                 return []  # of a router that was left, or of probes that were made again since
-            case Answered(way):
+            case ProtocolAnswered(way):
                 return self._heard(way, "")
-            case Failed(way, _, why):
+            case ProbeFailed(way, _, why):
                 return self._failed(way, why)
             case Mapped():
                 return self._mapped(event, now)
@@ -209,7 +209,7 @@ class MappingPlan:
             self._due = math.inf
             return []
         self._now, self._due = _Now.LOOKING, now + self._every
-        return [Look()]
+        return [FindGateway()]
 
     def _seen(self, gateway: Gateway | None, now: float) -> list[Action]:
         moved, self._gateway = gateway != self._gateway, gateway
@@ -224,7 +224,7 @@ class MappingPlan:
         if now >= self._renew_at:
             return self._map(self._way)
         self._now = _Now.CHECKING
-        return [Check(self._way, self._attempt)]
+        return [CheckMappings(self._way, self._attempt)]
 
     def _probe(self) -> list[Action]:
         self._way = ""
@@ -235,7 +235,7 @@ class MappingPlan:
             return self._put(())
         self._now = _Now.CHOOSING
         self._waiting, self._answered = set(WAYS), set()
-        return [Probe(way, self._attempt) for way in WAYS]
+        return [ProbeProtocol(way, self._attempt) for way in WAYS]
 
     def _heard(self, way: str, why: str) -> list[Action]:
         """The probe of a way ended."""
@@ -298,4 +298,4 @@ class MappingPlan:
 
     def _put(self, mappings: Sequence[Mapping]) -> list[Action]:
         changed, self.mappings = tuple(mappings) != self.mappings, tuple(mappings)
-        return [Tell()] if changed else []
+        return [MappingsChanged()] if changed else []

@@ -17,7 +17,7 @@ from typing import TypeVar
 from node.core.errors import WireError
 from node.reach.gateway import Gateway
 from node.reach.mapping_plan import Mapping, Port
-from node.reach.way import Granted, RouterFault, Way
+from node.reach.way import GatewayProtocol, Granted, RouterFault
 
 T = TypeVar("T")
 
@@ -235,7 +235,7 @@ def _no_network(error: OSError) -> RouterFault:
 # ------------------------------------------------------------ the two ways
 
 
-class _Pmp(Way):
+class _Pmp(GatewayProtocol):
     """What both have in common: a port of the gateway, and an epoch that tells of lost state."""
 
     def __init__(self, gateway: Gateway, port: int = PORT) -> None:

@@ -15,26 +15,26 @@ from collections.abc import Callable, Sequence
 from node.core.tasks import Tasks, together
 from node.reach.gateway import Gateway, find_gateway
 from node.reach.mapping_plan import (
-    Answered,
-    Check,
     Checked,
+    CheckMappings,
     Event,
-    Failed,
-    Look,
+    FindGateway,
+    GatewayFound,
     Map,
     Mapped,
     Mapping,
     MappingPlan,
+    MappingsChanged,
     Port,
-    Probe,
-    Seen,
-    Tell,
-    Tick,
+    ProbeFailed,
+    ProbeProtocol,
+    ProtocolAnswered,
+    TimerDue,
     Wanted,
 )
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.upnp import Upnp
-from node.reach.way import RouterFault, Way
+from node.reach.way import GatewayProtocol, RouterFault
 from node.telemetry.events import Journal
 
 __all__ = ["Mapping", "PortMapper"]
@@ -59,7 +59,7 @@ class PortMapper:
         lease_s: float = 3600.0,
         secret: bytes = b"",
         look: Callable[[], Gateway | None] = find_gateway,
-        ways: Callable[[Gateway], Sequence[Way]] | None = None,
+        ways: Callable[[Gateway], Sequence[GatewayProtocol]] | None = None,
     ) -> None:
         if not (0 < every_s < math.inf and 0 < lease_s < math.inf):
             raise ValueError("times between tries and leases are positive and finite")
@@ -71,7 +71,7 @@ class PortMapper:
         self._tasks = Tasks("portmap", on_error)
         self._wake = asyncio.Event()
         self._gateway: Gateway | None = None
-        self._ways: dict[str, Way] = {}
+        self._ways: dict[str, GatewayProtocol] = {}
         self._ports: tuple[Port, ...] = ()
         self._running = False
         self._lamented: dict[str, str] = {}
@@ -108,7 +108,7 @@ class PortMapper:
         await together(*(way.remove() for way in self._ways.values()))
         self._leave()
 
-    def _usual(self, gateway: Gateway) -> Sequence[Way]:
+    def _usual(self, gateway: Gateway) -> Sequence[GatewayProtocol]:
         return Pcp(gateway, self._nonce), NatPmp(gateway), Upnp(gateway)
 
     async def _run(self) -> None:
@@ -118,16 +118,16 @@ class PortMapper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s if wait_s < math.inf else None):
                     await self._wake.wait()
-            self._handle(Tick())
+            self._handle(TimerDue())
 
     def _handle(self, event: Event) -> None:
         for action in self._plan.handle(event, time.monotonic()):
             match action:
-                case Look():
-                    self._handle(Seen(self._seen()))
-                case Tell():
+                case FindGateway():
+                    self._handle(GatewayFound(self._seen()))
+                case MappingsChanged():
                     self._told()
-                case Probe() | Map() | Check():
+                case ProbeProtocol() | Map() | CheckMappings():
                     name = f"{type(action).__name__.lower()}-{action.way}"
                     self._tasks.spawn(self._carry_out(action, self._ways[action.way]), name)
         self._lament()
@@ -146,19 +146,21 @@ class PortMapper:
             way.close()
         self._ways, self._gateway = {}, None
 
-    async def _carry_out(self, action: Probe | Map | Check, way: Way) -> None:
+    async def _carry_out(
+        self, action: ProbeProtocol | Map | CheckMappings, way: GatewayProtocol
+    ) -> None:
         name, attempt = action.way, action.attempt
         try:
             match action:
-                case Probe():
+                case ProbeProtocol():
                     await way.probe()
-                    event: Event = Answered(name, attempt)
+                    event: Event = ProtocolAnswered(name, attempt)
                 case Map(ports=ports):
                     event = Mapped(name, attempt, *await way.map(ports, self._lease_s))
-                case Check():
+                case CheckMappings():
                     event = Checked(name, attempt, await way.check())
         except RouterFault as e:
-            event = Failed(name, attempt, str(e))
+            event = ProbeFailed(name, attempt, str(e))
         self._handle(event)
 
     def _told(self) -> None:

@@ -31,7 +31,7 @@ class Standing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReachReport:
     """What ``by`` found: it sees this peer at ``host`` (port ``port``), and of this peer's TCP
     ports those in ``open`` accepted a connection from there. ``far``: it has a public address
     itself, so it speaks for everybody and not for a LAN only."""
@@ -48,7 +48,7 @@ class Reach:
     """``p2p`` and ``grpc`` are the ports others dial: the external ones where they are mapped."""
 
     def __init__(self) -> None:
-        self._reports: dict[PeerId, Report] = {}
+        self._reports: dict[PeerId, ReachReport] = {}
         self._asked: dict[PeerId, float] = {}
         self._doubts: dict[PeerId, int] = {}
         self.ports: tuple[int, int] = (0, 0)
@@ -59,7 +59,7 @@ class Reach:
             self.ports = p2p, grpc
             self._reports, self._asked, self._doubts = {}, {}, {}
 
-    def reported(self, report: Report) -> None:
+    def reported(self, report: ReachReport) -> None:
         """What a peer found out."""
         old = self._reports.get(report.by)
         if old is not None and old.open - report.open and report.at - old.at < STALE_S:
@@ -113,7 +113,7 @@ class Reach:
             self._asked[peer] = now
         return chosen
 
-    def _fresh(self, now: float) -> list[Report]:
+    def _fresh(self, now: float) -> list[ReachReport]:
         fresh = sorted(
             (r for r in self._reports.values() if now - r.at < STALE_S), key=lambda r: -r.at
         )

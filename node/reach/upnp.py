@@ -20,7 +20,7 @@ import miniupnpc
 
 from node.reach.gateway import Gateway
 from node.reach.mapping_plan import Mapping, Port
-from node.reach.way import RouterFault, Way
+from node.reach.way import GatewayProtocol, RouterFault
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class _Thread:
                     future.set_result(call())
 
 
-class Upnp(Way):
+class Upnp(GatewayProtocol):
     """Mappings by UPnP IGD."""
 
     name = "UPnP"

@@ -27,7 +27,7 @@ class RouterFault(TuttiError):
     """The router does not do what was asked; the text is a short sentence for the operator."""
 
 
-class Way(ABC):
+class GatewayProtocol(ABC):
     """A protocol spoken with one gateway. One probe, map or check at a time; remove at any time."""
 
     name: ClassVar[str]

@@ -34,7 +34,7 @@ BACKWARD = (0.5, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LinkCost:
     """From the peer that measured to another one. ``tensor_s``: seconds until it held a tensor of a
     micro-batch, ``trip_s``: of a small message there and back; 0 for not known. ``rate``: bytes a
     second that a relay in between has left, 0 where there is no relay or no limit."""
@@ -57,7 +57,7 @@ class Measured:
     backward_s: float = 0.0
     loss_s: float = 0.0
     slots: int = 0
-    ways: tuple[tuple[PeerId, Way], ...] = ()
+    ways: tuple[tuple[PeerId, LinkCost], ...] = ()
     up: float = 0.0
     down: float = 0.0
     tera_s: float = 0.0

@@ -10,7 +10,7 @@ from statistics import median
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path
 from node.scheduler.costs import Costs
-from node.scheduler.planning.problem import MOST_COUNT, Problem, Route
+from node.scheduler.planning.problem import MOST_COUNT, PathProblem, Route
 from node.scheduler.quotas import NOMINAL
 
 Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
@@ -20,7 +20,7 @@ ROOMY = 1 << 16
 
 
 @dataclass(frozen=True)
-class Task:
+class PathTask:
     """What is to be laid: micro-batches of each ends peer, replicas of the block stages that have
     any, and the rules. ``owed``: (origin, stage) and for how many epochs; ``visits``: of each
     stage."""
@@ -44,7 +44,7 @@ class Task:
         return (self.counts, self.stages, self.hops, self.max_swaps, self.max_jump, self.visits)
 
 
-def problem_of(task: Task, costs: Costs, speeds: Mapping[PeerId, float]) -> Problem:
+def problem_of(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> PathProblem:
     """The problem in numbers. Who was not measured is as fast as ``speeds`` say, else as its
     stage's median, else as all peers'.
 
@@ -66,7 +66,7 @@ def problem_of(task: Task, costs: Costs, speeds: Mapping[PeerId, float]) -> Prob
         *(tuple(numbers[p] for p in replicas) for _, replicas in task.stages),
     )
     place = {s: k + 1 for k, (s, _) in enumerate(task.stages)}
-    return Problem(
+    return PathProblem(
         name="epoch",
         delays=tuple(
             tuple(costs.delay(a, b) if a != b else 0.0 for b in task.peers) for a in task.peers
@@ -87,7 +87,7 @@ def problem_of(task: Task, costs: Costs, speeds: Mapping[PeerId, float]) -> Prob
 
 
 def paths_of(
-    task: Task, routes: Sequence[Route], samples: Sequence[tuple[int, ...]]
+    task: PathTask, routes: Sequence[Route], samples: Sequence[tuple[int, ...]]
 ) -> tuple[Path, ...]:
     """Routes as paths: micro-batch i is made of ``samples[i]``."""
     peers = task.peers
@@ -100,7 +100,7 @@ def paths_of(
     )
 
 
-def _compute(task: Task, costs: Costs, speeds: Mapping[PeerId, float]) -> dict[PeerId, float]:
+def _compute(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> dict[PeerId, float]:
     """Seconds of a micro-batch at each peer, forward and backward."""
     groups = [(ENDS, tuple(o for o, _ in task.counts)), *task.stages]
     found: dict[PeerId, float] = {}

@@ -3,8 +3,8 @@ plan is worth improving. Pure.
 
 Enters: ends peers, replicas, believed costs. Leaves: paths, what they should take, why. Never: a
 search that holds up whoever asks: what is laid at once is bounded by the size of the problem, the
-rest is a :class:`Job` for somewhere else (a thread; at once in a simulation) and serves the next
-epoch.
+rest is a :class:`SearchJob` for somewhere else (a thread; at once in a simulation) and serves the
+next epoch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Path
 from node.scheduler.costs import Costs
-from node.scheduler.live import Stages, Task, paths_of, problem_of
+from node.scheduler.live import PathTask, Stages, paths_of, problem_of
 from node.scheduler.planning.dealing import StageSet, deal
 from node.scheduler.planning.estimate import INFINITE, Estimator
 from node.scheduler.planning.first import insertion
 from node.scheduler.planning.planner import make_plan
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.rules import OF_PATHS, joined, owed_kept
 from node.scheduler.quotas import quotas, turns
 from node.scheduler.rotation import Rotation
@@ -54,23 +54,23 @@ class Laid:
     paths: tuple[Path, ...]
     run_s: float
     how: str
-    task: Task | None = None
-    problem: Problem | None = None
+    task: PathTask | None = None
+    problem: PathProblem | None = None
     owed: tuple[tuple[PeerId, int], ...] = ()
     """Debts that these paths do not pay."""
 
 
 @dataclass(frozen=True)
-class Job:
+class SearchJob:
     """A problem worth a search, and the plans it starts from."""
 
-    task: Task
-    problem: Problem
+    task: PathTask
+    problem: PathProblem
     known: tuple[Routes, ...]
 
 
 class Router:
-    """``stages``: block stages of the run. Not thread safe; a :class:`Job` may be worked on
+    """``stages``: block stages of the run. Not thread safe; a :class:`SearchJob` may be worked on
     anywhere."""
 
     def __init__(self, settings: SchedulerSettings, stages: int) -> None:
@@ -84,7 +84,7 @@ class Router:
         """An epoch was committed with these paths."""
         self.rotation.counted(paths)
 
-    def task(self, ends: Sequence[tuple[PeerId, float]], stages: Stages, total: int) -> Task:
+    def task(self, ends: Sequence[tuple[PeerId, float]], stages: Stages, total: int) -> PathTask:
         """What is to be laid. Raises ValueError when there are fewer stages with a peer than a path
         has hops."""
         live = tuple(
@@ -97,7 +97,7 @@ class Router:
         numbers = [s for s, _ in live]
         owed = self.rotation.owed(dict(counts), numbers, hops)
         visits = self._visits(self.rotation, numbers, total, hops)
-        return Task(
+        return PathTask(
             counts,
             live,
             hops,
@@ -149,7 +149,7 @@ class Router:
         return Laid(paths_of(task, routes, samples), run_s, how, task, problem, unpaid)
 
     def _best(
-        self, problem: Problem, task: Task, options: list[tuple[Routes, str]], planned: bool
+        self, problem: PathProblem, task: PathTask, options: list[tuple[Routes, str]], planned: bool
     ) -> tuple[Routes, str, float]:
         """The one with the least price: makespan and debts; turns only by their debts, so that what
         is measured does not matter."""
@@ -170,7 +170,7 @@ class Router:
             raise RuntimeError("turns break a rule")
         return best[1], best[2], best[3] if best[3] < INFINITE else 0.0
 
-    def job(self, laid: Laid, costs: Costs) -> Job | None:
+    def job(self, laid: Laid, costs: Costs) -> SearchJob | None:
         """What to search while ``laid`` runs: the same problem at today's costs, with the debts
         that will then be due. None when nothing better is to be expected."""
         task, problem = laid.task, laid.problem
@@ -184,20 +184,20 @@ class Router:
         tries, makespan = self._searched.get(due.shape, (0, INFINITE))
         if tries >= SEARCHES and laid.run_s <= makespan * (1 + MOVED):
             return None
-        return Job(
+        return SearchJob(
             due,
             problem_of(due, costs, self._speeds),
             tuple(r for r, _ in self._known.get(due.shape, ())),
         )
 
-    def improved(self, job: Job, routes: Routes, makespan: float) -> None:
+    def improved(self, job: SearchJob, routes: Routes, makespan: float) -> None:
         """A search has ended with this plan."""
         tries, before = self._searched.get(job.task.shape, (0, INFINITE))
         again = tries + 1 if makespan > before * (1 - MOVED) else 1
         self._searched[job.task.shape] = (again, makespan)
         self._keep(job.task, routes, "search")
 
-    def _keep(self, task: Task, routes: Routes, how: str) -> None:
+    def _keep(self, task: PathTask, routes: Routes, how: str) -> None:
         kept = self._known.pop(task.shape, [])
         self._known[task.shape] = [*(k for k in kept if k[0] != routes), (routes, how)][-KEPT:]
         for old in list(self._known)[:-SHAPES]:
@@ -206,7 +206,7 @@ class Router:
 
 
 def search(
-    job: Job,
+    job: SearchJob,
     *,
     clock: Callable[[], float] = lambda: 0.0,
     limit_s: float | None = None,
@@ -223,13 +223,13 @@ def search(
     raise RuntimeError("a problem that was laid has no plan")
 
 
-def _shifts(problem: Problem, task: Task) -> range:
+def _shifts(problem: PathProblem, task: PathTask) -> range:
     """Ways to give the dealt sets to the origins; one is enough when all are alike or nothing is
     owed."""
     return range(min(len(problem.stages), problem.total) if task.owed else 1)
 
 
-def _in_turns(problem: Problem, sets: Sequence[StageSet], shift: int = 0) -> Routes:
+def _in_turns(problem: PathProblem, sets: Sequence[StageSet], shift: int = 0) -> Routes:
     """Origins in proportion to their counts, replicas of every stage in proportion to their speeds,
     as :func:`node.scheduler.paths.assign_paths`; ``shift``: how many of the dealt sets are passed
     over at the beginning."""
@@ -245,11 +245,11 @@ def _in_turns(problem: Problem, sets: Sequence[StageSet], shift: int = 0) -> Rou
     )
 
 
-def _speed(problem: Problem, n: int) -> float:
+def _speed(problem: PathProblem, n: int) -> float:
     return 1 / problem.compute[n] if problem.compute[n] > 0 else 0.0
 
 
-def _partial(problem: Problem, sets: Sequence[StageSet]) -> int:
+def _partial(problem: PathProblem, sets: Sequence[StageSet]) -> int:
     """Partial paths that an insertion looks at, roughly."""
     widest = max((len(peers) for peers in problem.stages[1:]), default=1)
     return problem.total * problem.hops * min(widest, 9) * 8 * min(12, len(set(sets)))
@@ -262,7 +262,7 @@ def _makespan(estimator: Estimator, routes: Routes) -> float:
     return estimator.play(routes, orders)
 
 
-def _unpaid(task: Task, problem: Problem, routes: Routes) -> list[tuple[PeerId, int]]:
+def _unpaid(task: PathTask, problem: PathProblem, routes: Routes) -> list[tuple[PeerId, int]]:
     if not task.owed:
         return []
     met = joined(problem, routes)
@@ -270,5 +270,5 @@ def _unpaid(task: Task, problem: Problem, routes: Routes) -> list[tuple[PeerId, 
     return [(names[o], stages[k]) for o, k in problem.owed if (o, k) not in met]
 
 
-def _holds(problem: Problem, routes: Routes) -> bool:
+def _holds(problem: PathProblem, routes: Routes) -> bool:
     return all(rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS)

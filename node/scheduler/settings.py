@@ -75,12 +75,12 @@ class SchedulerSettings:
             # Equal visits within the bound on jumps: what holds for as many micro-batches as stages
             # share holds for any multiple.
             from node.scheduler.planning.dealing import deal
-            from node.scheduler.planning.problem import Problem
+            from node.scheduler.planning.problem import PathProblem
 
             peers, count = tuple(range(stages + 1)), stages - kept
             visits = (count,) * kept + (hops - kept,) * count if kept else ()
             deal(
-                Problem(
+                PathProblem(
                     "settings",
                     ((0.0,) * len(peers),) * len(peers),
                     (1.0,) * len(peers),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Rate:
+class SecondsPerUnit:
     """Exponential moving average of seconds per unit of work, with its variance.
 
     The average is over time per unit, not units per time: a stall of ten seconds must weigh ten

@@ -60,7 +60,7 @@ OUTER_EVERY = 50
 
 
 @dataclass(frozen=True)
-class Trial:
+class AveragingTrial:
     """What is simulated. ``loss``: chance that one push-sum message is lost, then sent again in the
     same direction. ``parameters`` and ``codec``: what each peer averages."""
 
@@ -80,7 +80,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AveragingFinding:
     """Means over the seeds. ``rounds``: to each of TARGETS; ``variance``: before and after every
     round; ``sent``: bytes by the average peer in a round, ``busiest``: sent and received by the
     peer that has most to do; ``every``: training steps from one round to the next."""
@@ -111,7 +111,7 @@ class Finding:
         }
 
 
-def simulate(name: str, trial: Trial) -> Finding:
+def simulate(name: str, trial: AveragingTrial) -> AveragingFinding:
     """Run ``trial.seeds`` times. Raises UsageFault for an unknown strategy or numbers that do not
     fit together."""
     _check(name, trial)
@@ -128,12 +128,12 @@ def simulate(name: str, trial: Trial) -> Finding:
     sent, busiest = _traffic(_strategy(name, trial).meet(trial.peers, 0, trial.seed), trial)
     bias = float(np.sqrt(np.mean(np.square(biases))))
     pieces, every = OUTER.get(name, 1), max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
-    return Finding(
+    return AveragingFinding(
         name, rounds, tuple(padded.mean(0).tolist()), bias, sent / pieces, busiest / pieces, every
     )
 
 
-def _check(name: str, t: Trial) -> None:
+def _check(name: str, t: AveragingTrial) -> None:
     if name not in NAMES:
         raise UsageFault(
             f"there is no strategy {name!r} to simulate", f"use all, or one of {', '.join(NAMES)}"
@@ -162,7 +162,7 @@ def _check(name: str, t: Trial) -> None:
         raise UsageFault(str(e), "choose one of these") from e
 
 
-def _strategy(name: str, t: Trial) -> Strategy:
+def _strategy(name: str, t: AveragingTrial) -> Strategy:
     grid = t.shape()
     return {
         "all-reduce": Butterfly(whole=True),
@@ -192,7 +192,7 @@ def axes(text: str) -> tuple[int, ...]:
         raise UsageFault(f"the grid is {text!r}", "give the axes as --grid 32,32") from e
 
 
-def document(trial: Trial, found: Sequence[Finding]) -> dict[str, object]:
+def document(trial: AveragingTrial, found: Sequence[AveragingFinding]) -> dict[str, object]:
     """What ``--json`` prints."""
     return {
         "peers": trial.peers,
@@ -207,7 +207,7 @@ def document(trial: Trial, found: Sequence[Finding]) -> dict[str, object]:
     }
 
 
-def report(trial: Trial, found: Sequence[Finding]) -> list[str]:
+def report(trial: AveragingTrial, found: Sequence[AveragingFinding]) -> list[str]:
     """Lines for people."""
     grid = " x ".join(map(str, trial.shape()))
     lines = [
@@ -226,7 +226,7 @@ def report(trial: Trial, found: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def _run(name: str, t: Trial, seed: int) -> tuple[list[float], float]:
+def _run(name: str, t: AveragingTrial, seed: int) -> tuple[list[float], float]:
     """(variance before and after every round, how far the mean ended from where it began)."""
     # The generator of the published runs, drawn from in their order: the same numbers, the same
     # absences.
@@ -247,7 +247,12 @@ def _run(name: str, t: Trial, seed: int) -> tuple[list[float], float]:
 
 
 def _world(
-    name: str, s: Strategy, t: Trial, values: Values, seed: int, dice: np.random.RandomState
+    name: str,
+    s: Strategy,
+    t: AveragingTrial,
+    values: Values,
+    seed: int,
+    dice: np.random.RandomState,
 ) -> World:
     if name == "moshpit-keys":
         return Keyed(t.shape(), values, seed)
@@ -264,7 +269,7 @@ def _reached(history: Sequence[float], target: float, cap: int) -> int:
     return next((i for i, v in enumerate(history) if v < target), cap)
 
 
-def _traffic(meeting: Groups | Edges | Pushes, t: Trial) -> tuple[float, float]:
+def _traffic(meeting: Groups | Edges | Pushes, t: AveragingTrial) -> tuple[float, float]:
     """(bytes sent by the average peer, sent and received by the busiest) in a round without
     failures.
 

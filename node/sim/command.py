@@ -14,7 +14,7 @@ from pathlib import Path
 from node.core.errors import ExitCode, LocalFault, UsageFault
 from node.manifest import Manifest, read_manifest
 from node.sim.faults import Schedule
-from node.sim.run import Outcome, run
+from node.sim.run import ScheduleOutcome, run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup
 from node.sim.show import figure, svg, timeline
@@ -23,7 +23,7 @@ from node.telemetry import pictures
 
 
 @dataclass(frozen=True)
-class Options:
+class SimulateOptions:
     """What was asked for on the command line; 0 leaves a number to the manifest. ``ends`` 0: one in
     twelve."""
 
@@ -41,7 +41,7 @@ class Options:
     small: bool = False
 
 
-def run_command(o: Options) -> int:
+def run_command(o: SimulateOptions) -> int:
     """Run it and print. DEGRADED when an invariant breaks or the run does not finish; UsageFault
     for what cannot be run."""
     if o.picture:
@@ -75,7 +75,7 @@ def run_averaging(
     simulated."""
     from node.sim import averaging
 
-    trial = averaging.Trial(peers, averaging.axes(grid), failure, seeds=seeds, seed=seed)
+    trial = averaging.AveragingTrial(peers, averaging.axes(grid), failure, seeds=seeds, seed=seed)
     begin = time.perf_counter()
     found = [
         averaging.simulate(each, trial) for each in (averaging.NAMES if name == "all" else (name,))
@@ -88,7 +88,7 @@ def run_averaging(
     return ExitCode.OK
 
 
-def setup_of(o: Options) -> Setup:
+def setup_of(o: SimulateOptions) -> Setup:
     """The swarm that is asked for. Raises UsageFault for numbers that do not fit together."""
     if o.small:
         return Setup()
@@ -97,7 +97,7 @@ def setup_of(o: Options) -> Setup:
     return Setup.of(manifest, o.peers, ends, o.epochs or None, o.stages or None)
 
 
-def report(outcome: Outcome, name: str, took: float) -> list[str]:
+def report(outcome: ScheduleOutcome, name: str, took: float) -> list[str]:
     """Lines for people."""
     s, setup = outcome.summary(), outcome.setup
     width = shutil.get_terminal_size((100, 24)).columns
@@ -133,7 +133,7 @@ def report(outcome: Outcome, name: str, took: float) -> list[str]:
     return lines + [f"{label:<10}{text}"[: max(width, 20)] for label, text in rows]
 
 
-def _complain(o: Options, outcome: Outcome) -> None:
+def _complain(o: SimulateOptions, outcome: ScheduleOutcome) -> None:
     v = outcome.violation
     if v is None:
         if not outcome.finished:

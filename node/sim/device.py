@@ -10,10 +10,10 @@ from itertools import count
 from typing import Any
 
 from node.pipeline.device import DeviceThread, Priority
-from node.sim.loop import Paced, ProcessLoop
+from node.sim.loop import PacedExecutor, ProcessLoop
 
 
-class Device(DeviceThread, Paced):
+class SimDevice(DeviceThread, PacedExecutor):
     """``slowness`` stretches every job; ``busy_s`` is how long it has worked."""
 
     def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:

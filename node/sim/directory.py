@@ -21,7 +21,7 @@ GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class HeldRecord:
     """One posting. ``walls`` stood when it was posted: it never reached who was behind one."""
 
     entry: PeerEntry
@@ -29,7 +29,7 @@ class Record:
     walls: tuple[Wall, ...]
 
 
-class Noticeboard:
+class SimDht:
     """One board for all; what a reader sees of it depends on when, and on what lies between it and
     the writer."""
 
@@ -38,7 +38,7 @@ class Noticeboard:
     ) -> None:
         self.links, self.settings, self.now = links, settings, now
         self._spread = spread_s
-        self._posted: dict[PeerId, list[Record]] = {}
+        self._posted: dict[PeerId, list[HeldRecord]] = {}
         self._seq: dict[PeerId, int] = {}
 
     def post(self, peer: PeerId, body: PeerBody, wall: float, times: float = 1.0) -> None:
@@ -49,7 +49,7 @@ class Noticeboard:
         walls = tuple(self.links.walls)
         life = min(times * self.settings.ttl_s, self.settings.max_ttl_s)
         entry = PeerEntry(peer, body, self._seq[peer], wall + life)
-        kept, reached = [Record(entry, now + self._spread, walls)], set[tuple[Wall, ...]]()
+        kept, reached = [HeldRecord(entry, now + self._spread, walls)], set[tuple[Wall, ...]]()
         for r in self._posted.get(peer, ()):
             # Of records that reach the same readers the newest that has spread replaces all before
             # it.
@@ -85,10 +85,10 @@ class Noticeboard:
         return len(self._posted)
 
 
-class Directory:
+class SimDirectory:
     """The board as one peer uses it: :class:`~node.dht.port.DirectoryPort`."""
 
-    def __init__(self, board: Noticeboard, me: PeerId, clock: Clock) -> None:
+    def __init__(self, board: SimDht, me: PeerId, clock: Clock) -> None:
         self._board, self._me, self._clock = board, me, clock
 
     async def publish(self, body: PeerBody, times: float = 1.0) -> bool:

@@ -17,7 +17,7 @@ from node.wire.tensors import digest
 
 
 @dataclass
-class Disk:
+class SimDisk:
     """Survives its peer's process. ``seconds``: to write a checkpoint."""
 
     seconds: float
@@ -36,11 +36,11 @@ class Disk:
 
 
 class DiskStore(CheckpointStore):
-    """The checkpoints on a :class:`Disk`; ``read`` is told of every one that is loaded."""
+    """The checkpoints on a :class:`SimDisk`; ``read`` is told of every one that is loaded."""
 
     def __init__(
         self,
-        disk: Disk,
+        disk: SimDisk,
         settings: CheckpointSettings,
         run_id: str,
         now: Callable[[], float],

@@ -19,7 +19,7 @@ from node.core.ids import ENDS, PeerId
 from node.sim.lies import LIES
 from node.sim.links import Wall
 from node.sim.process import SimPeer
-from node.sim.swarm import Swarm
+from node.sim.swarm import SimSwarm
 
 SLOWEST = 100.0
 """Times as slow as it began: more is as good as dead."""
@@ -71,7 +71,7 @@ class Schedule:
             ) from e
 
 
-def strike(swarm: Swarm, fault: Fault) -> None:
+def strike(swarm: SimSwarm, fault: Fault) -> None:
     """Let it happen."""
     KINDS[fault.kind](swarm, fault)
 
@@ -80,18 +80,18 @@ def strike(swarm: Swarm, fault: Fault) -> None:
 
 
 def _pick(
-    swarm: Swarm, f: Fault, able: Callable[[SimPeer], bool] = lambda p: True
+    swarm: SimSwarm, f: Fault, able: Callable[[SimPeer], bool] = lambda p: True
 ) -> SimPeer | None:
     found = [p for p in swarm.live(f.stage if f.stage >= 0 else None) if able(p)]
     return found[f.who % len(found)] if found else None
 
 
-def _say(swarm: Swarm, f: Fault, who: object = "") -> None:
+def _say(swarm: SimSwarm, f: Fault, who: object = "") -> None:
     swarm.watch.note(f"*** {f.kind} {who}")
     swarm.struck.append((swarm.world.now, f.kind, str(who), f.seconds))
 
 
-def _for(swarm: Swarm, seconds: float, undo: Callable[[], None]) -> None:
+def _for(swarm: SimSwarm, seconds: float, undo: Callable[[], None]) -> None:
     """``undo`` when the time is over; until then the swarm is not calm."""
     swarm.troubles += 1
 
@@ -103,7 +103,7 @@ def _for(swarm: Swarm, seconds: float, undo: Callable[[], None]) -> None:
     swarm.world.push(seconds, over)
 
 
-def _disturb(swarm: Swarm, f: Fault, victim: SimPeer | None, spared: bool = False) -> None:
+def _disturb(swarm: SimSwarm, f: Fault, victim: SimPeer | None, spared: bool = False) -> None:
     swarm.watch.one_fault.fault(
         "kill" if f.kind == "kill" else f.kind, victim.name if victim else None, spared
     )
@@ -112,7 +112,7 @@ def _disturb(swarm: Swarm, f: Fault, victim: SimPeer | None, spared: bool = Fals
 # ----------------------------------------------------------- processes
 
 
-def _down(swarm: Swarm, f: Fault, victim: SimPeer) -> None:
+def _down(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     chief = swarm.chief()
     plan = chief.leader.plan if chief is not None and chief.leader is not None else None
     spared = victim is not chief and victim.leader is None
@@ -130,21 +130,21 @@ def _down(swarm: Swarm, f: Fault, victim: SimPeer) -> None:
     victim.kill()
 
 
-def _kill(swarm: Swarm, f: Fault) -> None:
+def _kill(swarm: SimSwarm, f: Fault) -> None:
     victim = _pick(swarm, f, swarm.spare)
     if victim is not None:
         _say(swarm, f, victim.name)
         _down(swarm, f, victim)
 
 
-def _kill_leader(swarm: Swarm, f: Fault) -> None:
+def _kill_leader(swarm: SimSwarm, f: Fault) -> None:
     victim = swarm.chief()
     if victim is not None and swarm.spare(victim):
         _say(swarm, f, victim.name)
         _down(swarm, f, victim)
 
 
-def _replace(swarm: Swarm, f: Fault) -> None:
+def _replace(swarm: SimSwarm, f: Fault) -> None:
     victim = _pick(swarm, f, swarm.spare)
     if victim is not None:
         _say(swarm, f, victim.name)
@@ -152,7 +152,7 @@ def _replace(swarm: Swarm, f: Fault) -> None:
         swarm.world.push(f.seconds, swarm.add, victim.stage)
 
 
-def _restart(swarm: Swarm, f: Fault) -> None:
+def _restart(swarm: SimSwarm, f: Fault) -> None:
     """Killed, and started again from its disk."""
     victim = _pick(swarm, f, swarm.spare)
     if victim is not None:
@@ -161,7 +161,7 @@ def _restart(swarm: Swarm, f: Fault) -> None:
         _for(swarm, f.seconds, lambda: None if victim.alive else victim.boot())
 
 
-def _outage(swarm: Swarm, f: Fault) -> None:
+def _outage(swarm: SimSwarm, f: Fault) -> None:
     """Everybody of a block stage dies and comes back from its disk, if there is anything on it."""
     stage = f.stage if f.stage > 0 else 1 + f.who % swarm.setup.stages
     victims = swarm.live(stage)
@@ -169,12 +169,12 @@ def _outage(swarm: Swarm, f: Fault) -> None:
         _all_restart(swarm, f, victims)
 
 
-def _restart_all(swarm: Swarm, f: Fault) -> None:
+def _restart_all(swarm: SimSwarm, f: Fault) -> None:
     """Everybody dies and comes back from its disk."""
     _all_restart(swarm, f, swarm.live())
 
 
-def _all_restart(swarm: Swarm, f: Fault, victims: list[SimPeer]) -> None:
+def _all_restart(swarm: SimSwarm, f: Fault, victims: list[SimPeer]) -> None:
     _say(swarm, f, len(victims))
     for victim in victims:
         _down(swarm, f, victim)
@@ -191,7 +191,7 @@ def _boot(peer: SimPeer) -> None:
         peer.boot()
 
 
-def _kill_each(swarm: Swarm, f: Fault) -> None:
+def _kill_each(swarm: SimSwarm, f: Fault) -> None:
     """One replica of every stage at once."""
     for stage in range(swarm.setup.stages + 1):
         victim = _pick(swarm, replace(f, stage=stage), swarm.spare)
@@ -200,7 +200,7 @@ def _kill_each(swarm: Swarm, f: Fault) -> None:
             _down(swarm, f, victim)
 
 
-def _pause(swarm: Swarm, f: Fault) -> None:
+def _pause(swarm: SimSwarm, f: Fault) -> None:
     victim = _pick(swarm, f, lambda p: not p.paused)
     if victim is not None:
         _say(swarm, f, victim.name)
@@ -210,20 +210,20 @@ def _pause(swarm: Swarm, f: Fault) -> None:
         _for(swarm, f.seconds, lambda: victim.resume() if victim.life == life else None)
 
 
-def _join(swarm: Swarm, f: Fault) -> None:
+def _join(swarm: SimSwarm, f: Fault) -> None:
     for _ in range(max(1, int(f.size))):
         stage = f.stage if f.stage >= 0 else f.who % (swarm.setup.stages + 1)
         _say(swarm, f, swarm.add(stage).name)
     _disturb(swarm, f, None)
 
 
-def _come(swarm: Swarm, f: Fault) -> None:
+def _come(swarm: SimSwarm, f: Fault) -> None:
     """Somebody comes and chooses a stage; every third would host block stages only."""
     _say(swarm, f, swarm.come("auto" if f.who % 3 else "stage").name)
     _disturb(swarm, f, None)
 
 
-def _leave(swarm: Swarm, f: Fault) -> None:
+def _leave(swarm: SimSwarm, f: Fault) -> None:
     for _ in range(max(1, int(f.size))):
         victim = _pick(swarm, f, lambda p: not p.leaving and p.ready and swarm.spare(p))
         if victim is not None:
@@ -235,7 +235,7 @@ def _leave(swarm: Swarm, f: Fault) -> None:
 # ----------------------------------------------------------- lines
 
 
-def _group(swarm: Swarm, f: Fault) -> frozenset[PeerId]:
+def _group(swarm: SimSwarm, f: Fault) -> frozenset[PeerId]:
     """A share ``size`` of the peers, by the number ``who``; never nobody, never everybody."""
     live = [p.name for p in swarm.live()]
     if len(live) < 2:
@@ -247,7 +247,7 @@ def _group(swarm: Swarm, f: Fault) -> frozenset[PeerId]:
     return frozenset(live[i] for i in order[:count])
 
 
-def _walls(swarm: Swarm, f: Fault, walls: Sequence[Wall]) -> None:
+def _walls(swarm: SimSwarm, f: Fault, walls: Sequence[Wall]) -> None:
     _disturb(swarm, f, None)
     swarm.links.walls.extend(walls)
 
@@ -258,14 +258,14 @@ def _walls(swarm: Swarm, f: Fault, walls: Sequence[Wall]) -> None:
     _for(swarm, f.seconds, heal)
 
 
-def _partition(swarm: Swarm, f: Fault) -> None:
+def _partition(swarm: SimSwarm, f: Fault) -> None:
     inside = _group(swarm, f)
     outside = frozenset(p.name for p in swarm.live()) - inside
     _say(swarm, f, f"{len(inside)} | {len(outside)}: {' '.join(sorted(inside))}")
     _walls(swarm, f, (Wall(inside, outside), Wall(outside, inside)))
 
 
-def _one_way(swarm: Swarm, f: Fault) -> None:
+def _one_way(swarm: SimSwarm, f: Fault) -> None:
     victim = _pick(swarm, f)
     if victim is not None:
         _say(swarm, f, victim.name)
@@ -273,7 +273,7 @@ def _one_way(swarm: Swarm, f: Fault) -> None:
         _walls(swarm, f, (Wall(only, frozenset()),) if f.size < 0.5 else (Wall(frozenset(), only),))
 
 
-def _flap(swarm: Swarm, f: Fault) -> None:
+def _flap(swarm: SimSwarm, f: Fault) -> None:
     """Cut off and back again, ``size`` seconds each."""
     victim = _pick(swarm, f)
     if victim is None:
@@ -291,7 +291,7 @@ def _flap(swarm: Swarm, f: Fault) -> None:
         )
 
 
-def _slow_link(swarm: Swarm, f: Fault) -> None:
+def _slow_link(swarm: SimSwarm, f: Fault) -> None:
     """Every line of a peer gets ``size`` times the latency and the jitter of it."""
     victim = _pick(swarm, f)
     if victim is None:
@@ -315,7 +315,7 @@ def _slow_link(swarm: Swarm, f: Fault) -> None:
     _for(swarm, f.seconds, heal)
 
 
-def _loss(swarm: Swarm, f: Fault) -> None:
+def _loss(swarm: SimSwarm, f: Fault) -> None:
     """Every line of a peer loses a share ``size`` of its messages."""
     victim = _pick(swarm, f)
     if victim is None:
@@ -337,7 +337,7 @@ def _loss(swarm: Swarm, f: Fault) -> None:
 # ----------------------------------------------------------- machines and people
 
 
-def _slow_peer(swarm: Swarm, f: Fault) -> None:
+def _slow_peer(swarm: SimSwarm, f: Fault) -> None:
     victim = _pick(swarm, f)
     if victim is not None:
         _say(swarm, f, victim.name)
@@ -354,7 +354,7 @@ def _slow_peer(swarm: Swarm, f: Fault) -> None:
         _for(swarm, f.seconds, heal)
 
 
-def _skew(swarm: Swarm, f: Fault) -> None:
+def _skew(swarm: SimSwarm, f: Fault) -> None:
     """A peer's wall clock runs ``size`` seconds beside the others'."""
     victim = _pick(swarm, f)
     if victim is not None:
@@ -368,7 +368,7 @@ def _skew(swarm: Swarm, f: Fault) -> None:
         _for(swarm, f.seconds, heal)
 
 
-def _corrupt(swarm: Swarm, f: Fault) -> None:
+def _corrupt(swarm: SimSwarm, f: Fault) -> None:
     """A bit of a peer's parameters flips."""
     victim = _pick(swarm, f, swarm.spare)
     if victim is not None:
@@ -377,7 +377,7 @@ def _corrupt(swarm: Swarm, f: Fault) -> None:
         victim.flip = True
 
 
-def _broken_step(swarm: Swarm, f: Fault) -> None:
+def _broken_step(swarm: SimSwarm, f: Fault) -> None:
     """The optimizer of a peer gives up on its next step (out of memory)."""
     victim = _pick(swarm, f)
     if victim is not None:
@@ -386,7 +386,7 @@ def _broken_step(swarm: Swarm, f: Fault) -> None:
         victim.broken_steps(1)
 
 
-def _lie(swarm: Swarm, f: Fault) -> None:
+def _lie(swarm: SimSwarm, f: Fault) -> None:
     crowd = Counter(p.stage for p in swarm.live() if p.ready and swarm.honest(p.name))
     victim = _pick(swarm, f, lambda p: p.stage != ENDS and crowd[p.stage] > 2 and swarm.spare(p))
     if victim is not None:
@@ -408,7 +408,7 @@ def _lie(swarm: Swarm, f: Fault) -> None:
         _for(swarm, f.seconds, honest)
 
 
-def _stranger(swarm: Swarm, f: Fault) -> None:
+def _stranger(swarm: SimSwarm, f: Fault) -> None:
     """Somebody without parameters says that it leads, and worse."""
     one = swarm.intrude()
     _say(swarm, f, one.name)
@@ -419,7 +419,7 @@ def _stranger(swarm: Swarm, f: Fault) -> None:
     _for(swarm, f.seconds, goes)
 
 
-KINDS: dict[str, Callable[[Swarm, Fault], Any]] = {
+KINDS: dict[str, Callable[[SimSwarm, Fault], Any]] = {
     "kill": _kill,
     "kill-leader": _kill_leader,
     "kill-each": _kill_each,

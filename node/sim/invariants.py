@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from node.averaging.exchange.events import Opened, Step, StepFailed
+from node.averaging.exchange.events import Opened, ReduceAndStep, StepFailed
 from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
 from node.core.ids import PeerId, RoundId
@@ -29,7 +29,7 @@ from node.training.protocol.rules import between
 
 if TYPE_CHECKING:
     from node.sim.process import SimPeer
-    from node.sim.swarm import Swarm
+    from node.sim.swarm import SimSwarm
 
 GENESIS = Version(0)
 NEAR = 1e-4
@@ -48,7 +48,7 @@ class InvariantViolation(TuttiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenBatches:
     """What one peer's gradients of an epoch are of: samples, their sum for any part, tokens."""
 
     samples: tuple[int, ...]
@@ -57,7 +57,7 @@ class Taken:
 
 
 @dataclass
-class Running:
+class EpochRun:
     """What one peer's exchange has open."""
 
     opened: dict[RoundId, Opened] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Checker:
 
     id = ""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         self.swarm = swarm
 
     def broken(self, what: str) -> InvariantViolation:
@@ -123,7 +123,7 @@ class EqualDigests(Checker):
 
     id = "I1"
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)
         self._seen: dict[tuple[str, int, int], tuple[str, PeerId]] = {}
         self._met: dict[tuple[Version, int], None] = {}
@@ -215,7 +215,7 @@ class CountsOnce(Checker):
 
     id = "I3"
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)
         self._seen: dict[tuple[str, int], dict[int, PeerId]] = {}
 
@@ -237,14 +237,14 @@ class CountsOnce(Checker):
                 f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force"
             )
 
-    def gave(self, peer: SimPeer, plan: Plan, taken: Taken) -> None:
+    def gave(self, peer: SimPeer, plan: Plan, taken: TakenBatches) -> None:
         """What one peer gives has samples of the plan, and each once."""
         if not {s for p in plan.paths for s in p.samples}.issuperset(taken.samples):
             raise self.broken(f"{peer.name} counts samples that epoch {plan.epoch} has not")
         if len(set(taken.samples)) != len(taken.samples):
             raise self.broken(f"{peer.name} counts a sample of epoch {plan.epoch} twice")
 
-    def step(self, peer: SimPeer, opened: Opened, step: Step, mean: WeightedMean) -> None:
+    def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep, mean: WeightedMean) -> None:
         """Nobody else has given what one contributor gives."""
         seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
         for giver in step.contributors:
@@ -264,7 +264,7 @@ class NoSampleLost(Checker):
 
     id = "I4"
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)
         self.books: dict[Version, Ledger] = {GENESIS: Ledger(None, 0, frozenset(), 0, 0, 0, 0)}
         self.guessed: set[Version] = set()
@@ -336,14 +336,14 @@ class WeightedMean(Checker):
 
     id = "I5"
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)
-        self._given: dict[tuple[str, PeerId], Taken] = {}
+        self._given: dict[tuple[str, PeerId], TakenBatches] = {}
         self._followed = 0
         """Of what is known, how much belonged to plans in force when the old was last dropped."""
         self._by: dict[tuple[PeerId, str], tuple[str, tuple[PeerId, ...]]] = {}
 
-    def gave(self, plan_hash: str, peer: PeerId, taken: Taken) -> None:
+    def gave(self, plan_hash: str, peer: PeerId, taken: TakenBatches) -> None:
         """These are a peer's gradients under a plan."""
         each = self.swarm.setup.tokens // self.swarm.setup.micro_batch
         if taken.tokens != each * len(taken.samples):
@@ -366,11 +366,11 @@ class WeightedMean(Checker):
                 del self._given[key]
         self._followed = len(self._given) - kept
 
-    def of(self, plan_hash: str, peer: PeerId) -> Taken | None:
+    def of(self, plan_hash: str, peer: PeerId) -> TakenBatches | None:
         """What a peer gave under a plan, None for nothing."""
         return self._given.get((plan_hash, peer))
 
-    def step(self, peer: SimPeer, opened: Opened, step: Step) -> None:
+    def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep) -> None:
         """An owner's machine orders a step."""
         able = set(opened.members) - opened.listeners
         by = step.contributors
@@ -409,7 +409,7 @@ class WholeCheckpoint(Checker):
 
     id = "I6"
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)
         self._held: dict[tuple[int, Version, int], str] = {}
 
@@ -455,7 +455,8 @@ class OnlyGrow(Checker):
         if plan.term <= term:
             raise self.broken(f"{peer.name} plans term {plan.term} after {term}")
         said = any(
-            isinstance(a, ev.Report) and a.kind in ("went-back", "history-changed") for a in actions
+            isinstance(a, ev.RecordFact) and a.kind in ("went-back", "history-changed")
+            for a in actions
         )
         if base is not None and plan.epoch < base.epoch and not said:
             raise self.broken(
@@ -469,14 +470,14 @@ class AppliedOnce(Checker):
 
     id = "I8"
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)
         self._settled: dict[tuple[Version, str, int], PeerId] = {}
         self._through: dict[tuple[str, bytes], list[Version]] = {}
         """The versions that optimizer state was first of: work that is done again from the same
         place comes to the same bits in another history."""
 
-    def once(self, peer: SimPeer, running: Running, opened: Opened, step: Step) -> None:
+    def once(self, peer: SimPeer, running: EpochRun, opened: Opened, step: ReduceAndStep) -> None:
         """An owner's machine orders a step."""
         stepped = running.stepped.setdefault(step.round.epoch, set())
         for name in step.names:
@@ -536,7 +537,7 @@ class PurePlan(Checker):
     id = "I9"
     EVERY = 29
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)
         self._count = 0
 
@@ -545,7 +546,7 @@ class PurePlan(Checker):
         raise self.broken(f"{peer.name} objects to a plan of {leader}: {why}")
 
     def before(self, leader: Leader, event: Any) -> Leader | None:
-        if leader.phase is Phase.RUN or isinstance(event, ev.Tick):
+        if leader.phase is Phase.RUN or isinstance(event, ev.ClockTick):
             return None
         self._count += 1
         # A copy costs as much as there are peers, so that in a big swarm it is made less often.
@@ -576,7 +577,7 @@ class PurePlan(Checker):
 
 
 @dataclass
-class _Epoch:
+class _EpochFaults:
     plan: Plan
     since: float
     faults: list[str] = field(default_factory=list)
@@ -590,9 +591,9 @@ class OneFault(Checker):
     id = "I10"
     CALM_S = 25.0
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)
-        self._running: dict[PeerId, _Epoch] = {}
+        self._running: dict[PeerId, _EpochFaults] = {}
         self._disturbed = -1e9
 
     def fault(self, kind: str, peer: PeerId | None, spared: bool) -> None:
@@ -605,7 +606,7 @@ class OneFault(Checker):
 
     def planned(self, peer: SimPeer, plan: Plan) -> None:
         calm = self.swarm.world.now - self._disturbed > self.CALM_S and self.swarm.calm()
-        self._running[peer.name] = _Epoch(plan, self.swarm.world.now, [], not calm)
+        self._running[peer.name] = _EpochFaults(plan, self.swarm.world.now, [], not calm)
 
     def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.scheduler.costs import Measured, Way
+from node.scheduler.costs import LinkCost, Measured
 from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def puts_on(peer: SimPeer, training: Training) -> None:
     """From now on its heartbeats lie while the peer does."""
     true = training._heard
 
-    def said(leader: PeerId | None = None) -> ev.Heard:
+    def said(leader: PeerId | None = None) -> ev.Heartbeat:
         return heard(peer, true(leader)) if peer.lie else true(leader)
 
     setattr(training, "_heard", said)  # noqa: B010 - a liar has other code
 
 
-def heard(peer: SimPeer, h: ev.Heard) -> ev.Heard:
+def heard(peer: SimPeer, h: ev.Heartbeat) -> ev.Heartbeat:
     """The heartbeat of a liar."""
     match peer.lie:
         case "epoch":
@@ -49,7 +49,11 @@ def heard(peer: SimPeer, h: ev.Heard) -> ev.Heard:
                 h,
                 speed=1e11,
                 costs=Measured(
-                    1e-6, 1e-6, 1e-6, 1 << 31, tuple((p, Way(1e-6, 1e-6)) for p, _ in h.costs.ways)
+                    1e-6,
+                    1e-6,
+                    1e-6,
+                    1 << 31,
+                    tuple((p, LinkCost(1e-6, 1e-6)) for p, _ in h.costs.ways),
                 ),
             )
         case "digest":

@@ -28,7 +28,7 @@ STOP_EVERY = 64
 """Callbacks between two looks at whether to stop."""
 
 
-class Handle:
+class TimerHandle:
     """A callback that is due. ``lost``: called instead when its process is dead."""
 
     __slots__ = ("args", "at", "callback", "lost", "loop")
@@ -57,7 +57,7 @@ class Handle:
         return self.at
 
 
-class World:
+class VirtualTime:
     """The queue. ``rng`` is where chance comes from; :meth:`halt` ends :meth:`run`, which raises
     what halted it."""
 
@@ -69,8 +69,8 @@ class World:
         self.loops: list[ProcessLoop] = []
         _worlds.append(self)
         self._number = 0
-        self._later: list[tuple[float, int, Handle]] = []
-        self._ready: deque[Handle] = deque()
+        self._later: list[tuple[float, int, TimerHandle]] = []
+        self._ready: deque[TimerHandle] = deque()
 
     def push(
         self,
@@ -79,9 +79,9 @@ class World:
         *args: Any,
         loop: ProcessLoop | None = None,
         lost: Callable[[], object] | None = None,
-    ) -> Handle:
+    ) -> TimerHandle:
         """Call it ``seconds`` from now, in the process of ``loop`` or in nobody's."""
-        handle = Handle(loop, self.now + seconds, do, args, lost)
+        handle = TimerHandle(loop, self.now + seconds, do, args, lost)
         if seconds > 0:
             self._number += 1
             heapq.heappush(self._later, (handle.at, self._number, handle))
@@ -101,7 +101,7 @@ class World:
                 events._set_running_loop(None)
         self.loops.clear()
 
-    def soon(self, handle: Handle) -> None:
+    def soon(self, handle: TimerHandle) -> None:
         """Call it in its turn, at this time."""
         self._ready.append(handle)
 
@@ -152,11 +152,11 @@ class World:
 class ProcessLoop(asyncio.AbstractEventLoop):
     """The event loop of one process: from its start to its end."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: VirtualTime) -> None:
         self.world = world
         world.loops.append(self)
         self.dead = self.frozen = False
-        self.inbox: list[Handle] = []
+        self.inbox: list[TimerHandle] = []
         self.unfinished: set[asyncio.Task[Any]] = set()
         """Of a dead process, what it was at: ended with the world, and not as garbage before."""
         self.blocked: Callable[[], float] = lambda: 0.0
@@ -170,7 +170,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
-        handle = Handle(self, self.world.now, callback, args)
+        handle = TimerHandle(self, self.world.now, callback, args)
         self.world._ready.append(handle)
         return handle
 
@@ -210,7 +210,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         """On a device as the device says; else at once, and done when the disk is."""
-        if isinstance(executor, Paced):
+        if isinstance(executor, PacedExecutor):
             return executor.paced(func, *args)
         future: asyncio.Future[Any] = asyncio.Future(loop=self)
         try:
@@ -268,7 +268,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             self.world.soon(handle)
 
 
-class Paced(Executor):
+class PacedExecutor(Executor):
     """An executor whose work takes virtual time."""
 
     def paced(self, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
@@ -281,7 +281,7 @@ class Inline(Executor):
 
 
 _buried = count(1)
-_worlds: list[World] = []
+_worlds: list[VirtualTime] = []
 """Those that are not buried: garbage is to be collected only of what has ended."""
 
 

@@ -24,7 +24,7 @@ from node.core.patience import Patience
 from node.identity.faults import FaultBook
 from node.reach.standing import Standing
 from node.sim.links import RETRANSMIT_S, Links
-from node.sim.loop import Handle, ProcessLoop, World
+from node.sim.loop import ProcessLoop, TimerHandle, VirtualTime
 from node.transport.port import PeerLink, translate
 from node.transport.settings import TransportSettings
 
@@ -43,7 +43,9 @@ Weigh = Callable[[str, Any], int]
 class SimNet:
     """All transports that can see each other. ``weigh``: what a message is for the links."""
 
-    def __init__(self, world: World, links: Links, weigh: Weigh = lambda method, message: HEAD):
+    def __init__(
+        self, world: VirtualTime, links: Links, weigh: Weigh = lambda method, message: HEAD
+    ):
         self.world, self.links, self.weigh = world, links, weigh
         self.transports: dict[PeerId, SimTransport] = {}
 
@@ -314,7 +316,7 @@ class Call:
         self.there: SimTransport | None = here.lines.get(peer)
         self.answers = _Pipe()
         self.over = False
-        self._stuck: Handle | None = None
+        self._stuck: TimerHandle | None = None
         self._context: Context | None = None
         self._last_out = self._last_back = 0.0
         self._timer = (

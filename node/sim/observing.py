@@ -9,13 +9,13 @@ from node.core.ids import PeerId
 from node.telemetry.events import Journal
 
 if TYPE_CHECKING:
-    from node.sim.watch import Watch
+    from node.sim.watch import HistoryRecorder
 
 
-class Facts(Journal):
+class FactJournal(Journal):
     """Of one process."""
 
-    def __init__(self, peer: PeerId, watch: Watch, clock: Clock) -> None:
+    def __init__(self, peer: PeerId, watch: HistoryRecorder, clock: Clock) -> None:
         super().__init__(clock=clock, keep=1)
         self._peer, self._watch = peer, watch
 

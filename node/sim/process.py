@@ -20,7 +20,7 @@ from node.app.assembly import Ports, compose
 from node.app.catchup import catch_up
 from node.app.moving import Mover, no_way
 from node.app.placing import Placing
-from node.app.posting import Reach, body_of
+from node.app.posting import Reachability, body_of
 from node.averaging.exchange.machine import RoundMachine
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
@@ -33,14 +33,14 @@ from node.manifest import Manifest
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
-from node.scheduler.router import Job, search
+from node.scheduler.router import SearchJob, search
 from node.sim import lies
-from node.sim.device import Device
-from node.sim.directory import Directory
-from node.sim.disk import Disk, DiskStore
-from node.sim.loop import Inline, ProcessLoop, World
+from node.sim.device import SimDevice
+from node.sim.directory import SimDirectory
+from node.sim.disk import DiskStore, SimDisk
+from node.sim.loop import Inline, ProcessLoop, VirtualTime
 from node.sim.network import SimTransport
-from node.sim.observing import Facts
+from node.sim.observing import FactJournal
 from node.sim.signing import SimSigner
 from node.sim.values import SampleText, ValueMath, ValueOwner, Values, ValueSum
 from node.training.colleagues import Colleagues
@@ -48,14 +48,14 @@ from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.pace import SEARCH_S
-from node.training.protocol.rules import Standing
+from node.training.protocol.rules import ChangeStatus
 from node.training.service import Training
-from node.training.state.meter import Meter
+from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
-from node.training.work import Work
+from node.training.work import StageRuntime
 
 if TYPE_CHECKING:
-    from node.sim.swarm import Swarm
+    from node.sim.swarm import SimSwarm
 
 RIPE_S = 5.0
 """Sooner than real peers, because an epoch is shorter here: after so long together peers are
@@ -68,7 +68,7 @@ DRAIN_S = 60.0
 class SimClock(Clock):
     """The clocks of one machine."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: VirtualTime) -> None:
         self._world, self.skew = world, 0.0
 
     def now(self) -> float:
@@ -87,14 +87,14 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Assembled:
+class SimServices:
     """A stage that is hosted."""
 
     stage: StageState
     pipeline: Pipeline
-    work: Work
+    work: StageRuntime
     training: Training
-    meter: Meter
+    meter: PipelineMeter
 
 
 class SimMover(Mover):
@@ -112,7 +112,7 @@ class SimPeer:
 
     def __init__(
         self,
-        swarm: Swarm,
+        swarm: SimSwarm,
         name: PeerId,
         stage: int | None,
         slowness: float,
@@ -121,7 +121,7 @@ class SimPeer:
         self.swarm, self.world, self.name = swarm, swarm.world, name
         self.manifest = swarm.manifest
         self.slowness = slowness
-        self.disk = Disk(swarm.setup.checkpoint_s)
+        self.disk = SimDisk(swarm.setup.checkpoint_s)
         self.clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
         self.config = Config(open_to, stage)
@@ -133,8 +133,8 @@ class SimPeer:
         """What a process has in memory."""
         swarm = self.swarm
         self.loop = ProcessLoop(self.world)
-        self.device = Device(self.loop, self.slowness)
-        self.journal = Facts(self.name, swarm.watch, self.clock)
+        self.device = SimDevice(self.loop, self.slowness)
+        self.journal = FactJournal(self.name, swarm.watch, self.clock)
         self.transport = SimTransport(
             swarm.net,
             self.name,
@@ -145,7 +145,7 @@ class SimPeer:
         )
         self.tasks = Tasks("daemon", self._failed)
         self.presence: Presence | None = None
-        self.assembled: Assembled | None = None
+        self.assembled: SimServices | None = None
         self.owner: ValueOwner | None = None
         self.draining = self.ending = False
         make: Any = partial(swarm.make.choosing, self)
@@ -171,7 +171,7 @@ class SimPeer:
         swarm, manifest = self.swarm, self.manifest
         self.presence = presence = Presence(
             self.name,
-            Directory(swarm.board, self.name, self.clock),
+            SimDirectory(swarm.board, self.name, self.clock),
             self.clock,
             swarm.board.settings.refresh_s,
             lambda peer, body: None,
@@ -192,11 +192,11 @@ class SimPeer:
         a.training.start()
         presence.changed()
 
-    def _assemble(self, stage: int, presence: Presence) -> Assembled:
+    def _assemble(self, stage: int, presence: Presence) -> SimServices:
         swarm, setup, device = self.swarm, self.swarm.setup, self.device
         manifest, watch, make = self.manifest, self.swarm.watch, self.swarm.make
         self.config.stage = stage
-        meter = Meter(self.journal, swarm.metrics, self.clock)
+        meter = PipelineMeter(self.journal, swarm.metrics, self.clock)
         store = DiskStore(
             self.disk,
             CheckpointSettings(setup.checkpoint_every, setup.checkpoint_keep),
@@ -244,7 +244,7 @@ class SimPeer:
             colleagues=Colleagues(self.name, RIPE_S),
         )
         made = compose(manifest, ports, state)
-        self.assembled = Assembled(state, made.pipeline, made.work, made.training, meter)
+        self.assembled = SimServices(state, made.pipeline, made.work, made.training, meter)
         self.transport.serving = True
         lies.puts_on(self, made.training)
         make.services(self)
@@ -324,7 +324,7 @@ class SimPeer:
     def _leader(self, *args: Any, **history: Any) -> Leader:
         return self.swarm.watch.leader(self, self.swarm.make.leader(*args, **history))
 
-    async def _search(self, job: Job) -> Any:
+    async def _search(self, job: SearchJob) -> Any:
         await asyncio.sleep(SEARCH_S)
         return search(job, moves=MOVES)
 
@@ -345,8 +345,8 @@ class SimPeer:
     def protocols(self) -> Protocols:
         return Protocols(PROTOCOL, PROTOCOL)
 
-    def reach(self) -> Reach:
-        return Reach(standing="open")
+    def reach(self) -> Reachability:
+        return Reachability(standing="open")
 
     # ----------------------------------------------------------- what is asked of it from outside
 
@@ -369,7 +369,7 @@ class SimPeer:
         return self.draining or self.mover.target is not None
 
     @property
-    def work(self) -> Work:
+    def work(self) -> StageRuntime:
         """Of its stage. Only for one that has begun."""
         return self._begun().work
 
@@ -378,7 +378,7 @@ class SimPeer:
         """Only of one that has begun."""
         return self._begun().training
 
-    def _begun(self) -> Assembled:
+    def _begun(self) -> SimServices:
         if self.assembled is None:
             raise RuntimeError(f"{self.name} has no stage yet")
         return self.assembled
@@ -397,7 +397,7 @@ class SimPeer:
         return self.work.stage.digest
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ChangeStatus:
         """What it knows of how cells average."""
         return self.training.standing
 

@@ -12,7 +12,7 @@ from node.sim.faults import Schedule, strike
 from node.sim.invariants import InvariantViolation
 from node.sim.loop import bury, quiet
 from node.sim.setup import Setup
-from node.sim.swarm import Machines, Swarm
+from node.sim.swarm import MachineFactory, SimSwarm
 from node.training.leader.starting_point import NOTHING_IN_COMMON
 
 EVERY = 8
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 
 @dataclass
-class Outcome:
+class ScheduleOutcome:
     """What a run came to. Times are virtual seconds; ``commits`` are (time, epoch made, tokens,
     leader)."""
 
@@ -107,8 +107,8 @@ class Outcome:
 
 
 def run(
-    setup: Setup, schedule: Schedule, make: Machines | None = None, limit_s: float = 3600.0
-) -> Outcome:
+    setup: Setup, schedule: Schedule, make: MachineFactory | None = None, limit_s: float = 3600.0
+) -> ScheduleOutcome:
     """Play a schedule until the run is finished, an invariant breaks, or ``limit_s`` virtual
     seconds are over.
 
@@ -116,16 +116,16 @@ def run(
     "liveness", unless no version is left of which somebody alive in every stage has the parameters,
     in memory or on its disk, and the leader says so.
     """
-    outcome = Outcome(setup, schedule)
+    outcome = ScheduleOutcome(setup, schedule)
     with quiet():
         _run(outcome, make, limit_s)
         bury(EVERY)
     return outcome
 
 
-def _run(outcome: Outcome, make: Machines | None, limit_s: float) -> None:
+def _run(outcome: ScheduleOutcome, make: MachineFactory | None, limit_s: float) -> None:
     schedule = outcome.schedule
-    swarm = Swarm(outcome.setup, schedule.seed, make)
+    swarm = SimSwarm(outcome.setup, schedule.seed, make)
     try:
         for fault in schedule.faults:
             swarm.world.push(fault.at, strike, swarm, fault)
@@ -135,7 +135,7 @@ def _run(outcome: Outcome, make: Machines | None, limit_s: float) -> None:
     _collect(swarm, outcome)
 
 
-def _play(swarm: Swarm, healed: float, limit_s: float) -> bool:
+def _play(swarm: SimSwarm, healed: float, limit_s: float) -> bool:
     """False when the swarm cannot go on, because nobody has what it would take."""
     world, watch = swarm.world, swarm.watch
     world.run(min(limit_s, healed), None)
@@ -164,7 +164,7 @@ def _play(swarm: Swarm, healed: float, limit_s: float) -> bool:
     return True
 
 
-def _common(swarm: Swarm) -> set[Version]:
+def _common(swarm: SimSwarm) -> set[Version]:
     """Versions of which somebody alive in every stage has the parameters."""
     held: dict[int, set[Version]] = {stage: set() for stage in range(swarm.setup.stages + 1)}
     for peer in swarm.live():
@@ -172,11 +172,11 @@ def _common(swarm: Swarm) -> set[Version]:
     return set.intersection(*held.values())
 
 
-def _finished(swarm: Swarm) -> bool:
+def _finished(swarm: SimSwarm) -> bool:
     return bool(swarm.watch.counts.get("run-finished"))
 
 
-def _collect(swarm: Swarm, o: Outcome) -> None:
+def _collect(swarm: SimSwarm, o: ScheduleOutcome) -> None:
     watch = swarm.watch
     o.seconds, o.events, o.finished = swarm.world.now, swarm.world.events, _finished(swarm)
     o.commits, o.struck, o.counts = watch.commits, swarm.struck, watch.counts

@@ -11,7 +11,7 @@ from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import OuterSettings
 from node.manifest import Manifest
 from node.model.settings import ModelSettings
-from node.optim.parts import Part
+from node.optim.parts import ParameterPart
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
@@ -27,11 +27,11 @@ FLOPS_PER_S = 5e10
 """What a simulated peer computes, when a manifest says how much there is to compute."""
 
 
-def toy_parts(stages: int, each: int) -> dict[int, tuple[Part, ...]]:
+def toy_parts(stages: int, each: int) -> dict[int, tuple[ParameterPart, ...]]:
     """Made-up parameters: ``each`` a stage, of unequal cost."""
     return {
         stage: tuple(
-            Part(f"{stage}.{i}", (8, 8 + i), 1000.0 + 300.0 * i, 4 * 8 * (8 + i), True)
+            ParameterPart(f"{stage}.{i}", (8, 8 + i), 1000.0 + 300.0 * i, 4 * 8 * (8 + i), True)
             for i in range(each)
         )
         for stage in range(stages + 1)
@@ -53,7 +53,7 @@ class Setup:
     micro_batches: int = 3
     micro_batch: int = 1
     tokens: int = 16
-    parts: Mapping[int, tuple[Part, ...]] = field(default_factory=lambda: toy_parts(2, 3))
+    parts: Mapping[int, tuple[ParameterPart, ...]] = field(default_factory=lambda: toy_parts(2, 3))
     group_bytes: int = 300
     activation: int = 4096
     min_replicas: int = 1

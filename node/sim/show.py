@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from node.sim.run import Outcome
+from node.sim.run import ScheduleOutcome
 from node.telemetry.pictures import new_figure
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ MARKS = {
 RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
-def timeline(o: Outcome, width: int, height: int = 6, colour: bool = False) -> list[str]:
+def timeline(o: ScheduleOutcome, width: int, height: int = 6, colour: bool = False) -> list[str]:
     """Lines of at most ``width`` characters: epochs over virtual seconds, below them the faults
     that struck."""
     columns = max(10, width - 8)
@@ -84,7 +84,7 @@ def _wrap(words: Sequence[str], width: int) -> list[str]:
     return [line[:width] for line in lines]
 
 
-def svg(o: Outcome, title: str) -> str:
+def svg(o: ScheduleOutcome, title: str) -> str:
     """The same as a picture: a step line of epochs, a red line for each fault, grey where it
     lasts."""
     w, h, left, low = 900.0, 360.0, 50.0, 300.0
@@ -137,7 +137,7 @@ def svg(o: Outcome, title: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def figure(o: Outcome, title: str) -> Figure:
+def figure(o: ScheduleOutcome, title: str) -> Figure:
     """The same for a PNG, with the letters of the faults. Raises UsageFault without matplotlib."""
     made = new_figure(11.0, 4.6)
     axes = made.add_subplot()

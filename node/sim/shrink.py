@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from node.sim.faults import Fault, Schedule
-from node.sim.run import Outcome, run
+from node.sim.run import ScheduleOutcome, run
 from node.sim.setup import Setup
-from node.sim.swarm import Machines
+from node.sim.swarm import MachineFactory
 
 MOST_RUNS = 300
 
 
 def shrink(
     setup: Setup,
-    outcome: Outcome,
-    make: Callable[[], Machines] | None = None,
+    outcome: ScheduleOutcome,
+    make: Callable[[], MachineFactory] | None = None,
     most: int = MOST_RUNS,
-) -> Outcome:
+) -> ScheduleOutcome:
     """The smallest outcome found that violates the same invariant; ``outcome`` itself when it
     violates none.
 

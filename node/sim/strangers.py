@@ -12,7 +12,7 @@ import grpc.aio
 
 from node.core.errors import PeerFault
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Member, Path, Plan, Version
+from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.core.tasks import Tasks
 from node.dht.record import PeerBody
 from node.identity.faults import FaultBook
@@ -26,7 +26,7 @@ from protos import training_pb2_grpc as rpc
 
 if TYPE_CHECKING:
     from node.sim.process import SimPeer
-    from node.sim.swarm import Swarm
+    from node.sim.swarm import SimSwarm
 
 EVERY_S = 0.5
 FAKE = "f" * 32
@@ -37,7 +37,7 @@ class Stranger(rpc.TrainingServicer):
     history of 2^53 tokens, and again what a leader said before; and in the directory, that it
     leads."""
 
-    def __init__(self, swarm: Swarm, name: PeerId) -> None:
+    def __init__(self, swarm: SimSwarm, name: PeerId) -> None:
         self.swarm, self.name, self._turn = swarm, name, 0
         self.loop = ProcessLoop(swarm.world)
         # It never refuses anybody.
@@ -91,7 +91,7 @@ class Stranger(rpc.TrainingServicer):
                 return self._planned(self._plan(peer, peer.member.term + 1, ends=True))
             case 2:
                 at = Version(self.swarm.setup.epochs, FAKE)
-                heard = ev.Heard(self.name, ENDS, at, "d", 1.0, term=2**40, tokens=2**53)
+                heard = ev.Heartbeat(self.name, ENDS, at, "d", 1.0, term=2**40, tokens=2**53)
                 return notes.ready_note(heard)
         return self._planned(self._heard or self._plan(peer, peer.member.term + 1))
 
@@ -101,7 +101,7 @@ class Stranger(rpc.TrainingServicer):
     def _plan(self, peer: SimPeer, term: int, ends: bool = False) -> Plan:
         at = peer.member.at
         live = [p for p in self.swarm.live() if p.ready]
-        members = tuple(Member(p.name, p.stage) for p in live)
+        members = tuple(PlanMember(p.name, p.stage) for p in live)
         hops = tuple(
             Hop(s, self.swarm.live(s)[0].name)
             for s in range(1, self.swarm.setup.stages + 1)

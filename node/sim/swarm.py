@@ -15,14 +15,14 @@ from node.identity.faults import FaultBook
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
 from node.scheduler.choosing import Choosing
-from node.sim.directory import Noticeboard
+from node.sim.directory import SimDht
 from node.sim.links import Links
-from node.sim.loop import World
+from node.sim.loop import VirtualTime
 from node.sim.network import SimNet
 from node.sim.process import SimPeer
 from node.sim.setup import Setup
 from node.sim.strangers import Stranger
-from node.sim.watch import Watch
+from node.sim.watch import HistoryRecorder
 from node.telemetry.metrics import Metrics
 from node.training.leader.leader import Leader
 from node.training.member import Member
@@ -30,7 +30,7 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.rules import Rules
 
 
-class Machines:
+class MachineFactory:
     """What a peer's machines are. A test plants a bug by a subclass."""
 
     def pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
@@ -55,24 +55,22 @@ class Machines:
         """The services of a peer are made and not started: a bug is planted in them here."""
 
 
-class Swarm:
+class SimSwarm:
     """Peers, links, noticeboard, invariants. Everything that is left to chance comes from
     ``seed``."""
 
-    def __init__(self, setup: Setup, seed: int = 0, make: Machines | None = None) -> None:
-        self.setup, self.seed, self.make = setup, seed, make or Machines()
+    def __init__(self, setup: Setup, seed: int = 0, make: MachineFactory | None = None) -> None:
+        self.setup, self.seed, self.make = setup, seed, make or MachineFactory()
         rng = random.Random(f"links {seed}")
         self.links = Links(rng, setup.latency_s, setup.jitter_s, setup.bandwidth, setup.loss)
-        self.world = World(seed)
+        self.world = VirtualTime(seed)
         self.net = SimNet(self.world, self.links, setup.weigh)
-        self.board = Noticeboard(
-            self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
-        )
+        self.board = SimDht(self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now)
         self.manifest = setup.manifest(seed)
         p = self.manifest.pipeline
         self.fewest = fewest_hops(p.stages, p.may_skip)
         self.metrics = Metrics()
-        self.watch = Watch(self)
+        self.watch = HistoryRecorder(self)
         self.changes: dict[str, Rules] = {}
         """What the owner has signed, by its text."""
         self.peers: dict[PeerId, SimPeer] = {}

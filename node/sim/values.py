@@ -20,8 +20,8 @@ from node.core.errors import StepFault
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum, Share
-from node.pipeline.work import StageMath, Work
-from node.sim.device import Device
+from node.pipeline.work import StageMath, VisitBuffers
+from node.sim.device import SimDevice
 from node.sim.setup import NUMBERS, WIDTH
 from node.training.state.text import Text
 from node.wire.tensors import TensorReader, encode
@@ -68,14 +68,14 @@ class ValueMath(StageMath):
     spent. ``forward_s``: of a micro-batch forward; backward takes twice as long."""
 
     def __init__(
-        self, module: nn.Module, wire: str, device: Device, forward_s: float, ends_s: float
+        self, module: nn.Module, wire: str, device: SimDevice, forward_s: float, ends_s: float
     ) -> None:
         self.module, self.wire = module, wire
         self._names = [n for n, _ in module.named_parameters()]
         self._spend, self._forward_s, self._ends_s = device.spend, forward_s, ends_s
         self.graph_bytes: dict[tuple[int, ...], int] = {}
 
-    def forward(self, work: Work) -> None:
+    def forward(self, work: VisitBuffers) -> None:
         self._spend(self._forward_s)
         work.x = work.y = _read(work.input)
         work.input = None
@@ -83,7 +83,7 @@ class ValueMath(StageMath):
         work.output = _bytes(work.x)
         work.tokens = work.shape[0] * work.shape[1]
 
-    def backward(self, work: Work) -> None:
+    def backward(self, work: VisitBuffers) -> None:
         self._spend(2 * self._forward_s)
         work.upstream = _bytes(_read(work.gradient))
         work.share = self._of(work.x)
@@ -96,7 +96,7 @@ class ValueMath(StageMath):
         y = y[:, -1:] if last_only else y
         return _bytes(y), tuple(y.shape)
 
-    def embed(self, work: Work) -> None:
+    def embed(self, work: VisitBuffers) -> None:
         self._spend(self._ends_s)
         if work.batch is None:
             raise ValueError("what this visit needs was freed")
@@ -105,14 +105,14 @@ class ValueMath(StageMath):
         work.y = _hidden(tokens)
         work.output = _bytes(work.y)
 
-    def loss(self, work: Work) -> None:
+    def loss(self, work: VisitBuffers) -> None:
         self._spend(2 * self._ends_s)
         h = _read(work.input)
         work.tokens = h.shape[0] * h.shape[1]
         work.loss_sum = LOSS * work.tokens
         work.upstream, work.share = _bytes(h), self._of(h)
 
-    def embed_backward(self, work: Work) -> None:
+    def embed_backward(self, work: VisitBuffers) -> None:
         """The samples' share of this stage is made with the loss."""
         self._spend(self._ends_s)
         work.share = {}
@@ -203,7 +203,7 @@ class ValueOwner(Owner):
         self,
         settings: OptimSettings,
         epochs: int,
-        device: Device,
+        device: SimDevice,
         step_s: float,
         stepping: Callable[[Owner, Mapping[str, Tensor], int], None],
         settling: Callable[[Owner, frozenset[str], int], None],

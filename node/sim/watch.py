@@ -22,6 +22,7 @@ from node.sim import lies
 from node.sim.invariants import (
     AppliedOnce,
     CountsOnce,
+    EpochRun,
     EqualDigests,
     InvariantViolation,
     NoSampleLost,
@@ -29,8 +30,7 @@ from node.sim.invariants import (
     OneOwner,
     OnlyGrow,
     PurePlan,
-    Running,
-    Taken,
+    TakenBatches,
     WeightedMean,
     WholeCheckpoint,
 )
@@ -40,16 +40,16 @@ from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
     from node.sim.process import SimPeer
-    from node.sim.swarm import Swarm
+    from node.sim.swarm import SimSwarm
 
 M = TypeVar("M")
 OBJECTED = "a plan nobody could follow"
 
 
-class Watch:
+class HistoryRecorder:
     """All checkers, and what is counted for the outcome."""
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: SimSwarm) -> None:
         self.swarm = swarm
         self.recent: deque[str] = deque(maxlen=24)
         self.digests, self.owners, self.once = (
@@ -104,7 +104,7 @@ class Watch:
         def after(event: Any, actions: Sequence[Any], was: Any) -> None:
             self._after_leader(peer, machine, event, actions, was)
             for a in actions:
-                if isinstance(a, ev.Report):
+                if isinstance(a, ev.RecordFact):
                     self.report(peer, a)
 
         return _seen(machine, before, after)
@@ -119,7 +119,7 @@ class Watch:
         if not self.swarm.honest(peer.name):
             return
         for a in actions:
-            if isinstance(a, ev.Report) and a.kind == "history-lost":
+            if isinstance(a, ev.RecordFact) and a.kind == "history-lost":
                 self.samples.guessed.update(leader.memory.forgotten)
         for a in actions:
             match a:
@@ -129,7 +129,7 @@ class Watch:
                     self.owners.round(a)
                     if a.attempt == 0:
                         self.samples.close(a.plan, a.dropped, a.tokens)
-                case ev.Report():
+                case ev.RecordFact():
                     if a.kind == "epoch-committed":
                         self.one_fault.ended(peer, True, "")
                         epoch, tokens = int(str(a.facts["epoch"])), int(str(a.facts["tokens"]))
@@ -149,7 +149,9 @@ class Watch:
         base: Version | None,
         actions: Sequence[Any],
     ) -> None:
-        heard = event.term if isinstance(event, ev.Heard) and self.swarm.honest(event.peer) else 0
+        heard = (
+            event.term if isinstance(event, ev.Heartbeat) and self.swarm.honest(event.peer) else 0
+        )
         self.grow.plan(peer, plan, (max(term, heard), base), actions)
         self.digests.plan(plan)
         self.owners.plan(plan)
@@ -163,7 +165,7 @@ class Watch:
             self.one_fault.planned(peer, plan)
         self.note(f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}")
 
-    def report(self, peer: SimPeer, report: ev.Report) -> None:
+    def report(self, peer: SimPeer, report: ev.RecordFact) -> None:
         self.count(report.kind)
         if report.kind != "epoch-planned":
             self.note(f"{peer.name}: {report.kind}: {report.text}")
@@ -235,9 +237,9 @@ class Watch:
 
         def after(event: Any, actions: Sequence[Any], _: Any) -> None:
             plan = machine.plan
-            if isinstance(event, pv.Adopt):
+            if isinstance(event, pv.AdoptPlan):
                 counted.clear()
-            elif isinstance(event, pv.Held) and actions:
+            elif isinstance(event, pv.TensorReceived) and actions:
                 answer = actions[0]
                 if isinstance(answer, pv.Answer) and answer.say is pv.Say.TAKE:
                     self.once.taken(peer, plan, event.claim.plan_hash)
@@ -254,14 +256,14 @@ class Watch:
         """A peer takes its gradients to give them: the tokens it says they have."""
         plan = peer.work.plan
         if plan is not None and sums:
-            taken = Taken(samples, next(iter(sums.values())), tokens)
+            taken = TakenBatches(samples, next(iter(sums.values())), tokens)
             self.mean.gave(plan.hash, peer.name, taken)
             self.once.gave(peer, plan, taken)
         return lies.tokens(peer, tokens)
 
     def round(self, peer: SimPeer, machine: RoundMachine) -> RoundMachine:
         """The machine of a peer's exchange: of whose gradients it makes a step."""
-        running = Running()
+        running = EpochRun()
 
         def before(event: Any) -> None:
             match event:
@@ -277,7 +279,7 @@ class Watch:
         def after(event: Any, actions: Sequence[Any], _: Any) -> None:
             for a in actions:
                 match a:
-                    case av.Step():
+                    case av.ReduceAndStep():
                         self.step(peer, running, a)
                     case av.Fail(epoch, _, cell):
                         running.failed.add((epoch, cell))
@@ -286,7 +288,7 @@ class Watch:
 
         return _seen(machine, before, after)
 
-    def step(self, peer: SimPeer, running: Running, step: av.Step) -> None:
+    def step(self, peer: SimPeer, running: EpochRun, step: av.ReduceAndStep) -> None:
         """An owner's machine orders a step."""
         opened = running.opened.get(step.round)
         if opened is None or not self.swarm.honest(peer.name):

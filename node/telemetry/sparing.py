@@ -30,7 +30,7 @@ class _Window:
     kept_back: Counter[str] = field(default_factory=Counter)
 
 
-class Sparing:
+class RateLimitedLog:
     """Writes to ``journal``. ``now`` is the clock, monotonic seconds. For the thread of the event
     loop."""
 

@@ -18,7 +18,7 @@ from node.core.errors import UsageFault
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.first import insertion, round_robin
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 
 HOT, COLD = 0.03, 0.001
 """What a worse assignment may cost more, over the time of an epoch: at the beginning and at the
@@ -26,25 +26,25 @@ end."""
 
 
 @dataclass(frozen=True)
-class Assigned:
+class Assignment:
     """``problem`` with peers where they are best; ``before_s`` and ``after_s``: predicted epoch of
     the first plan and the exchange inside stages, as given and as assigned; ``tried``: assignments
     that were scored."""
 
-    problem: Problem
+    problem: PathProblem
     before_s: float
     after_s: float
     tried: int
 
 
 def assign(
-    problem: Problem,
+    problem: PathProblem,
     *,
     clock: Callable[[], float] = lambda: 0.0,
     limit_s: float | None = None,
     moves: int | None = None,
     seed: int = 0,
-) -> Assigned:
+) -> Assignment:
     """Exchange peers between stages, as simulated annealing does, within ``limit_s`` of ``clock``
     or ``moves`` tried assignments, whichever ends first. Stages keep their sizes, ends peers hand
     over their micro-batches with the place, and every peer keeps its own slots: ``slots_ends`` of
@@ -83,11 +83,11 @@ def assign(
             at, value = changed, new
             if new < low:
                 best, low = changed, new
-    return Assigned(best, first, low, tried)
+    return Assignment(best, first, low, tried)
 
 
 def epoch(
-    problem: Problem, sets: list[tuple[int, ...]], go_on: Callable[[], bool] = lambda: True
+    problem: PathProblem, sets: list[tuple[int, ...]], go_on: Callable[[], bool] = lambda: True
 ) -> float:
     """Predicted seconds: the better of the first plan and, without one, round robin, and
     ``sync_ratio`` times the worst link between two peers of a stage, which exchange gradients;
@@ -103,7 +103,7 @@ def epoch(
     return Estimator(problem).play(routes, orders) + problem.sync_ratio * worst_link(problem)
 
 
-def worst_link(problem: Problem) -> float:
+def worst_link(problem: PathProblem) -> float:
     """The longest delay between two peers of one stage, in seconds."""
     d = problem.delays
     return max(
@@ -112,7 +112,7 @@ def worst_link(problem: Problem) -> float:
     )
 
 
-def _exchanged(problem: Problem, dice: random.Random) -> Problem | None:
+def _exchanged(problem: PathProblem, dice: random.Random) -> PathProblem | None:
     """Two peers of different stages change places, or three in a ring; None: they may not."""
     hosts = problem.stage_of
     chosen = dice.sample(sorted(hosts), min(len(hosts), 2 if dice.random() < 0.8 else 3))
@@ -124,7 +124,7 @@ def _exchanged(problem: Problem, dice: random.Random) -> Problem | None:
     return placed(problem, tuple(tuple(ring.get(n, n) for n in peers) for peers in problem.stages))
 
 
-def placed(problem: Problem, stages: tuple[tuple[int, ...], ...]) -> Problem:
+def placed(problem: PathProblem, stages: tuple[tuple[int, ...], ...]) -> PathProblem:
     """The problem with these stages of the same sizes: micro-batches go with the places of the ends
     peers, slots with the peers."""
     ends = dict(zip(problem.stages[0], stages[0], strict=True))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from node.scheduler.planning.problem import Problem
-from node.scheduler.planning.replay import Task
+from node.scheduler.planning.problem import PathProblem
+from node.scheduler.planning.replay import ReplayTask
 from node.telemetry.pictures import new_figure
 
 if TYPE_CHECKING:
@@ -23,20 +23,20 @@ FEW_TASKS = 1500
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def label(problem: Problem, n: int) -> str:
+def label(problem: PathProblem, n: int) -> str:
     """Stage and peer, and the place if it has a name."""
     stage = "ends" if problem.stage_of.get(n) == 0 else f"{problem.stage_of.get(n, '-')!s:>4}"
     return f"{stage} {n:>4} {problem.labels[n][:10] if problem.labels else ''}".rstrip()
 
 
-def terminal(problem: Problem, tasks: Sequence[Task], colour: bool = True) -> list[str]:
+def terminal(problem: PathProblem, tasks: Sequence[ReplayTask], colour: bool = True) -> list[str]:
     """A line for each peer, the busiest of each stage if there are many. A column shows the task
     that fills most of it: the forward of origin 1 as 1, its backward the same, in another colour
     or, without colour, underlined by ``'`` behind it."""
     span = max((t.end for t in tasks), default=0.0) or 1.0
     names = {o: DIGITS[k % len(DIGITS)] for k, o in enumerate(problem.stages[0])}
     origin = {t.mb: t.peer for t in tasks if t.hop == 0}
-    by: dict[int, list[Task]] = {n: [] for stage in problem.stages for n in stage}
+    by: dict[int, list[ReplayTask]] = {n: [] for stage in problem.stages for n in stage}
     for task in tasks:
         by[task.peer].append(task)
     shown = _shown(problem, by)
@@ -83,7 +83,7 @@ def _cell(name: str, kind: str, colour: bool) -> str:
     return f"\x1b[30;{code}m{name}\x1b[0m"
 
 
-def _shown(problem: Problem, by: dict[int, list[Task]]) -> list[int]:
+def _shown(problem: PathProblem, by: dict[int, list[ReplayTask]]) -> list[int]:
     if len(by) <= LINES:
         return list(by)
     each = max(1, LINES // len(problem.stages))
@@ -92,7 +92,7 @@ def _shown(problem: Problem, by: dict[int, list[Task]]) -> list[int]:
     return kept[:LINES]
 
 
-def svg(problem: Problem, tasks: Sequence[Task], title: str) -> str:
+def svg(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> str:
     """All peers and all tasks; a task says its micro-batch and times when the pointer rests on
     it."""
     span = max((t.end for t in tasks), default=0.0) or 1.0
@@ -148,7 +148,7 @@ def svg(problem: Problem, tasks: Sequence[Task], title: str) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def figure(problem: Problem, tasks: Sequence[Task], title: str) -> Figure:
+def figure(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> Figure:
     """The same for a PNG; where there is room a task bears the number of its micro-batch. Raises
     UsageFault without matplotlib."""
     rows = [n for stage in problem.stages for n in stage]

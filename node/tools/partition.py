@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.core.errors import UsageFault
-from node.partition.cost import METHODS, Method, Rate, Rates, units_of
+from node.partition.cost import METHODS, KernelRate, Method, Rates, units_of
 from node.partition.matrices import Matrix, equal_splits
-from node.partition.plan import Plan, make_plan
+from node.partition.plan import OwnershipPlan, make_plan
 from node.tools.document import read as read_document
 
 MOST_BYTES = 64 << 20
@@ -28,7 +28,7 @@ LINES = 48
 
 
 @dataclass(frozen=True)
-class Asked:
+class PartitionRequest:
     """A request that passed every check. ``unknown``: fields nobody reads, in order."""
 
     matrices: tuple[Matrix, ...]
@@ -51,7 +51,7 @@ def read(path: str) -> Any:
     )
 
 
-def parse(document: Any) -> Asked:
+def parse(document: Any) -> PartitionRequest:
     """Check every field. Raises UsageFault: what, why, next step."""
     if not isinstance(document, dict):
         raise UsageFault("the document is not an object", 'write {"matrices": [...], "ranks": N}')
@@ -72,7 +72,7 @@ def parse(document: Any) -> Asked:
             f"{units} matrices on {ranks} ranks are too many to plan",
             f"keep their product below {MOST_WORK}",
         )
-    return Asked(
+    return PartitionRequest(
         matrices,
         _speeds(document.get("speeds"), ranks),
         1 if tensor is None else _whole(tensor, "tensor_parallel", ranks),
@@ -84,14 +84,14 @@ def parse(document: Any) -> Asked:
     )
 
 
-def planned(asked: Asked) -> Plan:
+def planned(asked: PartitionRequest) -> OwnershipPlan:
     """The plan that was asked for. Raises UsageFault and OutOfResources as :func:`make_plan`
     does."""
     units = units_of(asked.matrices, asked.method, asked.rates)
     return make_plan(units, asked.speeds, asked.method, asked.previous, asked.room, asked.tensor)
 
 
-def document(plan: Plan) -> dict[str, Any]:
+def document(plan: OwnershipPlan) -> dict[str, Any]:
     """For programs. A matrix with splits is there once for each, as ``name[label]``."""
     return {
         "owner": plan.owner,
@@ -102,7 +102,7 @@ def document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def picture(plan: Plan, asked: Asked) -> list[str]:
+def picture(plan: OwnershipPlan, asked: PartitionRequest) -> list[str]:
     """For people: a line and a bar for each rank, the slowest first if not all fit, and what it is
     worth."""
     count, held = [0] * len(plan.speeds), [0] * len(plan.speeds)
@@ -265,7 +265,7 @@ def _rates(given: Any) -> Rates:
     if not good:
         raise UsageFault("rates is not a list of measurements", "give [[rows, cols, gflops], ...]")
     return Rates(
-        Rate(
+        KernelRate(
             _whole(rows, "rows of a rate", MOST_SIDE),
             _whole(cols, "cols of a rate", MOST_SIDE),
             gflops,

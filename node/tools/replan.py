@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from node.core.errors import UsageFault
-from node.scheduler.planning.problem import MOST_PEERS, Problem, Route, seconds, whole
+from node.scheduler.planning.problem import MOST_PEERS, PathProblem, Route, seconds, whole
 from node.scheduler.planning.rules import bounded_jumps, bounded_swaps
-from node.tools.running import Running
+from node.tools.running import ReplayedRun
 
 TRIALS = {"death": 8, "busy": 6, "join": 12, "drift": 16}
 AFTERTHOUGHTS, PAUSE = 8, 0.25
@@ -31,7 +31,7 @@ What = Literal["death", "busy", "drift", "join"]
 
 
 @dataclass(frozen=True)
-class Event:
+class ReplanEvent:
     """``peer``: who dies or stalls, for ``seconds``; a newcomer's number is given. ``problem``: how
     things are afterwards, for a drift and a newcomer, given the problem before."""
 
@@ -39,7 +39,7 @@ class Event:
     what: What
     peer: int = -1
     seconds: float = 0.0
-    problem: Callable[[Problem], Problem] = lambda before: before
+    problem: Callable[[PathProblem], PathProblem] = lambda before: before
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Replanned:
     can go on; ``later``: those of the afterthoughts, while the epoch ran on. ``makespan``: forecast
     afterwards."""
 
-    event: Event
+    event: ReplanEvent
     affected: int
     took: float
     later: float
@@ -56,15 +56,15 @@ class Replanned:
 
 
 def play(
-    problem: Problem,
+    problem: PathProblem,
     routes: Sequence[Route],
-    events: Sequence[Event],
+    events: Sequence[ReplanEvent],
     clock: Callable[[], float] = lambda: 0.0,
     seed: int = 0,
-) -> tuple[Running, list[Replanned]]:
+) -> tuple[ReplayedRun, list[Replanned]]:
     """An epoch with these events, planned again at each. The Running is over; dropped micro-batches
     have no end."""
-    running = Running(problem, routes)
+    running = ReplayedRun(problem, routes)
     dice = random.Random(seed)
     out = []
     queue = sorted(events, key=lambda e: e.at)
@@ -86,7 +86,7 @@ def play(
     return running, out
 
 
-def strike(running: Running, event: Event, dice: random.Random) -> int:
+def strike(running: ReplayedRun, event: ReplanEvent, dice: random.Random) -> int:
     """Let the event happen and plan again; how many paths were changed."""
     changed: set[int] = set()
     if event.what == "death":
@@ -100,7 +100,7 @@ def strike(running: Running, event: Event, dice: random.Random) -> int:
     return len(changed)
 
 
-def _without(running: Running, dead: int) -> set[int]:
+def _without(running: ReplayedRun, dead: int) -> set[int]:
     problem = running.problem
     affected = running.die(dead)
     stage = problem.stage_of.get(dead)
@@ -134,7 +134,7 @@ def _without(running: Running, dead: int) -> set[int]:
     return set(affected)
 
 
-def _load(running: Running) -> Counter[int]:
+def _load(running: ReplayedRun) -> Counter[int]:
     """Micro-batches by peer that are still to be done there, in part or whole."""
     return Counter(
         n
@@ -144,7 +144,7 @@ def _load(running: Running) -> Counter[int]:
     )
 
 
-def _price(running: Running, route: Sequence[int], h: int, n: int, load: Counter[int]) -> float:
+def _price(running: ReplayedRun, route: Sequence[int], h: int, n: int, load: Counter[int]) -> float:
     """Seconds that peer n at hop h costs this path, and its share of the queue there."""
     p, d = running.problem, running.problem.delays
     before, behind = route[h - 1], route[h + 1] if h + 1 < len(route) else route[0]
@@ -154,7 +154,7 @@ def _price(running: Running, route: Sequence[int], h: int, n: int, load: Counter
     return way + cycle * (1 + load[n] / 2) + full * way / 2
 
 
-def _anew(running: Running, o: int, hops: Sequence[int], load: Counter[int]) -> list[int]:
+def _anew(running: ReplayedRun, o: int, hops: Sequence[int], load: Counter[int]) -> list[int]:
     """A path through the same stages from another origin: least way and queues."""
     p, d = running.problem, running.problem.delays
     best: dict[int, tuple[float, list[int]]] = {o: (0.0, [])}
@@ -173,7 +173,7 @@ def _anew(running: Running, o: int, hops: Sequence[int], load: Counter[int]) -> 
     return best[n][1]
 
 
-def _elsewhere(running: Running, i: int, h: int) -> int | None:
+def _elsewhere(running: ReplayedRun, i: int, h: int) -> int | None:
     """A peer of a stage that is not on the path, for a hop that was not begun."""
     p, route = running.problem, running.routes[i]
     if h < running.open_from(i) and running.step[i] != h:
@@ -188,7 +188,7 @@ def _elsewhere(running: Running, i: int, h: int) -> int | None:
     return None
 
 
-def _try(running: Running, event: Event, dice: random.Random, changed: set[int]) -> None:
+def _try(running: ReplayedRun, event: ReplanEvent, dice: random.Random, changed: set[int]) -> None:
     """Other peers for hops that were not begun, where it makes the epoch shorter; on a copy first,
     the last to end first."""
     forecast = running.copy()
@@ -216,7 +216,7 @@ def _try(running: Running, event: Event, dice: random.Random, changed: set[int])
 
 
 def _idea(
-    running: Running, event: Event, dice: random.Random, i: int
+    running: ReplayedRun, event: ReplanEvent, dice: random.Random, i: int
 ) -> list[tuple[int, int, int]]:
     """(micro-batch, hop, peer) to try for micro-batch i: the newcomer, not the one that stalls,
     another replica, all anew by load, or the stages of another that is not on its way either, so
@@ -250,7 +250,7 @@ def _idea(
 # ------------------------------------------------------------ events from a document
 
 
-def parse_events(document: Any, problem: Problem) -> tuple[Event, ...]:
+def parse_events(document: Any, problem: PathProblem) -> tuple[ReplanEvent, ...]:
     """The events of a document, checked. Raises UsageFault."""
     rows = document.get("events") if isinstance(document, dict) else None
     if not isinstance(rows, list) or len(rows) > MOST_EVENTS:
@@ -258,7 +258,7 @@ def parse_events(document: Any, problem: Problem) -> tuple[Event, ...]:
             "there is no list of events, or it is too long",
             'give {"events": [{"at_s": 3.0, "what": "death", "peer": 7}]}',
         )
-    out: list[Event] = []
+    out: list[ReplanEvent] = []
     size = len(problem.compute)
     for k, row in enumerate(
         sorted(rows, key=lambda r: r.get("at_s", 0) if isinstance(r, dict) else 0)
@@ -270,7 +270,7 @@ def parse_events(document: Any, problem: Problem) -> tuple[Event, ...]:
             )
         at = seconds(row.get("at_s"), f"at_s of event {k}")
         peer, lasts = -1, 0.0
-        after: Callable[[Problem], Problem] = lambda before: before  # noqa: E731
+        after: Callable[[PathProblem], PathProblem] = lambda before: before  # noqa: E731
         if what == "drift":
             after = _drift(row, size, k)
         elif what == "join":
@@ -279,11 +279,11 @@ def parse_events(document: Any, problem: Problem) -> tuple[Event, ...]:
         else:
             peer = whole(row.get("peer"), f"peer of event {k}", 0, size - 1)
             lasts = seconds(row.get("for_s"), f"for_s of event {k}") if what == "busy" else 0.0
-        out.append(Event(at, cast("What", what), peer, lasts, after))
+        out.append(ReplanEvent(at, cast("What", what), peer, lasts, after))
     return tuple(out)
 
 
-def _drift(row: dict[str, Any], size: int, k: int) -> Callable[[Problem], Problem]:
+def _drift(row: dict[str, Any], size: int, k: int) -> Callable[[PathProblem], PathProblem]:
     times = [
         seconds(row.get(key, 1.0), f"{key} of event {k}")
         for key in ("compute_factor", "delays_factor")
@@ -292,7 +292,9 @@ def _drift(row: dict[str, Any], size: int, k: int) -> Callable[[Problem], Proble
     return lambda before: drifted(before, times[0], times[1], who)
 
 
-def drifted(before: Problem, compute: float, delays: float, who: int | None = None) -> Problem:
+def drifted(
+    before: PathProblem, compute: float, delays: float, who: int | None = None
+) -> PathProblem:
     """All times, or those of one peer and its links, by a factor."""
     return replace(
         before,
@@ -304,7 +306,9 @@ def drifted(before: Problem, compute: float, delays: float, who: int | None = No
     )
 
 
-def _join(row: dict[str, Any], peer: int, problem: Problem, k: int) -> Callable[[Problem], Problem]:
+def _join(
+    row: dict[str, Any], peer: int, problem: PathProblem, k: int
+) -> Callable[[PathProblem], PathProblem]:
     if peer >= MOST_PEERS:
         raise UsageFault(f"event {k} makes more than {MOST_PEERS} peers", "let fewer join")
     stage = whole(row.get("stage"), f"stage of event {k}", 1, len(problem.stages) - 1)
@@ -321,8 +325,8 @@ def _join(row: dict[str, Any], peer: int, problem: Problem, k: int) -> Callable[
 
 
 def joined_by(
-    before: Problem, stage: int, work: float, ways: Sequence[float], slots: int
-) -> Problem:
+    before: PathProblem, stage: int, work: float, ways: Sequence[float], slots: int
+) -> PathProblem:
     """With one more peer of a block stage, as far to as from everybody."""
     peer = len(before.compute)
     return replace(

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 
 WAITING, TRAVELS, PARKED, QUEUED, RUNS, HELD, DONE, DROPPED = range(8)
 """Where a micro-batch is: not launched, on its way, at a full peer, in a queue, at work, before a
@@ -32,11 +32,11 @@ class Token(NamedTuple):
     hop: int = -1
 
 
-class Running:
+class ReplayedRun:
     """``step[i]``: the task micro-batch i is at or travels to: forwards 0..L-1, loss L, backwards
     L+1..2L."""
 
-    def __init__(self, problem: Problem, routes: Sequence[Route]) -> None:
+    def __init__(self, problem: PathProblem, routes: Sequence[Route]) -> None:
         self.problem, self.now, self.tick = problem, 0.0, 0
         size = len(problem.compute)
         self.routes = [list(route) for route in routes]
@@ -59,9 +59,9 @@ class Running:
         for o in self.waiting:
             self._launch(o)
 
-    def copy(self) -> Running:
+    def copy(self) -> ReplayedRun:
         """What would be: to try something and look where it ends."""
-        new = object.__new__(Running)
+        new = object.__new__(ReplayedRun)
         new.problem, new.now, new.tick, new.again = self.problem, self.now, self.tick, self.again
         new.routes = [list(r) for r in self.routes]
         new.waiting = {o: deque(w) for o, w in self.waiting.items()}
@@ -320,7 +320,7 @@ class Running:
         """Peer n starts nothing for a while."""
         self.free[n] = max(self.free[n], self.now + seconds)
 
-    def change(self, problem: Problem) -> None:
+    def change(self, problem: PathProblem) -> None:
         """Other delays, times or peers from now on; what is under way is not affected."""
         more = len(problem.compute) - len(self.problem.compute)
         self.problem = problem

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import UsageFault
-from node.scheduler.planning.planner import Plan, make_plan
-from node.scheduler.planning.problem import Problem, Route, parse
+from node.scheduler.planning.planner import PathPlan, make_plan
+from node.scheduler.planning.problem import PathProblem, Route, parse
 from node.scheduler.planning.replay import replay, solo
 from node.scheduler.planning.rules import broken, safe
 from node.telemetry import pictures
 from node.tools import gantt, replan
-from node.tools.assignment import Assigned, assign
+from node.tools.assignment import Assignment, assign
 from node.tools.document import read as read_document
 
 MOST_BYTES = 512 << 20
@@ -111,12 +111,12 @@ def read(path: str) -> Any:
     )
 
 
-def usual_limit(problem: Problem) -> float:
+def usual_limit(problem: PathProblem) -> float:
     """Seconds of one core when nothing is said: 4, for many micro-batches more, up to 20."""
     return min(20.0, max(4.0, 0.005 * problem.total))
 
 
-def planned(problem: Problem, options: Options) -> Plan:
+def planned(problem: PathProblem, options: Options) -> PathPlan:
     """The plan that was asked for. ``limit`` counts seconds of one core, so that a busy machine
     does not make plans worse; after :data:`WALL` times as long by the wall planning ends all the
     same."""
@@ -130,7 +130,7 @@ def planned(problem: Problem, options: Options) -> Plan:
     return make_plan(problem, clock=clock, limit_s=limit, seed=options.seed)
 
 
-def assigned(problem: Problem, options: Options) -> Assigned:
+def assigned(problem: PathProblem, options: Options) -> Assignment:
     """Peers put where they are best, in as many seconds as planning gets, or half as many moves."""
     limit = options.limit or usual_limit(problem)
     clock = _clock()
@@ -144,7 +144,7 @@ def _clock() -> Callable[[], float]:
     return lambda: max(time.process_time() - cpu, (time.monotonic() - wall) / WALL)
 
 
-def _given(document: Any, problem: Problem) -> tuple[Route, ...] | None:
+def _given(document: Any, problem: PathProblem) -> tuple[Route, ...] | None:
     """The plan in a document of events, checked; None: there is none, so one is made."""
     if not isinstance(document, dict) or "paths" not in document:
         return None
@@ -170,7 +170,7 @@ def _given(document: Any, problem: Problem) -> tuple[Route, ...] | None:
     return tuple(routes)
 
 
-def _countable(problem: Problem, routes: list[Route]) -> bool:
+def _countable(problem: PathProblem, routes: list[Route]) -> bool:
     return all(route[0] in problem.counts for route in routes)
 
 
@@ -178,7 +178,7 @@ def _paths(routes: tuple[Route, ...]) -> list[dict[str, Any]]:
     return [{"origin": route[0], "hops": list(route[1:])} for route in routes]
 
 
-def document(plan: Plan) -> dict[str, Any]:
+def document(plan: PathPlan) -> dict[str, Any]:
     """For programs."""
     return {
         "paths": _paths(plan.routes),
@@ -194,7 +194,7 @@ def document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def picture(plan: Plan) -> list[str]:
+def picture(plan: PathPlan) -> list[str]:
     """For people: a line for each ends peer and the figures."""
     p = plan.problem
     done = replay(p, plan.routes).done
@@ -243,7 +243,10 @@ def picture(plan: Plan) -> list[str]:
 
 
 def again(
-    problem: Problem, routes: tuple[Route, ...], events: tuple[replan.Event, ...], seed: int
+    problem: PathProblem,
+    routes: tuple[Route, ...],
+    events: tuple[replan.ReplanEvent, ...],
+    seed: int,
 ) -> tuple[dict[str, Any], list[str]]:
     """An epoch of the plan with these events: for programs, and for people."""
     running, strikes = replan.play(problem, routes, events, time.process_time, seed)

@@ -22,7 +22,7 @@ from node.training.protocol.cells import ANY
 from node.training.protocol.memory import makes
 
 
-class State(Enum):
+class MemberState(Enum):
     """Where this member is in the epoch."""
 
     IDLE = "idle"
@@ -56,7 +56,7 @@ class Member:
         self.before: Version | None = None
         self.digest = ""
         """Of the parameters in place; empty: not known here."""
-        self.state = State.IDLE
+        self.state = MemberState.IDLE
         self.plan: Plan | None = None
         self.term = 0
         self.attempt = 0
@@ -121,7 +121,7 @@ class Member:
         """The version that the plan in force starts from cannot be put in place after all: ``at``
         is there, and this peer has no part in the epoch."""
         self.stand(at, checkpoints, tokens, cell)
-        self.state = State.IDLE
+        self.state = MemberState.IDLE
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out; what is stale or from the wrong term is refused or ignored."""
@@ -141,9 +141,9 @@ class Member:
         if self.plan is not None and plan.hash == self.plan.hash:
             return []  # told twice, because the first answer was lost on its way
         if plan.term <= self.term:
-            return [ev.Refuse(f"term {plan.term} is over, this is term {self.term}")]
+            return [ev.RefuseCaller(f"term {plan.term} is over, this is term {self.term}")]
         if me is None:
-            return [ev.Refuse("this peer is not in the plan")]
+            return [ev.RefuseCaller("this peer is not in the plan")]
         done: list[Any] = []
         stood = (self.at, self.tokens)
         if me.current and plan.base == self.at:
@@ -151,7 +151,7 @@ class Member:
             # fetched another cell's parameters.
             if self.digest and self.digest != plan.digests.get((me.stage, me.cell), self.digest):
                 return [
-                    ev.Refuse(
+                    ev.RefuseCaller(
                         f"the parameters of epoch {plan.epoch} here are not those of the cell"
                     )
                 ]
@@ -168,7 +168,11 @@ class Member:
         ):
             done += self._stood(held, plan.base)
         elif me.current:
-            return [ev.Refuse(f"epoch {plan.epoch} of that history is not here, only {self.holds}")]
+            return [
+                ev.RefuseCaller(
+                    f"epoch {plan.epoch} of that history is not here, only {self.holds}"
+                )
+            ]
         elif self.before is not None:
             # A listener's last update was not the swarm's: its optimizer state must not count.
             done.append(ev.GoTo(self.before, "roll-back"))
@@ -181,10 +185,10 @@ class Member:
         self._remember()
         self.plan, self.term, self.attempt, self._dropped = plan, plan.term, 0, ()
         if plan.last:
-            self.state = State.FINISHED
+            self.state = MemberState.FINISHED
             return [*done, ev.Finish(plan)]
-        self.state = State.RUN
-        done.append(ev.Begin(plan, not me.current, None if me.current else stood))
+        self.state = MemberState.RUN
+        done.append(ev.BeginEpoch(plan, not me.current, None if me.current else stood))
         if plan.outer:
             # There is nothing to run: the plan itself opens the round.
             first = ev.RoundArrived(
@@ -204,44 +208,44 @@ class Member:
     def _round(self, r: ev.RoundArrived) -> list[Any]:
         plan = self.plan
         if plan is None or (r.epoch, r.term) != (plan.epoch, plan.term) or r.plan_hash != plan.hash:
-            return [ev.Refuse("this round belongs to a plan that is not in force here")]
+            return [ev.RefuseCaller("this round belongs to a plan that is not in force here")]
         if r.leader != plan.leader:
-            return [ev.Refuse("only the plan's leader opens its rounds")]
-        if self.state is State.DONE or (
-            self.state in (State.AVERAGE, State.COPY) and r.attempt == self.attempt
+            return [ev.RefuseCaller("only the plan's leader opens its rounds")]
+        if self.state is MemberState.DONE or (
+            self.state in (MemberState.AVERAGE, MemberState.COPY) and r.attempt == self.attempt
         ):
             return []  # told twice, because the first answer was lost on its way
-        fresh = self.state is State.RUN and r.attempt >= 0
+        fresh = self.state is MemberState.RUN and r.attempt >= 0
         if not fresh and not (
-            self.state in (State.AVERAGE, State.COPY) and r.attempt > self.attempt
+            self.state in (MemberState.AVERAGE, MemberState.COPY) and r.attempt > self.attempt
         ):
-            return [ev.Refuse(f"attempt {r.attempt} is over")]
+            return [ev.RefuseCaller(f"attempt {r.attempt} is over")]
         if self.me in r.dead:
-            return [ev.Refuse("the leader counts this peer as dead")]
+            return [ev.RefuseCaller("the leader counts this peer as dead")]
         me = plan.member(self.me)
         self.attempt, self._dropped, self._counted = r.attempt, r.dropped, r.tokens
         if r.sources:
-            self.state = State.COPY
+            self.state = MemberState.COPY
             return [ev.CopyFrom(plan, r)]
-        self.state = State.AVERAGE
-        return [ev.Average(plan, r, me is not None and not me.current)]
+        self.state = MemberState.AVERAGE
+        return [ev.StartRound(plan, r, me is not None and not me.current)]
 
     def _ended(self, e: ev.RoundEnded) -> list[Any]:
         plan = self.plan
-        if plan is None or self.state not in (State.AVERAGE, State.COPY):
+        if plan is None or self.state not in (MemberState.AVERAGE, MemberState.COPY):
             return []
         if (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, self.attempt):
             return []
         if e.missing:
             return [ev.TellIncomplete(plan, e)]
-        return [ev.Adopt(plan, e)]
+        return [ev.AdoptParts(plan, e)]
 
     def _adopted(self, e: ev.Adopted) -> list[Any]:
         plan = self.plan
         if (
             plan is None
             or (e.epoch, e.term) != (plan.epoch, plan.term)
-            or self.state not in (State.AVERAGE, State.COPY)
+            or self.state not in (MemberState.AVERAGE, MemberState.COPY)
         ):
             return []
         me = plan.member(self.me)
@@ -249,5 +253,5 @@ class Member:
         self.before = plan.base if me is not None and me.current else None
         self.at, self.cell = makes(plan, self._dropped), self.cell if me is None else me.cell
         self.tokens = plan.tokens + self._counted
-        self.state = State.DONE
+        self.state = MemberState.DONE
         return [ev.TellCommitted(plan, e.attempt, e.digest, e.contributors)]

@@ -20,9 +20,9 @@ from node.core.tasks import Tasks
 from node.identity.keys import Signer
 from node.telemetry.events import Journal
 from node.training.election import Election, Sighting
-from node.training.leader.chair import Chair, Search, Unheard, in_thread
+from node.training.leader.chair import LeaderService, Search, Unheard, in_thread
 from node.training.leader.leader import Leader, Phase
-from node.training.member import Member, State
+from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import Terms
@@ -44,9 +44,9 @@ from node.training.protocol.pace import (
     WAY_TIMEOUT_S,
     WAYS_AT_ONCE,
 )
-from node.training.protocol.past import Past
-from node.training.protocol.rules import Rules, Standing
-from node.training.work import Work
+from node.training.protocol.past import VersionHistory
+from node.training.protocol.rules import ChangeStatus, Rules
+from node.training.work import StageRuntime
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -68,7 +68,7 @@ class Training(rpc.TrainingServicer):
         stage: int,
         facts: RunFacts,
         transport: TransportPort,
-        work: Work,
+        work: StageRuntime,
         ends: Callable[[], Mapping[PeerId, Sighting]],
         clock: Clock,
         journal: Journal,
@@ -88,7 +88,7 @@ class Training(rpc.TrainingServicer):
         )
         self._make_leader = leader
         self.member = member(self.me, work.version, work.checkpoints(), work.tokens, work.cell)
-        self.past = Past(transport, journal, facts.bounds)
+        self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
         self.leader: Leader | None = None
@@ -97,7 +97,7 @@ class Training(rpc.TrainingServicer):
         self._epoch_tasks: list[asyncio.Task[Any]] = []
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
-        self._results: list[ev.Result] = []
+        self._results: list[ev.MicroBatchResult] = []
         self._result_plan: Plan | None = None
         self._flushing: Plan | None = None
         self._moved = self._said_at = clock.now()
@@ -109,8 +109,8 @@ class Training(rpc.TrainingServicer):
         self._broken: PeerId | None = None
         self._shown: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
-        self.standing = Standing(facts.read(""))
-        self._chair = Chair(self, self._domain, search)
+        self.standing = ChangeStatus(facts.read(""))
+        self._chair = LeaderService(self, self._domain, search)
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_lead: Callable[[], None] = lambda: None
@@ -280,7 +280,11 @@ class Training(rpc.TrainingServicer):
             self.leader_id(),
             self.standing.known.revision,
         )
-        if says != self._said or m.state in (State.RUN, State.AVERAGE, State.COPY):
+        if says != self._said or m.state in (
+            MemberState.RUN,
+            MemberState.AVERAGE,
+            MemberState.COPY,
+        ):
             self._said, self._said_at = says, now
         return CALM_BEAT_S if now - max(self._said_at, self._moved) > CALM_AFTER_S else HEARTBEAT_S
 
@@ -322,10 +326,10 @@ class Training(rpc.TrainingServicer):
         self._election.answered(leader, self.clock.now())
         return True
 
-    def _heard(self, leader: PeerId | None = None) -> ev.Heard:
+    def _heard(self, leader: PeerId | None = None) -> ev.Heartbeat:
         """What this peer says of itself, to ``leader`` (None: to itself)."""
         m = self.member
-        return ev.Heard(
+        return ev.Heartbeat(
             self.me,
             self.stage,
             m.at,
@@ -354,7 +358,7 @@ class Training(rpc.TrainingServicer):
             patience.woke(due, now)
             if self.leader is not None:
                 self._chair.lead(
-                    ev.Tick(self.coming(), self.work.colleagues.all, patience.slack(now))
+                    ev.ClockTick(self.coming(), self.work.colleagues.all, patience.slack(now))
                 )
 
     # ----------------------------------------------------------- notes in and out
@@ -392,9 +396,9 @@ class Training(rpc.TrainingServicer):
             self._hurry.set()  # its sender takes us for the leader: does ours still live?
             return "this peer does not lead"
         event = notes.leader_event(note, peer)
-        if isinstance(event, ev.Heard) and (why := self.facts.bounds.of_heard(event)):
+        if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
             raise WireError(f"a place where nobody can stand: {why}")
-        if isinstance(event, ev.Heard) and event.change:
+        if isinstance(event, ev.Heartbeat) and event.change:
             try:
                 self.change(event.change)
             except Refused as e:
@@ -525,7 +529,7 @@ class Training(rpc.TrainingServicer):
             self.member.digest = self.work.stage.digest
             while queue:
                 for action in self.member.handle(queue.pop(0), self.clock.now()):
-                    if isinstance(action, ev.Refuse):
+                    if isinstance(action, ev.RefuseCaller):
                         refused = action.reason
                     elif isinstance(action, ev.GoTo) and (refused := await self._go_to(action)):
                         break  # what follows is work on a version that is not here
@@ -534,7 +538,7 @@ class Training(rpc.TrainingServicer):
                     elif (follow := await self._act(action)) is not None:
                         queue.append(follow)
             self._moved = self.clock.now()
-            busy = self.member.state in (State.RUN, State.AVERAGE, State.COPY)
+            busy = self.member.state in (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY)
             self._calm.clear() if busy else self._calm.set()
             return refused
 
@@ -561,7 +565,7 @@ class Training(rpc.TrainingServicer):
             case ev.Settle(epoch):
                 await self.work.settle(epoch, self.member.plan)
                 self.member.checkpoints = self.work.checkpoints()
-            case ev.Begin(plan, listener, behind):
+            case ev.BeginEpoch(plan, listener, behind):
                 await self._stop_epoch()
                 self._follow(plan)
                 if behind is not None:
@@ -576,11 +580,11 @@ class Training(rpc.TrainingServicer):
                     self._epoch_tasks.append(
                         self.tasks.spawn(self.work.run(plan, self._done), "run")
                     )
-            case ev.Average():
+            case ev.StartRound():
                 self._epoch_tasks.append(self.tasks.spawn(self._average(action), "average"))
             case ev.CopyFrom():
                 self._epoch_tasks.append(self.tasks.spawn(self._copy(action), "copy"))
-            case ev.Adopt(plan, ended):
+            case ev.AdoptParts(plan, ended):
                 digest = await self.work.adopt(plan)
                 self.work.engines.meter.worked()
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
@@ -627,13 +631,13 @@ class Training(rpc.TrainingServicer):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _average(self, action: ev.Average) -> None:
+    async def _average(self, action: ev.StartRound) -> None:
         await self.happens(await self.work.average(action.plan, action.round, action.listener))
 
     async def _copy(self, action: ev.CopyFrom) -> None:
         await self.happens(await self.work.copy(action.plan, action.round))
 
-    def _done(self, result: ev.Result) -> None:
+    def _done(self, result: ev.MicroBatchResult) -> None:
         self._results.append(result)
         # By plan: the notes of an epoch whose leader died may still be on their way when the next
         # one's results come.
@@ -659,11 +663,16 @@ class Training(rpc.TrainingServicer):
     def waiting_for(self) -> str:
         """Why no epoch is under way, in a few words; empty when one is, or has been a moment
         ago."""
-        if self.member.state in (State.RUN, State.AVERAGE, State.COPY, State.FINISHED):
+        if self.member.state in (
+            MemberState.RUN,
+            MemberState.AVERAGE,
+            MemberState.COPY,
+            MemberState.FINISHED,
+        ):
             return ""
         # Who is done waits for others in the same epoch: as long as their round is expected to
         # take, nobody is late.
-        done = self.work.rounds.deadline_s / 2 if self.member.state is State.DONE else 0.0
+        done = self.work.rounds.deadline_s / 2 if self.member.state is MemberState.DONE else 0.0
         if self.clock.now() - self._moved < max(PAUSE_S, done):
             return ""
         if self.leader is not None:

@@ -22,16 +22,16 @@ from node.core.errors import PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, Version
 from node.core.tasks import Tasks
-from node.optim.parts import Part
+from node.optim.parts import ParameterPart
 from node.optim.settings import OptimSettings
-from node.pipeline.events import Way as Direction
+from node.pipeline.events import Direction as Direction
 from node.pipeline.service import MicroBatchDone
-from node.scheduler.costs import STEADY, Measured, Way, capped, least
+from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
 from node.training.colleagues import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.cells import ANY
-from node.training.protocol.memory import Past, makes
+from node.training.protocol.memory import PlanContext, makes
 from node.training.protocol.objection import objection
 from node.training.protocol.rules import Read, Rules
 from node.training.protocol.settings import TrainingSettings
@@ -41,11 +41,11 @@ from node.training.rounds.inner import InnerRound
 from node.training.rounds.outer import OuterNews, OuterRound
 from node.training.state.engines import Engines
 from node.training.state.handover import Handover
-from node.training.state.shelf import Shelf, cell_of, colleagues_of, copies_of
+from node.training.state.shelf import LocalCheckpoints, cell_of, colleagues_of, copies_of
 from node.training.state.stage import StageState
 from node.training.state.takeover import WAIT_SHARE
 
-__all__ = ["Engines", "Work"]
+__all__ = ["Engines", "StageRuntime"]
 
 
 @dataclass
@@ -59,7 +59,7 @@ class _Epoch:
     copied: bool = False
 
 
-class Work:
+class StageRuntime:
     """One stage's labour. Not reentrant: the service calls one member action after another."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Work:
         on_error: Callable[[str, BaseException], None] | None = None,
         outer: OuterSettings | None = None,
         read: Read | None = None,
-        parts: Sequence[Part] | None = None,
+        parts: Sequence[ParameterPart] | None = None,
         colleagues: Colleagues | None = None,
     ) -> None:
         self.stage, self.engines, self.settings, self.sequence, self.me = (
@@ -95,7 +95,7 @@ class Work:
         self._shapes = self.rounds.shapes
         size = sum(4 * prod(shape) for shape in self._shapes.values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
-        self._shelf = Shelf(
+        self._shelf = LocalCheckpoints(
             engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size
         )
         self._inner = InnerRound(stage, engines, self.handover, self.rounds, sequence, me)
@@ -174,7 +174,7 @@ class Work:
         work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
         rate = self.engines.transport.rate_left
         ways = tuple(
-            (peer, Way(tensor, trip, rate(peer)))
+            (peer, LinkCost(tensor, trip, rate(peer)))
             for peer, (tensor, trip) in sorted(p.timing.ways(now).items())
         )
         each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
@@ -250,7 +250,7 @@ class Work:
             self.engines.pipeline.gone(peer)
             self.rounds.gone(peer)
 
-    async def run(self, plan: Plan, done: Callable[[ev.Result], None]) -> None:
+    async def run(self, plan: Plan, done: Callable[[ev.MicroBatchResult], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""
         text = self.engines.text
         if text is None:
@@ -258,7 +258,7 @@ class Work:
         mine = [p for p in plan.paths if p.origin == self.me]
 
         def finished(result: MicroBatchDone) -> None:
-            done(ev.Result(result.index, result.counted, result.loss_sum, result.tokens))
+            done(ev.MicroBatchResult(result.index, result.counted, result.loss_sum, result.tokens))
 
         def batch_of(path: Path) -> tuple[Tensor, Tensor]:
             return text.at(path.samples)
@@ -495,7 +495,7 @@ class Work:
         """Wait for the checkpoint that is being written, if any."""
         await self._shelf.saved()
 
-    def recall(self, version: Version) -> Past | None:
+    def recall(self, version: Version) -> PlanContext | None:
         """What goes with a version, as this peer's checkpoint of it has it; None without one."""
         return self._shelf.recall(version)
 

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, WireError
 from node.core.ids import PeerId
+from node.identity.rates import TokenBucket
 from node.transport.frames import Streams, converse, read_frame, see_off, write_frame
 from node.transport.handshake import Facts
-from node.transport.limits import Rate
 from protos.ask_pb2 import Answer, Ask, PingAnswer, ReachAnswer, Refusal
 
 STREAM = "/tutti/ask/1"
@@ -42,7 +42,7 @@ class Asking:
         dialled: Dialled | None = None,
     ) -> None:
         self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
-        self._rate = Rate(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
+        self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self.answerer: Answerer | None = None
 
     async def ask(self, peer: PeerId, question: Ask, timeout: float) -> Answer:

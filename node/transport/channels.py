@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from node.core.ids import PeerId
-from node.transport.metering import Meter, Paced, PacedStream
+from node.transport.metering import ByteMeter, Paced, PacedStream
 
 Label = tuple[tuple[str, str], ...]
 Fresh = Callable[[], Awaitable["LabelledChannel"]]
@@ -38,7 +38,7 @@ class LabelledChannel(grpc.aio.Channel):
         label: Label,
         fresh: Fresh | None = None,
         on_stream: Callable[[Any], None] | None = None,
-        meter: Meter | None = None,
+        meter: ByteMeter | None = None,
         peer: PeerId | None = None,
     ) -> None:
         self.raw, self.label, self.fresh, self.on_stream, self.meter = (

@@ -15,7 +15,7 @@ import grpc.aio
 from node.core.ids import PeerId
 from node.transport.handshake import Tokens
 from node.transport.limits import Seats
-from node.transport.metering import Meter, Paced, PacedStream
+from node.transport.metering import ByteMeter, Paced, PacedStream
 
 TOKEN_KEY = "tutti-token"
 
@@ -32,7 +32,7 @@ _MAKERS = {
 }
 
 
-class Doorman(grpc.aio.ServerInterceptor):
+class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call
     too many (RESOURCE_EXHAUSTED), and ends the calls of a peer whose admission runs out
     (UNAUTHENTICATED). ``banned(peer)`` is the seconds a peer has left outside, 0 for none;
@@ -43,7 +43,7 @@ class Doorman(grpc.aio.ServerInterceptor):
         tokens: Tokens,
         seats: Seats,
         banned: Callable[[PeerId], float],
-        meter: Meter | None = None,
+        meter: ByteMeter | None = None,
     ) -> None:
         self._tokens, self._seats, self._banned, self._meter = tokens, seats, banned, meter
         # A servicer's methods never change, so the wrapped ones are made once.

@@ -12,7 +12,7 @@ from node.core.ids import PeerId
 _LENGTH = 4
 
 
-class Reader(Protocol):
+class FrameReader(Protocol):
     """What is read of a stream, whether it is libp2p's or private over a relay."""
 
     async def readexactly(self, n: int, /) -> bytes: ...
@@ -38,7 +38,7 @@ class StreamEnded(WireError):
     """The stream ended inside a message: nobody's fault until it happens again."""
 
 
-async def read_frame(reader: Reader, limit: int) -> bytes:
+async def read_frame(reader: FrameReader, limit: int) -> bytes:
     """The next message. Raises WireError above ``limit`` bytes, before they are read, StreamEnded
     when it ends early."""
     try:
@@ -56,7 +56,7 @@ async def write_frame(writer: Writer, message: bytes) -> None:
     await writer.drain()
 
 
-async def see_off(reader: Reader, timeout: float) -> None:
+async def see_off(reader: FrameReader, timeout: float) -> None:
     """Wait until the other side hangs up, at most ``timeout`` seconds. Who speaks last on a stream
     must do so before closing it: p2pd makes a reset of our end, and that eats what the other side
     has not read yet."""

@@ -31,7 +31,7 @@ from node.core.version import PROTOCOLS, Protocols
 from node.reach.secure import Secured
 from node.transport.addresses import grpc_target
 from node.transport.frames import (
-    Reader,
+    FrameReader,
     Streams,
     Writer,
     converse,
@@ -237,7 +237,9 @@ class Handshake:
         except LocalFault as e:
             raise PeerFault(peer, str(e)) from e
 
-    async def answer(self, peer: PeerId, reader: Reader, writer: Writer) -> Acquaintance | None:
+    async def answer(
+        self, peer: PeerId, reader: FrameReader, writer: Writer
+    ) -> Acquaintance | None:
         """Answer a greeting with Hello, or with Farewell and None. Raises WireError for nonsense,
         after saying so."""
         frame = _parse(await read_frame(reader, FRAME_BYTES))

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import deque
 
 from node.core.ids import PeerId
-from node.identity.rates import PEERS_KEPT, Rate
+from node.identity.rates import PEERS_KEPT
 
-__all__ = ["PEERS_KEPT", "Busiest", "Rate", "Seats"]
+__all__ = ["PEERS_KEPT", "Busiest", "Seats"]
 
 
 class Seats:

@@ -13,7 +13,7 @@ Coder = Callable[[Any], Any] | None
 """A serialiser or a deserialiser of messages; None: they are bytes."""
 
 
-class Meter:
+class ByteMeter:
     """``traffic`` at the places where messages leave and come. Streams wait where there is a cap;
     calls of one message each way count and never wait."""
 

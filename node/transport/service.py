@@ -26,19 +26,20 @@ from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.identity.faults import FaultBook
+from node.identity.rates import TokenBucket
 from node.reach.ladder import Rung
 from node.reach.secure import Secured, Shown
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
-from node.telemetry.sparing import Sparing
+from node.telemetry.sparing import RateLimitedLog
 from node.transport import ask, handshake
 from node.transport.addresses import join_host, multiaddr, split_multiaddr
 from node.transport.ask import Answerer, Asking
-from node.transport.doorman import Doorman
+from node.transport.doorman import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
-from node.transport.limits import PEERS_KEPT, Busiest, Rate, Seats
-from node.transport.metering import Meter
+from node.transport.limits import PEERS_KEPT, Busiest, Seats
+from node.transport.metering import ByteMeter
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
@@ -105,9 +106,9 @@ class Transport:
         self._tokens, self._book = Tokens(), FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""
-        self._beside, self._tunnelled, meter = Beside(), 0, Meter(self.traffic)
+        self._beside, self._tunnelled, meter = Beside(), 0, ByteMeter(self.traffic)
         seats = Seats(settings.peer_streams, 16 * settings.peer_streams)
-        self._doorman = Doorman(self._tokens, seats, self._banned, meter)
+        self._doorman = AuthInterceptor(self._tokens, seats, self._banned, meter)
         self.reachable = Reachable(
             self.p2p,
             settings,
@@ -128,7 +129,7 @@ class Transport:
             self._mismatched,
         )
         self._incompatible: OrderedDict[PeerId, tuple[Protocols, float]] = OrderedDict()
-        self._rate = Rate(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
+        self._rate = TokenBucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         self._lines = Lines(
             self.p2p,
             settings,
@@ -181,9 +182,9 @@ class Transport:
             journal,
             on_error,
         )
-        self._punches = Rate(PUNCHES_PER_S, PUNCHES_AT_ONCE)
+        self._punches = TokenBucket(PUNCHES_PER_S, PUNCHES_AT_ONCE)
         self._punching: set[PeerId] = set()
-        self._sparing = Sparing(journal)
+        self._sparing = RateLimitedLog(journal)
         self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
         self._met: OrderedDict[PeerId, Acquaintance] = OrderedDict()
         self._bytes: dict[PeerId, list[int]] = {}

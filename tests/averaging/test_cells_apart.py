@@ -15,24 +15,24 @@ from hypothesis import strategies as st
 from node.averaging.exchange.events import (
     Began,
     Ended,
+    EndStream,
     Event,
     Fail,
-    Gone,
     Kind,
     Opened,
+    PeerFoundDead,
     Read,
-    Refuse,
+    ReduceAndStep,
     Serve,
     Spoiled,
-    Step,
     Stepped,
-    Ticked,
+    TimePassed,
     Uploaded,
     Wait,
 )
-from node.averaging.exchange.ledger import Attempt, Given
+from node.averaging.exchange.ledger import Given, RoundAttempt
 from node.averaging.exchange.machine import RoundMachine
-from node.averaging.exchange.owner import Owner
+from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
@@ -48,8 +48,8 @@ APART = replace(
 AGAIN = replace(APART, round=RoundId(3, 1, 1), held=frozenset({P}))
 
 
-def step(cell: int, *by: PeerId) -> Step:
-    return Step(OPEN.round, 0, (P,), by, len(by), cell)
+def step(cell: int, *by: PeerId) -> ReduceAndStep:
+    return ReduceAndStep(OPEN.round, 0, (P,), by, len(by), cell)
 
 
 def serving() -> RoundMachine:
@@ -77,17 +77,20 @@ def test_each_cell_is_stepped_when_its_own_speaker_has_given_and_only_it_is_answ
 
 def test_who_has_nothing_gets_what_is_there_and_who_is_gone_may_have_had_something():
     machine = serving()
-    assert feed(machine, began(1, D, tokens=0)) == [Wait(1), Step(OPEN.round, 0, (P,), (), 0, 2)]
+    assert feed(machine, began(1, D, tokens=0)) == [
+        Wait(1),
+        ReduceAndStep(OPEN.round, 0, (P,), (), 0, 2),
+    ]
     assert feed(machine, began(2, C, tokens=0)) == [Wait(2)]
-    refused, failed = feed(machine, Gone(B))
-    assert isinstance(refused, Refuse)
+    refused, failed = feed(machine, PeerFoundDead(B))
+    assert isinstance(refused, EndStream)
     assert (refused.stream, refused.kind) == (2, Kind.FAILED)
     assert (failed.epoch, failed.cell) == (3, 1)
     machine = serving()
     feed(machine, began(1, D, tokens=1))
     assert [type(a) for a in feed(machine, Spoiled(1, Kind.VALUES, "not finite"))] == [
-        Refuse,
-        Step,
+        EndStream,
+        ReduceAndStep,
     ], "what it gave is unfit"
 
 
@@ -111,7 +114,7 @@ def test_a_cell_that_failed_is_opened_again_with_another_speaker_and_the_others_
     )
     assert feed(machine, began(3, D, tokens=1, round_id=AGAIN.round)) == [Serve(3, (P,), 2)]
     feed(machine, began(4, C, tokens=1, round_id=AGAIN.round))
-    assert feed(machine, Uploaded(4)) == [Step(AGAIN.round, 0, (P,), (C,), 1, 1)]
+    assert feed(machine, Uploaded(4)) == [ReduceAndStep(AGAIN.round, 0, (P,), (C,), 1, 1)]
     assert feed(machine, began(5, B, tokens=1)) == [Wait(5)], "the dead that is not dead"
     assert feed(machine, Stepped(3, frozenset({P}), 1)) == [Serve(4, (P,), 1), Serve(5, (P,), 1)], (
         "gets what its cell got"
@@ -127,8 +130,8 @@ def test_a_stranger_is_one_in_every_cell():
 def test_the_late_speaker_fails_its_own_cell_only():
     machine = serving()
     feed(machine, began(1, D, tokens=1), Uploaded(1), Stepped(3, frozenset({P}), 2))
-    assert feed(machine, Ticked(), now=99.0) == []
-    assert feed(machine, Ticked(), now=100.0) == [
+    assert feed(machine, TimePassed(), now=99.0) == []
+    assert feed(machine, TimePassed(), now=100.0) == [
         Fail(3, "nobody gave gradients for these parts", 1)
     ]
 
@@ -151,7 +154,7 @@ def test_under_any_schedule_a_cell_is_stepped_once_and_whoever_is_served_gets_it
 
     def tell(*events: object) -> None:
         for action in feed(machine, *events, now=now):
-            if isinstance(action, Step):
+            if isinstance(action, ReduceAndStep):
                 stepped.append(action.cell)
                 busy.append(action.cell)
                 assert all(CELLS[p] == action.cell for p in action.contributors)
@@ -161,7 +164,7 @@ def test_under_any_schedule_a_cell_is_stepped_once_and_whoever_is_served_gets_it
                 assert action.cell in fresh
             if isinstance(action, Read):
                 streams[action.stream] = (*streams[action.stream][:2], True)
-            if isinstance(action, Refuse):
+            if isinstance(action, EndStream):
                 assert action.weight == 0, "nobody here is to blame"
 
     if opened:
@@ -188,9 +191,9 @@ def test_under_any_schedule_a_cell_is_stepped_once_and_whoever_is_served_gets_it
                     tell(Ended(n))
             case "tick":
                 now += 30.0
-                tell(Ticked())
+                tell(TimePassed())
             case "gone":
-                tell(Gone(peer))
+                tell(PeerFoundDead(peer))
             case _:
                 after = (
                     APART
@@ -277,14 +280,14 @@ async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_at
     p0, p1, p2, p3 = cell.peers
     cells, servers = {p0: 0, p1: 1, p2: 2, p3: 2}, Servers(cell)
     await cell.net.kill(p2)
-    begin = Owner.open
+    begin = ExchangeServer.open
 
-    def told(owner: Owner, request: RoundRequest, *others: object) -> Attempt:
+    def told(owner: ExchangeServer, request: RoundRequest, *others: object) -> RoundAttempt:
         attempt = begin(owner, request, *others)
         owner.gone(p2)
         return attempt
 
-    monkeypatch.setattr(Owner, "open", told)
+    monkeypatch.setattr(ExchangeServer, "open", told)
     runs = [cell.run(servers.request(p, cells, [p0, p1]), p) for p in (p0, p1, p3)]
     first, second, waiting = await asyncio.gather(*runs)
     assert (first.missing, second.missing) == ((), ())
@@ -353,15 +356,15 @@ async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_th
         threading.Event(),
         threading.Event(),
         asyncio.Semaphore(0),
-        Owner._feed,
+        ExchangeServer._feed,
     )
 
-    def heard(owner: Owner, event: Event) -> None:
+    def heard(owner: ExchangeServer, event: Event) -> None:
         tell(owner, event)
         if isinstance(event, Uploaded):
             came.release()
 
-    monkeypatch.setattr(Owner, "_feed", heard)
+    monkeypatch.setattr(ExchangeServer, "_feed", heard)
 
     def held_up(
         at: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]
@@ -398,7 +401,7 @@ def test_what_is_dropped_while_a_step_takes_its_own():
             attempt.given.pop((0, A), None)
             return super().get(*asked)
 
-    async def begin() -> Attempt:
+    async def begin() -> RoundAttempt:
         future = asyncio.get_running_loop().create_future()
         request = RoundRequest(
             OPEN.round,
@@ -413,7 +416,7 @@ def test_what_is_dropped_while_a_step_takes_its_own():
             1.0,
             cells=Meanwhile({A: 0, B: 1}),
         )
-        return Attempt(request, lambda means: means, (), future)
+        return RoundAttempt(request, lambda means: means, (), future)
 
     attempt = asyncio.run(begin())
     attempt.given |= {(group, peer): Given(1, {}, {}) for group in (0, 1) for peer in (A, B)}

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.averaging_faults import LIES, killed, lied
 from benchmarks.lab import meeting
-from node.averaging.exchange.request import Part, RoundOutcome
+from node.averaging.exchange.request import PartOrigin, RoundOutcome
 
 GENEROUS_S = 100.0
 QUICK = [
@@ -44,7 +44,7 @@ def test_the_judge_sees_what_is_wrong():
             0,
             0.0,
             missing=missing,
-            parts={n: Part(meeting.FAULTY, 1, by) for n in fresh},
+            parts={n: PartOrigin(meeting.FAULTY, 1, by) for n in fresh},
         )
 
     fine = {p: outcome() for p in meeting.SURVIVORS}

@@ -11,14 +11,14 @@ import torch
 
 from node.averaging.exchange.events import (
     Ended,
-    Gone,
+    EndStream,
     Kind,
+    PeerFoundDead,
     Read,
-    Refuse,
+    ReduceAndStep,
     Serve,
-    Step,
     Stepped,
-    Ticked,
+    TimePassed,
     Uploaded,
     Wait,
 )
@@ -36,16 +36,19 @@ INWARD = {"members": frozenset({A, B, C}), "listeners": frozenset({B})}
 def test_a_gift_is_acknowledged_when_it_is_there_and_gets_no_parts():
     machine = opened(**INWARD)
     assert feed(machine, began(1, B, tokens=0), began(2, C, gift=True)) == [Wait(1), Read(2)]
-    assert feed(machine, Uploaded(2)) == [Serve(2, ()), Step(OPEN.round, 0, (P,), (A, C), 15)]
+    assert feed(machine, Uploaded(2)) == [
+        Serve(2, ()),
+        ReduceAndStep(OPEN.round, 0, (P,), (A, C), 15),
+    ]
     assert feed(machine, Stepped(3, frozenset({P})), Ended(2)) == [Serve(1, (P,))]
     assert feed(machine, began(3, C, gift=True)) == [Serve(3, ())], "it was here already"
 
 
 def test_a_gift_that_comes_too_late_is_told_so_by_the_same_silence_and_counts_for_nothing():
     machine = opened(**INWARD)
-    assert feed(machine, began(1, C, gift=True), Ticked(), now=100.0) == [
+    assert feed(machine, began(1, C, gift=True), TimePassed(), now=100.0) == [
         Read(1),
-        Step(OPEN.round, 0, (P,), (A,), 10),
+        ReduceAndStep(OPEN.round, 0, (P,), (A,), 10),
         Wait(1),
     ]
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, ())]
@@ -53,12 +56,14 @@ def test_a_gift_that_comes_too_late_is_told_so_by_the_same_silence_and_counts_fo
 
 def test_who_dies_before_its_gift_is_not_waited_for_and_a_gift_survives_its_giver():
     machine = opened(**INWARD)
-    assert feed(machine, Gone(C)) == [Step(OPEN.round, 0, (P,), (A,), 10)]
+    assert feed(machine, PeerFoundDead(C)) == [ReduceAndStep(OPEN.round, 0, (P,), (A,), 10)]
     machine = opened(members=frozenset({A, C, "e"}))
-    assert feed(machine, began(1, C, gift=True), Uploaded(1), Ended(1), Gone(C))[1:] == [
+    assert feed(machine, began(1, C, gift=True), Uploaded(1), Ended(1), PeerFoundDead(C))[1:] == [
         Serve(1, ())
     ]
-    assert feed(machine, Gone(PeerId("e"))) == [Step(OPEN.round, 0, (P,), (A, C), 15)]
+    assert feed(machine, PeerFoundDead(PeerId("e"))) == [
+        ReduceAndStep(OPEN.round, 0, (P,), (A, C), 15)
+    ]
 
 
 def test_a_repair_takes_no_gift_that_was_for_the_attempt_before():
@@ -68,9 +73,9 @@ def test_a_repair_takes_no_gift_that_was_for_the_attempt_before():
         machine,
         replace(OPEN, round=RoundId(3, 1, 1), members=frozenset({A, B}), listeners=frozenset({B})),
     )
-    assert isinstance(refused, Refuse)
+    assert isinstance(refused, EndStream)
     assert (refused.kind, refused.weight) == (Kind.SUPERSEDED, 0.0)
-    assert rest == [Step(RoundId(3, 1, 1), 0, (P,), (A,), 10)]
+    assert rest == [ReduceAndStep(RoundId(3, 1, 1), 0, (P,), (A,), 10)]
 
 
 async def held(cell_of, count: int = 4, **settings) -> Cell:

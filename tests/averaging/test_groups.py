@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from node.averaging.exchange.events import (
     Began,
     Ended,
+    EndStream,
     Fail,
     Forgot,
-    Gone,
     Kind,
     Opened,
+    PeerFoundDead,
     Read,
-    Refuse,
+    ReduceAndStep,
     Serve,
     Spoiled,
-    Step,
     StepFailed,
     Stepped,
-    Ticked,
+    TimePassed,
     Uploaded,
     Wait,
 )
@@ -123,18 +123,18 @@ def test_a_window_of_groups_is_let_in_and_stepped_one_after_the_other():
         Wait(2),
         Wait(3),
     ]
-    assert feed(machine, Uploaded(0)) == [Step(R0, 0, ("p0",), (A, B), 15)]
+    assert feed(machine, Uploaded(0)) == [ReduceAndStep(R0, 0, ("p0",), (A, B), 15)]
     assert feed(machine, Uploaded(1)) == [], "the optimizer has one group at a time"
     assert feed(machine, Stepped(3, frozenset({"p0"}))) == [
         Serve(0, ("p0",)),
         Read(2),
-        Step(R0, 1, ("p1",), (A, B), 15),
+        ReduceAndStep(R0, 1, ("p1",), (A, B), 15),
     ]
     assert feed(machine, Uploaded(2), Ended(0)) == []
     assert feed(machine, Stepped(3, frozenset({"p1"}))) == [
         Serve(1, ("p1",)),
         Read(3),
-        Step(R0, 2, ("p2",), (A, B), 15),
+        ReduceAndStep(R0, 2, ("p2",), (A, B), 15),
     ]
 
 
@@ -150,12 +150,12 @@ def test_a_later_group_need_not_wait_for_an_earlier_one():
         Uploaded(0),
         Uploaded(2),
     )
-    assert feed(machine, Uploaded(3)) == [Step(R0, 1, ("p1",), (A, B, C), 20)]
+    assert feed(machine, Uploaded(3)) == [ReduceAndStep(R0, 1, ("p1",), (A, B, C), 20)]
     assert feed(machine, Stepped(3, frozenset({"p1"})), Ended(2), Ended(3)) == [
         Serve(2, ("p1",)),
         Serve(3, ("p1",)),
     ]
-    assert feed(machine, Uploaded(1)) == [Step(R0, 0, ("p0",), (A, B, C), 20)]
+    assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 0, ("p0",), (A, B, C), 20)]
 
 
 def test_a_member_that_stops_after_a_group_is_left_out_of_the_others_only():
@@ -172,13 +172,13 @@ def test_a_member_that_stops_after_a_group_is_left_out_of_the_others_only():
         Uploaded(3),
     )
     assert feed(machine, Stepped(3, frozenset({"p0"}))) == [Serve(0, ("p0",)), Serve(2, ("p0",))]
-    assert feed(machine, Ended(1)) == [Step(R0, 1, ("p1",), (A, C), 15)]
+    assert feed(machine, Ended(1)) == [ReduceAndStep(R0, 1, ("p1",), (A, C), 15)]
     feed(machine, Stepped(3, frozenset({"p1"})), began(4, C, 2))
-    assert feed(machine, Uploaded(4)) == [Step(R0, 2, ("p2",), (A, C), 15)], (
+    assert feed(machine, Uploaded(4)) == [ReduceAndStep(R0, 2, ("p2",), (A, C), 15)], (
         "who has gone is not waited for again"
     )
     feed(machine, Stepped(3, frozenset({"p2"})), began(5, C, 3), began(6, B, 3), Uploaded(5))
-    assert feed(machine, Uploaded(6)) == [Step(R0, 3, ("p3",), (A, B, C), 20)], (
+    assert feed(machine, Uploaded(6)) == [ReduceAndStep(R0, 3, ("p3",), (A, B, C), 20)], (
         "who is back gives again"
     )
 
@@ -187,17 +187,19 @@ def test_who_breaks_off_one_group_and_is_alive_in_another_is_awaited_there():
     machine = RoundMachine()
     feed(machine, opened(members=(A, B)))
     feed(machine, began(0, B, 0), began(1, B, 1))
-    assert feed(machine, Ended(0)) == [Step(R0, 0, ("p0",), (A,), 10)]
+    assert feed(machine, Ended(0)) == [ReduceAndStep(R0, 0, ("p0",), (A,), 10)]
     feed(machine, Stepped(3, frozenset({"p0"})))
-    assert feed(machine, Uploaded(1)) == [Step(R0, 1, ("p1",), (A, B), 15)]
+    assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 1, ("p1",), (A, B), 15)]
 
 
 def test_the_silent_are_waited_for_once_and_the_slow_in_every_group():
     machine = RoundMachine()
     feed(machine, opened(members=(A, B, C, D)), began(0, B, 0), began(1, C, 0), Uploaded(0))
-    assert feed(machine, Ticked(), now=99.0) == []
-    late = feed(machine, Ticked(), now=100.0)
-    assert late == [Step(R0, 0, ("p0",), (A, B), 15), Wait(1)], "C is late, D has not said a word"
+    assert feed(machine, TimePassed(), now=99.0) == []
+    late = feed(machine, TimePassed(), now=100.0)
+    assert late == [ReduceAndStep(R0, 0, ("p0",), (A, B), 15), Wait(1)], (
+        "C is late, D has not said a word"
+    )
     feed(
         machine,
         began(2, B, 1),
@@ -206,8 +208,8 @@ def test_the_silent_are_waited_for_once_and_the_slow_in_every_group():
         Stepped(3, frozenset({"p0"})),
         now=100.1,
     )
-    assert feed(machine, Ticked(), now=100.9) == []
-    assert feed(machine, Uploaded(3), now=100.95) == [Step(R0, 1, ("p1",), (A, B, C), 20)]
+    assert feed(machine, TimePassed(), now=100.9) == []
+    assert feed(machine, Uploaded(3), now=100.95) == [ReduceAndStep(R0, 1, ("p1",), (A, B, C), 20)]
 
 
 def test_a_group_of_other_parts_is_refused_by_its_kind():
@@ -241,7 +243,7 @@ def test_a_fault_leaves_what_is_fresh_and_a_repair_may_cut_other_groups():
     pairs = micro_groups({f"p{i}": 4 for i in range(5)} | {"q": 4}, 8)
     feed(machine, opened(pairs, R1, members=(A, B)))
     first = began(5, B, 0, pairs, R1, names=("p1",))
-    assert feed(machine, first, Uploaded(5)) == [Read(5), Step(R1, 0, ("p1",), (A, B), 15)]
+    assert feed(machine, first, Uploaded(5)) == [Read(5), ReduceAndStep(R1, 0, ("p1",), (A, B), 15)]
     assert feed(machine, Stepped(3, frozenset({"p1"}))) == [Serve(5, ("p1",))]
     assert feed(machine, began(6, B, 0, pairs, R1)) == [Serve(6, ("p0", "p1"))]
 
@@ -257,7 +259,7 @@ def test_a_step_under_way_when_a_new_attempt_opens_is_neither_repeated_nor_overt
     feed(machine, began(3, B, 0, pairs, R1), began(4, B, 1, pairs, R1))
     assert feed(machine, Uploaded(3), Uploaded(4)) == []
     done = feed(machine, Stepped(3, frozenset({"p0"})))
-    assert done == [Serve(0, ("p0",)), Step(R1, 0, ("p1",), (A, B), 15)]
+    assert done == [Serve(0, ("p0",)), ReduceAndStep(R1, 0, ("p1",), (A, B), 15)]
 
 
 # Schedules
@@ -280,9 +282,9 @@ class Schedule:
         for action in self.machine.handle(event, self.now):
             self.counts[type(action).__name__] += 1
             match action:
-                case Step():
+                case ReduceAndStep():
                     self.stepped(action)
-                case Serve(number, names) | Refuse(number, names):
+                case Serve(number, names) | EndStream(number, names):
                     assert number not in self.answered
                     assert number not in self.ended, "an answer to nobody"
                     self.answered[number] = action
@@ -402,9 +404,9 @@ class Schedule:
                 self.apply(Ended(number))
             case "tick":
                 self.now += self.dice.choice((1, 20))
-                self.apply(Ticked())
+                self.apply(TimePassed())
             case "gone":
-                self.apply(Gone(PeerId(self.dice.choice("bcd"))))
+                self.apply(PeerFoundDead(PeerId(self.dice.choice("bcd"))))
             case "spoil" if read:
                 number = self.dice.choice(read)
                 self.apply(Spoiled(number, Kind.VALUES, "x"))
@@ -430,7 +432,7 @@ class Schedule:
         # each group.
         for _ in range(len(self.groups[self.attempt]) + 1):
             self.now += 1000
-            self.apply(Ticked())
+            self.apply(TimePassed())
             if self.running:
                 self.finish()
         mine = {n for g in self.groups[self.attempt] for n in g.names}
@@ -448,4 +450,5 @@ def test_thousands_of_schedules_break_no_rule():
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise
-    assert min(counts[k] for k in ("Step", "Serve", "Refuse", "Fail", "Read", "Wait")) > 200, counts
+    kinds = ("ReduceAndStep", "Serve", "EndStream", "Fail", "Read", "Wait")
+    assert min(counts[k] for k in kinds) > 200, counts

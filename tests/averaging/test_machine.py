@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from node.averaging.exchange.events import (
     Began,
     Ended,
+    EndStream,
     Fail,
     Forgot,
-    Gone,
     Kind,
     Opened,
+    PeerFoundDead,
     Read,
-    Refuse,
+    ReduceAndStep,
     Serve,
     Spoiled,
-    Step,
     StepFailed,
     Stepped,
-    Ticked,
+    TimePassed,
     Uploaded,
     Voided,
     Wait,
@@ -82,7 +82,7 @@ def test_it_steps_once_when_all_have_given_and_serves_all():
     machine = opened()
     assert feed(machine, began(1, C), began(2, B)) == [Read(1), Read(2)]
     assert feed(machine, Uploaded(2)) == []
-    assert feed(machine, Uploaded(1)) == [Step(R0, 0, (P,), (A, B, C), 20)]
+    assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
     assert feed(machine, began(3, B)) == [Serve(3, (P,))]
 
@@ -104,21 +104,22 @@ def test_nobody_is_served_the_same_again_and_again():
 
 def test_the_late_are_left_out_and_served_nevertheless():
     machine = opened()
-    assert feed(machine, began(1, B), Ticked(), now=99.9) == [Read(1)]
-    assert feed(machine, Ticked(), now=100.0) == [Step(R0, 0, (P,), (A,), 10), Wait(1)], (
-        "what comes too late is not read on"
-    )
+    assert feed(machine, began(1, B), TimePassed(), now=99.9) == [Read(1)]
+    assert feed(machine, TimePassed(), now=100.0) == [
+        ReduceAndStep(R0, 0, (P,), (A,), 10),
+        Wait(1),
+    ], "what comes too late is not read on"
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,))]
-    assert feed(machine, Uploaded(1), Ticked(), now=101.0) == []
+    assert feed(machine, Uploaded(1), TimePassed(), now=101.0) == []
 
 
 def test_a_dead_member_is_not_waited_for():
     machine = opened()
     feed(machine, began(1, B), Uploaded(1), began(2, C))
-    assert feed(machine, Ended(2)) == [Step(R0, 0, (P,), (A, B), 15)]
+    assert feed(machine, Ended(2)) == [ReduceAndStep(R0, 0, (P,), (A, B), 15)]
     machine = opened()
     feed(machine, began(1, B), Uploaded(1))
-    assert feed(machine, Gone(C)) == [Step(R0, 0, (P,), (A, B), 15)]
+    assert feed(machine, PeerFoundDead(C)) == [ReduceAndStep(R0, 0, (P,), (A, B), 15)]
 
 
 def test_who_lies_about_its_head_is_not_waited_for():
@@ -127,7 +128,7 @@ def test_who_lies_about_its_head_is_not_waited_for():
         feed(machine, began(1, B), Uploaded(1))
         refuse, step = feed(machine, began(2, C, **lie))
         assert (refuse.stream, refuse.weight) == (2, 1.0)
-        assert step == Step(R0, 0, (P,), (A, B), 15)
+        assert step == ReduceAndStep(R0, 0, (P,), (A, B), 15)
     machine = opened()
     feed(machine, began(1, B), Uploaded(1))
     (refuse,) = feed(machine, began(2, C, plan_hash="another"))
@@ -138,30 +139,34 @@ def test_who_lies_about_its_head_is_not_waited_for():
 def test_what_is_given_stays_given_when_its_peer_dies():
     machine = opened()
     feed(machine, began(1, B), Uploaded(1), Ended(1), began(2, C))
-    assert feed(machine, Uploaded(2)) == [Step(R0, 0, (P,), (A, B, C), 20)]
+    assert feed(machine, Uploaded(2)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
 
 
 def test_a_peer_that_dialled_anew_is_waited_for_again():
     machine = opened(members=frozenset({A, B, C, D}))
     feed(machine, began(1, B), Ended(1), began(2, B), began(3, C), Uploaded(3))
-    assert feed(machine, Gone(D)) == []
-    assert feed(machine, Uploaded(2)) == [Step(R0, 0, (P,), (A, B, C), 20)]
+    assert feed(machine, PeerFoundDead(D)) == []
+    assert feed(machine, Uploaded(2)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
 
 
 def test_a_newer_stream_of_a_peer_takes_the_place_of_the_one_being_read():
     machine = opened()
     actions = feed(machine, began(1, B), began(2, B))
-    assert [type(a) for a in actions] == [Read, Refuse, Read]
+    assert [type(a) for a in actions] == [Read, EndStream, Read]
     assert actions[1].kind is Kind.SUPERSEDED
     assert feed(machine, Uploaded(1), Ended(1)) == []
     assert feed(machine, began(3, C), Uploaded(3)) == [Read(3)]
-    assert feed(machine, Uploaded(2)) == [Step(R0, 0, (P,), (A, B, C), 20)]
+    assert feed(machine, Uploaded(2)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
 
 
 def test_spoiled_values_cost_the_contribution_and_are_not_tried_again():
     machine = opened(members=frozenset({A, B}))
     actions = feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
-    assert actions == [Read(1), Refuse(1, Kind.VALUES, "nan", 1.0), Step(R0, 0, (P,), (A,), 10)]
+    assert actions == [
+        Read(1),
+        EndStream(1, Kind.VALUES, "nan", 1.0),
+        ReduceAndStep(R0, 0, (P,), (A,), 10),
+    ]
     machine = opened()
     feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
     assert feed(machine, began(2, B))[0].kind is Kind.VALUES
@@ -170,7 +175,10 @@ def test_spoiled_values_cost_the_contribution_and_are_not_tried_again():
 def test_listeners_are_not_waited_for_and_are_served():
     machine = opened(listeners=frozenset({C}))
     assert feed(machine, began(1, C, tokens=0)) == [Wait(1)]
-    assert feed(machine, began(2, B), Uploaded(2)) == [Read(2), Step(R0, 0, (P,), (A, B), 15)]
+    assert feed(machine, began(2, B), Uploaded(2)) == [
+        Read(2),
+        ReduceAndStep(R0, 0, (P,), (A, B), 15),
+    ]
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
     assert feed(machine, began(3, C))[0].kind is Kind.STRANGER
 
@@ -216,7 +224,7 @@ def test_a_repair_steps_only_what_is_new():
     attempt = {"round_id": R1, "ownership_hash": "new", "groups": BOTH}
     assert feed(machine, began(3, B, names=(Q,), **attempt), Uploaded(3)) == [
         Read(3),
-        Step(R1, 0, (Q,), (A, B), 15),
+        ReduceAndStep(R1, 0, (Q,), (A, B), 15),
     ]
     assert feed(machine, Stepped(3, frozenset({Q}))) == [Serve(3, (Q,))]
     assert feed(machine, began(4, B, names=(P, Q), **attempt)) == [Serve(4, (P, Q))]
@@ -235,7 +243,7 @@ def test_a_new_attempt_refuses_who_waits_in_the_old_one_for_what_is_not_stepped(
 
 def test_a_part_held_from_a_former_owner_is_served_and_not_stepped():
     machine = RoundMachine()
-    assert feed(machine, replace(OPEN, held=frozenset({P})), Ticked(), now=500.0) == []
+    assert feed(machine, replace(OPEN, held=frozenset({P})), TimePassed(), now=500.0) == []
     assert feed(machine, began(1, B)) == [Serve(1, (P,))]
 
 
@@ -246,11 +254,11 @@ def test_the_first_fault_latches_until_the_next_attempt():
     assert [a.kind for a in actions[:2]] == [Kind.FAILED, Kind.FAILED]
     assert actions[2] == Fail(3, "broken")
     assert feed(machine, began(3, B))[0].kind is Kind.FAILED
-    assert feed(machine, Ticked(), now=500.0) == []
+    assert feed(machine, TimePassed(), now=500.0) == []
     feed(machine, replace(OPEN, round=R1, members=frozenset({A, B})))
     assert feed(machine, began(4, B, round_id=R1), Uploaded(4)) == [
         Read(4),
-        Step(R1, 0, (P,), (A, B), 15),
+        ReduceAndStep(R1, 0, (P,), (A, B), 15),
     ]
 
 
@@ -292,7 +300,7 @@ def test_an_epoch_that_was_voided_begins_anew_under_a_higher_term():
     assert feed(machine, replace(OPEN, round=ahead)) == [Read(5)]
     assert feed(machine, Uploaded(5), began(6, B, round_id=ahead), Uploaded(6)) == [
         Read(6),
-        Step(ahead, 0, (P,), (A, B, C), 20),
+        ReduceAndStep(ahead, 0, (P,), (A, B, C), 20),
     ]
 
 
@@ -307,8 +315,11 @@ def test_streams_of_a_voided_epoch_are_refused_and_those_ahead_of_it_wait():
 
 def test_whose_gradients_are_coming_is_waited_for_though_it_is_called_dead():
     machine = opened()
-    assert feed(machine, began(1, B), Gone(B), began(2, C), Uploaded(2)) == [Read(1), Read(2)]
-    assert feed(machine, Uploaded(1)) == [Step(R0, 0, (P,), (A, B, C), 20)]
+    assert feed(machine, began(1, B), PeerFoundDead(B), began(2, C), Uploaded(2)) == [
+        Read(1),
+        Read(2),
+    ]
+    assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
 
 
 @pytest.mark.parametrize("over", [Forgot(3), Voided(3)])
@@ -337,7 +348,7 @@ EVENTS = st.one_of(
 @given(st.lists(EVENTS, max_size=40), st.sampled_from([0, 0, 1, 2]))
 def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_answer(script, quorum):
     machine, now, streams, attempt = RoundMachine(), 0.0, 0, -1
-    running: list[Step] = []
+    running: list[ReduceAndStep] = []
     fresh: set[str] = set()
     answered: set[int] = set()
     uploaded: set[tuple[str, int]] = set()
@@ -346,7 +357,7 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
 
     def apply(event):
         for action in machine.handle(event, now):
-            if isinstance(action, Step):
+            if isinstance(action, ReduceAndStep):
                 assert not set(action.names) & (fresh | {n for s in running for n in s.names}), (
                     "stepped twice"
                 )
@@ -356,7 +367,7 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
                 )
                 assert action.tokens == sum(10 if p == A else 5 for p in action.contributors)
                 running.append(action)
-            elif isinstance(action, Serve | Refuse):
+            elif isinstance(action, Serve | EndStream):
                 assert action.stream not in answered
                 assert action.stream not in ended
                 answered.add(action.stream)
@@ -403,9 +414,9 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
             apply(replace(facts, round=RoundId(3, 1, attempt)))
         elif kind == "tick":
             now += 60
-            apply(Ticked())
+            apply(TimePassed())
         elif kind == "gone":
-            apply(Gone(PeerId(rest[0])))
+            apply(PeerFoundDead(PeerId(rest[0])))
         elif kind in ("stepped", "failed") and running:
             step = running.pop(0)
             if kind == "stepped":
@@ -416,7 +427,7 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
         elif kind == "forget":
             apply(Forgot(3))
     now += 1000
-    apply(Ticked())
+    apply(TimePassed())
     while running:
         step = running.pop(0)
         fresh |= set(step.names)

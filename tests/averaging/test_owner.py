@@ -120,7 +120,7 @@ async def test_heads_of_other_shapes_are_refused_before_anything_is_set_aside(
     messages = duel.messages()[:1]
     messages[0].head.tensors[0].shape[:] = shape
     messages[0].head.tensors[0].nbytes = math.prod(shape) * 4
-    monkeypatch.setattr(parcel.Reader, "_open", never)
+    monkeypatch.setattr(parcel.ParcelReader, "_open", never)
     (kind, _, _), outcome = await duel.against(messages)
     assert kind == "HEADS"
     assert bits(outcome.fresh, duel.cell.expected([duel.p0]))

@@ -19,7 +19,7 @@ from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.errors import WireError
 from node.core.ids import RoundId
-from node.training.rounds.owed import Owed
+from node.training.rounds.owed import ErrorFeedback
 from protos import averaging_pb2
 
 SIZES = st.lists(st.integers(0, 400), max_size=6)
@@ -74,7 +74,7 @@ def test_a_reader_gives_back_what_was_sent(counts: list[int], size: int, codec: 
     shapes = [(f"p{i}", (n,)) for i, n in enumerate(counts)]
     heads = [parcel.head_of(name, shape, codec) for name, shape in shapes]
     parts = [encode(torch.randn(n), codec) for n in counts]
-    reader = parcel.Reader(heads, shapes, codec)
+    reader = parcel.ParcelReader(heads, shapes, codec)
     assert reader.nbytes == sum(nbytes_of(n, codec) for n in counts)
     for message in parcel.messages(parts, max(size, -(-reader.nbytes // parcel.FEWEST_MESSAGES))):
         reader.feed(parcel.payload(message))
@@ -85,9 +85,9 @@ def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_asid
     monkeypatch,
 ) -> None:
     shapes = [("a", (1 << 40,)), ("b", (3,))]
-    reader = parcel.Reader([parcel.head_of(n, s, "fp32") for n, s in shapes], shapes, "fp32")
+    reader = parcel.ParcelReader([parcel.head_of(n, s, "fp32") for n, s in shapes], shapes, "fp32")
     assert reader.remaining == 4 * ((1 << 40) + 3)
-    reader = parcel.Reader([parcel.head_of("b", (3,), "fp32")], shapes[1:], "fp32")
+    reader = parcel.ParcelReader([parcel.head_of("b", (3,), "fp32")], shapes[1:], "fp32")
     reader.feed(memoryview(b"12345"))
     with pytest.raises(WireError, match="7 were left"):
         reader.feed(memoryview(bytes(8)))
@@ -138,7 +138,7 @@ async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format
 
 async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(cell_of, grads):
     cell = await cell_of(2)
-    owed = {p: Owed("top-k") for p in cell.peers}
+    owed = {p: ErrorFeedback("top-k") for p in cell.peers}
     got = {n: torch.zeros_like(t) for n, t in grads(cell.peers[0]).items()}
     for epoch in range(40):
         requests = {}

@@ -15,7 +15,7 @@ import torch
 from node.averaging.exchange.events import Kind, Uploaded
 from node.averaging.exchange.groups import LET_IN
 from node.averaging.exchange.member import Errand, Exchanges, Unwelcome
-from node.averaging.exchange.owner import Owner
+from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
@@ -189,7 +189,7 @@ async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(
     cell, came, tell = (
         await cell_of(3, AveragingSettings(round_timeout_s=120.0)),
         asyncio.Event(),
-        Owner._feed,
+        ExchangeServer._feed,
     )
 
     def heard(owner, event):
@@ -197,7 +197,7 @@ async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(
         if isinstance(event, Uploaded):
             came.set()
 
-    monkeypatch.setattr(Owner, "_feed", heard)
+    monkeypatch.setattr(ExchangeServer, "_feed", heard)
     p0, p1, _ = cell.peers
     owners = dict.fromkeys(cell.owners(), p0)
     first = asyncio.ensure_future(
@@ -284,7 +284,7 @@ class Counted:
     def __init__(self, monkeypatch):
         self.of, self.peak = Counter(), 0
         self._changed = threading.Condition(threading.RLock())
-        read = Owner._fit
+        read = ExchangeServer._fit
 
         def fit(owner, *args):
             given, fault = read(owner, *args)
@@ -293,7 +293,7 @@ class Counted:
                 weakref.finalize(coded, self.count, name, -4 * coded.numbers)
             return given, fault
 
-        monkeypatch.setattr(Owner, "_fit", fit)
+        monkeypatch.setattr(ExchangeServer, "_fit", fit)
 
     @property
     def alive(self):

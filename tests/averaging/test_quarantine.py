@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.reducers.quarantine import FEWEST_KNOWN, WINDOW, Size, Trail, quarantined
+from node.averaging.reducers.quarantine import FEWEST_KNOWN, WINDOW, NormHistory, Size, quarantined
 from node.core.ids import PeerId
 
 A, B, C, D = map(PeerId, "abcd")
@@ -19,7 +19,7 @@ def size(per_token, tokens=100):
 
 
 def trail(norm=1.0, epochs=FEWEST_KNOWN, tokens=100):
-    made = Trail()
+    made = NormHistory()
     for epoch in range(epochs):
         made.note(epoch, (P,), size(norm, tokens))
     return made
@@ -75,7 +75,7 @@ def test_all_parts_of_the_owner_count_together():
 )
 def test_somebody_is_always_left(said, factor, known):
     sizes = {PeerId(p): size(norm, tokens) for p, (norm, tokens) in said.items()}
-    made = trail() if known else Trail()
+    made = trail() if known else NormHistory()
     out = quarantined(sizes, factor, FEWEST_KNOWN, (P,), made)
     assert len(out) < len(sizes)
     assert out == quarantined(dict(reversed(sizes.items())), factor, FEWEST_KNOWN, (P,), made)
@@ -89,7 +89,7 @@ def test_two_are_measured_by_what_was_usual():
     assert against(trail(), sizes) == {B}
     assert against(trail(), {A: size(1), B: size(9)}) == set()
     assert against(trail(), {A: size(11), B: size(1)}) == {A}
-    assert against(Trail(), sizes) == against(None, sizes) == set()
+    assert against(NormHistory(), sizes) == against(None, sizes) == set()
     assert against(trail(epochs=FEWEST_KNOWN - 1), sizes) == set()
 
 

@@ -12,15 +12,15 @@ import pytest
 
 from node.averaging.exchange.books import grace
 from node.averaging.exchange.events import (
-    Gone,
+    PeerFoundDead,
     Read,
+    ReduceAndStep,
     Serve,
-    Step,
     Stepped,
-    Ticked,
+    TimePassed,
     Uploaded,
     Wait,
-    Wake,
+    WakeAt,
 )
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.settings import AveragingSettings
@@ -39,12 +39,12 @@ def of(kind: type[K], actions: Sequence[object]) -> list[K]:
 def test_a_group_is_stepped_without_the_late_when_its_quorum_has_waited_long_enough() -> None:
     machine = RoundMachine()
     feed(machine, TWO, now=10.0)
-    assert of(Wake, feed(machine, began(1, B), now=10.0)) == [], (
+    assert of(WakeAt, feed(machine, began(1, B), now=10.0)) == [], (
         "our own and nobody else's: one of two"
     )
-    assert feed(machine, Uploaded(1), now=12.0) == [Wake(17.0)]
-    assert feed(machine, Ticked(), now=16.9) == [], "said once"
-    (step,) = of(Step, feed(machine, Ticked(), now=17.0))
+    assert feed(machine, Uploaded(1), now=12.0) == [WakeAt(17.0)]
+    assert feed(machine, TimePassed(), now=16.9) == [], "said once"
+    (step,) = of(ReduceAndStep, feed(machine, TimePassed(), now=17.0))
     assert (step.contributors, step.names) == ((A, B), (P,))
     late = feed(machine, began(2, C), now=18.0)
     assert of(Read, late) == [], "what is claimed is not claimed again"
@@ -56,25 +56,25 @@ def test_a_group_is_stepped_without_the_late_when_its_quorum_has_waited_long_eno
 def test_who_comes_within_the_grace_is_in_it_and_nobody_waits_longer_than_for_all() -> None:
     machine = RoundMachine()
     feed(machine, TWO, began(1, B), Uploaded(1), began(2, C), now=1.0)
-    (step,) = of(Step, feed(machine, Uploaded(2), now=5.9))
+    (step,) = of(ReduceAndStep, feed(machine, Uploaded(2), now=5.9))
     assert step.contributors == (A, B, C)
     machine = RoundMachine()
     feed(machine, replace(TWO, contribute_by=(4.0,)), began(1, B), now=0.0)
-    assert feed(machine, Uploaded(1), now=2.0) == [Wake(4.0)], (
+    assert feed(machine, Uploaded(1), now=2.0) == [WakeAt(4.0)], (
         "a grace does not outlast the round's own patience"
     )
-    assert of(Step, feed(machine, Ticked(), now=4.0))
+    assert of(ReduceAndStep, feed(machine, TimePassed(), now=4.0))
 
 
 def test_without_a_quorum_everybody_is_waited_for_and_one_larger_than_the_living_shrinks() -> None:
     machine = RoundMachine()
     feed(machine, replace(TWO, quorum=0), began(1, B), now=0.0)
     assert feed(machine, Uploaded(1), now=0.0) == []
-    assert feed(machine, Ticked(), now=50.0) == []
+    assert feed(machine, TimePassed(), now=50.0) == []
     machine = RoundMachine()
     feed(machine, replace(TWO, quorum=3), began(1, B), now=0.0)
-    assert of(Wake, feed(machine, Uploaded(1), now=0.0)) == []
-    (step,) = of(Step, feed(machine, Gone(C), now=1.0))
+    assert of(WakeAt, feed(machine, Uploaded(1), now=0.0)) == []
+    (step,) = of(ReduceAndStep, feed(machine, PeerFoundDead(C), now=1.0))
     assert step.contributors == (A, B)
 
 
@@ -89,8 +89,8 @@ def test_every_group_has_a_grace_of_its_own(group: int) -> None:
     actions = feed(
         machine, began(1, B, names=names[group], groups=groups, group=group), Uploaded(1), now=3.0
     )
-    assert of(Wake, actions) == [Wake(8.0)]
-    (step,) = of(Step, feed(machine, Ticked(), now=8.0))
+    assert of(WakeAt, actions) == [WakeAt(8.0)]
+    (step,) = of(ReduceAndStep, feed(machine, TimePassed(), now=8.0))
     assert (step.group, step.names) == (group, names[group])
 
 
@@ -98,12 +98,12 @@ def test_a_grace_is_what_the_overlap_leaves() -> None:
     machine = RoundMachine()
     feed(machine, replace(TWO, spare_s=10.0), began(1, B), now=0.0)
     (wake,) = feed(machine, Uploaded(1), now=6.0)
-    assert wake == Wake(6.0 + 0.8 * 4.0)
+    assert wake == WakeAt(6.0 + 0.8 * 4.0)
     assert grace(5.0, 10.0, 6.0) == pytest.approx(3.2)
     assert grace(5.0, None, 6.0) == 5.0
     late = RoundMachine()
     feed(late, replace(TWO, spare_s=10.0), began(1, B), now=0.0)
-    assert of(Step, feed(late, Uploaded(1), now=11.0)), "nothing of it is left"
+    assert of(ReduceAndStep, feed(late, Uploaded(1), now=11.0)), "nothing of it is left"
 
 
 async def test_an_owner_wakes_when_the_grace_is_over(cell_of):

@@ -46,7 +46,7 @@ class Net:
     def send(self, sender: PeerId, to: PeerId, event: m.Event) -> None:
         self.messages += 1
         if to in self.dead:
-            self.at(self.now + 1.0, sender, m.Lost(to))
+            self.at(self.now + 1.0, sender, m.MemberLost(to))
         else:
             self.at(self.now + self.trip * (0.5 + self.dice.random()), to, event)
 
@@ -54,21 +54,21 @@ class Net:
         for action in actions:
             if isinstance(action, m.Declare):
                 self.declared[me] = self.now + self.trip * (0.5 + self.dice.random())
-            elif isinstance(action, m.Look):
+            elif isinstance(action, m.ReadPeers):
                 there = frozenset(p for p, since in self.declared.items() if since <= self.now)
-                self.at(self.now + self.trip, me, m.Seen(there))
+                self.at(self.now + self.trip, me, m.PeersRead(there))
             elif isinstance(action, m.Ask):
-                self.send(me, action.leader, m.Asked(me))
+                self.send(me, action.leader, m.JoinRequested(me))
             elif isinstance(action, m.Take):
                 self.send(me, action.peer, m.Taken(me))
-            elif isinstance(action, m.Refuse):
-                self.send(me, action.peer, m.Refused(me, action.better))
-            elif isinstance(action, m.Tell):
+            elif isinstance(action, m.DeclineJoin):
+                self.send(me, action.peer, m.JoinDeclined(me, action.better))
+            elif isinstance(action, m.NameGroup):
                 for peer in action.members:
                     if peer != me:
-                        self.send(me, peer, m.Told(me, action.members))
-            elif isinstance(action, m.Wake):
-                self.at(action.at, me, m.Ticked())
+                        self.send(me, peer, m.GroupNamed(me, action.members))
+            elif isinstance(action, m.SetTimer):
+                self.at(action.at, me, m.TimerFired())
             else:
                 self.ended.setdefault(me, self.now)
                 if isinstance(action, Met):  # the first: later ones leave out who was lost since
@@ -78,7 +78,7 @@ class Net:
         self, begins: dict[PeerId, float] | None = None, kills: dict[PeerId, float] | None = None
     ) -> None:
         for peer in self.peers:
-            self.at((begins or {}).get(peer, 0.0), peer, m.Begin())
+            self.at((begins or {}).get(peer, 0.0), peer, m.FindGroup())
         kills = dict(kills or {})
         while self.events:
             self.now, _, peer, event = heapq.heappop(self.events)
@@ -169,14 +169,14 @@ def test_everybody_knows_who_succeeds_a_leader_that_is_lost_afterwards() -> None
     net = Net(5, 5)
     net.run()
     (group,) = net.groups()
-    after = {p: net.machines[p].handle(m.Lost(group[0]), net.now) for p in group[1:]}
+    after = {p: net.machines[p].handle(m.MemberLost(group[0]), net.now) for p in group[1:]}
     assert set(map(tuple, after.values())) == {(Met(group[1:]),)}
-    assert net.machines[group[1]].handle(m.Lost(PeerId("stranger")), net.now) == []
+    assert net.machines[group[1]].handle(m.MemberLost(PeerId("stranger")), net.now) == []
 
 
 def machine(me: str = "p1", most: int = 4) -> Matching:
     made = Matching(PeerId(me), "key", 1, most, deadline=10.0)
-    made.handle(m.Begin(), 0.0)
+    made.handle(m.FindGroup(), 0.0)
     return made
 
 
@@ -188,8 +188,8 @@ def test_a_group_that_cannot_be_is_not_believed() -> None:
     lead, me, other = order_of("a", "b", "c")
     for members in ((lead, other), (lead, me, me), (me, other), (lead, me, *map(PeerId, "defgh"))):
         mine = machine(me)
-        mine.handle(m.Seen(frozenset((lead, other))), 0.1)
-        (done,) = mine.handle(m.Told(lead, members), 0.2)
+        mine.handle(m.PeersRead(frozenset((lead, other))), 0.1)
+        (done,) = mine.handle(m.GroupNamed(lead, members), 0.2)
         assert isinstance(done, Alone)
         assert done.liar == lead
 
@@ -198,11 +198,11 @@ def test_members_who_did_not_declare_themselves_are_looked_for_and_then_not_beli
     lead, me, other = order_of("a", "b", "c")
     for found in (True, False):
         mine = machine(me)
-        mine.handle(m.Seen(frozenset((lead,))), 0.1)
-        assert mine.handle(m.Told(lead, (lead, me, other)), 0.2) == [m.Look()]
+        mine.handle(m.PeersRead(frozenset((lead,))), 0.1)
+        assert mine.handle(m.GroupNamed(lead, (lead, me, other)), 0.2) == [m.ReadPeers()]
         for look in range(3):
             actions = mine.handle(
-                m.Seen(frozenset((lead, other)) if found else frozenset((lead,))), 0.3 + look
+                m.PeersRead(frozenset((lead, other)) if found else frozenset((lead,))), 0.3 + look
             )
             if mine.done:
                 break
@@ -215,30 +215,30 @@ def test_members_who_did_not_declare_themselves_are_looked_for_and_then_not_beli
 def test_only_the_leader_that_was_asked_is_listened_to() -> None:
     lead, me, other = order_of("a", "b", "c")
     mine = machine(me)
-    assert m.Ask(lead) in mine.handle(m.Seen(frozenset((lead, other))), 0.1)
-    assert mine.handle(m.Told(other, (other, me)), 0.2) == []
-    assert mine.handle(m.Refused(other, None), 0.2) == []
-    assert mine.handle(m.Asked(other), 0.2) == [m.Refuse(other, lead)]
+    assert m.Ask(lead) in mine.handle(m.PeersRead(frozenset((lead, other))), 0.1)
+    assert mine.handle(m.GroupNamed(other, (other, me)), 0.2) == []
+    assert mine.handle(m.JoinDeclined(other, None), 0.2) == []
+    assert mine.handle(m.JoinRequested(other), 0.2) == [m.DeclineJoin(other, lead)]
 
 
 def test_a_leader_hands_its_followers_to_a_better_one() -> None:
     lead, me, other = order_of("a", "b", "c")
     mine = machine(me)
-    assert m.Take(other) in mine.handle(m.Asked(other), 0.1)
-    assert mine.handle(m.Seen(frozenset((lead, other))), 0.2) == [
-        m.Refuse(other, lead),
+    assert m.Take(other) in mine.handle(m.JoinRequested(other), 0.1)
+    assert mine.handle(m.PeersRead(frozenset((lead, other))), 0.2) == [
+        m.DeclineJoin(other, lead),
         m.Ask(lead),
     ]
-    mine.handle(m.Lost(lead), 0.3)
+    mine.handle(m.MemberLost(lead), 0.3)
     assert mine.leading
     # with nobody: those it handed over went elsewhere
-    assert isinstance(mine.handle(m.Ticked(), 10.0)[0], Alone)
+    assert isinstance(mine.handle(m.TimerFired(), 10.0)[0], Alone)
 
 
 def test_at_the_deadline_a_leader_closes_with_whom_it_has_and_others_give_up() -> None:
     lead, me, other = order_of("a", "b", "c")
     mine = machine(lead)
-    mine.handle(m.Asked(other), 0.1)
-    assert mine.handle(m.Ticked(), 10.0) == [m.Tell((lead, other)), Met((lead, other))]
-    assert mine.handle(m.Asked(me), 11.0) == [m.Refuse(me, None)]
-    assert isinstance(machine("x").handle(m.Ticked(), 10.0)[0], Alone)
+    mine.handle(m.JoinRequested(other), 0.1)
+    assert mine.handle(m.TimerFired(), 10.0) == [m.NameGroup((lead, other)), Met((lead, other))]
+    assert mine.handle(m.JoinRequested(me), 11.0) == [m.DeclineJoin(me, None)]
+    assert isinstance(machine("x").handle(m.TimerFired(), 10.0)[0], Alone)

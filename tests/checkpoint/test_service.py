@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.checkpoint.fetch import Patience
+from node.checkpoint.fetch import FetchTimeouts
 from node.checkpoint.pins import Pins
 from node.checkpoint.service import NoDonor, Partial, StateKind, StateService, fetch
 from node.checkpoint.settings import CheckpointSettings
@@ -23,7 +23,7 @@ from node.wire.tensors import digest
 from protos import state_pb2, state_pb2_grpc, tensor_pb2
 
 SETTINGS = CheckpointSettings(fetch_chunk=10_000, fetch_parallel=3)
-QUICK = Patience(describe_s=60, stall_s=60, request_s=60, tries=2, pause_s=0.01)
+QUICK = FetchTimeouts(describe_s=60, stall_s=60, request_s=60, tries=2, pause_s=0.01)
 ME = PeerId("joiner")
 SHAPES = {
     "embed.weight": (300, 50),
@@ -228,7 +228,7 @@ async def test_a_donor_that_dies_in_the_middle(swarm: Swarm) -> None:
 async def test_a_silent_donor_costs_only_patience(swarm: Swarm) -> None:
     donors = [await swarm.donor(f"donor{i}", Held({3: values()})) for i in range(2)]
     swarm.net.mute(donors[0])
-    snapshot = await swarm.fetch(donors, patience=Patience(describe_s=4, stall_s=60, tries=1))
+    snapshot = await swarm.fetch(donors, patience=FetchTimeouts(describe_s=4, stall_s=60, tries=1))
     assert set(snapshot.sources) == {donors[1]}
 
 
@@ -245,7 +245,7 @@ async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm) -> None:
     stalled = await swarm.donor("stalls", Held({3: values()}), Stalls)
     good = await swarm.donor("good", Held({3: values()}))
     snapshot = await swarm.fetch(
-        [stalled, good], patience=Patience(describe_s=60, stall_s=4, tries=1)
+        [stalled, good], patience=FetchTimeouts(describe_s=60, stall_s=4, tries=1)
     )
     assert same(snapshot.tensors, values())
     assert swarm.blamed() == set()

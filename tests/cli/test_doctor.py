@@ -20,7 +20,7 @@ from node.app import checks
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
-from node.control.diagnose import Finding, Machine, failed, verdict
+from node.control.diagnose import Diagnosis, Machine, failed, verdict
 from node.control.doctor import Checkup
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
@@ -336,7 +336,7 @@ def test_data_is_a_warning_to_who_can_host_a_block_stage(found, home):
 def test_a_clock_that_others_contradict(found, home, monkeypatch):
     peer = Identity.ephemeral().peer_id
     for ahead, code in ((3600.0, ExitCode.CLOCK_WRONG), (0.5, ExitCode.OK)):
-        heard = (Finding(ADDRESS + peer, "answer", True, "answered", clock_s=ahead),)
+        heard = (Diagnosis(ADDRESS + peer, "answer", True, "answered", clock_s=ahead),)
         checkup = Checkup(Machine((), {}), heard, verdict(heard), 0.1)
         monkeypatch.setattr("node.app.joining.examine", lambda addresses, found=checkup, **_: found)
         said, ended = found("clock")

@@ -5,7 +5,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.app.joining import ask_peers, check, choose, examined, invite_text, look
 from node.config import NodeConfig
-from node.control.diagnose import Finding, Machine, identity_in_use, silent, verdict
+from node.control.diagnose import Diagnosis, Machine, identity_in_use, silent, verdict
 from node.control.doctor import Checkup
 from node.core.errors import ExitCode, Refused, UsageFault
 from node.core.ids import RunId
@@ -144,7 +144,7 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
     place = ADDRESS + owner.peer_id
     ours = NodeConfig.load({"home": home}, {})
     invite = Invite(RunId("ab" * 32), owner.peer_id, (place,))
-    asked, answered = [], Finding(place, "answer", True, "answered", clock_s=-3600.0)
+    asked, answered = [], Diagnosis(place, "answer", True, "answered", clock_s=-3600.0)
 
     def found(*findings):
         def examine(addresses, **how):
@@ -167,7 +167,7 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
     )
 
     me = Identity.load_or_create(ours.identity_path).peer_id
-    found(Finding(place, "answer", True, "answered"), identity_in_use(me, "it answers"))
+    found(Diagnosis(place, "answer", True, "answered"), identity_in_use(me, "it answers"))
     with pytest.raises(Refused, match="in use elsewhere") as caught:
         check(ours, invite)
     assert caught.value.code is ExitCode.IDENTITY_IN_USE

@@ -20,7 +20,7 @@ from node.core.errors import UsageFault
 from node.core.tasks import Tasks
 from node.manifest import Manifest
 from node.telemetry.events import Journal
-from node.training.protocol.rules import Rules, Standing
+from node.training.protocol.rules import ChangeStatus, Rules
 
 ME = "12D3KooWAQqU9GpkTfSsZGdQnrbCkLh31Gp3okDXAQqU9GpkTfSs"
 MANIFEST = Manifest.default_demo()
@@ -134,7 +134,7 @@ class FakeDaemon:
         self.log: list[str] = []
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
-        self.assembled.training = SimpleNamespace(leave=self.leave, standing=Standing(Rules()))
+        self.assembled.training = SimpleNamespace(leave=self.leave, standing=ChangeStatus(Rules()))
         self.assembled.work = SimpleNamespace(saved=self.saved)
         self.mover = Mover(self)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.lab.canned_window import training_snapshot
 from node.app import picture
-from node.app.picture import Picture
+from node.app.picture import SnapshotBuilder
 from node.telemetry.events import Journal
 from protos.control_pb2 import Snapshot
 
@@ -21,7 +21,7 @@ async def told(
     monkeypatch.setattr(picture, "NEWS_S", 0.0)
     monkeypatch.setattr(picture, "TELL_S", again_s)
     journal, left = Journal(), list(snapshots)
-    shown = Picture(SimpleNamespace(journal=journal))  # type: ignore[arg-type]
+    shown = SnapshotBuilder(SimpleNamespace(journal=journal))  # type: ignore[arg-type]
 
     def snapshot() -> Snapshot:
         if not left:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.app.view import View
+from node.app.view import OperatorService
 from node.core.errors import ExitCode, LocalFault, Refused
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity
@@ -19,14 +19,14 @@ from protos.ask_pb2 import Ask, AskManifest, AskPeers, PeerLine, PeersAnswer
 OWNER, GUEST, STRANGER = (Identity.ephemeral() for _ in range(3))
 
 
-def view(private: bool) -> tuple[View, Manifest]:
+def view(private: bool) -> tuple[OperatorService, Manifest]:
     base = Manifest.default_demo().owned_by(OWNER.peer_id)
     manifest = Manifest.parse(
         amended(base, {"swarm.admission": "invite" if private else "open"}).sign(OWNER)
     )
     gate = Gate(manifest.run_id, OWNER.peer_id, private)
     daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=lambda: gate)
-    made = View(daemon)
+    made = OperatorService(daemon)
     made.peers = lambda: PeersAnswer(peers=[PeerLine(peer="12D3KooWHidden", name="shy-otter")])  # type: ignore[method-assign]
     return made, manifest
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from node.control import diagnose, doctor
 from node.control.diagnose import (
     CLOCK_S,
-    Finding,
+    Diagnosis,
     Machine,
     failed,
     fault_of,
@@ -53,29 +53,29 @@ FOUR = Machine((LO, ("eth0", "192.168.7.2", "private")), {4: "192.168.7.2", 6: "
 NONE = Machine((LO, ("eth0", "fe80::2", "link-local")), {4: "", 6: ""})
 
 
-def good(address: str, clock_s: float | None = 0.1) -> Finding:
-    return Finding(address, "answer", True, "answered", clock_s=clock_s)
+def good(address: str, clock_s: float | None = 0.1) -> Diagnosis:
+    return Diagnosis(address, "answer", True, "answered", clock_s=clock_s)
 
 
-def closed(address: str) -> Finding:
+def closed(address: str) -> Diagnosis:
     return refused(address, ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
 
 
-def routeless(address: str) -> Finding:
+def routeless(address: str) -> Diagnosis:
     return refused(address, OSError(errno.ENETUNREACH, "Network is unreachable"))
 
 
-def familyless(address: str) -> Finding:
+def familyless(address: str) -> Diagnosis:
     found = no_way(address, "2a09:8280:1::1", FOUR)
     assert found is not None
     return found
 
 
-def nameless(address: str) -> Finding:
+def nameless(address: str) -> Diagnosis:
     return unresolved(address, "swarm.example", "does not exist")
 
 
-def somebody(address: str) -> Finding:
+def somebody(address: str) -> Diagnosis:
     return failed(address, "proof", ExitCode.NETWORK, "somebody else answers there")
 
 
@@ -128,7 +128,7 @@ TABLE = [
     ("findings", "code", "ok"),
     [pytest.param(*row[1:], id=row[0]) for row in TABLE],
 )
-def test_the_verdict(findings: list[Finding], code: ExitCode, ok: bool) -> None:
+def test_the_verdict(findings: list[Diagnosis], code: ExitCode, ok: bool) -> None:
     chosen = verdict(findings)
     assert (chosen.code, chosen.ok) == (code, ok)
     assert chosen.exit_code == (ExitCode.OK if ok else code)
@@ -265,7 +265,7 @@ class Swarm:
             answer.peers.append(line)
         return answer
 
-    def watch(self, ask: Callable[[], PeersAnswer] | None = None) -> Finding | None:
+    def watch(self, ask: Callable[[], PeersAnswer] | None = None) -> Diagnosis | None:
         return watch_identity(PeerId(ONE), ask or self.peers, 6.5, self.now, self.sleep)
 
 

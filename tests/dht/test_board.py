@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from node.core.errors import UsageFault, WireError
 from node.core.ids import RunId
 from node.dht.author import Author
-from node.dht.board import Board
+from node.dht.board import RecordStore
 from node.dht.record import unwrap, wrap
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
@@ -21,8 +21,8 @@ RUN = RunId("ab" * 32)
 ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
 
 
-def board(**settings) -> Board:
-    return Board(RUN, DirectorySettings(**settings))
+def board(**settings) -> RecordStore:
+    return RecordStore(RUN, DirectorySettings(**settings))
 
 
 def sealed(
@@ -127,7 +127,7 @@ def test_a_writer_is_forgotten_with_its_last_record(body) -> None:
 
 
 def test_the_number_of_writers_is_bounded_and_room_comes_back(body) -> None:
-    b, packed = Board(RUN, DirectorySettings(max_peers=3), BOB.peer_id), body().pack()
+    b, packed = RecordStore(RUN, DirectorySettings(max_peers=3), BOB.peer_id), body().pack()
     crowd = [Identity.ephemeral() for _ in range(5)]
     for one in crowd[:3]:
         b.offer(one.peer_id, sealed(one, packed), NOW + 15, NOW)
@@ -177,7 +177,7 @@ def test_a_private_run_takes_records_of_the_admitted_only_and_no_longer_than_the
     owner, packed = Identity.ephemeral(), body().pack()
     gate = Gate(RUN, owner.peer_id, private=True)
     token = admission_token(owner, RUN, ALICE.peer_id, NOW + 10)
-    b = Board(RUN, DirectorySettings(), BOB.peer_id, gate.admit)
+    b = RecordStore(RUN, DirectorySettings(), BOB.peer_id, gate.admit)
 
     for raw in (
         sealed(ALICE, packed),

@@ -20,8 +20,8 @@ from hivemind.utils import MSGPackSerializer
 from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht import guard
-from node.dht.board import Board
-from node.dht.door import REQUESTS_AT_ONCE, Door
+from node.dht.board import RecordStore
+from node.dht.door import REQUESTS_AT_ONCE, AdmissionFilter
 from node.dht.record import wrap
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
@@ -31,7 +31,7 @@ from node.identity.records import seal
 guard.install()
 RUN = RunId("ab" * 32)
 ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
-KEY = DHTID.generate(source=Board(RUN, DirectorySettings()).key).to_bytes()
+KEY = DHTID.generate(source=RecordStore(RUN, DirectorySettings()).key).to_bytes()
 pack = MSGPackSerializer.dumps
 
 
@@ -42,7 +42,9 @@ def until(seconds: float = 15.0) -> float:
 def sealed(
     who: Identity, packed: bytes, expires: float, seq: int = 1, admission: bytes = b""
 ) -> bytes:
-    return seal(who, Board(RUN, DirectorySettings()).key, wrap(admission, packed), seq, expires)
+    return seal(
+        who, RecordStore(RUN, DirectorySettings()).key, wrap(admission, packed), seq, expires
+    )
 
 
 class FakeP2P:
@@ -65,7 +67,7 @@ class StandingClock(SystemClock):
 
 
 class Node:
-    def __init__(self, protocol: guard.SwarmProtocol, board: Board) -> None:
+    def __init__(self, protocol: guard.SwarmProtocol, board: RecordStore) -> None:
         self.protocol, self.board = protocol, board
         self.context = called_by(BOB)
 
@@ -100,9 +102,9 @@ async def make_node(
     **settings: Any,
 ) -> Node:
     knobs, clock = DirectorySettings(**settings), StandingClock()
-    board = Board(RUN, knobs, admit=gate.admit if gate else None)
+    board = RecordStore(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
-    door = Door(clock, gate.admit if gate else None, admission, tell)
+    door = AdmissionFilter(clock, gate.admit if gate else None, admission, tell)
     validator = guard.EnvelopeValidator(board, clock, knobs.max_record, door)
     protocol = await guard.SwarmProtocol.create(
         FakeP2P(), me, 20, 5, 5, 3, record_validator=validator

@@ -34,13 +34,13 @@ from node.pipeline.settings import PipelineLimits
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
-from node.training.protocol.events import Heard
+from node.training.protocol.events import Heartbeat
 from node.training.protocol.notes import plan_domain, plan_note, ready_note
 from node.training.service import Training
-from node.training.state.meter import Meter
+from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
-from node.training.work import Engines, Work
+from node.training.work import Engines, StageRuntime
 from protos.training_pb2_grpc import TrainingStub
 
 CURVE = Path(__file__).with_name("curve.json")
@@ -81,7 +81,7 @@ class Peer:
     ) -> None:
         self.transport = net.transport(identity.peer_id)
         self.journal, self.metrics = Journal(), Metrics()
-        self.thread, self.meter = DeviceThread(), Meter(self.journal, self.metrics)
+        self.thread, self.meter = DeviceThread(), PipelineMeter(self.journal, self.metrics)
         module = build(m.model, m.pipeline.stages, stage)
         self.pipeline = Pipeline(
             self.transport,
@@ -116,7 +116,7 @@ class Peer:
             self.outer,
         )
         state = StageState(module, stage, 0)
-        self.work = Work(
+        self.work = StageRuntime(
             state,
             engines,
             m.training,
@@ -212,7 +212,7 @@ async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
             assert me.term == term
         # Heartbeats beyond what the run can have made, to who leads.
         leader = TrainingStub(await peers[2].transport.channel(keys[0].peer_id))
-        stands = Heard(keys[2].peer_id, 1, me.at, "d", tokens=me.tokens)
+        stands = Heartbeat(keys[2].peer_id, 1, me.at, "d", tokens=me.tokens)
         for change in ({"tokens": 2**53}, {"at": Version(EPOCHS + 1, "ab" * 16)}, {"term": 2**62}):
             said = len(peers[0].transport.faults)
             answer = await leader.Tell(

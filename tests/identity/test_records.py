@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.core.errors import WireError
 from node.identity.keys import Identity
-from node.identity.records import OVERHEAD, Record, open_record, seal
+from node.identity.records import OVERHEAD, SignedRecord, open_record, seal
 
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
 NOW = 1_700_000_000.0
@@ -23,7 +23,7 @@ def opened(
     who: Identity = ME,
     now: float = NOW,
     max_bytes: int = 4096,
-) -> Record:
+) -> SignedRecord:
     return open_record(
         raw, key=key, writer=who.peer_id, now_wall=now, max_ttl_s=600, max_bytes=max_bytes
     )

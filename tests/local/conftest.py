@@ -23,7 +23,7 @@ from node.model.stages import build
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
-from node.pipeline.work import StageMath, Work
+from node.pipeline.work import StageMath, VisitBuffers
 from node.training.state.stage import StageState
 from node.wire.tensors import TensorReader, encode, head_of
 
@@ -51,8 +51,10 @@ class Side:
     state: StageState
     owner: Owner
 
-    def work(self, *, x: torch.Tensor | None = None, gradient: torch.Tensor | None = None) -> Work:
-        work = Work(0.0, (B, T, MODEL.d_model))
+    def work(
+        self, *, x: torch.Tensor | None = None, gradient: torch.Tensor | None = None
+    ) -> VisitBuffers:
+        work = VisitBuffers(0.0, (B, T, MODEL.d_model))
         work.input = None if x is None else reader(x)
         work.gradient = None if gradient is None else reader(gradient)
         return work

@@ -13,8 +13,8 @@ from node.optim.kernel_rule import (
     PANELS_GAIN,
     SMALLER,
     SQUARES,
-    Rule,
-    Trial,
+    KernelRule,
+    KernelTrial,
     following,
     rule_from,
     way,
@@ -26,7 +26,7 @@ UNITS = {64: 5.6, 128: 5.0, 256: 6.0, 512: 8.0, 768: 9.0}
 NONE = dict.fromkeys(SQUARES, 0.5)
 """On one where it is emulated."""
 NOWHERE = dict.fromkeys(OPERANDS, 0.9)
-MIXED = Rule(bf16_from=4096)
+MIXED = KernelRule(bf16_from=4096)
 
 
 def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512):
@@ -72,17 +72,17 @@ def test_the_rule_of_a_shape():
 
 
 def test_a_rule_of_its_own_is_followed():
-    rule = Rule(bf16_from=16, stack_bf16_to=16, gram_aspect=1.0, gram_from=1)
+    rule = KernelRule(bf16_from=16, stack_bf16_to=16, gram_aspect=1.0, gram_from=1)
     assert not way(64, 64, rule).stacked
     assert way(64, 64, rule).precision == "bf16"
     assert way(64, 64, rule).gram
 
 
 def test_what_is_worked_by_panels_is_not_stacked():
-    rule = Rule(bf16_from=1, stack_bf16_to=768, panels_bf16=512 * 2048)
+    rule = KernelRule(bf16_from=1, stack_bf16_to=768, panels_bf16=512 * 2048)
     assert way(512, 1024, rule).stacked
     assert not way(512, 2048, rule).stacked
-    assert way(512, 2048, Rule(bf16_from=1, stack_bf16_to=768, panels_bf16=0)).stacked
+    assert way(512, 2048, KernelRule(bf16_from=1, stack_bf16_to=768, panels_bf16=0)).stacked
 
 
 def test_without_times_the_rule_is_the_same_everywhere():
@@ -92,7 +92,7 @@ def test_without_times_the_rule_is_the_same_everywhere():
 
 def test_a_processor_with_matrix_units_works_in_bf16():
     times, _ = measured(machine(UNITS, panels={**NOWHERE, (1024, 2048): 1.25}))
-    assert rule_from(times) == Rule(
+    assert rule_from(times) == KernelRule(
         bf16_from=64 * 64,
         stack_bf16_to=512,
         stack_fp32_to=64,
@@ -155,7 +155,7 @@ def test_only_what_is_compared_is_asked_for_together_and_nothing_twice():
     assert sum(map(len, groups)) == len(times)
     for group in groups:
         assert len({(trial.rows, trial.cols, trial.many) for trial in group}) == 1
-    assert all(isinstance(trial, Trial) for trial in times)
+    assert all(isinstance(trial, KernelTrial) for trial in times)
     (lost, *_) = times
     assert following({trial: t for trial, t in times.items() if trial != lost}) == groups[0]
 

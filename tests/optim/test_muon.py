@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import node.optim.newton_schulz as ns
-from node.optim.kernel_rule import Rule
+from node.optim.kernel_rule import KernelRule
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 
@@ -40,7 +40,7 @@ def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
         [torch.randn(shape, generator=g) for _ in range(6)],
     )
     if precision == "bf16":  # torch's Muon orthogonalises in bf16 always
-        monkeypatch.setattr(ns, "rule_of", lambda _: Rule(bf16_from=1))
+        monkeypatch.setattr(ns, "rule_of", lambda _: KernelRule(bf16_from=1))
         # Ours rounds in other places: of 900 draws of gradients the furthest was 2.5 % of the way
         # from torch's.
         bound = 0.05

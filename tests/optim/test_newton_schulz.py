@@ -7,13 +7,13 @@ import torch
 
 from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import NAMES, coefficients
-from node.optim.kernel_rule import CPU, Rule, way
+from node.optim.kernel_rule import CPU, KernelRule, way
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all
 from tests.optim.conftest import matrix_by_matrix
 
 SHAPES = [(1, 1), (1, 9), (16, 16), (64, 64), (48, 128), (128, 48), (256, 100)]
-BF16 = Rule(bf16_from=1)
-MIXED = Rule(bf16_from=4096)
+BF16 = KernelRule(bf16_from=1)
+MIXED = KernelRule(bf16_from=4096)
 
 
 def applied(value, chosen):
@@ -117,7 +117,7 @@ def test_bf16_agrees_with_torchs_own():
 
 
 @pytest.mark.parametrize(
-    "rule", [CPU, BF16, MIXED, Rule(bf16_from=4096, panels_bf16=1, panels_fp32=1)]
+    "rule", [CPU, BF16, MIXED, KernelRule(bf16_from=4096, panels_bf16=1, panels_fp32=1)]
 )
 @pytest.mark.parametrize("stack", [False, True])
 def test_every_way_gives_the_same_matrices_in_order(rule, stack):

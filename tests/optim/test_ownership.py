@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
 from node.optim.ownership import assign, makespan, ownership_hash
-from node.optim.parts import Part, parts_of, state_bytes, state_shapes, step_cost
+from node.optim.parts import ParameterPart, parts_of, state_bytes, state_shapes, step_cost
 from node.optim.settings import OptimSettings
-from node.partition.cost import Rate, Rates
+from node.partition.cost import KernelRate, Rates
 from node.partition.cost import state_bytes as planned_bytes
 from node.partition.repair import MUST
 
@@ -27,7 +27,9 @@ UP = "model.layers.0.mlp.up_proj.weight"
 
 
 def parts(values):
-    return tuple(Part(f"w{i:03}", (v, 1), float(v), 4 * v, True) for i, v in enumerate(values))
+    return tuple(
+        ParameterPart(f"w{i:03}", (v, 1), float(v), 4 * v, True) for i, v in enumerate(values)
+    )
 
 
 def model(layers=8, d=64):
@@ -203,7 +205,7 @@ def test_measured_rates_correct_the_cost_of_matrices_alone():
         "lm_head.weight": (259, 64),
     }
     plain = {p.name: p for p in parts_of(shapes, OptimSettings())}
-    rates = Rates([Rate(64, 192, 100.0), Rate(64, 64, 25.0)])
+    rates = Rates([KernelRate(64, 192, 100.0), KernelRate(64, 64, 25.0)])
     measured = {p.name: p for p in parts_of(shapes, OptimSettings(), rates)}
     assert [measured[n].cost / plain[n].cost for n in shapes] == pytest.approx([1, 4, 1])
 
@@ -237,7 +239,7 @@ def test_the_hash_covers_method_shapes_and_owners():
         ownership_hash(ps, of | {"w001": b}, "muon"),
         ownership_hash(parts([3, 5]), of, "muon"),
         ownership_hash(
-            (*ps[:1], Part("w002", (4, 1), 4.0, 16, True)), {"w000": a, "w002": a}, "muon"
+            (*ps[:1], ParameterPart("w002", (4, 1), 4.0, 16, True)), {"w000": a, "w002": a}, "muon"
         ),
     }
     assert len(hashes) == 5

@@ -6,7 +6,7 @@ import torch
 
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.optim.spare import Spares, Trail, buddy, wards
+from node.optim.spare import Spares, VersionTrail, buddy, wards
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 LINE, OTHER = "0" * 32, "f" * 32
@@ -60,7 +60,7 @@ def test_copies_of_one_version_are_shown_together() -> None:
 
 
 def test_a_trail_knows_what_led_here() -> None:
-    trail = Trail(length=3)
+    trail = VersionTrail(length=3)
     for epoch in range(1, 6):
         trail.stand(Version(epoch, LINE))
     assert trail.leads_from(Version(5, LINE))
@@ -74,7 +74,7 @@ def test_a_trail_knows_what_led_here() -> None:
 
 
 def test_going_back_keeps_the_trail_and_another_history_does_not() -> None:
-    trail = Trail()
+    trail = VersionTrail()
     for epoch in range(1, 6):
         trail.stand(Version(epoch, LINE))
     trail.stand(Version(3, LINE))
@@ -86,7 +86,7 @@ def test_going_back_keeps_the_trail_and_another_history_does_not() -> None:
 
 
 def test_copies_of_a_history_that_was_given_up_go() -> None:
-    spares, trail = Spares(), Trail()
+    spares, trail = Spares(), VersionTrail()
     for name, version in {
         "old": Version(2, LINE),
         "undone": Version(5, LINE),

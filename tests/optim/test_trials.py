@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from node.optim import kernel_rule, trials
-from node.optim.kernel_rule import Trial, following
+from node.optim.kernel_rule import KernelTrial, following
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_all_that_is_asked_for_is_timed():
     times = trials.measure(threading.Event(), ticking())
     assert following(times) == []
     assert {seconds for seconds in times.values()} == {1.0}
-    assert Trial(40, 64, 1, "fp32", "panels") in times
+    assert KernelTrial(40, 64, 1, "fp32", "panels") in times
 
 
 def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):

@@ -15,7 +15,7 @@ from node.app import tuning
 from node.app.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth, write_times
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
-from node.optim.kernel_rule import CPU, Trial, following, rule_from
+from node.optim.kernel_rule import CPU, KernelTrial, following, rule_from
 from node.optim.newton_schulz import follow, followed
 from node.telemetry.events import Journal
 from tests.optim.test_kernel_rule import UNITS, machine, measured
@@ -194,7 +194,7 @@ def test_times_are_written_as_they_were(tmp_path):
     assert read_times(path, "this") == TIMES
     assert read_times(path, "that") is None
     assert os.listdir(path.parent) == ["file.json"]
-    assert all(type(trial) is Trial for trial in read_times(path, "this") or [])
+    assert all(type(trial) is KernelTrial for trial in read_times(path, "this") or [])
 
 
 def demo(**changes):

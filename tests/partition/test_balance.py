@@ -25,7 +25,7 @@ from node.partition.cost import muon_flops, units_of
 from node.partition.exact import KINDS, _branched, _packed, settle
 from node.partition.matrices import Matrix, Unit
 from node.partition.plan import assign_units, make_plan, quantised
-from node.partition.search import Problem, State
+from node.partition.search import OwnershipProblem, SearchState
 
 few = st.lists(st.integers(1, 60), min_size=1, max_size=8)
 pace = st.lists(st.sampled_from([0.5, 1.0, 1.0, 1.5, 2.0, 3.7]), min_size=1, max_size=4)
@@ -53,9 +53,11 @@ def least(costs, speeds):
 @given(few.filter(lambda c: len(c) <= 7), pace)
 def test_few_units_are_placed_optimally(costs, speeds):
     costs.sort(reverse=True)
-    owner, floor = balance(Problem(costs, speeds))
+    owner, floor = balance(OwnershipProblem(costs, speeds))
     best = least(costs, speeds)
-    assert State(Problem(costs, speeds), owner).makespan() == pytest.approx(best, rel=1e-9)
+    assert SearchState(OwnershipProblem(costs, speeds), owner).makespan() == pytest.approx(
+        best, rel=1e-9
+    )
     assert floor <= best * (1 + 1e-9)
     assert lower_bound(costs, speeds) <= best * (1 + 1e-9)
 
@@ -64,8 +66,8 @@ def test_few_units_are_placed_optimally(costs, speeds):
 @given(few.filter(lambda c: len(c) <= 7), pace)
 def test_both_exact_searches_find_the_optimum_from_the_worst_plan(costs, speeds):
     costs.sort(reverse=True)
-    problem, best = Problem(costs, speeds), least(costs, speeds)
-    worst = State(problem, [0] * len(costs))
+    problem, best = OwnershipProblem(costs, speeds), least(costs, speeds)
+    worst = SearchState(problem, [0] * len(costs))
     for search in (settle, _branched):
         found, proof = search(worst, 0.0)
         assert found.makespan() == pytest.approx(
@@ -84,10 +86,10 @@ def test_both_exact_searches_find_the_optimum_from_the_worst_plan(costs, speeds)
 )
 def test_packing_knows_whether_there_is_a_plan(costs, speeds):
     costs.sort(reverse=True)
-    problem, best = Problem(costs, speeds), least(costs, speeds)
+    problem, best = OwnershipProblem(costs, speeds), least(costs, speeds)
     owner, _ = _packed(problem, best, 300)
     assert owner is not None
-    assert State(problem, owner).makespan() == pytest.approx(best)
+    assert SearchState(problem, owner).makespan() == pytest.approx(best)
     assert _packed(problem, best * (1 - 1e-6), 300) == (None, True)
 
 
@@ -103,9 +105,9 @@ def test_floor_and_plan_agree(costs, speeds):
     assert sum(plan.loads) == sum(costs)
     assert 1 <= plan.floor_over_ideal <= plan.over_ideal
     assert plan.floor >= max(costs) / max(speeds) * (1 - 1e-12)
-    longest = State(
-        Problem(sorted(costs, reverse=True), speeds),
-        longest_first(Problem(sorted(costs, reverse=True), speeds)),
+    longest = SearchState(
+        OwnershipProblem(sorted(costs, reverse=True), speeds),
+        longest_first(OwnershipProblem(sorted(costs, reverse=True), speeds)),
     )
     assert plan.makespan <= longest.makespan() * (1 + 1e-12)
 

@@ -21,7 +21,7 @@ from benchmarks.reference.groups import group_time, published_groups
 from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
 from node.core.errors import UsageFault
 from node.partition.cost import (
-    Rate,
+    KernelRate,
     Rates,
     flops,
     muon_flops,
@@ -229,12 +229,12 @@ def test_shapes_of_the_models():
 
 
 def test_measured_rates_make_slow_shapes_dearer():
-    rates = Rates([Rate(64, 64, 10.0), Rate(1024, 4096, 100.0)])
+    rates = Rates([KernelRate(64, 64, 10.0), KernelRate(1024, 4096, 100.0)])
     small, large = (units_of([Matrix("w", n, n)], "muon", rates)[0].cost for n in (64, 2048))
     assert small == 10 * muon_flops(64, 64)
     assert large == muon_flops(2048, 2048)
     with pytest.raises(UsageFault):
-        Rates([Rate(64, 64, 0.0)])
+        Rates([KernelRate(64, 64, 0.0)])
 
 
 def test_every_method_has_cost_and_bytes():

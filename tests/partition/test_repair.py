@@ -14,7 +14,7 @@ from node.partition.cost import units_of
 from node.partition.matrices import in_order
 from node.partition.plan import make_plan
 from node.partition.repair import bearable, repair
-from node.partition.search import Problem, State
+from node.partition.search import OwnershipProblem, SearchState
 
 costs = st.lists(st.integers(1, 1000), min_size=1, max_size=50).map(
     lambda c: sorted(c, reverse=True)
@@ -34,9 +34,9 @@ def test_repair_counts_what_it_moves_and_leaves_a_good_plan_alone(values, pace, 
     homes = st.one_of(st.none(), st.integers(-1, len(pace) - 1))
     before = data.draw(st.lists(homes, min_size=len(values), max_size=len(values)))
     sizes = [3 * c + 1 for c in values]
-    problem = Problem(values, pace, sizes)
+    problem = OwnershipProblem(values, pace, sizes)
     done = repair(problem, before)
-    state = State(problem, done.owner)
+    state = SearchState(problem, done.owner)
     assert all(0 <= p < len(pace) for p in done.owner)
     assert done.moved == bytes_moved(sizes, before, done.owner)
     assert done.moved >= sum(s for s, b in zip(sizes, before, strict=True) if b == -1)
@@ -121,7 +121,7 @@ def test_a_slower_peer_sheds_work_only_when_it_matters():
 
 def test_a_peer_whose_memory_shrank_gives_up_what_it_cannot_hold():
     values, sizes = [8, 7, 6, 5], [10, 10, 10, 10]
-    problem = Problem(values, [1.0, 1.0], sizes, [20, 40])
+    problem = OwnershipProblem(values, [1.0, 1.0], sizes, [20, 40])
     done = repair(problem, [0, 0, 0, 1])
     assert sum(s for s, p in zip(sizes, done.owner, strict=True) if p == 0) <= 20
     assert done.moved == bytes_moved(sizes, [0, 0, 0, 1], done.owner) >= 10
@@ -134,9 +134,11 @@ def test_a_plan_that_repair_cannot_mend_is_made_anew():
     pace = sorted(dice.lognormvariate(0, 0.7) for _ in range(60))
     values = sorted((dice.randint(1, 8192) ** 2 for _ in range(90)), reverse=True)
     before = [dice.randrange(60) for _ in values]
-    problem = Problem(values, pace, values)
+    problem = OwnershipProblem(values, pace, values)
     fresh, floor = balance(problem)
     done = repair(problem, before)
-    assert State(problem, done.owner).makespan() <= 1.06 * State(problem, fresh).makespan()
+    assert (
+        SearchState(problem, done.owner).makespan() <= 1.06 * SearchState(problem, fresh).makespan()
+    )
     assert done.floor >= 0.999 * floor
     assert done.moved == bytes_moved(values, before, done.owner)

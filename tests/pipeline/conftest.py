@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.unsplit import Unsplit
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Path, Plan
+from node.core.journey import Hop, Path, Plan, PlanMember
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.device import DeviceThread
@@ -119,7 +119,7 @@ class Swarm:
             )
             for i in range(count)
         )
-        members = tuple(Member(PeerId(n), stage_of(n), 1.0) for n in sorted(self.rooms))
+        members = tuple(PlanMember(PeerId(n), stage_of(n), 1.0) for n in sorted(self.rooms))
         return Plan(epoch, 1, PeerId("s0a"), members, paths, {}, deadline_s=deadline_s)
 
     def batch(self, path: Path) -> tuple[Tensor, Tensor]:

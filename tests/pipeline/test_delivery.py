@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Path, Plan
+from node.core.journey import Hop, Path, Plan, PlanMember
 from node.pipeline import events as ev
 from node.pipeline.delivery import ATTEMPTS, Delivery, Pause, Suspects, Trouble
 from node.pipeline.machine import PipelineMachine
@@ -105,18 +105,18 @@ def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
     speeds = {A: 1.0, B: 3.0, C: 1.0, D: 0.0}
     work = [A] * 12 + [B] * 6 + [C] * 6
     paths = tuple(Path(i, e, (i,), (Hop(1, p),)) for i, p in enumerate(work))
-    members = (Member(e, 0), *(Member(p, 1, speeds[p]) for p in names))
+    members = (PlanMember(e, 0), *(PlanMember(p, 1, speeds[p]) for p in names))
     plan = Plan(1, 1, e, members, paths, {})
     each, done = predicted(plan)
     assert each == pytest.approx({A: 1.0, B: 1 / 3, C: 1.0, D: 1.0})
     assert done == pytest.approx({A: 13.0, B: 7 / 3, C: 7.0, D: 1.0})
     machine = PipelineMachine(e)
-    machine.handle(ev.Adopt(plan), 0.0)
-    machine.handle(ev.Gone(A), 0.0)
+    machine.handle(ev.AdoptPlan(plan), 0.0)
+    machine.handle(ev.PeerDied(A), 0.0)
     got: list[PeerId] = []
     for path in paths[:12]:
         machine.handle(ev.Start(path.index), 0.0)
-        done = machine.handle(ev.Computed(ev.Key(1, path.index, 0), ev.Way.FORWARD), 0.0)
+        done = machine.handle(ev.Computed(ev.Key(1, path.index, 0), ev.Direction.FORWARD), 0.0)
         got += [a.journey[1].peer for a in done if isinstance(a, ev.Send)]
     assert len(got) == 12
     assert {p: got.count(p) for p in (A, C)} == {A: 0, C: 0}

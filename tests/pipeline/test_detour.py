@@ -13,9 +13,9 @@ import torch
 import node.inference.detour
 from node.core.errors import NetworkFault, PeerFault, UsageFault
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Plan
+from node.core.journey import Hop, Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
-from node.inference.detour import Around, decide, named
+from node.inference.detour import ForwardRouter, decide, named
 from node.inference.evaluate import choose, evaluate
 from node.inference.generate import speak
 from node.pipeline.settings import PipelineSettings
@@ -36,8 +36,8 @@ class Pings:
 
 def planned(stages: int, replicas: str = "ab") -> Plan:
     members = (
-        Member(PeerId("s0a"), 0),
-        *(Member(PeerId(f"s{s}{x}"), s) for s in range(1, stages + 1) for x in replicas),
+        PlanMember(PeerId("s0a"), 0),
+        *(PlanMember(PeerId(f"s{s}{x}"), s) for s in range(1, stages + 1) for x in replicas),
     )
     return Plan(3, 1, PeerId("s0a"), members, (), {})
 
@@ -48,9 +48,11 @@ def around(
     may_skip: float = 0.5,
     asked: tuple[int, ...] = (),
     told: list | None = None,
-) -> Around:
+) -> ForwardRouter:
     settings, plan = PipelineSettings(stages=stages, may_skip=may_skip), planned(stages)
-    return Around(pings, settings, lambda: plan, asked, (told if told is not None else []).append)  # pyright: ignore
+    return ForwardRouter(
+        pings, settings, lambda: plan, asked, (told if told is not None else []).append
+    )  # pyright: ignore
 
 
 def test_what_nobody_serves_is_left_out_within_the_skip_ratio_only():
@@ -147,7 +149,7 @@ async def test_work_that_nobody_can_do_ends():
     way = around(Pings())
     with pytest.raises(NetworkFault, match="I host stage 9"):
         await way.take(0, work)
-    nobody = Around(Pings(), PipelineSettings(), lambda: None)  # pyright: ignore
+    nobody = ForwardRouter(Pings(), PipelineSettings(), lambda: None)  # pyright: ignore
     with pytest.raises(NetworkFault, match="not begun"):
         await nobody.look()
 
@@ -190,8 +192,8 @@ async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_l
     plan, room, text = swarm.plan(1), swarm.rooms["s0a"], Batches(swarm)
     swarm.adopt(plan)
 
-    def through(asked: object) -> Around:
-        return Around(room.transport, room.settings, lambda: plan, asked)  # pyright: ignore
+    def through(asked: object) -> ForwardRouter:
+        return ForwardRouter(room.transport, room.settings, lambda: plan, asked)  # pyright: ignore
 
     async def measured(*asked: int, share: float = 0.0) -> list[tuple]:
         found = [f async for f in evaluate(room, text, through, asked, share, 8, 3)]

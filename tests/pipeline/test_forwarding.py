@@ -12,10 +12,10 @@ import torch
 
 import node.inference.detour
 from benchmarks.lab.memory_net import MemoryNet
-from node.app.view import View
+from node.app.view import OperatorService
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan
+from node.core.journey import Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
 from node.inference import forwarding
 from node.inference.forwarding import MAX_PROMPT, EndsService
@@ -56,7 +56,12 @@ class Peers:
 
     def __init__(self) -> None:
         self.net = MemoryNet()
-        members = (Member(A, 0), Member(B, 0), Member(ME, 1), Member(PeerId("s2a"), 2))
+        members = (
+            PlanMember(A, 0),
+            PlanMember(B, 0),
+            PlanMember(ME, 1),
+            PlanMember(PeerId("s2a"), 2),
+        )
         self.plan = Plan(3, 1, B, members, (), {})
         self.pipelines, self.services = {}, {}
 
@@ -262,7 +267,7 @@ async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
             pipeline=SimpleNamespace(settings=PipelineSettings(stages=STAGES)),
         ),
     )
-    view = View(daemon)
+    view = OperatorService(daemon)
     request = pb.GenerateRequest(prompt="a", max_tokens=2)
 
     async def by() -> str:

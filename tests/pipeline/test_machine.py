@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Path, Plan
+from node.core.journey import Hop, Path, Plan, PlanMember
 from node.pipeline import events as ev
 from node.pipeline.delivery import Trouble
-from node.pipeline.events import Key, Say, Way
+from node.pipeline.events import Direction, Key, Say
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
 
@@ -22,7 +22,7 @@ STAGES = 3
 
 def make_plan(batches: int, replicas: int) -> Plan:
     peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, STAGES + 1)}
-    members = (Member(ORIGIN, 0), *(Member(p, s) for s, ps in peers.items() for p in ps))
+    members = (PlanMember(ORIGIN, 0), *(PlanMember(p, s) for s, ps in peers.items() for p in ps))
     paths = tuple(
         Path(i, ORIGIN, (i,), tuple(Hop(s, ps[(i + s) % replicas]) for s, ps in peers.items()))
         for i in range(batches)
@@ -33,20 +33,20 @@ def make_plan(batches: int, replicas: int) -> Plan:
 def test_an_expired_entry_makes_way_and_is_fetched_again_when_its_gradient_comes():
     plan = make_plan(1, 1)
     machine = PipelineMachine(PeerId("s2a"))
-    machine.handle(ev.Adopt(plan), 0.0)
+    machine.handle(ev.AdoptPlan(plan), 0.0)
     journey = plan.paths[0].journey
     forward = ev.Claim(3, plan.hash, 0, journey, 2)
-    machine.handle(ev.Held(Way.FORWARD, forward, PeerId("s1a")), 0.0)
-    machine.handle(ev.Computed(forward.key, Way.FORWARD), 0.0)
+    machine.handle(ev.TensorReceived(Direction.FORWARD, forward, PeerId("s1a")), 0.0)
+    machine.handle(ev.Computed(forward.key, Direction.FORWARD), 0.0)
     assert machine.handle(ev.Expired(forward.key), 9.0)[-1] == ev.Free(forward.key)
-    actions = machine.handle(ev.Held(Way.BACKWARD, forward, PeerId("s3a")), 9.0)
+    actions = machine.handle(ev.TensorReceived(Direction.BACKWARD, forward, PeerId("s3a")), 9.0)
     assert actions == [ev.Answer(Say.TAKE), ev.Fetch(forward.key, (PeerId("s1a"),))]
     assert machine.handle(ev.Expired(forward.key), 99.0) == []
 
 
 def at(peer: str, plan: Plan, fewest: int | None = None) -> PipelineMachine:
     machine = PipelineMachine(PeerId(peer), fewest)
-    machine.handle(ev.Adopt(plan), 0.0)
+    machine.handle(ev.AdoptPlan(plan), 0.0)
     return machine
 
 
@@ -60,10 +60,10 @@ def left_out(plan: Plan, position: int, *stages: int) -> ev.Claim:
 def visited_backward(machine: PipelineMachine, plan: Plan) -> Key:
     """Stage 2 with its gradient computed and under way."""
     claim = left_out(plan, 2)
-    machine.handle(ev.Held(Way.FORWARD, claim, PeerId("s1a")), 0.0)
-    machine.handle(ev.Computed(claim.key, Way.FORWARD), 0.0)
-    machine.handle(ev.Held(Way.BACKWARD, claim, PeerId("s3a")), 0.0)
-    machine.handle(ev.Computed(claim.key, Way.BACKWARD), 0.0)
+    machine.handle(ev.TensorReceived(Direction.FORWARD, claim, PeerId("s1a")), 0.0)
+    machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0)
+    machine.handle(ev.TensorReceived(Direction.BACKWARD, claim, PeerId("s3a")), 0.0)
+    machine.handle(ev.Computed(claim.key, Direction.BACKWARD), 0.0)
     return claim.key
 
 
@@ -72,9 +72,14 @@ def test_a_share_counts_when_the_origin_names_us_and_not_before(early):
     plan = make_plan(1, 1)
     machine = at("s2a", plan)
     key = visited_backward(machine, plan)
-    named, done = ev.Counted(3, plan.hash, 0, ORIGIN), ev.Settled(key, Way.BACKWARD, PeerId("s1a"))
+    named, done = (
+        ev.Counted(3, plan.hash, 0, ORIGIN),
+        ev.Settled(key, Direction.BACKWARD, PeerId("s1a")),
+    )
     assert machine.unsure()
-    assert ev.Commit(key) not in machine.handle(ev.Passed(key, Way.BACKWARD, PeerId("s1a")), 0.0)
+    assert ev.Commit(key) not in machine.handle(
+        ev.Passed(key, Direction.BACKWARD, PeerId("s1a")), 0.0
+    )
     (refused,) = machine.handle(ev.Counted(3, plan.hash, 0, PeerId("s1a")), 0.0)
     assert refused == ev.Answer(Say.REFUSED, "not yours to say")
     if early:
@@ -101,7 +106,7 @@ def test_the_origin_names_the_journey_that_came_home():
     machine = at("s0a", plan, fewest=2)
     machine.handle(ev.Start(0), 0.0)
     start = Key(3, 0, 0)
-    machine.handle(ev.Computed(start, Way.FORWARD), 0.0)
+    machine.handle(ev.Computed(start, Direction.FORWARD), 0.0)
     home = ev.Claim(
         3,
         plan.hash,
@@ -115,8 +120,8 @@ def test_the_origin_names_the_journey_that_came_home():
         ),
         0,
     )
-    machine.handle(ev.Held(Way.BACKWARD, home, PeerId("s1a")), 0.0)
-    actions = machine.handle(ev.Computed(start, Way.BACKWARD), 0.0)
+    machine.handle(ev.TensorReceived(Direction.BACKWARD, home, PeerId("s1a")), 0.0)
+    actions = machine.handle(ev.Computed(start, Direction.BACKWARD), 0.0)
     assert ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b"))) in actions
     assert actions.index(ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b")))) < actions.index(
         ev.Finished(0)
@@ -133,38 +138,38 @@ def test_a_stage_is_left_out_when_nobody_of_it_can_be_had_and_not_beyond_the_lim
     ):
         machine = at("s1a", plan, fewest)
         claim = left_out(plan, 1)
-        machine.handle(ev.Held(Way.FORWARD, claim, ORIGIN), 0.0)
-        actions, asked = machine.handle(ev.Computed(claim.key, Way.FORWARD), 0.0), []
+        machine.handle(ev.TensorReceived(Direction.FORWARD, claim, ORIGIN), 0.0)
+        actions, asked = machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0), []
         while sends := [a for a in actions if isinstance(a, ev.Send)]:
             asked.append(sends[0].peer)
             if sends[0].peer == ORIGIN:
                 break
             actions = machine.handle(
-                ev.Turned(claim.key, Way.FORWARD, sends[0].peer, Trouble.REFUSED), 0.0
+                ev.Turned(claim.key, Direction.FORWARD, sends[0].peer, Trouble.REFUSED), 0.0
             )
         assert asked == expected, fewest
         if fewest == 2:
-            assert ev.Failed(claim.key, Way.FORWARD, "no live replica of stage 3") in actions
+            assert ev.Failed(claim.key, Direction.FORWARD, "no live replica of stage 3") in actions
 
 
 def test_the_first_way_an_activation_came_is_kept():
     plan = make_plan(1, 1)
     machine = at("s3a", plan, fewest=2)
     over, around = left_out(plan, 3), left_out(plan, 3, 2)
-    assert machine.handle(ev.Held(Way.FORWARD, around, PeerId("s1a")), 0.0)[0] == ev.Answer(
-        Say.TAKE
-    )
-    (answer,) = machine.handle(ev.Arrived(Way.FORWARD, over, PeerId("s2a")), 0.0)
+    assert machine.handle(ev.TensorReceived(Direction.FORWARD, around, PeerId("s1a")), 0.0)[
+        0
+    ] == ev.Answer(Say.TAKE)
+    (answer,) = machine.handle(ev.Arrived(Direction.FORWARD, over, PeerId("s2a")), 0.0)
     assert isinstance(answer, ev.Answer)
     assert answer.say is Say.SETTLED
-    (again,) = machine.handle(ev.Arrived(Way.FORWARD, around, PeerId("s1a")), 0.0)
+    (again,) = machine.handle(ev.Arrived(Direction.FORWARD, around, PeerId("s1a")), 0.0)
     assert again == ev.Answer(Say.AGAIN)
-    machine.handle(ev.Computed(around.key, Way.FORWARD), 0.0)
-    (other,) = machine.handle(ev.Held(Way.BACKWARD, over, ORIGIN), 0.0)
+    machine.handle(ev.Computed(around.key, Direction.FORWARD), 0.0)
+    (other,) = machine.handle(ev.TensorReceived(Direction.BACKWARD, over, ORIGIN), 0.0)
     assert isinstance(other, ev.Answer)
     assert other.say is Say.REFUSED
-    machine.handle(ev.Held(Way.BACKWARD, around, ORIGIN), 0.0)
-    back = machine.handle(ev.Computed(around.key, Way.BACKWARD), 0.0)
+    machine.handle(ev.TensorReceived(Direction.BACKWARD, around, ORIGIN), 0.0)
+    back = machine.handle(ev.Computed(around.key, Direction.BACKWARD), 0.0)
     assert [a.peer for a in back if isinstance(a, ev.Send)] == ["s1a"]
 
 
@@ -178,8 +183,8 @@ def test_an_input_is_only_given_to_who_came_over_the_same_stages():
         (Hop(0, ORIGIN), Hop(1, PeerId("")), Hop(2, PeerId("s2a")), *plan.paths[0].journey[3:]),
         2,
     )
-    machine.handle(ev.Held(Way.FORWARD, around, ORIGIN), 0.0)
-    machine.handle(ev.Computed(around.key, Way.FORWARD), 0.0)
+    machine.handle(ev.TensorReceived(Direction.FORWARD, around, ORIGIN), 0.0)
+    machine.handle(ev.Computed(around.key, Direction.FORWARD), 0.0)
     ask = ev.Asked(3, plan.hash, 0, 3, PeerId("s3a"))
     assert machine.handle(ask, 0.0) == [ev.Answer(Say.REFUSED, "mine came over other stages")]
     assert machine.handle(replace(ask, skipped=(1,)), 0.0) == [ev.Answer(Say.TAKE)]
@@ -196,13 +201,13 @@ def test_a_result_that_is_not_finite_is_told_to_the_origin():
         2,
     )
     sender = claim.journey[1].peer
-    machine.handle(ev.Held(Way.FORWARD, claim, sender), 0.0)
-    assert machine.handle(ev.Broken(claim.key, Way.FORWARD, "nan", lost=True), 0.0) == [
-        ev.Failed(claim.key, Way.FORWARD, "nan"),
+    machine.handle(ev.TensorReceived(Direction.FORWARD, claim, sender), 0.0)
+    assert machine.handle(ev.Broken(claim.key, Direction.FORWARD, "nan", lost=True), 0.0) == [
+        ev.Failed(claim.key, Direction.FORWARD, "nan"),
         ev.TellOrigin(claim.key, ORIGIN, "nan"),
         ev.Free(claim.key),
     ]
-    assert machine.handle(ev.Broken(claim.key, Way.FORWARD, "nan", lost=True), 0.0) == []
+    assert machine.handle(ev.Broken(claim.key, Direction.FORWARD, "nan", lost=True), 0.0) == []
 
 
 @pytest.mark.parametrize(
@@ -213,11 +218,11 @@ def test_the_fewest_hops_of_a_journey(stages, share, fewest):
     assert fewest_hops(stages, share) == fewest
 
 
-@pytest.mark.parametrize("close", [ev.Close(3), ev.Adopt(None)])
+@pytest.mark.parametrize("close", [ev.Close(3), ev.AdoptPlan(None)])
 def test_closing_ends_the_origins_micro_batches_once_and_refuses_the_rest(close):
     plan = make_plan(2, 1)
     machine = PipelineMachine(ORIGIN)
-    machine.handle(ev.Adopt(plan), 0.0)
+    machine.handle(ev.AdoptPlan(plan), 0.0)
     machine.handle(ev.Start(0), 0.0)
     dropped = [a.index for a in machine.handle(close, 1.0) if isinstance(a, ev.Dropped)]
     assert dropped == [0]
@@ -225,7 +230,7 @@ def test_closing_ends_the_origins_micro_batches_once_and_refuses_the_rest(close)
     (late,) = machine.handle(ev.Start(1), 1.0)
     assert isinstance(late, ev.Dropped)
     home = ev.Claim(3, plan.hash, 0, plan.paths[0].journey, 4)
-    (answer,) = machine.handle(ev.Held(Way.FORWARD, home, PeerId("s3a")), 1.0)
+    (answer,) = machine.handle(ev.TensorReceived(Direction.FORWARD, home, PeerId("s3a")), 1.0)
     assert isinstance(answer, ev.Answer)
     assert answer.say in (Say.REFUSED, Say.AWAIT_PLAN)
 
@@ -234,22 +239,22 @@ def test_nobody_waits_for_a_peer_the_leader_found_dead():
     plan = make_plan(2, 2)
     machine = at("s0a", plan)
     machine.handle(ev.Start(0), 0.0)
-    (first,) = machine.handle(ev.Computed(Key(3, 0, 0), Way.FORWARD), 0.0)
+    (first,) = machine.handle(ev.Computed(Key(3, 0, 0), Direction.FORWARD), 0.0)
     assert isinstance(first, ev.Send)
-    (again,) = machine.handle(ev.Gone(first.peer), 1.0)
+    (again,) = machine.handle(ev.PeerDied(first.peer), 1.0)
     assert isinstance(again, ev.Send)
     assert again.peer != first.peer, "the frame under way goes to another replica at once"
     machine.handle(ev.Start(1), 1.0)
     sent = [
         a.peer
-        for a in machine.handle(ev.Computed(Key(3, 1, 0), Way.FORWARD), 1.0)
+        for a in machine.handle(ev.Computed(Key(3, 1, 0), Direction.FORWARD), 1.0)
         if isinstance(a, ev.Send)
     ]
     assert first.peer not in sent, "and none is begun with it"
-    actions = machine.handle(ev.Gone(again.peer), 2.0)
+    actions = machine.handle(ev.PeerDied(again.peer), 2.0)
     assert {a.index for a in actions if isinstance(a, ev.Dropped)} == {0, 1}, "nobody is left"
     following = dataclasses.replace(plan, term=plan.term + 1)
-    machine.handle(ev.Adopt(following), 3.0)
+    machine.handle(ev.AdoptPlan(following), 3.0)
     machine.handle(ev.Start(0), 3.0)
-    (anew,) = machine.handle(ev.Computed(Key(3, 0, 0), Way.FORWARD), 3.0)
+    (anew,) = machine.handle(ev.Computed(Key(3, 0, 0), Direction.FORWARD), 3.0)
     assert isinstance(anew, ev.Send), "another plan, another view"

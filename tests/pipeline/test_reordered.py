@@ -11,7 +11,7 @@ import torch
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.model.stages import Ends, build
-from node.pipeline.events import Settled, Way
+from node.pipeline.events import Direction, Settled
 from node.scheduler.costs import Costs
 from node.scheduler.router import Router, search
 from node.scheduler.settings import SchedulerSettings
@@ -104,7 +104,7 @@ async def test_a_replica_that_dies_is_replaced_on_a_way_back_of_any_order(make_s
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
     plan = reordered(swarm, WAYS)
     swarm.adopt(plan)
-    died = kill_at(swarm, "s2a", Settled, Way.FORWARD, 1)
+    died = kill_at(swarm, "s2a", Settled, Direction.FORWARD, 1)
     done = await swarm.run(plan)
     assert died.is_set()
     assert all(r.counted for r in done.values())

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Path, Plan
+from node.core.journey import Hop, Path, Plan, PlanMember
 from node.pipeline import events as ev
 from node.pipeline.delivery import Trouble
-from node.pipeline.events import Key, Say, Way
+from node.pipeline.events import Direction, Key, Say
 from node.pipeline.machine import PipelineMachine
 
 ORIGIN = PeerId("s0a")
@@ -35,7 +35,7 @@ def make_plan(
     """Replicas take turns; with ``dice``, each path leaves one block stage out or visits two in
     another order, now and then."""
     peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, stages + 1)}
-    members = (Member(ORIGIN, 0), *(Member(p, s) for s, ps in peers.items() for p in ps))
+    members = (PlanMember(ORIGIN, 0), *(PlanMember(p, s) for s, ps in peers.items() for p in ps))
     paths = []
     for i in range(batches):
         hops = [Hop(s, ps[(i + s) % replicas]) for s, ps in peers.items()]
@@ -88,9 +88,9 @@ class World:
     coming: Counter = field(default_factory=Counter)
     commits: list[tuple[str, int, int, PeerId]] = field(default_factory=list)
     """(plan, index, stage, peer) of every share that was added to a sum."""
-    held: set[tuple[str, int, int, Way]] = field(default_factory=set)
+    held: set[tuple[str, int, int, Direction]] = field(default_factory=set)
     """(plan, index, position, way): somebody has had the tensor."""
-    tensors: dict[tuple[str, PeerId, Key, Way], tuple[int, ...]] = field(default_factory=dict)
+    tensors: dict[tuple[str, PeerId, Key, Direction], tuple[int, ...]] = field(default_factory=dict)
     """What a visit holds, as the stages it came over: of an activation those before, of a gradient
     all up to the loss."""
     ended: dict[tuple[str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -104,9 +104,9 @@ class World:
         for member in self.plan.members:
             self.machines[member.peer] = PipelineMachine(member.peer, self.fewest)
             if member.peer in self.late:
-                self.later(member.peer, ev.Adopt(self.plan))
+                self.later(member.peer, ev.AdoptPlan(self.plan))
             else:
-                self.tell(member.peer, ev.Adopt(self.plan))
+                self.tell(member.peer, ev.AdoptPlan(self.plan))
         self.begin()
 
     def begin(self) -> None:
@@ -134,7 +134,7 @@ class World:
                 answer = action
             else:
                 self.act(peer, action, before)
-        if isinstance(event, ev.Adopt) and self.plan_of(peer) != before:
+        if isinstance(event, ev.AdoptPlan) and self.plan_of(peer) != before:
             assert not self.stash[peer], f"{peer} still holds {self.stash[peer]} of the plan before"
         return answer
 
@@ -142,7 +142,7 @@ class World:
         plan = self.plan_of(peer)
 
         def told() -> None:
-            if isinstance(event, ev.Adopt) and event.plan is not None:
+            if isinstance(event, ev.AdoptPlan) and event.plan is not None:
                 now = self.machines[peer].plan
                 if now is None or now.term < event.plan.term:  # members take no older plan
                     self.tell(peer, event)
@@ -155,11 +155,11 @@ class World:
         self.seen[type(action).__name__] += 1
         match action:
             case ev.Compute(key, way):
-                if key.position == 0 and way is Way.FORWARD:
+                if key.position == 0 and way is Direction.FORWARD:
                     self.stash[me].add(key)
                     self.tensors[plan, me, key, way] = ()
-                if way is Way.BACKWARD:
-                    mine, loss = (self.tensors[plan, me, key, w] for w in Way)
+                if way is Direction.BACKWARD:
+                    mine, loss = (self.tensors[plan, me, key, w] for w in Direction)
                     assert loss[: len(mine) + 1] == (*mine, self.stage(me)), (
                         "a gradient of another activation than ours"
                     )
@@ -192,11 +192,11 @@ class World:
                 stage = self.machines[me].visits[key].journey[key.position].stage
                 assert key in self.stash[me], "its share was freed"
                 self.commits.append((plan, key.index, stage, me))
-            case ev.Told(key, way) | ev.Failed(key, way, _):
-                if isinstance(action, ev.Told):
+            case ev.AcknowledgeVisit(key, way) | ev.Failed(key, way, _):
+                if isinstance(action, ev.AcknowledgeVisit):
                     self.check_done(me, key, way, plan)
                 for done in self.waiting.pop((plan, me, key, way), []):
-                    done(isinstance(action, ev.Told))
+                    done(isinstance(action, ev.AcknowledgeVisit))
             case ev.TellOrigin(key, origin, reason):
                 if not self.chance(self.chaos.note):
                     self.later(origin, ev.Lost(key.epoch, plan, key.index, me, reason))
@@ -207,7 +207,7 @@ class World:
                         self.later(peer, ev.Counted(3, plan, index, me))
             case ev.Free(key):
                 self.stash[me].discard(key)
-                for way in Way:
+                for way in Direction:
                     self.attempts[plan, me, key, way] += 1
                     for done in self.waiting.pop((plan, me, key, way), []):
                         done(False)
@@ -219,25 +219,25 @@ class World:
     def stage(self, peer: PeerId) -> int:
         return int(peer[1])
 
-    def result(self, plan: str, peer: PeerId, key: Key, way: Way) -> tuple[int, ...]:
+    def result(self, plan: str, peer: PeerId, key: Key, way: Direction) -> tuple[int, ...]:
         """What a visit makes of what it holds."""
         last = len(self.machines[peer].visits[key].journey) - 1
-        if way is Way.FORWARD or key.position == last:
-            held = self.tensors[plan, peer, key, Way.FORWARD]
+        if way is Direction.FORWARD or key.position == last:
+            held = self.tensors[plan, peer, key, Direction.FORWARD]
             return held if key.position == last else (*held, self.stage(peer))
         return self.tensors[plan, peer, key, way]
 
-    def check_done(self, me: PeerId, key: Key, way: Way, plan: str) -> None:
+    def check_done(self, me: PeerId, key: Key, way: Direction, plan: str) -> None:
         """DONE is only said when the next hop has had the result; at the turning point the gradient
         is the result."""
         last = (
             len(self.machines[me].visits[key].journey) - 1 if key in self.machines[me].visits else 0
         )
-        if (way is Way.FORWARD and key.position == last) or (
-            way is Way.BACKWARD and key.position == 0
+        if (way is Direction.FORWARD and key.position == last) or (
+            way is Direction.BACKWARD and key.position == 0
         ):
             return
-        beyond = range(key.position + 1, 99) if way is Way.FORWARD else range(key.position)
+        beyond = range(key.position + 1, 99) if way is Direction.FORWARD else range(key.position)
         assert any((plan, key.index, p, way) in self.held for p in beyond), (
             f"{me} says DONE for {key} {way}: nobody has it"
         )
@@ -311,7 +311,7 @@ class World:
             self.tensors.get(place),
             tensor,
         )
-        answer = self.tell(send.peer, ev.Held(send.way, claim, sender))
+        answer = self.tell(send.peer, ev.TensorReceived(send.way, claim, sender))
         assert answer is not None
         if answer.say is Say.TAKE:
             self.stash[send.peer].add(claim.key)
@@ -375,8 +375,8 @@ class World:
                     for k in self.machines[peer].visits
                     if k.index == key.index and k.position < key.position
                 )
-                self.tensors[plan, me, key, Way.FORWARD] = self.result(
-                    plan, peer, theirs, Way.FORWARD
+                self.tensors[plan, me, key, Direction.FORWARD] = self.result(
+                    plan, peer, theirs, Direction.FORWARD
                 )
                 return self.later(me, ev.Fetched(key, peer))
             if answer is not None and answer.say is Say.SETTLED:
@@ -395,7 +395,7 @@ class World:
         """A plan of a higher term for the same epoch reaches one peer after the other."""
         self.plan = replace(self.plan, term=self.plan.term + 1)
         for peer in self.machines:
-            self.later(peer, ev.Adopt(self.plan))
+            self.later(peer, ev.AdoptPlan(self.plan))
         self.todo.append(self.begin_when_there)
 
     def begin_when_there(self) -> None:
@@ -441,7 +441,7 @@ class World:
         self.check_once()
         for peer in self.machines:
             self.tell(peer, ev.Close(3))
-            self.tell(peer, ev.Adopt(None))
+            self.tell(peer, ev.AdoptPlan(None))
             assert peer in self.dead or not self.stash[peer]
             assert peer in self.dead or not self.machines[peer].visits
 

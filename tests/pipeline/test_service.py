@@ -12,7 +12,7 @@ import torch
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
-from node.pipeline.events import Arrived, Computed, Key, Passed, Settled, Way
+from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
 from node.pipeline.hops.outbound import AlreadyThere
 from node.pipeline.service import STRETCH_MOST
 from node.pipeline.settings import PipelineLimits
@@ -35,13 +35,13 @@ async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
 @pytest.mark.parametrize(
     ("event", "way"),
     [
-        (Arrived, Way.FORWARD),  # before it accepts a forward
-        (Computed, Way.FORWARD),  # accepted, its output never leaves
-        (Passed, Way.FORWARD),  # its output left, nobody heard DONE
-        (Settled, Way.FORWARD),  # between forward and backward
-        (Arrived, Way.BACKWARD),  # before it accepts a gradient
-        (Computed, Way.BACKWARD),  # during backward
-        (Passed, Way.BACKWARD),  # its gradient left, nobody heard DONE
+        (Arrived, Direction.FORWARD),  # before it accepts a forward
+        (Computed, Direction.FORWARD),  # accepted, its output never leaves
+        (Passed, Direction.FORWARD),  # its output left, nobody heard DONE
+        (Settled, Direction.FORWARD),  # between forward and backward
+        (Arrived, Direction.BACKWARD),  # before it accepts a gradient
+        (Computed, Direction.BACKWARD),  # during backward
+        (Passed, Direction.BACKWARD),  # its gradient left, nobody heard DONE
     ],
 )
 async def test_one_replica_may_die_anywhere(make_swarm, kill_at, event, way, nth):

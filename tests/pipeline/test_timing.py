@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from node.core.ids import PeerId
-from node.pipeline.timing import STALE_S, SURE, WILD, Average, Timing
+from node.pipeline.timing import STALE_S, SURE, WILD, RunningAverage, Timing
 
 A, B = PeerId("a"), PeerId("b")
 
 
 def test_an_average_has_a_deviation_and_takes_no_nonsense() -> None:
-    a = Average()
+    a = RunningAverage()
     for x in (1.0, 3.0):
         a.add(x, 0.0)
     assert a.mean == 2.0
@@ -19,11 +19,11 @@ def test_an_average_has_a_deviation_and_takes_no_nonsense() -> None:
     for x in (0.0, -1.0, math.nan, math.inf):
         a.add(x, 0.0)
     assert a.count == 2
-    assert Average().steady(1.0) == 0.0
+    assert RunningAverage().steady(1.0) == 0.0
 
 
 def test_a_pause_of_the_machine_counts_as_no_more_than_wild() -> None:
-    a = Average()
+    a = RunningAverage()
     for _ in range(SURE + 20):
         a.add(1.0, 0.0)
     a.add(1e6, 0.0)

@@ -11,7 +11,7 @@ import torch
 
 from node.core.ids import PeerId
 from node.pipeline.guard import ABSURD_RMS, NotFinite, check_output, check_share, rms
-from node.pipeline.watch import LONE, RECENT, YOUNG, Track, Watch
+from node.pipeline.watch import LONE, RECENT, YOUNG, ActivationGuard, Track
 from node.wire.tensors import encode
 
 A, B, C, D = (PeerId(x) for x in "abcd")
@@ -20,7 +20,7 @@ LANE = (2, "forward")
 
 def fed(senders, rounds=40, limit=8.0, noise=0.1, seed=0):
     """A watch that has seen ``rounds`` tensors of everybody, of RMS about 1."""
-    watch, dice = Watch(limit), random.Random(seed)
+    watch, dice = ActivationGuard(limit), random.Random(seed)
     for _ in range(rounds):
         for sender in senders:
             assert not watch.odd(LANE, sender, math.exp(dice.gauss(0, noise)))
@@ -41,7 +41,7 @@ def test_one_senders_odd_tensors_are_refused_as_long_as_the_others_are_as_before
 
 
 def test_the_young_and_the_quiet_have_no_hair_trigger():
-    watch = Watch(8.0)
+    watch = ActivationGuard(8.0)
     for i in range(YOUNG):
         assert not watch.odd(LANE, A, 10.0 ** (i % 7))
     watch = fed((A, B), noise=0.0)
@@ -66,7 +66,7 @@ def test_who_left_has_no_voice_and_a_survivor_is_not_refused_for_ever():
 
 
 def test_a_sender_is_held_to_its_own_history_too():
-    watch = Watch(8.0)
+    watch = ActivationGuard(8.0)
     for i in range(400):
         for j, sender in enumerate((A, B, C, D)):
             assert not watch.odd(LANE, sender, 10.0 ** (2 * j) * (1 + 0.1 * (i % 2)))
@@ -74,7 +74,7 @@ def test_a_sender_is_held_to_its_own_history_too():
 
 
 def test_slow_growth_is_no_blow_up():
-    watch = Watch(8.0)
+    watch = ActivationGuard(8.0)
     assert not any(watch.odd(LANE, s, 1.01**i) for i in range(2000) for s in (A, B))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.reach.ladder import AGAIN_S, LONGEST_S, Attempt, Climb, Rung
+from node.reach.ladder import AGAIN_S, LONGEST_S, Climb, ClimbAttempt, Rung
 
 
 def relayed(**changes: object) -> Climb:
@@ -14,7 +14,7 @@ def relayed(**changes: object) -> Climb:
     return climb
 
 
-def tried(climb: Climb, until: float, step: float = 0.5) -> list[tuple[float, Attempt]]:
+def tried(climb: Climb, until: float, step: float = 0.5) -> list[tuple[float, ClimbAttempt]]:
     """Every attempt up to a time, all of which fail."""
     found, now = [], 0.0
     while now <= until:
@@ -32,27 +32,27 @@ def test_nothing_is_tried_for_a_peer_that_is_not_reached() -> None:
 def test_a_tunnel_is_taken_as_soon_as_there_is_a_connection() -> None:
     climb = relayed()
     climb.connected = Rung.PUNCHED
-    assert climb.due(0.0) is Attempt.TUNNEL
+    assert climb.due(0.0) is ClimbAttempt.TUNNEL
     climb.reached(Rung.PUNCHED, 1.0)
     assert climb.due(1.0) is None
     climb.connected = Rung.TUNNEL
-    assert climb.due(1.0) is Attempt.TUNNEL, "a better connection than the punched one"
+    assert climb.due(1.0) is ClimbAttempt.TUNNEL, "a better connection than the punched one"
 
 
 def test_a_relayed_peer_is_punched_at_once_and_dialled_a_moment_later() -> None:
     climb = relayed(dialable=True)
-    assert climb.due(0.0) is Attempt.PUNCH
-    climb.failed(Attempt.PUNCH, 0.0)
+    assert climb.due(0.0) is ClimbAttempt.PUNCH
+    climb.failed(ClimbAttempt.PUNCH, 0.0)
     assert climb.due(0.0) is None
     assert {a for _, a in tried(climb, 2 * AGAIN_S)} == {
-        Attempt.PUNCH,
-        Attempt.DIAL,
-        Attempt.CONNECT,
+        ClimbAttempt.PUNCH,
+        ClimbAttempt.DIAL,
+        ClimbAttempt.CONNECT,
     }
 
 
 def test_attempts_that_fail_become_rare_and_never_stop() -> None:
-    at = [now for now, attempt in tried(relayed(), 3000.0) if attempt is Attempt.PUNCH]
+    at = [now for now, attempt in tried(relayed(), 3000.0) if attempt is ClimbAttempt.PUNCH]
     pauses = [b - a for a, b in zip(at, at[1:], strict=False)]
     assert pauses == sorted(pauses)
     assert pauses[0] == AGAIN_S
@@ -76,10 +76,10 @@ def test_at_the_top_there_is_nothing_to_try(rung: Rung) -> None:
 
 
 def test_punching_can_be_switched_off_and_is_for_relayed_peers_only() -> None:
-    assert Attempt.PUNCH not in {a for _, a in tried(relayed(punch=False), 100.0)}
+    assert ClimbAttempt.PUNCH not in {a for _, a in tried(relayed(punch=False), 100.0)}
     climb = Climb()
     climb.reached(Rung.REVERSED, 0.0)
-    assert Attempt.PUNCH not in {a for _, a in tried(climb, 100.0)}
+    assert ClimbAttempt.PUNCH not in {a for _, a in tried(climb, 100.0)}
 
 
 def test_a_peer_that_was_lost_begins_anew() -> None:
@@ -87,4 +87,4 @@ def test_a_peer_that_was_lost_begins_anew() -> None:
     tried(climb, 100.0)
     climb.reached(Rung.NONE, 100.0)
     climb.reached(Rung.RELAYED, 101.0)
-    assert climb.due(101.0) is Attempt.PUNCH
+    assert climb.due(101.0) is ClimbAttempt.PUNCH

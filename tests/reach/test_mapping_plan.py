@@ -16,21 +16,21 @@ from node.reach.mapping_plan import (
     SHORTEST_S,
     WAYS,
     Action,
-    Answered,
-    Check,
     Checked,
+    CheckMappings,
     Event,
-    Failed,
-    Look,
+    FindGateway,
+    GatewayFound,
     Map,
     Mapped,
     Mapping,
     MappingPlan,
+    MappingsChanged,
     Port,
-    Probe,
-    Seen,
-    Tell,
-    Tick,
+    ProbeFailed,
+    ProbeProtocol,
+    ProtocolAnswered,
+    TimerDue,
     Wanted,
 )
 
@@ -90,30 +90,35 @@ class World:
                 event = heapq.heappop(self._events)[2]
                 self.feed(event)
             else:
-                self.feed(Tick())
+                self.feed(TimerDue())
 
     def feed(self, event: Event) -> None:
         before = self.plan.mappings
         actions = self.plan.handle(event, self.now)
-        assert (self.plan.mappings != before) == any(isinstance(a, Tell) for a in actions)
+        assert (self.plan.mappings != before) == any(
+            isinstance(a, MappingsChanged) for a in actions
+        )
         for action in actions:
             self.done.append((self.now, action))
             assert len(self.done) < 50_000, "it runs in circles"
             match action:
-                case Look():
-                    self.feed(Seen(self.gateway))
-                case Tell():
+                case FindGateway():
+                    self.feed(GatewayFound(self.gateway))
+                case MappingsChanged():
                     self.told.append((self.now, self.plan.mappings))
-                case Probe(way, attempt):
+                case ProbeProtocol(way, attempt):
                     ok = way in self.speaks
                     after = QUICK[way] if ok else SILENT[way]
                     why = f"no {way}"
-                    self._later(after, Answered(way, attempt) if ok else Failed(way, attempt, why))
+                    self._later(
+                        after,
+                        ProtocolAnswered(way, attempt) if ok else ProbeFailed(way, attempt, why),
+                    )
                 case Map(way, attempt, ports):
                     self._map(way, attempt, ports)
-                case Check(way, attempt):
+                case CheckMappings(way, attempt):
                     if way not in self.speaks:
-                        self._later(SILENT[way], Failed(way, attempt, f"{way} is gone"))
+                        self._later(SILENT[way], ProbeFailed(way, attempt, f"{way} is gone"))
                         continue
                     held = {(m.protocol, m.internal) for m in self.plan.mappings}
                     same = {m.host for m in self.plan.mappings} == {self.host}
@@ -122,7 +127,7 @@ class World:
     def _map(self, way: str, attempt: int, ports: tuple[Port, ...]) -> None:
         if way in self.refuses or way not in self.speaks:
             after = 0.02 if way in self.speaks else SILENT[way]
-            self._later(after, Failed(way, attempt, f"{way} refuses"))
+            self._later(after, ProbeFailed(way, attempt, f"{way} refuses"))
             return
         self.table = dict.fromkeys(ports, self.now + self.lease)
         made = tuple(Mapping(*p, self.host, p[1], way) for p in ports)
@@ -182,12 +187,12 @@ def test_all_in_vain() -> None:
     world = World(set()).want().run(100)
     assert world.told == []
     assert world.plan.tried == {way: f"no {way}" for way in WAYS}
-    assert world.times(Probe, "PCP") == [0, 20, 40, 60, 80, 100]
+    assert world.times(ProbeProtocol, "PCP") == [0, 20, 40, 60, 80, 100]
 
 
 def test_no_router_at_all() -> None:
     world = World({"PCP"}, gateway=None).want().run(50)
-    assert not world.times(Probe)
+    assert not world.times(ProbeProtocol)
     assert world.plan.tried == dict.fromkeys(WAYS, NO_GATEWAY)
     world.at(51, lambda w: setattr(w, "gateway", HOME)).run(62)
     assert world.how == {"PCP"}
@@ -229,7 +234,7 @@ def test_absurd_leases_do_not_keep_us_busy(lease: float) -> None:
 def test_a_permanent_lease_is_checked_and_not_renewed() -> None:
     world = World({"UPnP"}, lease=math.inf).want().run(4 * 3600)
     assert len(world.times(Map)) == 1
-    assert len(world.times(Check)) == pytest.approx(4 * 3600 / EVERY, abs=3)
+    assert len(world.times(CheckMappings)) == pytest.approx(4 * 3600 / EVERY, abs=3)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -251,7 +256,7 @@ def test_silence_for_a_moment_is_not_told() -> None:
     world.at(19, lambda w: w.speaks.clear()).at(22, lambda w: w.speaks.add("PCP")).run(60)
     assert len(world.told) == 1
     assert world.how == {"PCP"}
-    assert len(world.times(Probe, "PCP")) == 2, "it was noticed, though"
+    assert len(world.times(ProbeProtocol, "PCP")) == 2, "it was noticed, though"
 
 
 def test_silence_at_a_renewal_is_not_told() -> None:
@@ -327,9 +332,9 @@ def test_other_ports(when: float) -> None:
 def test_other_ports_while_nothing_maps_are_tried_at_once() -> None:
     world = World(set()).want().run(10)
     world.want(PORTS[:1]).run(19)
-    assert world.times(Probe, "PCP") == [0, 10]
+    assert world.times(ProbeProtocol, "PCP") == [0, 10]
     world.want(PORTS[:1]).run(19.5)
-    assert world.times(Probe, "PCP") == [0, 10], "the same ports are no news"
+    assert world.times(ProbeProtocol, "PCP") == [0, 10], "the same ports are no news"
 
 
 @pytest.mark.parametrize("when", [0.005, 0.015, 2.0, 20.01])
@@ -353,10 +358,10 @@ def test_answers_from_before_are_ignored() -> None:
     world = World({"PCP"}).want().run(1)
     before = world.plan.mappings, dict(world.plan.tried)
     for event in (
-        Failed("PCP", 0, "late"),
+        ProbeFailed("PCP", 0, "late"),
         Mapped("UPnP", 0, (), 60.0),
         Checked("PCP", 0, False),
-        Answered("UPnP", 0),
+        ProtocolAnswered("UPnP", 0),
     ):
         assert world.plan.handle(event, 1.0) == []
     assert (world.plan.mappings, world.plan.tried) == before

@@ -27,7 +27,7 @@ from node.reach.natpmp import (
     read_pmp,
     state_lost,
 )
-from node.reach.way import RouterFault, Way
+from node.reach.way import GatewayProtocol, RouterFault
 from tests.reach.routers import FakeRouter
 
 NONCE = bytes(range(12))
@@ -201,14 +201,14 @@ async def test_malformed_answers_are_passed_over(router: FakeRouter) -> None:
 
 
 @pytest.fixture(params=["PCP", "NAT-PMP"])
-async def way(request: pytest.FixtureRequest, router: FakeRouter) -> Way:
+async def way(request: pytest.FixtureRequest, router: FakeRouter) -> GatewayProtocol:
     router.speaks = {"pcp"} if request.param == "PCP" else {"natpmp"}
     made = Pcp(HERE, NONCE, router.port) if request.param == "PCP" else NatPmp(HERE, router.port)
     await made.probe()
     return made
 
 
-async def test_map_check_renew_remove(way: Way, router: FakeRouter) -> None:
+async def test_map_check_renew_remove(way: GatewayProtocol, router: FakeRouter) -> None:
     mapped, lease = await way.map(PORTS, 3600.0)
     assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], way.name) for p in PORTS)
     assert lease == 3600
@@ -220,7 +220,9 @@ async def test_map_check_renew_remove(way: Way, router: FakeRouter) -> None:
     assert not way.held
 
 
-async def test_another_port_outside_and_a_shorter_lease(way: Way, router: FakeRouter) -> None:
+async def test_another_port_outside_and_a_shorter_lease(
+    way: GatewayProtocol, router: FakeRouter
+) -> None:
     router.taken, router.longest = {31337}, 120
     mapped, lease = await way.map(PORTS[:1], 3600.0)
     assert (mapped[0].external, lease) == (31338, 120)
@@ -230,7 +232,7 @@ async def test_another_port_outside_and_a_shorter_lease(way: Way, router: FakeRo
     assert again == mapped, "it asks for the port it had"
 
 
-async def test_ports_change(way: Way, router: FakeRouter) -> None:
+async def test_ports_change(way: GatewayProtocol, router: FakeRouter) -> None:
     await way.map(PORTS, 3600.0)
     await way.map(PORTS[2:], 3600.0)
     assert set(router.table) == {PORTS[2]}
@@ -238,7 +240,7 @@ async def test_ports_change(way: Way, router: FakeRouter) -> None:
     assert not router.table
 
 
-async def test_state_that_is_lost_is_noticed(way: Way, router: FakeRouter) -> None:
+async def test_state_that_is_lost_is_noticed(way: GatewayProtocol, router: FakeRouter) -> None:
     await way.map(PORTS, 3600.0)
     router.restart()
     assert not await way.check()
@@ -247,7 +249,7 @@ async def test_state_that_is_lost_is_noticed(way: Way, router: FakeRouter) -> No
     assert await way.check()
 
 
-async def test_another_address_is_noticed(way: Way, router: FakeRouter) -> None:
+async def test_another_address_is_noticed(way: GatewayProtocol, router: FakeRouter) -> None:
     await way.map(PORTS, 3600.0)
     router.address = "100.64.3.4"
     assert not await way.check()
@@ -256,7 +258,7 @@ async def test_another_address_is_noticed(way: Way, router: FakeRouter) -> None:
     assert await way.check()
 
 
-async def test_a_refusal(way: Way, router: FakeRouter) -> None:
+async def test_a_refusal(way: GatewayProtocol, router: FakeRouter) -> None:
     await way.map(PORTS, 3600.0)
     router.result = 2
     with pytest.raises(RouterFault, match="the router refuses: mapping is not allowed"):
@@ -270,13 +272,13 @@ async def test_a_refusal(way: Way, router: FakeRouter) -> None:
     assert not router.table
 
 
-async def test_a_mapping_for_no_time_is_none(way: Way, router: FakeRouter) -> None:
+async def test_a_mapping_for_no_time_is_none(way: GatewayProtocol, router: FakeRouter) -> None:
     router.longest = 0
     with pytest.raises(RouterFault, match="maps nothing"):
         await way.map(PORTS, 3600.0)
 
 
-async def test_a_router_without_an_address(way: Way, router: FakeRouter) -> None:
+async def test_a_router_without_an_address(way: GatewayProtocol, router: FakeRouter) -> None:
     router.address = "0.0.0.0"
     act = way.probe() if way.name == "NAT-PMP" else way.map(PORTS, 3600.0)
     with pytest.raises(RouterFault, match="no address outside|maps nothing"):
@@ -284,7 +286,7 @@ async def test_a_router_without_an_address(way: Way, router: FakeRouter) -> None
 
 
 async def test_removing_ends_though_nobody_answers(
-    way: Way,
+    way: GatewayProtocol,
     router: FakeRouter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -367,7 +369,7 @@ async def test_a_tcp_port_that_is_refused_leaves_nothing(
 
 
 async def test_a_mapping_whose_answer_is_lost_is_removed(
-    way: Way,
+    way: GatewayProtocol,
     router: FakeRouter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,7 @@ from node.reach.gateway import Gateway
 from node.reach.mapping_plan import NO_GATEWAY, WAYS, Mapping, Port
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.portmap import PortMapper
-from node.reach.way import RouterFault, Way
+from node.reach.way import GatewayProtocol, RouterFault
 from node.telemetry.events import Journal
 from tests.reach.routers import FakeRouter
 
@@ -23,7 +23,7 @@ PATIENT, HASTY = (0.05, 0.1, 10.0), (0.05, 0.1)
 """Waits for a router that answers, however busy this machine is, and for one that does not."""
 
 
-class NoUpnp(Way):
+class NoUpnp(GatewayProtocol):
     name = "UPnP"
     closed = 0
 
@@ -61,7 +61,7 @@ class Rig:
             **options,
         )
 
-    def _ways(self, gateway: Gateway) -> tuple[Way, ...]:
+    def _ways(self, gateway: Gateway) -> tuple[GatewayProtocol, ...]:
         port = self.router.port
         nonce = self.mapper._nonce
         return Pcp(gateway, nonce, port), NatPmp(gateway, port), NoUpnp(gateway)

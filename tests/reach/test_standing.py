@@ -4,7 +4,7 @@ the LAN."""
 from __future__ import annotations
 
 from node.core.ids import PeerId
-from node.reach.standing import AGAIN_S, AGAIN_SOON_S, DOUBTS, STALE_S, Reach, Report, Standing
+from node.reach.standing import AGAIN_S, AGAIN_SOON_S, DOUBTS, STALE_S, Reach, ReachReport, Standing
 
 A, B, C, D = (PeerId(x) for x in "ABCD")
 
@@ -17,8 +17,8 @@ def report(
     at: float = 0.0,
     host: str = "11.0.0.5",
     port: int = 4001,
-) -> Report:
-    return Report(by, host, port, frozenset({4001, 5001} if open else ()), far, at)
+) -> ReachReport:
+    return ReachReport(by, host, port, frozenset({4001, 5001} if open else ()), far, at)
 
 
 def reach() -> Reach:

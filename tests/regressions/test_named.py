@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from benchmarks.lab.memory_net import MemoryNet
-from node.averaging.exchange.events import Began, Forgot, Kind, Opened, Refuse
+from node.averaging.exchange.events import Began, EndStream, Forgot, Kind, Opened
 from node.averaging.exchange.groups import micro_groups
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.reducers.weights import weights
-from node.checkpoint.fetch import Patience
+from node.checkpoint.fetch import FetchTimeouts
 from node.checkpoint.service import NoDonor, StateKind, StateService, fetch
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import SystemClock
@@ -170,7 +170,7 @@ def test_03_nobody_weighs_more_than_its_work_in_an_average() -> None:
         for a in machine.handle(
             Began(1, B, round_, "plan", "own", 0, groups[0].digest, 10**9, ("p",)), 0.0
         )
-        if isinstance(a, Refuse)
+        if isinstance(a, EndStream)
     )
     assert refused.kind is Kind.VALUES
     with pytest.raises(WireError, match="shape"):
@@ -181,7 +181,7 @@ def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
     """Epoch or samples 2^63 and an endless speed never become news; a version that only a liar
     holds is not planned from."""
     good: dict[str, Any] = {"stage": 1, "speed": 1.0, "at": pb.VersionNote(epoch=3)}
-    assert isinstance(notes.leader_event(pb.Note(ready=pb.ReadyNote(**good)), A), ev.Heard)
+    assert isinstance(notes.leader_event(pb.Note(ready=pb.ReadyNote(**good)), A), ev.Heartbeat)
     for lie in (
         {"at": pb.VersionNote(epoch=2**63)},
         {"reachable": [pb.VersionNote(epoch=2**63)]},
@@ -208,18 +208,20 @@ def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
 
     leader, absurd, liar = Leader(E, facts), Version(2**53 - 1, "ff" * 16), PeerId("stage1liar")
     said = [
-        ev.Heard(E, 0, Version(0), "d0", 1.0),
-        ev.Heard(S1, 1, Version(0), "d1", 1.0),
-        ev.Heard(S2, 2, Version(0), "d2", 1.0),
+        ev.Heartbeat(E, 0, Version(0), "d0", 1.0),
+        ev.Heartbeat(S1, 1, Version(0), "d1", 1.0),
+        ev.Heartbeat(S2, 2, Version(0), "d2", 1.0),
     ]
     said.append(
-        ev.Heard(liar, 1, absurd, "dx", 1e12, (Version(2**53 - 2, "ee" * 16),), tokens=2**53 - 1)
+        ev.Heartbeat(
+            liar, 1, absurd, "dx", 1e12, (Version(2**53 - 2, "ee" * 16),), tokens=2**53 - 1
+        )
     )
     plans, now = [], 0.0
     while not plans and now < 60.0:
         for note in said:
             plans += [a.plan for a in leader.handle(note, now) if isinstance(a, ev.SendPlan)]
-        plans += [a.plan for a in leader.handle(ev.Tick(), now) if isinstance(a, ev.SendPlan)]
+        plans += [a.plan for a in leader.handle(ev.ClockTick(), now) if isinstance(a, ev.SendPlan)]
         now += 1.0
     assert plans[0].base == Version(0)
     assert plans[0].tokens == 0
@@ -428,22 +430,24 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
     plans = []
     for now in range(0, 5):
         for peer, stage in ((E, 0), (S1, 1), (S2, 2)):
-            said = leader.handle(ev.Heard(peer, stage, Version(0), f"d{stage}", 1.0), float(now))
+            said = leader.handle(
+                ev.Heartbeat(peer, stage, Version(0), f"d{stage}", 1.0), float(now)
+            )
             plans += [a.plan for a in said if isinstance(a, ev.SendPlan)]
     old = plans[0]
     member = Member(S1, Version(0))
-    assert any(isinstance(a, ev.Begin) for a in member.handle(ev.PlanArrived(old), 5.0))
+    assert any(isinstance(a, ev.BeginEpoch) for a in member.handle(ev.PlanArrived(old), 5.0))
 
     # The others go on under a new leader, whose term is higher.
     new = dataclasses.replace(old, term=old.term + 2, leader=S2)
-    assert any(isinstance(a, ev.Begin) for a in member.handle(ev.PlanArrived(new), 60.0))
+    assert any(isinstance(a, ev.BeginEpoch) for a in member.handle(ev.PlanArrived(new), 60.0))
     late = ev.RoundArrived(E, old.epoch, old.term, old.hash, 0, (), {}, (), (), 5.0)
     for stale in (
         late,
         ev.PlanArrived(old),
         dataclasses.replace(late, term=new.term, plan_hash=new.hash),
     ):
-        assert [type(a) for a in member.handle(stale, 61.0)] == [ev.Refuse]
+        assert [type(a) for a in member.handle(stale, 61.0)] == [ev.RefuseCaller]
     assert member.handle(ev.RoundEnded(old.epoch, old.term, 0, ("s1",), (), ()), 61.0) == []
     assert member.handle(ev.Adopted(old.epoch, old.term, 0, "digest"), 61.0) == []
     assert member.at == Version(0)
@@ -478,12 +482,12 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
     refused = machine.handle(
         Began(1, B, first, "plan", "own", 0, groups[0].digest, 5, ("p",)), 60.0
     )
-    assert [a.kind for a in refused if isinstance(a, Refuse)] == [Kind.SUPERSEDED]
+    assert [a.kind for a in refused if isinstance(a, EndStream)] == [Kind.SUPERSEDED]
     machine.handle(Forgot(3), 61.0)
     refused = machine.handle(
         Began(2, B, second, "plan", "own", 0, groups[0].digest, 5, ("p",)), 62.0
     )
-    assert [a.kind for a in refused if isinstance(a, Refuse)] == [Kind.FORGOTTEN]
+    assert [a.kind for a in refused if isinstance(a, EndStream)] == [Kind.FORGOTTEN]
 
 
 async def test_11_a_donor_with_the_newest_state_and_the_wrong_hash_is_refused() -> None:
@@ -517,7 +521,7 @@ async def test_11_a_donor_with_the_newest_state_and_the_wrong_hash_is_refused() 
             7,
             {"w": (64, 64)},
             expected_digest=digest(honest.tensors),
-            patience=Patience(describe_s=5, stall_s=2, tries=1),
+            patience=FetchTimeouts(describe_s=5, stall_s=2, tries=1),
         )
 
     try:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Member, Path, Plan
+from node.core.journey import Hop, Path, Plan, PlanMember
 from node.scheduler.assigned import assigned
 
 E0, E1, A, B, L, Z = map(PeerId, ("e0", "e1", "a", "b", "l", "z"))
 MEMBERS = (
-    *(Member(p, ENDS) for p in (E0, E1)),
-    *(Member(p, 1) for p in (A, B)),
-    Member(L, 1, current=False),
-    Member(Z, 2),
+    *(PlanMember(p, ENDS) for p in (E0, E1)),
+    *(PlanMember(p, 1) for p in (A, B)),
+    PlanMember(L, 1, current=False),
+    PlanMember(Z, 2),
 )
 PATHS = tuple(
     Path(i, origin, (i, i + 10), (Hop(1, block), Hop(2, Z)))

@@ -9,8 +9,8 @@ from node.core.ids import PeerId
 from node.scheduler.costs import (
     BEYOND,
     MOST_CODE,
+    LinkCost,
     Measured,
-    Way,
     believe,
     capped,
     code,
@@ -32,8 +32,8 @@ def test_seconds_come_back_within_a_step_of_the_scale() -> None:
 
 def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
     said = {
-        E: Measured(ways=((A, Way(1.1, 0.2)), (B, Way(0.0, 0.4)))),
-        A: Measured(0.1, 0.2, ways=((E, Way(0.9, 0.0)),)),
+        E: Measured(ways=((A, LinkCost(1.1, 0.2)), (B, LinkCost(0.0, 0.4)))),
+        A: Measured(0.1, 0.2, ways=((E, LinkCost(0.9, 0.0)),)),
         B: Measured(),
         C: Measured(),
     }
@@ -52,12 +52,12 @@ def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
 @pytest.mark.parametrize("lie", [1e-6, 1e4])
 def test_one_absurd_claim_counts_as_the_most_that_is_believed(lie: float) -> None:
     honest = {
-        PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), Way(0.5, 0.1)),))
+        PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), LinkCost(0.5, 0.1)),))
         for i in range(5)
     }
     liar = PeerId("p5")
     costs = believe(
-        {**honest, liar: Measured(lie, lie, ways=((PeerId("p0"), Way(lie, lie)),))}, set()
+        {**honest, liar: Measured(lie, lie, ways=((PeerId("p0"), LinkCost(lie, lie)),))}, set()
     )
     assert 0.3 / BEYOND <= costs.compute[liar] <= 0.3 * BEYOND * 1.001
     assert 0 < costs.delay(liar, PeerId("p0")) <= 0.5 * BEYOND * 1.001
@@ -72,16 +72,16 @@ def test_who_its_neighbours_find_slower_is_reckoned_slower() -> None:
 
 
 def test_a_way_to_a_stranger_or_to_oneself_is_none() -> None:
-    costs = believe({A: Measured(ways=((A, Way(1.0, 1.0)), (B, Way(1.0, 1.0))))}, set())
+    costs = believe({A: Measured(ways=((A, LinkCost(1.0, 1.0)), (B, LinkCost(1.0, 1.0))))}, set())
     assert costs.ways == {}
     assert costs.delay(A, B) == 0.0
 
 
 def test_a_cap_is_what_a_micro_batch_costs_at_least_and_a_way_takes_at_least() -> None:
     said = {
-        E: Measured(ways=((A, Way(0.15, 0.1)), (B, Way(0.15, 0.1)))),
-        A: Measured(0.1, 0.2, ways=((B, Way(0.15, 0.1)),), up=1000.0, down=500.0),
-        B: Measured(0.1, 0.2, ways=((A, Way(0.15, 0.1)),), up=1e9),
+        E: Measured(ways=((A, LinkCost(0.15, 0.1)), (B, LinkCost(0.15, 0.1)))),
+        A: Measured(0.1, 0.2, ways=((B, LinkCost(0.15, 0.1)),), up=1000.0, down=500.0),
+        B: Measured(0.1, 0.2, ways=((A, LinkCost(0.15, 0.1)),), up=1e9),
     }
     costs = believe(said, {E}, tensor=200)
     assert costs.compute[A] == pytest.approx(2 * 200 / 500), (
@@ -96,12 +96,12 @@ def test_a_cap_is_what_a_micro_batch_costs_at_least_and_a_way_takes_at_least() -
 
 def test_a_tiny_cap_spoils_no_plan() -> None:
     honest = {
-        PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), Way(0.5, 0.1)),))
+        PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), LinkCost(0.5, 0.1)),))
         for i in range(5)
     }
     said = {
         **honest,
-        A: Measured(0.1, 0.2, ways=((PeerId("p0"), Way(0.5, 0.1)),), up=1e-9, down=1e-9),
+        A: Measured(0.1, 0.2, ways=((PeerId("p0"), LinkCost(0.5, 0.1)),), up=1e-9, down=1e-9),
     }
     costs = believe(said, set(), tensor=1 << 20)
     assert costs.compute[A] <= 0.3 * BEYOND * 1.001

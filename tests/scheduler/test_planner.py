@@ -15,17 +15,17 @@ from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import insertion, round_robin
 from node.scheduler.planning.planner import make_plan
-from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken, joined
 
 
-def tiny(seed: int, replicas: int = 2, count: int = 1) -> Problem:
+def tiny(seed: int, replicas: int = 2, count: int = 1) -> PathProblem:
     """Two ends peers, three block stages, paths of two of them."""
     dice = random.Random(seed)
     size = 2 + 3 * replicas
     near = [[dice.uniform(0.1, 2.0) for _ in range(size)] for _ in range(size)]
-    return Problem(
+    return PathProblem(
         name="tiny",
         delays=tuple(
             tuple(0.0 if a == b else near[min(a, b)][max(a, b)] for b in range(size))

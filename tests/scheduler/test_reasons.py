@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.core.ids import PeerId, short
-from node.core.journey import Hop, Member, Path, Plan
+from node.core.journey import Hop, Path, Plan, PlanMember
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import SHOWN, reasons
 
@@ -12,7 +12,7 @@ E, A, B, C = (PeerId(f"12D3KooW{c * 44}") for c in "EABC")
 
 def plan(hops: list[list[tuple[int, PeerId]]], members: list[tuple[PeerId, int, float]]) -> Plan:
     paths = tuple(Path(i, E, (i,), tuple(Hop(s, p) for s, p in row)) for i, row in enumerate(hops))
-    return Plan(0, 1, E, tuple(Member(p, s, v) for p, s, v in members), paths, {})
+    return Plan(0, 1, E, tuple(PlanMember(p, s, v) for p, s, v in members), paths, {})
 
 
 def test_skips_swaps_and_slow_or_far_replicas_are_named() -> None:

@@ -13,8 +13,8 @@ from node.scheduler.planning import rules
 from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import deal, orders
 from node.scheduler.planning.estimate import Estimator
-from node.scheduler.planning.problem import Problem, Route
-from node.scheduler.planning.replay import Replayed, Task, replay, solo
+from node.scheduler.planning.problem import PathProblem, Route
+from node.scheduler.planning.replay import Replayed, ReplayTask, replay, solo
 
 PUBLISHED = {0: (14, 6, 12), 3: (15, 17, 5), 4: (7, 13, 19), 10: (1, 18, 2), 11: (8, 16, 9)}
 """Setting A: one path for all micro-batches of an ends peer."""
@@ -24,7 +24,7 @@ def published() -> list[Route]:
     return [(o, *hops) for o, hops in PUBLISHED.items() for _ in range(6)]
 
 
-def anyhow(problem: Problem, dice: random.Random, swaps: bool = True) -> list[Route]:
+def anyhow(problem: PathProblem, dice: random.Random, swaps: bool = True) -> list[Route]:
     """Any plan that keeps the rules of paths, deadlocks aside."""
     sets = deal(problem)
     dice.shuffle(sets)
@@ -135,7 +135,7 @@ def test_memory_and_collisions_of_a_forged_replay_are_seen():
     more = Replayed(played.tasks, played.done, ((0.0, 14, 1),) * 4)
     assert "slots" in str(rules.memory(problem, routes, more))
     first = played.tasks[0]
-    twin = Task(first.start + 0.1, first.end, first.peer, "f", 1, 0, 0.0)
+    twin = ReplayTask(first.start + 0.1, first.end, first.peer, "f", 1, 0, 0.0)
     assert rules.collisions(problem, routes, Replayed((*played.tasks, twin), played.done, ()))
     lost = Replayed(played.tasks, {}, ())
     assert "30 of 30" in str(rules.complete(problem, routes, lost))

@@ -10,7 +10,7 @@ import pytest
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Path
-from node.scheduler.costs import Costs, Measured, Way, believe
+from node.scheduler.costs import Costs, LinkCost, Measured, believe
 from node.scheduler.paths import assign_paths
 from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.quotas import quotas
@@ -42,7 +42,7 @@ def alike(stages: int, **slow: float) -> Costs:
             0.2 * slow.get(p, 1.0),
             0.05,
             8,
-            tuple((q, Way(0.06, 0.02)) for q in everybody if q != p),
+            tuple((q, LinkCost(0.06, 0.02)) for q in everybody if q != p),
         )
         for p in everybody
     }

@@ -12,12 +12,12 @@ from benchmarks.scheduler import makespan, swarm
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import cheap, insertion, round_robin
 from node.scheduler.planning.planner import make_plan
-from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken
 
 
-def anything(seed: int, most: int = 300) -> Problem:
+def anything(seed: int, most: int = 300) -> PathProblem:
     """5 to ``most`` peers, 4 to 24 stages, up to half of them left out; few slots, long ways in no
     order, unequal peers and stages."""
     dice = random.Random(seed)
@@ -34,7 +34,7 @@ def anything(seed: int, most: int = 300) -> Problem:
     counts = {o: each if dice.random() < 0.8 else dice.randint(1, 12) for o in range(ends)}
     while sum(counts.values()) * hops % blocks:
         counts[0] += 1
-    return Problem(
+    return PathProblem(
         name=f"seed {seed}",
         delays=tuple(tuple(0.0 if a == b else draw() for b in range(size)) for a in range(size)),
         compute=tuple(dice.uniform(0.02, 0.6) for _ in range(size)),
@@ -69,13 +69,13 @@ def ticking() -> Callable[[], float]:
     return clock
 
 
-def cheapest(problem: Problem) -> float:
+def cheapest(problem: PathProblem) -> float:
     sets = deal(problem)
     plans = (round_robin(problem, sets), cheap(problem, sets), cheap(problem, sets, slots=False))
     return min(makespan(problem, routes) for routes in plans)
 
 
-def heavy() -> Problem:
+def heavy() -> PathProblem:
     """Twelve stages and 220 micro-batches: one insertion takes most of a second."""
     return swarm("wan", random.Random(1), 12, 20, 6, 9, 11, 3)
 

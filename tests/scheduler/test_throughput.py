@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.scheduler.throughput import Rate, quantise
+from node.scheduler.throughput import SecondsPerUnit, quantise
 
 
 def test_the_first_measurement_is_taken_as_it_is_and_later_ones_move_the_average() -> None:
-    rate = Rate(alpha=0.5)
+    rate = SecondsPerUnit(alpha=0.5)
     assert rate.per_second == 0.0
     rate.observe(4, 2.0)
     assert (rate.per_second, rate.deviation) == (2.0, 0.0)
@@ -18,7 +18,7 @@ def test_the_first_measurement_is_taken_as_it_is_and_later_ones_move_the_average
 
 
 def test_a_constant_is_found_exactly_and_noise_shows_as_deviation() -> None:
-    steady, noisy = Rate(), Rate()
+    steady, noisy = SecondsPerUnit(), SecondsPerUnit()
     for i in range(500):
         steady.observe(1, 0.25)
         noisy.observe(1, 0.25 + (0.1 if i % 2 else -0.1))
@@ -32,7 +32,7 @@ def test_a_constant_is_found_exactly_and_noise_shows_as_deviation() -> None:
 )
 def test_what_is_no_measurement_is_refused(units: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="no measurement"):
-        Rate().observe(units, seconds)
+        SecondsPerUnit().observe(units, seconds)
 
 
 @given(st.floats(1e-6, 1e9))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from node.averaging.exchange.books import Epoch
+from node.averaging.exchange.books import EpochCounts
 from node.averaging.exchange.events import Action
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.reducers.reducer import Gathered, Reduced
@@ -16,10 +16,10 @@ from node.core.journey import Version
 from node.pipeline.events import Counted
 from node.pipeline.machine import PipelineMachine
 from node.sim.process import SimPeer
-from node.sim.run import Outcome, run
+from node.sim.run import ScheduleOutcome, run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup
-from node.sim.swarm import Machines
+from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.leader.roster import Roster
 from node.training.member import Member
@@ -31,7 +31,7 @@ MOST = 300
 class NoLatch(RoundMachine):
     """An attempt that has failed goes on."""
 
-    def _latch(self, number: int, epoch: Epoch, text: str) -> list[Action]:
+    def _latch(self, number: int, epoch: EpochCounts, text: str) -> list[Action]:
         done = super()._latch(number, epoch, text)
         epoch.fault = ""
         return done
@@ -101,7 +101,7 @@ class AnyHistory(Member):
         return super()._planned(plan)
 
 
-class Planted(Machines):
+class Planted(MachineFactory):
     def __init__(
         self, round: Any = None, pipeline: Any = None, roster: Any = None, member: Any = None
     ) -> None:
@@ -123,7 +123,7 @@ class Planted(Machines):
         return (self._member or Member)(*args)
 
 
-class InServices(Machines):
+class InServices(MachineFactory):
     """A bug in the services of every peer: what ``plant`` does to them before they start."""
 
     def __init__(self, plant: Callable[[SimPeer], None]) -> None:
@@ -214,7 +214,7 @@ class Bug:
     """``scenarios`` in which it shows, as one of these invariants."""
 
     name: str
-    make: Machines
+    make: MachineFactory
     scenarios: tuple[str, ...]
     ids: frozenset[str]
 
@@ -260,7 +260,7 @@ IN_SERVICES = (
 ALL_BUGS = BUGS + IN_SERVICES
 
 
-def hunt(bug: Bug, most: int = MOST) -> tuple[Outcome | None, int]:
+def hunt(bug: Bug, most: int = MOST) -> tuple[ScheduleOutcome | None, int]:
     """The first schedule that breaks an invariant, and how many were tried."""
     setup = Setup()
     for seed in range(most):

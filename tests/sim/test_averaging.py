@@ -10,12 +10,12 @@ import pytest
 
 import cli
 from node.core.errors import ExitCode, UsageFault
-from node.sim.averaging import CAP, NAMES, Trial, simulate
+from node.sim.averaging import CAP, NAMES, AveragingTrial, simulate
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_agrees_on_the_mean(name: str) -> None:
-    trial = Trial(64, (8, 8), failure=0.0, seeds=3)
+    trial = AveragingTrial(64, (8, 8), failure=0.0, seeds=3)
     found = simulate(name, trial)
     assert found.variance[0] == pytest.approx(1, abs=0.3)
     assert found.variance[-1] < (0.2 if name == "ring" else 1e-9)
@@ -26,8 +26,8 @@ def test_every_strategy_agrees_on_the_mean(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("ring", "push-sum", "all-reduce")])
 def test_failures_slow_it_down_and_stop_nothing(name: str) -> None:
     quiet, failing = (
-        simulate(name, Trial(64, (8, 8), 0.0, seeds=3)),
-        simulate(name, Trial(64, (8, 8), 0.05, seeds=3)),
+        simulate(name, AveragingTrial(64, (8, 8), 0.0, seeds=3)),
+        simulate(name, AveragingTrial(64, (8, 8), 0.05, seeds=3)),
     )
     assert quiet.rounds[1] < failing.rounds[1] <= CAP
     assert failing.variance[-1] < 1e-6
@@ -42,15 +42,15 @@ def test_a_plain_all_reduce_fails_exactly_as_published(
 ) -> None:
     """Ten runs of the same random numbers (plot_results.ipynb of yandex-research/moshpit-sgd): no
     rounding, no tolerance."""
-    found = simulate("all-reduce", Trial(peers, (32, 32), failure, seeds=10))
+    found = simulate("all-reduce", AveragingTrial(peers, (32, 32), failure, seeds=10))
     assert found.rounds[0] == found.rounds[1] == pytest.approx(published, abs=1e-9)
 
 
 def test_a_full_grid_is_exact_and_a_packed_one_beats_the_published() -> None:
-    assert simulate("moshpit", Trial(1024, (32, 32), seeds=2)).rounds == (2.0, 2.0)
-    assert simulate("moshpit", Trial(512, (8, 8, 8), seeds=2)).rounds == (3.0, 3.0)
+    assert simulate("moshpit", AveragingTrial(1024, (32, 32), seeds=2)).rounds == (2.0, 2.0)
+    assert simulate("moshpit", AveragingTrial(512, (8, 8, 8), seeds=2)).rounds == (3.0, 3.0)
     packed, fixed = (
-        simulate(n, Trial(512, (32, 32), 0.01, seeds=8)).rounds
+        simulate(n, AveragingTrial(512, (32, 32), 0.01, seeds=8)).rounds
         for n in ("moshpit", "moshpit-fixed")
     )
     assert packed[1] < 8.8 - 1.5  # published: 8.8
@@ -59,7 +59,7 @@ def test_a_full_grid_is_exact_and_a_packed_one_beats_the_published() -> None:
 
 def test_lost_messages_of_push_sum_lose_no_mass() -> None:
     quiet, lossy = (
-        simulate("exponential", Trial(64, (8, 8), loss=loss, seeds=5, cap=200))
+        simulate("exponential", AveragingTrial(64, (8, 8), loss=loss, seeds=5, cap=200))
         for loss in (0.0, 0.1)
     )
     assert quiet.rounds[1] == 6
@@ -86,11 +86,13 @@ def test_a_tight_bound_of_staleness_costs_rounds() -> None:
 @pytest.mark.parametrize("peers", [2, 3, 5, 13])
 def test_the_smallest_swarms_are_simulated(peers: int) -> None:
     for name in NAMES:
-        assert np.isfinite(simulate(name, Trial(peers, (4, 4), 0.1, seeds=2, cap=5)).variance).all()
+        assert np.isfinite(
+            simulate(name, AveragingTrial(peers, (4, 4), 0.1, seeds=2, cap=5)).variance
+        ).all()
 
 
 def test_bytes_are_those_of_the_codec_and_the_group() -> None:
-    trial = Trial(64, (8, 8), seeds=1, parameters=1000)
+    trial = AveragingTrial(64, (8, 8), seeds=1, parameters=1000)
     sent = {
         name: simulate(name, trial).sent
         for name in ("butterfly", "moshpit", "gossip", "exponential", "parameter-server")
@@ -116,7 +118,9 @@ def test_bytes_are_those_of_the_codec_and_the_group() -> None:
         "streaming": round(7875 / 50),
     }
     assert (
-        simulate("butterfly", Trial(64, (8, 8), seeds=1, parameters=1 << 20, codec="int8")).sent
+        simulate(
+            "butterfly", AveragingTrial(64, (8, 8), seeds=1, parameters=1 << 20, codec="int8")
+        ).sent
         < sent["butterfly"] * 1049 * 0.26
     )
 
@@ -172,11 +176,11 @@ def test_what_cannot_be_simulated_is_refused(
 
 def test_chances_and_codecs_are_checked() -> None:
     for trial in (
-        Trial(8, failure=1.0),
-        Trial(8, loss=-0.1),
-        Trial(8, codec="int2"),
-        Trial(1),
-        Trial(8, seeds=0),
+        AveragingTrial(8, failure=1.0),
+        AveragingTrial(8, loss=-0.1),
+        AveragingTrial(8, codec="int2"),
+        AveragingTrial(1),
+        AveragingTrial(8, seeds=0),
     ):
         with pytest.raises(UsageFault):
             simulate("gossip", trial)

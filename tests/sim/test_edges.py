@@ -14,7 +14,7 @@ from node.sim.faults import strike
 from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
-from node.sim.swarm import Machines
+from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
 from node.training.protocol.edges import WHOLE
@@ -43,7 +43,7 @@ SETUPS = {
 }
 
 
-class Listening(Machines):
+class Listening(MachineFactory):
     """Keeps every plan that any leader makes."""
 
     def __init__(self) -> None:

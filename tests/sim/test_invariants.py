@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from node.app.assembly import run_facts
-from node.averaging.exchange.events import Opened, Step, StepFailed
+from node.averaging.exchange.events import Opened, ReduceAndStep, StepFailed
 from node.checkpoint.store import Checkpoint
 from node.core.ids import PeerId, RoundId
-from node.core.journey import Hop, Member, Path, Plan, Version
+from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
-from node.sim.invariants import InvariantViolation, Ledger, Running, Taken
+from node.sim.invariants import EpochRun, InvariantViolation, Ledger, TakenBatches
 from node.sim.setup import NUMBERS, Setup
-from node.sim.swarm import Swarm
+from node.sim.swarm import SimSwarm
 from node.sim.values import code
 from node.sim.watch import OBJECTED
-from node.training.member import Member as Following
+from node.training.member import PlanMember as Following
 from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules
 
@@ -39,7 +39,7 @@ E0, A, B, C = (PeerId(p) for p in ("e00-000", "s01-000", "s01-001", "s02-000"))
 
 
 def plan(**changes: Any) -> Plan:
-    members = (Member(E0, 0), Member(A, 1), Member(B, 1), Member(C, 2))
+    members = (PlanMember(E0, 0), PlanMember(A, 1), PlanMember(B, 1), PlanMember(C, 2))
     owners = {n: {0: E0, 1: A, 2: C}[s] for s, names in SETUP.names.items() for n in names}
     paths = tuple(Path(i, E0, (i,), (Hop(1, A), Hop(2, C))) for i in range(SETUP.micro_batches))
     return replace(Plan(0, 1, E0, members, paths, owners), **changes)
@@ -63,8 +63,8 @@ class Peer:
 
 
 @pytest.fixture
-def swarm() -> Swarm:
-    return Swarm(SETUP, 0)
+def swarm() -> SimSwarm:
+    return SimSwarm(SETUP, 0)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def b() -> Any:
     return Peer(B, 1)
 
 
-def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: Swarm, a: Any, b: Any) -> None:
+def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: SimSwarm, a: Any, b: Any) -> None:
     swarm.watch.began(a, plan(), False)
     swarm.watch.began(b, plan(), False)
     b.digest = "other"
@@ -89,13 +89,13 @@ def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: Swarm, a: Any, b: A
 
 
 @pytest.mark.parametrize("owner", [C, PeerId("nobody")])
-def test_i2_a_part_with_a_wrong_owner(swarm: Swarm, owner: PeerId) -> None:
+def test_i2_a_part_with_a_wrong_owner(swarm: SimSwarm, owner: PeerId) -> None:
     swarm.watch.owners.plan(plan())
     with broken("I2"):
         swarm.watch.owners.plan(plan(owners={**plan().owners, "1.0": owner}))
 
 
-def test_i2_a_part_without_an_owner_or_with_a_dead_or_idle_one(swarm: Swarm) -> None:
+def test_i2_a_part_without_an_owner_or_with_a_dead_or_idle_one(swarm: SimSwarm) -> None:
     owners = dict(plan().owners)
     del owners["2.1"]
     with broken("I2"):
@@ -108,9 +108,9 @@ def test_i2_a_part_without_an_owner_or_with_a_dead_or_idle_one(swarm: Swarm) -> 
     swarm.watch.owners.round(ev.SendRound((B,), plan(), 1, (A,), dict.fromkeys(SETUP.names[1], B)))
 
 
-def taken(*samples: int, tokens: int = 0) -> Taken:
+def taken(*samples: int, tokens: int = 0) -> TakenBatches:
     sums = sum((code(n) * 16 for n in samples), start=torch.zeros(NUMBERS))
-    return Taken(samples, sums, tokens or 16 * len(samples))
+    return TakenBatches(samples, sums, tokens or 16 * len(samples))
 
 
 def opened(**changes: Any) -> Opened:
@@ -120,7 +120,7 @@ def opened(**changes: Any) -> Opened:
     return replace(found, **changes)
 
 
-def test_i3_a_sample_that_counts_twice(swarm: Swarm, a: Any) -> None:
+def test_i3_a_sample_that_counts_twice(swarm: SimSwarm, a: Any) -> None:
     once, mean = swarm.watch.once, swarm.watch.mean
     once.counted(a, plan(), 1, False)
     with broken("I3"):
@@ -130,15 +130,15 @@ def test_i3_a_sample_that_counts_twice(swarm: Swarm, a: Any) -> None:
         once.gave(a, plan(), taken(1, 2, 1))
     for giver, given in ((A, taken(1, 2)), (B, taken(3))):
         mean.gave(plan().hash, giver, given)
-    once.step(a, opened(), Step(ROUND, 0, ("1.0",), (A, B), 48), mean)
+    once.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48), mean)
     mean.gave(plan().hash, B, taken(2))
     with broken("I3"):
-        once.step(a, opened(), Step(ROUND, 0, ("1.1",), (A, B), 48), mean)
+        once.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.1",), (A, B), 48), mean)
     with broken("I3"):
         once.taken(a, plan(), plan(term=2).hash)
 
 
-def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: Swarm) -> None:
+def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: SimSwarm) -> None:
     books = swarm.watch.samples
     first = plan()
     books.plan(first)
@@ -161,31 +161,31 @@ def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: Swarm) -> None:
 
 
 @pytest.mark.parametrize("by", [(A, A), (A, C)], ids=["twice", "stranger"])
-def test_i5_contributors_that_cannot_be(swarm: Swarm, a: Any, by: Any) -> None:
-    swarm.watch.mean.step(a, opened(), Step(ROUND, 0, ("1.0",), (A, B), 32))
+def test_i5_contributors_that_cannot_be(swarm: SimSwarm, a: Any, by: Any) -> None:
+    swarm.watch.mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 32))
     with broken("I5"):
-        swarm.watch.mean.step(a, opened(), Step(ROUND, 0, ("1.0",), by, 32))
+        swarm.watch.mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), by, 32))
 
 
-def test_i5_a_mean_that_is_none(swarm: Swarm, a: Any) -> None:
+def test_i5_a_mean_that_is_none(swarm: SimSwarm, a: Any) -> None:
     mean, whole = swarm.watch.mean, plan()
     for giver, given in ((A, taken(1, 2)), (B, taken(3))):
         mean.gave(whole.hash, giver, given)
     with broken("I5"):
         mean.gave(whole.hash, A, taken(1, tokens=48))
-    mean.step(a, opened(), Step(ROUND, 0, ("1.0",), (A, B), 48))
+    mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
     right = (code(1) + code(2) + code(3)) / 3
     mean.stepping(a, whole, {"1.0": right})
     for wrong in (right / 2, (code(1) + code(2)) / 2, (code(1) + code(2) + code(4)) / 3):
         with broken("I5"):
             mean.stepping(a, whole, {"1.0": wrong})
     again = plan(term=2)
-    mean.step(a, opened(plan_hash=again.hash), Step(ROUND, 0, ("1.0",), (A, B), 48))
+    mean.step(a, opened(plan_hash=again.hash), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
     with broken("I5"):
         mean.stepping(a, again, {"1.0": right})
 
 
-def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: Swarm, a: Any) -> None:
+def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: SimSwarm, a: Any) -> None:
     mean, waits = swarm.watch.mean, plan()
     a.work.plan = waits
     swarm.live = lambda stage=None: [a]  # type: ignore[method-assign]
@@ -195,13 +195,13 @@ def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: Swarm, a: Any)
         for giver in (A, B):
             mean.gave(plan(term=term).hash, giver, taken(term))
     assert mean.of(plan(term=2).hash, A) is None
-    mean.step(a, opened(), Step(ROUND, 0, ("1.0",), (A, B), 48))
+    mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
     mean.stepping(a, waits, {"1.0": (code(1) + code(2) + code(3)) / 3})
     with broken("I5"):
         mean.stepping(a, waits, {"1.0": (code(1) + code(2)) / 3})
 
 
-def test_i6_a_checkpoint_that_is_not_what_was_held(swarm: Swarm, a: Any) -> None:
+def test_i6_a_checkpoint_that_is_not_what_was_held(swarm: SimSwarm, a: Any) -> None:
     at = plan(epoch=4, lineage="a" * 32)
     swarm.watch.began(a, at, False)
     tensors = {n: torch.ones(NUMBERS) for n in SETUP.names[1]}
@@ -216,7 +216,7 @@ def test_i6_a_checkpoint_that_is_not_what_was_held(swarm: Swarm, a: Any) -> None
             swarm.watch.restored(a, wrong)
 
 
-def test_i7_time_that_runs_backwards(swarm: Swarm, a: Any) -> None:
+def test_i7_time_that_runs_backwards(swarm: SimSwarm, a: Any) -> None:
     peer, grow = a, swarm.watch.grow
     peer.member = Following(A, Version(0))
     grow.member(peer, None, [], Version(0), 0)
@@ -229,7 +229,7 @@ def test_i7_time_that_runs_backwards(swarm: Swarm, a: Any) -> None:
         grow.plan(peer, plan(), (1, None), [])
     with broken("I7"):
         grow.plan(peer, plan(), (0, Version(2)), [])
-    grow.plan(peer, plan(), (0, Version(2)), [ev.Report("went-back", "")])
+    grow.plan(peer, plan(), (0, Version(2)), [ev.RecordFact("went-back", "")])
 
 
 class Kept(Owner):
@@ -240,7 +240,7 @@ class Kept(Owner):
         self._state = {f"1.{n}": {"exp_avg": torch.full((4,), v)} for n, v in marks.items()}
 
 
-def test_i8_a_step_of_another_version_or_history(swarm: Swarm, a: Any, b: Any) -> None:
+def test_i8_a_step_of_another_version_or_history(swarm: SimSwarm, a: Any, b: Any) -> None:
     once, made = swarm.watch.applied, Version(1, "a" * 32)
     swarm.watch.samples.books[made] = Ledger(Version(0), 3, frozenset(), 3, 0, 48, 1)
     means, kept = {"1.0": torch.ones(4)}, Kept(**{"0": 1.0})
@@ -259,8 +259,8 @@ def test_i8_a_step_of_another_version_or_history(swarm: Swarm, a: Any, b: Any) -
         once.stepping(b, plan(), kept, means)
 
 
-def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: Swarm, a: Any) -> None:
-    running, order = Running(), Step(ROUND, 0, ("1.0",), (A,), 16)
+def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: SimSwarm, a: Any) -> None:
+    running, order = EpochRun(), ReduceAndStep(ROUND, 0, ("1.0",), (A,), 16)
     running.opens(opened())
     swarm.watch.step(a, running, order)
     with broken("I8"):
@@ -275,7 +275,7 @@ def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: Swarm, a: Any)
         swarm.watch.step(a, running, replace(order, names=("1.1",)))
 
 
-def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:
+def test_i9_a_leader_that_rolls_dice(swarm: SimSwarm) -> None:
     pure, calls = swarm.watch.pure, []
 
     def dice(cursor: Any) -> Any:
@@ -285,8 +285,8 @@ def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:
     for facts, fails in ((FACTS, False), (replace(FACTS, sampler=dice), True)):
         leader = swarm.make.leader(E0, replace(facts, settle_s=0.0))
         for name, stage in ((E0, 0), (A, 1)):
-            leader.handle(ev.Heard(name, stage, Version(0), "d"), 5.0)
-        event = ev.Heard(C, 2, Version(0), "d")
+            leader.handle(ev.Heartbeat(name, stage, Version(0), "d"), 5.0)
+        event = ev.Heartbeat(C, 2, Version(0), "d")
         pure._count = pure.EVERY * max(1, len(swarm.peers) // 8) - 1
         twin = pure.before(leader, event)
         assert twin is not None
@@ -299,13 +299,13 @@ def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:
             pure.after(twin, event, actions)
 
 
-def test_i9_nobody_may_object_to_the_plan_of_an_honest_leader(swarm: Swarm, a: Any) -> None:
+def test_i9_nobody_may_object_to_the_plan_of_an_honest_leader(swarm: SimSwarm, a: Any) -> None:
     swarm.watch.fault(a, E0, "a bad handshake")
     with broken("I9"):
         swarm.watch.fault(a, E0, f"{OBJECTED}: masses that do not add up")
 
 
-def test_i10_one_fault_may_not_cost_an_epoch(swarm: Swarm) -> None:
+def test_i10_one_fault_may_not_cost_an_epoch(swarm: SimSwarm) -> None:
     peer: Any = Peer(E0, 0)
     watch = swarm.watch.one_fault
     watch.planned(peer, plan())
@@ -327,7 +327,7 @@ def test_i10_one_fault_may_not_cost_an_epoch(swarm: Swarm) -> None:
     watch.ended(peer, False, "given up")
 
 
-def test_a_violation_says_what_when_and_what_happened_last(swarm: Swarm, a: Any) -> None:
+def test_a_violation_says_what_when_and_what_happened_last(swarm: SimSwarm, a: Any) -> None:
     swarm.watch.note("something")
     with pytest.raises(InvariantViolation) as caught:
         swarm.watch.once.counted(a, plan(), 1, True)

@@ -16,7 +16,7 @@ from node.sim.process import SimPeer
 from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
-from node.sim.swarm import Machines, Swarm
+from node.sim.swarm import MachineFactory, SimSwarm
 from node.training.leader.leader import Leader
 from node.training.protocol.facts import RunFacts
 
@@ -41,7 +41,7 @@ class NeverMends(Leader):
         return []
 
 
-class Before(Machines):
+class Before(MachineFactory):
     """As it was, with either of the two things mended."""
 
     def __init__(self, spreads: bool = False, mends: bool = False) -> None:
@@ -54,20 +54,20 @@ class Before(Machines):
         return (Leader if self.mends else NeverMends)(me, facts, **history)
 
 
-def come(swarm: Swarm, count: int, open_to: str = "auto") -> None:
+def come(swarm: SimSwarm, count: int, open_to: str = "auto") -> None:
     """So many of the second that begins."""
     for _ in range(count):
         swarm.world.push(swarm.world.rng.random(), swarm.come, open_to)
 
 
-def until(swarm: Swarm, epoch: int, seconds: float) -> bool:
+def until(swarm: SimSwarm, epoch: int, seconds: float) -> bool:
     """Whether so many epochs are committed within so long."""
     end = swarm.world.now + seconds
     swarm.world.run(end, lambda: len(swarm.watch.commits) >= epoch)
     return len(swarm.watch.commits) >= epoch
 
 
-def counts(swarm: Swarm) -> Counter[int]:
+def counts(swarm: SimSwarm) -> Counter[int]:
     return Counter(peer.stage for peer in swarm.live())
 
 
@@ -75,7 +75,7 @@ def counts(swarm: Swarm) -> Counter[int]:
 @pytest.mark.parametrize("count", [3, 7, 14])
 def test_a_swarm_begins_with_those_who_come_in_one_second(count: int, spread_s: float) -> None:
     for seed in range(1):
-        swarm = Swarm(replace(THREE, ends=1, spread_s=spread_s), seed)
+        swarm = SimSwarm(replace(THREE, ends=1, spread_s=spread_s), seed)
         swarm.world.run(2.0)
         come(swarm, count)
         swarm.world.run(30.0)
@@ -92,7 +92,7 @@ def test_as_it_was_two_joiners_take_one_stage_and_wait_for_ever() -> None:
     begins = {way: list[bool]() for way in ("before", "spreads", "mends")}
     for way in begins:
         for seed in range(6):
-            swarm = Swarm(setup, seed, Before(spreads=way == "spreads", mends=way == "mends"))
+            swarm = SimSwarm(setup, seed, Before(spreads=way == "spreads", mends=way == "mends"))
             swarm.world.run(2.0)
             swarm.come("stage")
             swarm.come("stage")
@@ -103,7 +103,7 @@ def test_as_it_was_two_joiners_take_one_stage_and_wait_for_ever() -> None:
 
 
 def test_a_leader_fetches_a_peer_for_a_stage_that_nobody_took() -> None:
-    swarm = Swarm(Setup(ends=1, replicas=0), 3)
+    swarm = SimSwarm(Setup(ends=1, replicas=0), 3)
     for _ in range(3):
         swarm.add(1)
     assert until(swarm, 1, 40.0)
@@ -113,7 +113,7 @@ def test_a_leader_fetches_a_peer_for_a_stage_that_nobody_took() -> None:
 
 
 def test_nobody_is_moved_while_somebody_comes_to_the_stage_that_is_lacking() -> None:
-    swarm = Swarm(Setup(ends=1, replicas=0), 3)
+    swarm = SimSwarm(Setup(ends=1, replicas=0), 3)
     for _ in range(2):
         swarm.add(1)
     swarm.world.run(8.0)
@@ -125,7 +125,7 @@ def test_nobody_is_moved_while_somebody_comes_to_the_stage_that_is_lacking() -> 
 
 def test_where_nobody_is_at_the_ends_one_of_those_who_wait_goes_there() -> None:
     for seed in range(4):
-        swarm = Swarm(Setup(ends=0, replicas=2), seed)
+        swarm = SimSwarm(Setup(ends=0, replicas=2), seed)
         assert not until(swarm, 1, WITHOUT_ENDS_S - 1)
         assert until(swarm, 1, 30.0)
         assert counts(swarm)[ENDS] == 1
@@ -133,7 +133,7 @@ def test_where_nobody_is_at_the_ends_one_of_those_who_wait_goes_there() -> None:
 
 
 def test_all_that_is_missing_is_mended_one_after_the_other() -> None:
-    swarm = Swarm(replace(THREE, ends=0), 5)
+    swarm = SimSwarm(replace(THREE, ends=0), 5)
     for _ in range(4):
         swarm.add(2)
     assert until(swarm, 1, 120.0)

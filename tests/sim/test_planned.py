@@ -15,7 +15,7 @@ from node.sim.faults import Fault, Schedule
 from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
-from node.sim.swarm import Machines
+from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
@@ -32,7 +32,7 @@ SETUP = Setup(
 )
 
 
-class _Watched(Machines):
+class _Watched(MachineFactory):
     """Keeps every plan that any leader makes, and how it was laid."""
 
     def __init__(self) -> None:

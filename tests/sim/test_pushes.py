@@ -14,7 +14,7 @@ from node.sim.faults import Schedule
 from node.sim.process import SimPeer
 from node.sim.run import run
 from node.sim.setup import Setup, toy_parts
-from node.training.leader.attempt import Attempt
+from node.training.leader.attempt import EpochAttempt
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import speakers
 from node.training.protocol.rules import Rules
@@ -166,7 +166,7 @@ def test_who_was_slow_twice_in_a_row_is_too_old_for_a_tight_bound() -> None:
 def test_the_leader_sends_those_who_were_not_answered_to_push_again_and_others_to_copy() -> None:
     swarm = Watched(PAIRS, 5)
     plan = outer_round(swarm, 1)
-    attempt = Attempt(plan, 0.0, 9.0, pushes=True)
+    attempt = EpochAttempt(plan, 0.0, 9.0, pushes=True)
     unit = next(u for u in plan.units if u[0] == 1)
     attempt.attempts[unit] = 1
     cells = {c: [m.peer for m in plan.cell(1, c)] for c in plan.cells(1)}

@@ -15,7 +15,7 @@ from node.sim.names import SCENARIOS
 from node.sim.run import run
 from node.sim.scenarios import LAYS, lay
 from node.sim.setup import Setup, toy_parts
-from node.sim.swarm import Swarm
+from node.sim.swarm import SimSwarm
 from node.training.protocol.meetings import number
 
 EACH, RANDOM, BATCH, WITH_CELLS = 1, 20, 5, 1
@@ -145,7 +145,7 @@ def test_cells_and_outer_rounds_hold(name: str) -> None:
 def test_a_cell_that_dies_costs_no_epoch_and_a_joiner_fills_one_up() -> None:
     setup = replace(CELLS["butterfly"], ends=1, epochs=20)
     names = [f"s01-{i:03d}" for i in range(5)]
-    swarm = Swarm(setup, 2)
+    swarm = SimSwarm(setup, 2)
     plan = None
     while plan is None or sum(m.current for m in plan.stage(1)) < len(names):
         assert swarm.world.now < 20.0, "not everybody has come to take part"

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from node.sim.faults import Fault, strike
 from node.sim.run import PATIENCE_S
 from node.sim.setup import Setup
-from node.sim.swarm import Swarm
+from node.sim.swarm import SimSwarm
 
 WHO = st.integers(0, 40)
 
@@ -20,7 +20,7 @@ class AnySwarm(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 1000))
     def begin(self, seed: int) -> None:
-        self.swarm = Swarm(Setup(epochs=10_000), seed)
+        self.swarm = SimSwarm(Setup(epochs=10_000), seed)
         self.swarm.world.run(4.0)
 
     def strike(self, kind: str, who: int, seconds: float = 0.0, size: float = 0.0) -> None:

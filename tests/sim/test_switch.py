@@ -16,10 +16,10 @@ from node.sim.faults import Schedule, strike
 from node.sim.process import SimPeer
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
-from node.sim.swarm import Swarm
+from node.sim.swarm import SimSwarm
 from node.training.protocol import events as ev
 from node.training.protocol import notes
-from node.training.protocol.rules import Rules, Standing, due, levels
+from node.training.protocol.rules import ChangeStatus, Rules, due, levels
 
 GOSSIP = Setup(
     stages=1,
@@ -33,7 +33,7 @@ DILOCO = Rules(2, OuterSettings("butterfly", "deltas", 3, "nesterov"), 1, "diloc
 WHOLE = Rules(0, OuterSettings(), 2, "one cell")
 
 
-class Watched(Swarm):
+class Watched(SimSwarm):
     """Keeps every plan, in order."""
 
     def __init__(self, setup: Setup, seed: int, *changes: Rules) -> None:
@@ -215,7 +215,7 @@ def test_random_faults_while_it_changes(first: int) -> None:
 
 
 def test_an_older_plan_is_refused_but_the_end_of_the_run() -> None:
-    standing, leader, other = Standing(Rules()), PeerId("leader"), PeerId("other")
+    standing, leader, other = ChangeStatus(Rules()), PeerId("leader"), PeerId("other")
     assert standing.tells(leader) == ""
     assert standing.learns(DILOCO)
     assert not standing.learns(DILOCO)

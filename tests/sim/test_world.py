@@ -19,11 +19,11 @@ from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
 from node.pipeline.device import Priority
-from node.sim.device import Device
-from node.sim.directory import Directory, Noticeboard
-from node.sim.disk import Disk, DiskStore
+from node.sim.device import SimDevice
+from node.sim.directory import SimDht, SimDirectory
+from node.sim.disk import DiskStore, SimDisk
 from node.sim.links import Links, Wall
-from node.sim.loop import ProcessLoop, World
+from node.sim.loop import ProcessLoop, VirtualTime
 from node.sim.network import DIAL_S, EOF, SILENT_S, SimNet, SimTransport
 
 A, B = PeerId("a"), PeerId("b")
@@ -81,9 +81,9 @@ class Host:
         self.do(asking())
 
 
-def pair(**changes: float) -> tuple[World, Links, Host, Host]:
+def pair(**changes: float) -> tuple[VirtualTime, Links, Host, Host]:
     line = {"latency": 0.1, "jitter": 0.0, "bandwidth": 0.0, "loss": 0.0} | changes
-    world = World(0)
+    world = VirtualTime(0)
     links = Links(random.Random(0), **line)
     net = SimNet(world, links)
     return world, links, Host(net, A), Host(net, B)
@@ -241,7 +241,7 @@ def body(state: str = "training", **more: Any) -> PeerBody:
 
 def test_the_noticeboard_spreads_late_stops_at_walls_and_forgets() -> None:
     links, at = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0), [0.0]
-    board = Noticeboard(links, DirectorySettings(), 1.0, lambda: at[0])
+    board = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
     board.post(A, body(), 0.0)
     assert set(board.read(A, 0.0)) == {A}, "one's own is known at once"
     assert not board.read(B, 0.5)
@@ -261,19 +261,19 @@ def test_the_noticeboard_spreads_late_stops_at_walls_and_forgets() -> None:
 
 def test_a_directory_counts_by_its_own_wall_clock() -> None:
     links = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0)
-    board = Noticeboard(links, DirectorySettings(), 0.0, lambda: 1.0)
-    ahead = Directory(board, A, VirtualClock(1.0, skew=100.0))
+    board = SimDht(links, DirectorySettings(), 0.0, lambda: 1.0)
+    ahead = SimDirectory(board, A, VirtualClock(1.0, skew=100.0))
     asyncio.run(ahead.publish(body()))
     assert not board.read(B, 1.0 - DirectorySettings().max_ttl_s)
     assert board.read(B, 1.0)[A].not_after == 101.0 + DirectorySettings().ttl_s
 
 
-def store(disk: Disk, now: list[float]) -> DiskStore:
+def store(disk: SimDisk, now: list[float]) -> DiskStore:
     return DiskStore(disk, CheckpointSettings(1, 2), "run", lambda: now[0], lambda found: None)
 
 
 def test_a_disk_keeps_the_newest_and_nothing_of_what_a_dead_process_wrote() -> None:
-    disk, now = Disk(0.5), [0.0]
+    disk, now = SimDisk(0.5), [0.0]
     writer, tensors = store(disk, now), {"p": torch.ones(4)}
     for epoch in (1, 2, 3):
         writer.save(1, epoch, tensors, {}, {"epoch": epoch})
@@ -294,8 +294,8 @@ def test_a_disk_keeps_the_newest_and_nothing_of_what_a_dead_process_wrote() -> N
 
 
 def test_a_device_does_one_job_after_the_other_and_backward_first() -> None:
-    world = World(0)
-    device = Device(ProcessLoop(world), slowness=2.0)
+    world = VirtualTime(0)
+    device = SimDevice(ProcessLoop(world), slowness=2.0)
     done: list[tuple[str, float]] = []
 
     def job(name: str, priority: Priority, seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from node.core.ids import PeerId
 from node.telemetry import sparing
 from node.telemetry.events import Journal
-from node.telemetry.sparing import LINES, WINDOW_S, Sparing
+from node.telemetry.sparing import LINES, WINDOW_S, RateLimitedLog
 
 NOISY, QUIET = PeerId("12D3KooWNoisy"), PeerId("12D3KooWQuiet")
 
@@ -17,9 +17,9 @@ class Time:
         return self.now
 
 
-def made() -> tuple[Sparing, Journal, Time]:
+def made() -> tuple[RateLimitedLog, Journal, Time]:
     journal, time = Journal(), Time()
-    return Sparing(journal, time), journal, time
+    return RateLimitedLog(journal, time), journal, time
 
 
 def test_lines_about_one_peer_are_counted_and_those_about_others_are_not_touched() -> None:

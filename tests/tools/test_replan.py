@@ -14,8 +14,8 @@ from node.core.errors import UsageFault
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import insertion
 from node.scheduler.planning.planner import make_plan
-from node.tools.replan import Event, drifted, joined_by, parse_events, play
-from node.tools.running import Running
+from node.tools.replan import ReplanEvent, drifted, joined_by, parse_events, play
+from node.tools.running import ReplayedRun
 
 
 def routes_of(problem):
@@ -29,8 +29,8 @@ def test_without_events_it_is_the_replay(name):
     problem = load(name)
     routes = routes_of(problem)
     wanted = makespan(problem, routes)
-    assert Running(problem, routes).finish() == pytest.approx(wanted, abs=1e-9)
-    half = Running(problem, routes)
+    assert ReplayedRun(problem, routes).finish() == pytest.approx(wanted, abs=1e-9)
+    half = ReplayedRun(problem, routes)
     half.until(wanted / 2)
     twin = half.copy()
     assert twin.finish() == pytest.approx(wanted, abs=1e-9)
@@ -46,7 +46,7 @@ def test_deaths_lose_no_micro_batch_and_nobody_dead_is_asked(seed):
     dead = dice.sample(range(20), 3)
     while not all(set(stage) - set(dead) for stage in problem.stages):
         dead = dice.sample(range(20), 3)
-    events = [Event(dice.random() * span, "death", n) for n in dead]
+    events = [ReplanEvent(dice.random() * span, "death", n) for n in dead]
     running, strikes = play(problem, routes, events, seed=seed)
     assert len(running.done) == 30
     assert len(strikes) == 3
@@ -65,7 +65,7 @@ def test_deaths_lose_no_micro_batch_and_nobody_dead_is_asked(seed):
 def test_a_death_before_the_start_costs_no_more_than_a_quarter():
     problem = load("A")
     plan = make_plan(problem, moves=3000)
-    running, _ = play(problem, plan.routes, [Event(0.0, "death", 8)])
+    running, _ = play(problem, plan.routes, [ReplanEvent(0.0, "death", 8)])
     knew = replace(
         problem, stages=tuple(tuple(n for n in stage if n != 8) for stage in problem.stages)
     )
@@ -76,10 +76,10 @@ def test_a_death_before_the_start_costs_no_more_than_a_quarter():
 def test_a_stage_that_dies_out_is_left_out_where_it_was_not_begun():
     problem = load("A")
     routes = routes_of(problem)
-    running, _ = play(problem, routes, [Event(0.0, "death", n) for n in problem.stages[3]])
+    running, _ = play(problem, routes, [ReplanEvent(0.0, "death", n) for n in problem.stages[3]])
     assert len(running.done) == 30
     assert not any(set(route) & set(problem.stages[3]) for route in running.routes)
-    late, _ = play(problem, routes, [Event(9.0, "death", n) for n in problem.stages[3]])
+    late, _ = play(problem, routes, [ReplanEvent(9.0, "death", n) for n in problem.stages[3]])
     assert 0 < len(late.done) < 30, (
         "what was there and has no twin any more is dropped, the rest ends"
     )
@@ -88,7 +88,7 @@ def test_a_stage_that_dies_out_is_left_out_where_it_was_not_begun():
 def test_all_ends_peers_but_one_die():
     problem = load("B")
     running, _ = play(
-        problem, routes_of(problem), [Event(1.0, "death", o) for o in problem.stages[0][1:]]
+        problem, routes_of(problem), [ReplanEvent(1.0, "death", o) for o in problem.stages[0][1:]]
     )
     assert len(running.done) == 30
     assert {route[0] for i, route in enumerate(running.routes) if running.done[i] > 8.0} == {
@@ -101,13 +101,17 @@ def test_a_stall_a_drift_and_a_newcomer():
     problem = load("B")
     routes = routes_of(problem)
     before = makespan(problem, routes)
-    stalled, _ = play(problem, routes, [Event(2.0, "busy", routes[0][1], 5.0)])
+    stalled, _ = play(problem, routes, [ReplanEvent(2.0, "busy", routes[0][1], 5.0)])
     assert stalled.makespan <= before + 5.0 + 1e-9
-    slower, _ = play(problem, routes, [Event(0.0, "drift", problem=lambda p: drifted(p, 2.0, 2.0))])
+    slower, _ = play(
+        problem, routes, [ReplanEvent(0.0, "drift", problem=lambda p: drifted(p, 2.0, 2.0))]
+    )
     assert before < slower.makespan <= 2 * before + 1e-9
     ways = [0.4] * 20
     grown, strikes = play(
-        problem, routes, [Event(1.0, "join", 20, problem=lambda p: joined_by(p, 2, 0.1, ways, 3))]
+        problem,
+        routes,
+        [ReplanEvent(1.0, "join", 20, problem=lambda p: joined_by(p, 2, 0.1, ways, 3))],
     )
     assert grown.makespan <= before + 1e-9
     assert (strikes[0].affected > 0) == any(20 in route for route in grown.routes)

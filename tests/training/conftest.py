@@ -25,7 +25,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Plan, lineage_after
+from node.core.journey import Hop, Plan, PlanMember, lineage_after
 from node.core.journey import Path as Way
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
@@ -35,9 +35,9 @@ from node.telemetry.metrics import Metrics
 from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules
 from node.training.protocol.settings import TrainingSettings
-from node.training.state.meter import Meter
+from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
-from node.training.work import Engines, Work
+from node.training.work import Engines, StageRuntime
 
 LEADER = PeerId("leader")
 OPTIM = OptimSettings(warmup=0)
@@ -114,12 +114,12 @@ class Peer:
             self.heavy,  # type: ignore[arg-type]
             self.journal,
             metrics,
-            Meter(self.journal, metrics),
+            PipelineMeter(self.journal, metrics),
             outer=self.outer,
         )
         settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
-        self.work = Work(
+        self.work = StageRuntime(
             StageState(Block(), 1, 0),
             engines,
             settings,
@@ -213,8 +213,8 @@ class Rig:
                     lineage_after(after, ()),
                     tokens + TOKENS * len(after.paths),
                 )
-        all_members = tuple(Member(p.me, 1, 1.0, True) for p in members) + tuple(
-            Member(p.me, 1, 1.0, False) for p in listeners
+        all_members = tuple(PlanMember(p.me, 1, 1.0, True) for p in members) + tuple(
+            PlanMember(p.me, 1, 1.0, False) for p in listeners
         )
         paths = tuple(Way(i, LEADER, (i,), (Hop(1, p.me),)) for i, p in enumerate(members))
         return dataclasses.replace(

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
-from node.scheduler.costs import Measured, Way
+from node.scheduler.costs import LinkCost, Measured
 from node.training.leader.balance import COMING_S, REST_S, Balance
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
@@ -15,7 +15,7 @@ BASE = Version(3, "a" * 32)
 
 
 def hear(roster: Roster, peer: str, stage: int, speed: float = 1.0, at: Version = BASE) -> None:
-    roster.hear(ev.Heard(PeerId(peer), stage, at, "d", speed=speed), 0.0)
+    roster.hear(ev.Heartbeat(PeerId(peer), stage, at, "d", speed=speed), 0.0)
 
 
 def swarm(*stages: str) -> tuple[Roster, Balance]:
@@ -189,9 +189,9 @@ def test_who_is_not_proven_to_reach_the_others_yet_is_waited_for() -> None:
     w.roster = Roster(2, LEADER)
     here = {LEADER: 0, "a": 1, "b": 1, "c": 1, "x": 2}
     for peer, stage in here.items():
-        ways = tuple((PeerId(p), Way(0.0, 0.0)) for p in here if "x" not in (p, peer))
+        ways = tuple((PeerId(p), LinkCost(0.0, 0.0)) for p in here if "x" not in (p, peer))
         costs = Measured(ways=ways)
-        w.roster.hear(ev.Heard(PeerId(peer), stage, YOUNG, "d", costs=costs), 0.0)
+        w.roster.hear(ev.Heartbeat(PeerId(peer), stage, YOUNG, "d", costs=costs), 0.0)
     assert {s: len(peers) for s, peers in w.roster.replicas().items()} == {0: 1, 1: 3, 2: 0}
     assert w.first(2) == COMING_S
 

@@ -9,7 +9,7 @@ import pytest
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Path, Plan, Version
+from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import MOST_TERM, PLANS_PER_S, STEP, STEP_HEARD, Bounds, Terms
@@ -20,7 +20,9 @@ PATH = Path(0, E, (0, 1), (Hop(1, S),))
 
 
 def plan(epoch: int = 7, **about: object) -> Plan:
-    made = Plan(epoch, 9, E, (Member(E, 0), Member(S, 1)), (PATH,), {"w": S}, lineage="ab" * 16)
+    made = Plan(
+        epoch, 9, E, (PlanMember(E, 0), PlanMember(S, 1)), (PATH,), {"w": S}, lineage="ab" * 16
+    )
     return dataclasses.replace(made, **about)  # type: ignore[arg-type]
 
 
@@ -36,7 +38,7 @@ def test_a_history_counts_no_more_than_its_epochs_can_have_made() -> None:
 
 
 def test_a_heartbeat_stands_where_the_run_can_have_come() -> None:
-    good = ev.Heard(
+    good = ev.Heartbeat(
         S, 1, Version(7, "ab" * 16), "d", tokens=7 * 128, reachable=(Version(120, "cd" * 16),)
     )
     assert RUN.of_heard(good) == ""

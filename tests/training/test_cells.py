@@ -10,7 +10,7 @@ import pytest
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Member, Path, Plan, in_cell, of_cell
+from node.core.journey import Hop, Path, Plan, PlanMember, in_cell, of_cell
 from node.training.protocol.cells import ANY, arrange, columns, lay
 from node.training.protocol.meetings import Meetings, number, speakers, weights
 from node.training.protocol.memory import worked_after
@@ -151,7 +151,7 @@ def test_groups_are_the_strategys_over_cells() -> None:
 
 
 def test_parts_are_shared_out_by_their_bytes_and_servers_take_all() -> None:
-    members = [Member(P[i], 1, 1.0, i != 3, cell=i // 2) for i in range(4)]
+    members = [PlanMember(P[i], 1, 1.0, i != 3, cell=i // 2) for i in range(4)]
     spread = meetings("butterfly").averagers(1, members, ())
     assert spread == {"a": P[0], "b": P[1], "c": P[2]}
     assert set(meetings("butterfly").averagers(1, members, (1,)).values()) == {P[2]}
@@ -159,7 +159,7 @@ def test_parts_are_shared_out_by_their_bytes_and_servers_take_all() -> None:
 
 def test_who_serves_pushes_stays_when_others_come_and_go() -> None:
     pushes = meetings("hogwild", carries="deltas", optimizer="sgd", shards=2)
-    everybody = [Member(P[i], 1, 1.0, True, cell=i // 2) for i in range(8)]
+    everybody = [PlanMember(P[i], 1, 1.0, True, cell=i // 2) for i in range(8)]
     groups, cells = pushes.groups(range(4), 1)
     assert set(groups.values()) == {0}
     served = pushes.averagers(1, everybody, cells)
@@ -177,7 +177,7 @@ def test_who_serves_pushes_stays_when_others_come_and_go() -> None:
         7,
         8,
     }
-    listeners = [Member(m.peer, 1, 1.0, m.cell not in cells, cell=m.cell) for m in everybody]
+    listeners = [PlanMember(m.peer, 1, 1.0, m.cell not in cells, cell=m.cell) for m in everybody]
     assert len(set(pushes.averagers(1, listeners, cells).values())) == 2, (
         "who is behind serves nothing"
     )
@@ -185,9 +185,9 @@ def test_who_serves_pushes_stays_when_others_come_and_go() -> None:
 
 def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
     members = (
-        *(Member(P[i], 1, 1.0, True, i // 2, 0) for i in range(4)),
-        Member(P[4], 1, 1.0, False, 1, 0),
-        Member(P[5], 1, group=7),
+        *(PlanMember(P[i], 1, 1.0, True, i // 2, 0) for i in range(4)),
+        PlanMember(P[4], 1, 1.0, False, 1, 0),
+        PlanMember(P[5], 1, group=7),
     )
     plan = Plan(5, 1, P[0], members, (), {}, outer=3)
     said = speakers(plan, (1, 0), ())
@@ -200,7 +200,7 @@ def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
 
 
 def test_a_cell_weighs_what_it_has_done_only_where_all_end_with_the_same() -> None:
-    members = tuple(Member(P[i], 1, 1.0, i != 4, i // 2, 0 if i < 6 else 6) for i in range(8))
+    members = tuple(PlanMember(P[i], 1, 1.0, i != 4, i // 2, 0 if i < 6 else 6) for i in range(8))
     plan = Plan(
         5, 1, P[0], members, (), {}, outer=3, worked={(1, 0): 7, (1, 1): 2, (1, 3): 90, (2, 2): 50}
     )
@@ -224,8 +224,8 @@ def test_a_cell_weighs_what_it_has_done_only_where_all_end_with_the_same() -> No
 def test_a_cells_work_is_counted_anew_after_an_outer_round() -> None:
     ends, *rest = P
     members = (
-        Member(ends, ENDS, cell=0),
-        *(Member(p, 1, cell=i // 2) for i, p in enumerate(rest[:4])),
+        PlanMember(ends, ENDS, cell=0),
+        *(PlanMember(p, 1, cell=i // 2) for i, p in enumerate(rest[:4])),
     )
     paths = tuple(Path(i, ends, (i,), (Hop(1, rest[at]),)) for i, at in enumerate((0, 1, 1, 2, 0)))
     plan = Plan(5, 1, ends, members, paths, {}, worked={(1, 0): 10, (1, 7): 3})

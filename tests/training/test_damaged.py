@@ -12,7 +12,7 @@ from typing import Any
 
 from node.checkpoint.files import Disk
 from node.core.clock import SystemClock
-from node.training.member import State
+from node.training.member import MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.service import Training
@@ -69,7 +69,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     refused = await t.happens(ev.PlanArrived(spoilt))
     assert refused is not None
     assert f"epoch {three.epoch} cannot be put in place" in refused
-    assert (t.member.at, t.member.state, a.work.version) == (four, State.IDLE, four), (
+    assert (t.member.at, t.member.state, a.work.version) == (four, MemberState.IDLE, four), (
         "it stands where it stood"
     )
     assert three not in t.member.reachable
@@ -77,7 +77,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     assert len(a.events("restore-failed")) == 1
 
     assert await t.happens(ev.PlanArrived(back)) is None
-    assert (t.member.at, t.member.state, a.work.version) == (two, State.RUN, two)
+    assert (t.member.at, t.member.state, a.work.version) == (two, MemberState.RUN, two)
     await t.close()
 
 

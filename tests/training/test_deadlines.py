@@ -8,7 +8,7 @@ import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Plan
-from node.scheduler.costs import BEYOND, NOTHING, Measured, Way
+from node.scheduler.costs import BEYOND, NOTHING, LinkCost, Measured
 from node.training.leader.deadlines import AGAIN, FIRST, MARGIN, MOST_S, Deadlines
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.roster import PAUSES
@@ -40,16 +40,16 @@ def led(
         heard(T1, costs=others or costs),
     ]
     tell(leader, said, 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     return leader, plan
 
 
 def close(leader: Leader, plan: Plan, now: float) -> list[ev.SendRound]:
-    rows = tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)
+    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
     return [
         a
-        for a in leader.handle(ev.Finished(E, plan.hash, rows), now)
+        for a in leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
         if isinstance(a, ev.SendRound)
     ]
 
@@ -77,7 +77,7 @@ def test_a_step_of_a_minute_is_waited_for() -> None:
     )
     for peer in (E, S1, S2, T1):
         tell(leader, [heard(peer, costs=TERA)], 100.0)
-    assert not any(isinstance(a, ev.SendRound) for a in leader.handle(ev.Tick(), 103.0)), (
+    assert not any(isinstance(a, ev.SendRound) for a in leader.handle(ev.ClockTick(), 103.0)), (
         "100 s later nothing is repaired"
     )
     assert leader.phase is Phase.ROUND
@@ -89,7 +89,7 @@ def test_the_slowest_owner_counts_and_a_slow_line() -> None:
     leader, plan = led(TERA, slow)
     mine = [r.deadline_s for r in close(leader, plan, 3.0)]
     assert mine[0] == pytest.approx(MARGIN * 180.0, rel=0.1)
-    line = Measured(tera_s=0.1, ways=((S2, Way(tensor_s=0.5)),))
+    line = Measured(tera_s=0.1, ways=((S2, LinkCost(tensor_s=0.5)),))
     leader, plan = led(line)
     # The parameters of a stage are 100 tensors; half of them each way between two members.
     assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(
@@ -129,11 +129,11 @@ def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
 
 
 def probes(actions: list[Any]) -> list[PeerId]:
-    return [a.peer for a in actions if isinstance(a, ev.Probe)]
+    return [a.peer for a in actions if isinstance(a, ev.ProbePeer)]
 
 
 def lost(actions: list[Any]) -> list[str]:
-    return [a.text for a in actions if isinstance(a, ev.Report) and a.kind == "peer-lost"]
+    return [a.text for a in actions if isinstance(a, ev.RecordFact) and a.kind == "peer-lost"]
 
 
 def silent(**kw: Any) -> Leader:
@@ -146,21 +146,21 @@ def silent(**kw: Any) -> Leader:
 def test_silence_is_asked_about_and_no_death() -> None:
     leader = silent()
     tell(leader, [heard(S1)], 4.0)
-    assert probes(leader.handle(ev.Tick(), ASK_AFTER * 4.0 - 0.1)) == []
-    done = leader.handle(ev.Tick(), 4.1)
+    assert probes(leader.handle(ev.ClockTick(), ASK_AFTER * 4.0 - 0.1)) == []
+    done = leader.handle(ev.ClockTick(), 4.1)
     assert probes(done) == [S2]
     assert not lost(done)
-    assert probes(leader.handle(ev.Tick(), 4.3)) == [], "one question at a time"
+    assert probes(leader.handle(ev.ClockTick(), 4.3)) == [], "one question at a time"
     assert S2 in leader.roster.candidates
-    leader.handle(ev.Answered(S2), 9.0)
+    leader.handle(ev.ProbeAnswered(S2), 9.0)
     tell(leader, [heard(S1)], 9.0)
-    assert not lost(leader.handle(ev.Tick(), 9.1))
+    assert not lost(leader.handle(ev.ClockTick(), 9.1))
     assert S2 in leader.roster.candidates, "it lives, whatever was not heard of it"
 
 
 def test_a_probe_that_fails_is_a_death_unless_the_peer_was_heard_meanwhile() -> None:
     leader = silent()
-    leader.handle(ev.Tick(), 4.1)
+    leader.handle(ev.ClockTick(), 4.1)
     tell(leader, [heard(S2)], 5.0)
     assert not lost(leader.handle(ev.Unreachable(S2, since=4.5), 6.0))
     assert len(lost(leader.handle(ev.Unreachable(S1, since=4.5), 6.0))) == 1
@@ -171,20 +171,23 @@ def test_a_probe_that_fails_is_a_death_unless_the_peer_was_heard_meanwhile() -> 
 
 def test_a_leader_that_runs_late_itself_asks_later() -> None:
     leader = silent()
-    assert probes(leader.handle(ev.Tick(slack=6.0), 4.1)) == []
-    assert set(probes(leader.handle(ev.Tick(slack=6.0), 6.1))) == {S1, S2}
+    assert probes(leader.handle(ev.ClockTick(slack=6.0), 4.1)) == []
+    assert set(probes(leader.handle(ev.ClockTick(slack=6.0), 6.1))) == {S1, S2}
 
 
 def test_who_was_heard_rarely_is_asked_later() -> None:
     leader = silent()
-    leader.handle(ev.Tick(), 3.0)
+    leader.handle(ev.ClockTick(), 3.0)
     tell(leader, [heard(S1), heard(S2)], 9.0)
-    assert probes(leader.handle(ev.Tick(), 9.0 + ASK_AFTER * 4.0 + 0.5)) == []
-    assert set(probes(leader.handle(ev.Tick(), 9.0 + ASK_AFTER * PAUSES * 9.0 + 0.1))) == {S1, S2}
+    assert probes(leader.handle(ev.ClockTick(), 9.0 + ASK_AFTER * 4.0 + 0.5)) == []
+    assert set(probes(leader.handle(ev.ClockTick(), 9.0 + ASK_AFTER * PAUSES * 9.0 + 0.1))) == {
+        S1,
+        S2,
+    }
 
 
 def test_who_follows_another_leader_is_let_go() -> None:
     leader = silent()
-    leader.handle(ev.Tick(), 2.5)
-    assert not lost(leader.handle(ev.Answered(S2, ours=False), 3.0)), "a moment's doubt"
-    assert len(lost(leader.handle(ev.Answered(S2, ours=False), 4.5))) == 1
+    leader.handle(ev.ClockTick(), 2.5)
+    assert not lost(leader.handle(ev.ProbeAnswered(S2, ours=False), 3.0)), "a moment's doubt"
+    assert len(lost(leader.handle(ev.ProbeAnswered(S2, ours=False), 4.5))) == 1

@@ -17,15 +17,15 @@ from benchmarks.reference.mixing import mixing
 from node.averaging.strategies.outer import OuterSettings, strategy_of
 from node.averaging.strategies.strategy import Edges
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Path, Plan, Unit, Version
-from node.training.leader.attempt import Attempt
+from node.core.journey import Hop, Path, Plan, PlanMember, Unit, Version
+from node.training.leader.attempt import EpochAttempt
 from node.training.leader.draft import draft
 from node.training.leader.leader import Leader
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 from node.training.protocol.edges import WHOLE, arrived, flows, mass_after, mass_of, party, targets
 from node.training.protocol.meetings import Meetings, speakers
-from node.training.protocol.memory import Memory, Past, makes, worked_after
+from node.training.protocol.memory import Memory, PlanContext, makes, worked_after
 from node.training.protocol.objection import of_edges, of_mass, of_work
 from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, tell, the_plan
 
@@ -38,7 +38,7 @@ def meetings(strategy: str, **more: Any) -> Meetings:
 
 
 def plan_of(cells: list[int], senders: dict[int, tuple[int, ...]], mass: dict[int, int]) -> Plan:
-    members = tuple(Member(P[i], 1, cell=c, group=c) for i, c in enumerate(cells))
+    members = tuple(PlanMember(P[i], 1, cell=c, group=c) for i, c in enumerate(cells))
     units = {(1, cell): among for cell, among in senders.items()}
     return Plan(
         5,
@@ -105,7 +105,7 @@ def test_a_cell_keeps_what_it_does_not_send_and_one_with_next_to_nothing_sends_n
 
 def test_a_round_waits_for_a_living_speaker_of_each_cell_that_sends_and_a_repair_for_none() -> None:
     plan = plan_of([0, 0, 1, 1, 2], {0: (1, 2)}, {0: WHOLE, 1: WHOLE, 2: 1})
-    listener = Member(PeerId("q"), 1, current=False, cell=0, group=0)
+    listener = PlanMember(PeerId("q"), 1, current=False, cell=0, group=0)
     plan = replace(plan, members=(*plan.members, listener))
     cell, weigh = party(plan, (1, 0), 0, ())
     assert cell == {P[0], P[1], listener.peer}
@@ -150,8 +150,8 @@ def test_what_is_asked_of_a_plan_again_and_again_costs_little_for_each_of_many_c
         cells = list(range(count))
         senders = meetings("push-sum", fanout=2).senders(cells, 1)
         plan = plan_of([0], senders, dict.fromkeys(cells, WHOLE))
-        members = tuple(Member(PeerId(f"p{c:03d}"), 1, cell=c, group=c) for c in cells)
-        attempt = Attempt(replace(plan, members=members), 0.0, 1.0)
+        members = tuple(PlanMember(PeerId(f"p{c:03d}"), 1, cell=c, group=c) for c in cells)
+        attempt = EpochAttempt(replace(plan, members=members), 0.0, 1.0)
         masses.append(
             work(
                 lambda plan=plan, told=senders: mass_after(
@@ -173,7 +173,7 @@ def split(
     parents: dict[int, int],
     homes: list[int] | None = None,
 ) -> dict[int, int]:
-    members = [Member(P[i], 1, cell=c) for i, c in enumerate(cells)]
+    members = [PlanMember(P[i], 1, cell=c) for i, c in enumerate(cells)]
     home = dict(zip(P, homes or cells, strict=False))
     found = mass_of(
         {(1, c): m for c, m in before.items()},
@@ -236,7 +236,9 @@ def test_whatever_fails_no_mass_is_made_or_lost_but_that_of_the_dead(seed: int) 
 def roster_of(version: Version, cells: list[int], told: dict[int, tuple[int, ...]]) -> Roster:
     roster = Roster(1)
     for i, cell in enumerate(cells):
-        roster.hear(ev.Heard(P[i], 1, version, f"d{cell}", cell=cell, arrived=told.get(i, ())), 0.0)
+        roster.hear(
+            ev.Heartbeat(P[i], 1, version, f"d{cell}", cell=cell, arrived=told.get(i, ())), 0.0
+        )
     return roster
 
 
@@ -276,11 +278,16 @@ def test_the_next_plan_knows_what_arrived_whoever_makes_it() -> None:
         assert made.senders == {(1, c): s for c, s in meet.senders([0, 1, 2], 2).items()}
         assert {m.group for m in made.members} == {0, 1, 2}
     assert plans[0] == plans[1]
-    again = draft(roster, version, Past((0, ()), {}, 0, mass=plans[0].mass), sharing, 2, meet, 2)
+    again = draft(
+        roster, version, PlanContext((0, ()), {}, 0, mass=plans[0].mass), sharing, 2, meet, 2
+    )
     assert again.mass == plans[0].mass, (
         "a plan of the same version again: what arrived is counted once"
     )
-    assert draft(roster, version, Past((0, ()), {}, 0), sharing, 2, meetings("ring"), 2).mass == {}
+    assert (
+        draft(roster, version, PlanContext((0, ()), {}, 0), sharing, 2, meetings("ring"), 2).mass
+        == {}
+    )
 
 
 def test_edges_are_never_to_oneself_and_a_fanout_that_is_too_large_shrinks() -> None:
@@ -303,7 +310,7 @@ def test_masses_go_from_leader_to_leader_and_all_hear_who_will_send_nothing() ->
     settings = facts(cell=1, meetings=Meetings(OuterSettings("push-sum", every=1), sizes, 3, 100))
     leader, third = Leader(E, settings), PeerId("stage1c")
     tell(leader, [heard(p) for p in (E, S1, T1, third, S2)], 0.0)
-    first = the_plan(leader.handle(ev.Tick(), 2.0))
+    first = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert first is not None
     plan = the_plan(commits(leader, first, 3.0))
     assert plan is not None
@@ -338,7 +345,7 @@ def test_masses_go_from_leader_to_leader_and_all_hear_who_will_send_nothing() ->
         for p, told in came.items()
     ]
     tell(other, [heard(PeerId("ends0")), *there], 5.0)
-    other.handle(ev.Tick(), 7.0)
+    other.handle(ev.ClockTick(), 7.0)
     again = the_plan(other.handle(ev.Recalled(version, plan, ()), 7.1))
     assert again is not None
     assert {unit: mass for unit, mass in again.mass.items() if unit[0]} == {
@@ -379,7 +386,7 @@ def test_edges_that_are_not_the_strategys_are_objected_to(strategy: str) -> None
     assert of_edges(replace(plan, outer=0), settings), "or in an epoch of micro-batches"
     together = replace(plan, members=tuple(replace(m, group=0) for m in plan.members))
     assert "group" in of_edges(together, settings)
-    lost = replace(plan, members=(*plan.members, Member(PeerId("q"), 2, current=False)))
+    lost = replace(plan, members=(*plan.members, PlanMember(PeerId("q"), 2, current=False)))
     assert of_edges(lost, settings) == "", "a stage of listeners has no cells"
     assert "edges" in of_edges(replace(lost, senders={**plan.senders, (2, 0): (1,)}), settings)
 
@@ -439,7 +446,7 @@ def test_masses_are_believed_as_far_as_they_can_be_true() -> None:
     assert "add up" in of_mass(
         replace(left, mass={(1, 0): 3 * WHOLE, (1, 1): WHOLE}), settings, before
     ), "more than there was"
-    new = Member(P[9], 1, cell=5, group=5)
+    new = PlanMember(P[9], 1, cell=5, group=5)
     more = replace(plan, members=(*plan.members, new), mass={**plan.mass, (1, 5): WHOLE})
     assert of_mass(more, settings, before) == ""
     assert "add up" in of_mass(

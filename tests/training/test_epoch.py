@@ -23,7 +23,7 @@ from node.data.order import SampleOrder, Sampler
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.training.leader.leader import Leader, Phase
-from node.training.member import Member, State
+from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 
@@ -103,7 +103,7 @@ class Swarm:
     def __init__(self, seed: int, ends: int = 1, replicas: int = 2, **kw: Any) -> None:
         self.rng, self.now, self.queue, self.count = random.Random(seed), 0.0, [], itertools.count()
         self.facts = facts(**kw)
-        self.log: list[ev.Report] = []
+        self.log: list[ev.RecordFact] = []
         self.plans: dict[tuple[int, int], str] = {}
         self.speeds: dict[PeerId, float] = {}
         self.visited: dict[int, set[PeerId]] = {}
@@ -171,10 +171,10 @@ class Swarm:
         elif peer.name != chief:
             peer.leader = None
         if peer.leader is not None:
-            self.lead(peer, ev.Tick())
+            self.lead(peer, ev.ClockTick())
         m = peer.member
         speed = self.speeds.get(peer.name, 1.0)
-        heard = ev.Heard(
+        heard = ev.Heartbeat(
             peer.name, peer.stage, m.at, peer.digest, speed, m.reachable, m.term, m.tokens
         )
         if chief == peer.name:
@@ -210,11 +210,11 @@ class Swarm:
                     )
                     for to in a.to:
                         self.tell(peer, to, r)
-                case ev.Probe(who):
+                case ev.ProbePeer(who):
                     self.probe(peer, who)
                 case ev.Evaluate(epoch, _):
                     self.at(0.1, lambda: self.lead(peer, ev.Evaluated(epoch, 2.0)))
-                case ev.Report():
+                case ev.RecordFact():
                     self.log.append(a)
 
     def probe(self, chief: Peer, who: PeerId) -> None:
@@ -222,7 +222,8 @@ class Swarm:
 
         def answers(p: Peer) -> None:
             self.call(
-                chief.name, lambda c: self.lead(c, ev.Answered(who, self.leading() == chief.name))
+                chief.name,
+                lambda c: self.lead(c, ev.ProbeAnswered(who, self.leading() == chief.name)),
             )
 
         self.call(who, answers, lambda: self.lead(chief, ev.Unreachable(who, began)))
@@ -239,7 +240,7 @@ class Swarm:
         while queue:
             for a in peer.member.handle(queue.pop(0), self.now):
                 follow = self.act(peer, a)
-                if isinstance(a, ev.Refuse):
+                if isinstance(a, ev.RefuseCaller):
                     refused = a.reason
                 elif follow is not None:
                     queue.append(follow)
@@ -252,7 +253,7 @@ class Swarm:
                 peer.values, peer.before, peer.stepped = peer.before, None, {}
             case ev.Settle():
                 peer.before = None
-            case ev.Begin(plan, listener):
+            case ev.BeginEpoch(plan, listener):
                 peer.fresh, peer.stepped, peer.round = {}, {}, None
                 if peer.stage == ENDS and not listener:
                     for path in (p for p in plan.paths if p.origin == peer.name):
@@ -260,11 +261,11 @@ class Swarm:
                             self.rng.uniform(0.05, 0.5),
                             lambda path=path: self.micro_batch(peer, plan, path),
                         )
-            case ev.Average():
+            case ev.StartRound():
                 self.exchange(peer, a)
             case ev.CopyFrom(plan, r):
                 self.copy(peer, plan, r)
-            case ev.Adopt(plan, ended):
+            case ev.AdoptParts(plan, ended):
                 peer.before, peer.values = peer.values, dict(peer.fresh)
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, peer.digest, 1)
             case ev.TellCommitted(plan, attempt, digest):
@@ -283,18 +284,25 @@ class Swarm:
         return None
 
     def micro_batch(self, peer: Peer, plan: Plan, path: Any) -> None:
-        if not self.up(peer) or peer.member.plan is not plan or peer.member.state is not State.RUN:
+        if (
+            not self.up(peer)
+            or peer.member.plan is not plan
+            or peer.member.state is not MemberState.RUN
+        ):
             return
         counted = all(
             any(self.peers[m.peer].alive for m in plan.cell(h.stage) if m.current)
             for h in path.hops
         )
-        result = ev.Result(path.index, counted, 2.0 * MICRO, MICRO)
-        self.call(plan.leader, lambda p: self.lead(p, ev.Finished(peer.name, plan.hash, (result,))))
+        result = ev.MicroBatchResult(path.index, counted, 2.0 * MICRO, MICRO)
+        self.call(
+            plan.leader,
+            lambda p: self.lead(p, ev.MicroBatchesReported(peer.name, plan.hash, (result,))),
+        )
 
     # ---- a fake round: parts are hashes, an owner steps each part once per epoch
 
-    def exchange(self, peer: Peer, a: ev.Average) -> None:
+    def exchange(self, peer: Peer, a: ev.StartRound) -> None:
         r, plan = a.round, a.plan
         peer.round, peer.came, peer.waiting, peer.failed, peer.late = (
             r,
@@ -445,7 +453,7 @@ class Swarm:
             }
             assert len(said) <= 1, f"stage {stage} differs at epoch {plan.epoch}: {said}"
 
-    def kinds(self, kind: str) -> list[ev.Report]:
+    def kinds(self, kind: str) -> list[ev.RecordFact]:
         return [r for r in self.log if r.kind == kind]
 
     def epochs(self) -> list[int]:
@@ -464,7 +472,8 @@ def test_a_quiet_swarm_commits_every_epoch_once() -> None:
     assert not swarm.kinds("epoch-abandoned")
     assert not swarm.kinds("round-repaired")
     assert all(
-        p.member.state is State.FINISHED and p.member.holds == 12 for p in swarm.peers.values()
+        p.member.state is MemberState.FINISHED and p.member.holds == 12
+        for p in swarm.peers.values()
     )
 
 
@@ -515,8 +524,8 @@ def test_who_comes_after_the_end_is_told_that_it_is_over() -> None:
     swarm.peers[late].values = dict(donor.values)
     swarm.peers[late].member.stand(donor.member.at, (), donor.member.tokens)
     swarm.run(70)
-    assert swarm.peers[late].member.state is State.FINISHED
-    assert donor.member.state is State.FINISHED
+    assert swarm.peers[late].member.state is MemberState.FINISHED
+    assert donor.member.state is MemberState.FINISHED
 
 
 def test_a_paused_peer_is_dropped_and_comes_back_equal() -> None:

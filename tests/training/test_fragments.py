@@ -12,8 +12,8 @@ import torch
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, in_cell
-from node.training.leader.attempt import Attempt
+from node.core.journey import Plan, PlanMember, in_cell
+from node.training.leader.attempt import EpochAttempt
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import fragment, number, pieces
 from node.training.protocol.memory import makes
@@ -38,7 +38,7 @@ def sending(
     reducers = {
         name: PeerId(peers[i % len(peers)]) for i, name in enumerate(sorted(PIECES[which - 1]))
     }
-    more = tuple(Member(p.me, 1, 1.0, False, cell) for p, cell in listeners)
+    more = tuple(PlanMember(p.me, 1, 1.0, False, cell) for p, cell in listeners)
     return replace(plan, reducers=reducers, fragment=which, members=plan.members + more)
 
 
@@ -176,9 +176,9 @@ async def test_a_round_of_a_fragment_that_is_undone_leaves_everything_as_it_was(
     assert all(torch.equal(t, after[n]) for n, t in a.parameters().items())
 
 
-def members(*cells: str, listeners: str = "") -> tuple[Member, ...]:
-    found = [Member(PeerId(p), 1, 1.0, True, i) for i, peers in enumerate(cells) for p in peers]
-    return (*found, *(Member(PeerId(p), 1, 1.0, False, 0) for p in listeners))
+def members(*cells: str, listeners: str = "") -> tuple[PlanMember, ...]:
+    found = [PlanMember(PeerId(p), 1, 1.0, True, i) for i, peers in enumerate(cells) for p in peers]
+    return (*found, *(PlanMember(PeerId(p), 1, 1.0, False, 0) for p in listeners))
 
 
 def plan_of(fragment: int, *cells: str, listeners: str = "") -> Plan:
@@ -190,14 +190,14 @@ def plan_of(fragment: int, *cells: str, listeners: str = "") -> Plan:
     )
 
 
-def says(attempt: Attempt, **digests: str) -> None:
+def says(attempt: EpochAttempt, **digests: str) -> None:
     for peer, digest in digests.items():
         attempt.outcomes[PeerId(peer)] = ev.Committed(PeerId(peer), attempt.plan.hash, 0, digest)
 
 
 def test_a_leader_compares_cells_with_themselves_and_waits_for_no_listener_of_a_dead_one() -> None:
     streamed, whole = (
-        Attempt(plan_of(which, "a", "bcd", listeners="l"), 0.0, 1.0) for which in (1, 0)
+        EpochAttempt(plan_of(which, "a", "bcd", listeners="l"), 0.0, 1.0) for which in (1, 0)
     )
     for attempt in (streamed, whole):
         says(attempt, a="x", l="x", b="y", c="y", d="z")

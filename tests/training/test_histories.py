@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, Version
-from node.core.journey import Member as Listed
+from node.core.journey import PlanMember as Listed
 from node.training.member import Member
 from node.training.protocol import events as ev
 from node.training.protocol.memory import makes
@@ -71,7 +71,9 @@ def test_a_version_that_is_undone_is_explained_when_the_plan_from_it_came_and_we
     member, plans = trained(2, checkpoint_at=1)
     kept = member.checkpoints[0]
     there = plan_for(kept, 9)
-    assert not any(isinstance(a, ev.Refuse) for a in member.handle(ev.PlanArrived(there), 0.0))
+    assert not any(
+        isinstance(a, ev.RefuseCaller) for a in member.handle(ev.PlanArrived(there), 0.0)
+    )
     assert member.remembers(kept) == (there, ())
     assert member.remembers(makes(plans[1], DROPPED)) == (plans[1], DROPPED), (
         "the last plan too: what it made was somewhere"
@@ -103,7 +105,7 @@ def test_a_plan_that_counts_on_other_parameters_of_the_version_is_refused() -> N
     here = replace(plan_for(member.at, 3), digests={(1, 0): "d"})
     member.digest = "of another cell"
     (refused,) = member.handle(ev.PlanArrived(here), 0.0)
-    assert isinstance(refused, ev.Refuse)
+    assert isinstance(refused, ev.RefuseCaller)
     assert member.term == 2, "what is refused changes nothing"
     member.digest = "d"
-    assert any(isinstance(a, ev.Begin) for a in member.handle(ev.PlanArrived(here), 0.0))
+    assert any(isinstance(a, ev.BeginEpoch) for a in member.handle(ev.PlanArrived(here), 0.0))

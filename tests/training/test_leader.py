@@ -14,7 +14,7 @@ from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
 from node.data.order import SampleOrder, Sampler
-from node.scheduler.costs import Measured, Way
+from node.scheduler.costs import LinkCost, Measured
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.training.leader.leader import Leader, Phase
@@ -22,7 +22,7 @@ from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_C
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.meetings import Meetings
-from node.training.protocol.memory import Past
+from node.training.protocol.memory import PlanContext
 from node.training.protocol.rules import Rules, levels
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
@@ -60,12 +60,12 @@ def facts(**kw: Any) -> RunFacts:
     )
 
 
-def heard(peer: PeerId, at: Version = YOUNG, tokens: int = 0, **kw: Any) -> ev.Heard:
+def heard(peer: PeerId, at: Version = YOUNG, tokens: int = 0, **kw: Any) -> ev.Heartbeat:
     stage = 0 if peer.startswith("ends") else int(peer[5])
-    return ev.Heard(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, **kw)
+    return ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, **kw)
 
 
-def tell(leader: Leader, notes: Iterable[ev.Heard], now: float) -> list[Any]:
+def tell(leader: Leader, notes: Iterable[ev.Heartbeat], now: float) -> list[Any]:
     return [a for n in notes for a in leader.handle(n, now)]
 
 
@@ -77,16 +77,18 @@ def begun(**kw: Any) -> tuple[Leader, Plan]:
     """A leader with its first plan, of a fresh run."""
     leader = Leader(E, facts(**kw))
     tell(leader, [heard(E), heard(S1), heard(S2)], 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     return leader, plan
 
 
-def commits(leader: Leader, plan: Plan, now: float, between: Iterable[ev.Heard] = ()) -> list[Any]:
+def commits(
+    leader: Leader, plan: Plan, now: float, between: Iterable[ev.Heartbeat] = ()
+) -> list[Any]:
     """Everybody does its part, and ``between`` is heard before the last of them; what the leader
     does then."""
-    rows = tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)
-    leader.handle(ev.Finished(E, plan.hash, rows), now)
+    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
     assert leader.phase is Phase.ROUND
     done = []
     for m in plan.members:
@@ -97,7 +99,7 @@ def commits(leader: Leader, plan: Plan, now: float, between: Iterable[ev.Heard] 
     return done
 
 
-def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heard]:
+def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heartbeat]:
     """One ends peer of side A, and block peers of both sides: each side covers every stage but the
     ends."""
     ends = [heard(E, A, tokens_a), heard(PeerId("ends2"), B, tokens_b)]
@@ -116,10 +118,10 @@ def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heard]:
 def test_of_two_histories_the_one_with_more_tokens_goes_on(
     tokens_a: int, tokens_b: int, wins: Version
 ) -> None:
-    recall = lambda version: Past((40, ()), {}, 0)  # noqa: E731
+    recall = lambda version: PlanContext((40, ()), {}, 0)  # noqa: E731
     leader = Leader(E, facts(recall=recall))
     tell(leader, both_sides(tokens_a, tokens_b), 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     assert plan.base == wins
     current = {m.peer for m in plan.members if m.current}
@@ -129,20 +131,24 @@ def test_of_two_histories_the_one_with_more_tokens_goes_on(
 
 
 def test_stages_of_different_histories_make_no_version() -> None:
-    leader = Leader(E, facts(recall=lambda v: Past((40, ()), {}, 0), patience_s=5.0, late_s=1e9))
+    leader = Leader(
+        E, facts(recall=lambda v: PlanContext((40, ()), {}, 0), patience_s=5.0, late_s=1e9)
+    )
     lost = [heard(E, A, 500), heard(S1, Version(5, "bb" * 16), 600), heard(S2, A, 500)]
     tell(leader, lost, 0.0)
-    assert the_plan(leader.handle(ev.Tick(), 30.0)) is None
+    assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
     assert leader.waiting_for == "stages that hold one version in common"
 
 
 def test_peers_of_a_richer_side_get_a_moment_to_bring_the_rest_of_it() -> None:
-    leader = Leader(E, facts(recall=lambda v: Past((40, ()), {}, 0), patience_s=10.0, late_s=1e9))
+    leader = Leader(
+        E, facts(recall=lambda v: PlanContext((40, ()), {}, 0), patience_s=10.0, late_s=1e9)
+    )
     tell(leader, [n for n in both_sides(500, 900) if n.peer != T2], 0.0)
-    assert the_plan(leader.handle(ev.Tick(), 5.0)) is None
+    assert the_plan(leader.handle(ev.ClockTick(), 5.0)) is None
     assert "more tokens" in leader.waiting_for
     plan = the_plan(leader.handle(heard(T2, B, 900), 6.0)) or the_plan(
-        leader.handle(ev.Tick(), 8.0)
+        leader.handle(ev.ClockTick(), 8.0)
     )
     assert plan is not None
     assert plan.base == B
@@ -153,8 +159,8 @@ def test_a_claim_of_more_tokens_holds_nobody_up_for_long() -> None:
     liar = heard(T1, Version(2**52, "cc" * 16), 2**52)
     leader.handle(liar, 2.5)
     assert the_plan(commits(leader, plan, 3.0)) is None, "it is waited for"
-    assert the_plan(leader.handle(ev.Tick(), 12.9)) is None
-    plan = the_plan(leader.handle(ev.Tick(), 13.1))
+    assert the_plan(leader.handle(ev.ClockTick(), 12.9)) is None
+    plan = the_plan(leader.handle(ev.ClockTick(), 13.1))
     assert plan is not None
     assert plan.base.epoch == 1
     assert not next(m for m in plan.members if m.peer == T1).current
@@ -164,7 +170,7 @@ def test_a_claim_of_more_tokens_holds_nobody_up_for_long() -> None:
         if following is None:
             waited += 1
             now += 10.0
-            following = the_plan(leader.handle(ev.Tick(), now))
+            following = the_plan(leader.handle(ev.ClockTick(), now))
         assert following is not None
         plan, now = following, now + 5.0
     assert waited == 4, "after 1, 3, 7 and 15 minutes: twice as long each time"
@@ -173,13 +179,13 @@ def test_a_claim_of_more_tokens_holds_nobody_up_for_long() -> None:
 def test_what_an_abandoned_epoch_left_behind_is_no_richer_side() -> None:
     leader, plan = begun()
     makes = Version(1, lineage_after(plan, ()))
-    rows = tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)
-    leader.handle(ev.Finished(E, plan.hash, rows), 2.5)
+    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 2.5)
     leader.handle(ev.Committed(S1, plan.hash, 0, "d", 1.0), 2.6)
     leader.handle(ev.Unreachable(S2), 2.7)
     assert leader.phase is Phase.GATHER
     adopted = dataclasses.replace(heard(S1, makes, 128), reachable=(Version(0),))
-    again = the_plan(tell(leader, [adopted, heard(S2)], 3.0) + leader.handle(ev.Tick(), 4.5))
+    again = the_plan(tell(leader, [adopted, heard(S2)], 3.0) + leader.handle(ev.ClockTick(), 4.5))
     assert again is not None
     assert again.base == Version(0)
     assert next(m for m in again.members if m.peer == S1).current
@@ -189,7 +195,10 @@ def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
     """Every member does its part, and the two of stage 1 come to different parameters; what the
     leader does then, a moment later."""
     leader.handle(
-        ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), now
+        ev.MicroBatchesReported(
+            E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+        ),
+        now,
     )
     done = []
     for m in plan.members:
@@ -199,18 +208,18 @@ def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
         done += tell(
             leader, [dataclasses.replace(held, digest=digest, reachable=(YOUNG,))], now + 1.0
         )
-    return done + leader.handle(ev.Tick(), now + 2.0)
+    return done + leader.handle(ev.ClockTick(), now + 2.0)
 
 
 def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_times() -> None:
     leader = Leader(E, facts())
     tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     for again in range(2):
         assert plan is not None
         done = differs(leader, plan, 3.0 + 4 * again)
         plan = the_plan(done)
-        kinds = [a.kind for a in done if isinstance(a, ev.Report)]
+        kinds = [a.kind for a in done if isinstance(a, ev.RecordFact)]
         assert kinds[:2] == ["digest-mismatch", "epoch-abandoned"]
         assert "epoch-committed" not in kinds
         assert plan is not None
@@ -220,7 +229,7 @@ def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_time
     assert leader.mismatches == 2
     assert plan is not None
     done = differs(leader, plan, 20.0)
-    assert [a.kind for a in done if isinstance(a, ev.Report)][:3] == [
+    assert [a.kind for a in done if isinstance(a, ev.RecordFact)][:3] == [
         "digests-disputed",
         "digest-mismatch",
         "epoch-committed",
@@ -231,17 +240,20 @@ def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_time
     assert [m.peer for m in plan.stage(1) if m.current] == [S1]
     # One that catches up and differs again has no say against who held the version.
     done = differs(leader, plan, 30.0)
-    assert "epoch-abandoned" not in [a.kind for a in done if isinstance(a, ev.Report)]
+    assert "epoch-abandoned" not in [a.kind for a in done if isinstance(a, ev.RecordFact)]
 
 
 def test_what_was_copied_is_no_witness_for_it() -> None:
     three = PeerId("stage1c")
     leader = Leader(E, facts())
     tell(leader, [heard(E), heard(S1), heard(T1), heard(three), heard(S2)], 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     leader.handle(
-        ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 3.0
+        ev.MicroBatchesReported(
+            E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+        ),
+        3.0,
     )
     done: list[Any] = []
     for peer, digest in ((E, "e"), (S2, "s"), (S1, "wrong"), (T1, "right")):
@@ -253,7 +265,7 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
     )
     assert copy.digest == "wrong"
     done = leader.handle(ev.Committed(three, plan.hash, 1, "wrong", 1.0), 3.0)
-    assert [a.kind for a in done if isinstance(a, ev.Report)] == [
+    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
         "digest-mismatch",
         "epoch-abandoned",
     ]
@@ -262,7 +274,7 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
 def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     old = Leader(E, facts())
     tell(old, [heard(E), heard(S1), heard(S2)], 0.0)
-    plan = the_plan(old.handle(ev.Tick(), 2.0))
+    plan = the_plan(old.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     dropped = (plan.paths[0].index,)
     at = Version(1, lineage_after(plan, dropped))
@@ -271,7 +283,7 @@ def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     actions = tell(
         leader, [heard(newcomer), heard(E, at, 64), heard(S1, at, 64), heard(S2, at, 64)], 0.0
     )
-    actions += leader.handle(ev.Tick(), 2.0)
+    actions += leader.handle(ev.ClockTick(), 2.0)
     assert [a for a in actions if isinstance(a, ev.Recall)] == [ev.Recall(at, (E, S1, S2))]
     assert the_plan(actions) is None
     assert the_plan(leader.handle(ev.Recalled(Version(9, "ee" * 16), plan, ()), 2.1)) is None, (
@@ -294,16 +306,16 @@ def test_a_history_nobody_remembers_is_guessed_and_said(answer: str) -> None:
         [heard(E), heard(S1, at, 64), heard(S2, at, 64), heard(PeerId("ends2"), at, 64)],
         0.0,
     )
-    leader.handle(ev.Tick(), 2.0)
+    leader.handle(ev.ClockTick(), 2.0)
     if answer == "silence":
-        done = leader.handle(ev.Tick(), 2.0 + facts().recall_s)
+        done = leader.handle(ev.ClockTick(), 2.0 + facts().recall_s)
     else:
         done = leader.handle(ev.Recalled(at, other if answer == "forged" else None, ()), 2.5)
     plan = the_plan(done)
     assert plan is not None
     assert plan.base == at
     assert plan.cursor == (24, ())
-    assert [a.kind for a in done if isinstance(a, ev.Report) and a.level == "warning"] == [
+    assert [a.kind for a in done if isinstance(a, ev.RecordFact) and a.level == "warning"] == [
         "history-lost"
     ]
 
@@ -328,7 +340,7 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     assert following.owners["s1"] == other
     assert following.moved == {"s1": owner}
     done = leader.handle(ev.Unreachable(owner), 4.5)
-    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["peer-left"]
+    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == ["peer-left"]
 
 
 def test_a_leader_that_resigns_finishes_its_epoch_and_plans_no_other() -> None:
@@ -337,16 +349,16 @@ def test_a_leader_that_resigns_finishes_its_epoch_and_plans_no_other() -> None:
     assert not leader.idle
     assert the_plan(commits(leader, plan, 3.0)) is None
     assert leader.idle
-    assert the_plan(leader.handle(ev.Tick(), 9.0)) is None
+    assert the_plan(leader.handle(ev.ClockTick(), 9.0)) is None
 
 
 def test_a_peer_moves_to_the_stage_that_holds_the_others_up_and_then_stays() -> None:
     leader, plan = begun(rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
     tell(leader, [heard(PeerId(f"stage1{c}")) for c in "bcd"], 2.5)
-    moves: list[ev.Move] = []
+    moves: list[ev.RequestMove] = []
     for i in range(12):
         done = commits(leader, plan, 3.0 + 5 * i)
-        moves += [a for a in done if isinstance(a, ev.Move)]
+        moves += [a for a in done if isinstance(a, ev.RequestMove)]
         plan = the_plan(done)
         assert plan is not None
     # Nobody obeys here, so another is asked at every look, never the same twice, and never the last
@@ -359,43 +371,43 @@ def test_a_peer_moves_to_the_stage_that_holds_the_others_up_and_then_stays() -> 
 
 
 def moved(actions: Iterable[Any]) -> list[tuple[PeerId, int]]:
-    return [(a.peer, a.stage) for a in actions if isinstance(a, ev.Move)]
+    return [(a.peer, a.stage) for a in actions if isinstance(a, ev.RequestMove)]
 
 
 def test_a_young_swarm_without_a_stage_asks_for_a_peer_and_asks_another_when_that_refuses() -> None:
     leader = Leader(E, facts(lacks_s=10.0, late_s=1e9))
     done = tell(leader, [heard(E), heard(S1), heard(T1)], 0.0)
-    done += leader.handle(ev.Tick(), 9.9)
+    done += leader.handle(ev.ClockTick(), 9.9)
     assert moved(done) == []
     assert leader.waiting_for == "a peer for stage 2"
-    ((first, stage),) = moved(leader.handle(ev.Tick(), 10.0))
+    ((first, stage),) = moved(leader.handle(ev.ClockTick(), 10.0))
     assert stage == 2
-    assert moved(leader.handle(ev.Tick(), 10.25)) == []
+    assert moved(leader.handle(ev.ClockTick(), 10.25)) == []
     leader.handle(ev.MoveRefused(first), 10.3)
-    ((second, stage),) = moved(done := leader.handle(ev.Tick(), 10.5))
+    ((second, stage),) = moved(done := leader.handle(ev.ClockTick(), 10.5))
     assert (second, stage) == (({S1, T1} - {first}).pop(), 2)
-    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["move-asked"]
+    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == ["move-asked"]
     assert leader.moves == 2
     tell(leader, [dataclasses.replace(heard(second), stage=2, digest=heard(S2).digest)], 12.0)
-    assert the_plan(leader.handle(ev.Tick(), 14.0)) is not None, "and so it begins"
+    assert the_plan(leader.handle(ev.ClockTick(), 14.0)) is not None, "and so it begins"
 
 
 def test_a_young_swarm_waits_for_those_who_are_coming() -> None:
     leader = Leader(E, facts(late_s=1e9))
     tell(leader, [heard(E), heard(S1), heard(T1)], 0.0)
     for coming in ({S2: 2}, {S2: None}):
-        assert moved(leader.handle(ev.Tick(coming), 30.0)) == []
-    assert len(moved(leader.handle(ev.Tick(), 30.0))) == 1
+        assert moved(leader.handle(ev.ClockTick(coming), 30.0)) == []
+    assert len(moved(leader.handle(ev.ClockTick(), 30.0))) == 1
 
 
 def test_a_stage_with_fewer_replicas_than_a_first_plan_wants_is_helped() -> None:
     U1 = PeerId("stage1c")
     leader = Leader(E, facts(min_replicas=2, late_s=1e9))
     tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
-    assert moved(leader.handle(ev.Tick(), 30.0)) == [], "2 and 1"
+    assert moved(leader.handle(ev.ClockTick(), 30.0)) == [], "2 and 1"
     leader.handle(heard(U1), 31.0)
-    assert moved(leader.handle(ev.Tick(), 40.9)) == []
-    assert [stage for _, stage in moved(leader.handle(ev.Tick(), 41.0))] == [2]
+    assert moved(leader.handle(ev.ClockTick(), 40.9)) == []
+    assert [stage for _, stage in moved(leader.handle(ev.ClockTick(), 41.0))] == [2]
 
 
 def test_a_stage_that_is_lost_later_gets_a_peer_when_nobody_of_it_came_back() -> None:
@@ -407,37 +419,42 @@ def test_a_stage_that_is_lost_later_gets_a_peer_when_nobody_of_it_came_back() ->
     assert leader.phase is Phase.GATHER
     here = [heard(p, plan.base, 128) for p in (E, S1, T1)]
     tell(leader, [dataclasses.replace(n, digest=f"digest {n.stage} next") for n in here], 5.0)
-    assert moved(leader.handle(ev.Tick(), 5.0 + LOST_S - 1)) == []
-    assert [stage for _, stage in moved(leader.handle(ev.Tick(), 5.0 + LOST_S))] == [2]
+    assert moved(leader.handle(ev.ClockTick(), 5.0 + LOST_S - 1)) == []
+    assert [stage for _, stage in moved(leader.handle(ev.ClockTick(), 5.0 + LOST_S))] == [2]
 
 
 def test_where_plans_may_leave_the_stage_out_nobody_is_asked() -> None:
-    leader, plan = begun(late_s=1e9, spare=1, recall=lambda v: Past((40, ()), {}, 0))
+    leader, plan = begun(late_s=1e9, spare=1, recall=lambda v: PlanContext((40, ()), {}, 0))
     tell(leader, [heard(T1)], 2.5)
     commits(leader, plan, 3.0)
     done = leader.handle(ev.Unreachable(S2), 4.0)
     for t in range(5, 100):
-        done += leader.handle(ev.Tick(), float(t))
+        done += leader.handle(ev.ClockTick(), float(t))
     assert moved(done) == []
 
 
 def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
     leader, plan = begun()
-    rows = (ev.Result(0, True, 1.0, 65), ev.Result(1, True, 1.0, 64))
-    leader.handle(ev.Finished(E, plan.hash, rows), 3.0)
+    rows = (ev.MicroBatchResult(0, True, 1.0, 65), ev.MicroBatchResult(1, True, 1.0, 64))
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 3.0)
     assert leader.phase is Phase.RUN, "the absurd result is not heard"
-    leader.handle(ev.Finished(E, plan.hash, (ev.Result(0, True, 1.0, 64),)), 3.1)
+    leader.handle(
+        ev.MicroBatchesReported(E, plan.hash, (ev.MicroBatchResult(0, True, 1.0, 64),)), 3.1
+    )
     assert leader.phase is Phase.ROUND
 
 
 def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
     leader = Leader(E, facts(round_timeout_s=6.0, late_s=1e9))
     tell(leader, [heard(E), heard(S1), heard(S2), heard(T1)], 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     owner, other = plan.owners["s1"], T1 if plan.owners["s1"] == S1 else S1
     leader.handle(
-        ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 2.5
+        ev.MicroBatchesReported(
+            E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+        ),
+        2.5,
     )
     for attempt in range(2):
         leader.handle(ev.Incomplete(owner, plan.hash, attempt, (), ()), 3.0)
@@ -449,7 +466,7 @@ def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
 def test_members_are_told_who_is_dead() -> None:
     leader = Leader(E, facts())
     tell(leader, [heard(E), heard(S1), heard(S2), heard(T2)], 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     done = leader.handle(ev.Unreachable(T2), 2.5)
     assert [a for a in done if isinstance(a, ev.SendLost)] == [
@@ -461,9 +478,12 @@ def test_an_epoch_whose_stage_has_died_out_ends_at_once() -> None:
     leader, plan = begun()
     done = leader.handle(ev.Unreachable(S2), 2.5)
     assert leader.phase is Phase.GATHER
-    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["peer-lost", "epoch-abandoned"]
+    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
+        "peer-lost",
+        "epoch-abandoned",
+    ]
     assert leader.plan is None
-    again = the_plan(leader.handle(heard(T2), 3.0) + leader.handle(ev.Tick(), 4.5))
+    again = the_plan(leader.handle(heard(T2), 3.0) + leader.handle(ev.ClockTick(), 4.5))
     assert again is not None
     assert again.cursor == plan.cursor
     assert again.term > plan.term
@@ -474,12 +494,12 @@ def test_equal_inputs_make_equal_plans() -> None:
 
 
 def test_who_leaves_has_no_say_in_what_its_stage_agrees_on() -> None:
-    leader = Leader(E, facts(recall=lambda v: Past((40, ()), {}, 80), late_s=1e9))
+    leader = Leader(E, facts(recall=lambda v: PlanContext((40, ()), {}, 80), late_s=1e9))
     tell(leader, [heard(p, A, 80) for p in (E, S1, S2)], 1.0)
     leader.handle(
         dataclasses.replace(heard(PeerId("ends0"), A, 80), digest="another", leaving=True), 1.0
     )
-    plan = the_plan(leader.handle(ev.Tick(), 30.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 30.0))
     assert plan is not None
     assert [m.peer for m in plan.cell(0) if m.current] == [E]
 
@@ -492,9 +512,9 @@ def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
     leader.handle(dataclasses.replace(heard(T1, at, 128), digest="not what was agreed"), 4.0)
     leader.handle(ev.Unreachable(S1), 4.1)
     assert leader.phase is Phase.GATHER
-    leader.handle(ev.Tick(), 4.2)
-    assert the_plan(leader.handle(ev.Tick(), 14.1)) is None, "S1 may come back"
-    done = leader.handle(ev.Tick(), 14.3)
+    leader.handle(ev.ClockTick(), 4.2)
+    assert the_plan(leader.handle(ev.ClockTick(), 14.1)) is None, "S1 may come back"
+    done = leader.handle(ev.ClockTick(), 14.3)
     following = the_plan(done)
     assert following is not None
     assert (following.base, following.cell(1)[0].peer, following.cell(1)[0].current) == (
@@ -502,7 +522,7 @@ def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
         T1,
         True,
     )
-    assert any(isinstance(a, ev.Report) and a.kind == "agreement-lost" for a in done)
+    assert any(isinstance(a, ev.RecordFact) and a.kind == "agreement-lost" for a in done)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -518,7 +538,7 @@ def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_i
     assert third is not None
     leader.handle(ev.Unreachable(S1), 5.0)
 
-    def waits(since: float, *more: ev.Heard) -> list[Any]:
+    def waits(since: float, *more: ev.Heartbeat) -> list[Any]:
         done: list[Any] = []
         for now in (
             since,
@@ -532,7 +552,7 @@ def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_i
             done += tell(
                 leader, [heard(E, third.base, 256), heard(S2, third.base, 256), *more], now
             )
-            done += leader.handle(ev.Tick(), now)
+            done += leader.handle(ev.ClockTick(), now)
         return done
 
     older = heard(T1, second.base, 128)
@@ -546,7 +566,7 @@ def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_i
     assert plan.base == third.base
     assert plan.stood == {1: second.base}
     assert [m.peer for m in plan.stage(1) if m.current] == [T1]
-    (said,) = (a for a in done if isinstance(a, ev.Report) and a.kind == "stage-fell-back")
+    (said,) = (a for a in done if isinstance(a, ev.RecordFact) and a.kind == "stage-fell-back")
     assert said.facts["stages"] == {"1": 1}
 
 
@@ -564,9 +584,9 @@ def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
     leader = Leader(E, facts(assign=place))
     small = [heard(E), heard(S1, room=99), heard(S2)]
     tell(leader, small, 0.0)
-    said = [a for now in range(2, 8) for a in leader.handle(ev.Tick(), float(now))]
+    said = [a for now in range(2, 8) for a in leader.handle(ev.ClockTick(), float(now))]
     assert the_plan(said) is None
-    (report,) = [a for a in said if isinstance(a, ev.Report) and a.kind == "out-of-room"]
+    (report,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "out-of-room"]
     assert report.level == "error"
     assert "add a peer with more memory" in report.text
     assert "w keeps 100 bytes" in leader.waiting_for
@@ -581,11 +601,14 @@ def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
 def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it() -> None:
     leader = Leader(E, facts(cell=1))
     tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     assert (plan.cells(1), plan.cells(2), plan.spread) == ((0, 1), (0,), {})
     leader.handle(
-        ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 3.0
+        ev.MicroBatchesReported(
+            E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+        ),
+        3.0,
     )
     done: list[Any] = []
     for m in plan.members:
@@ -598,7 +621,9 @@ def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it
     assert following.spread == {1: (2, 0.8)}, "stage 2 and the ends have one cell"
     assert following.parse(following.canonical()).spread == following.spread
     assert next(
-        a.facts["apart"] for a in done if isinstance(a, ev.Report) and a.kind == "epoch-committed"
+        a.facts["apart"]
+        for a in done
+        if isinstance(a, ev.RecordFact) and a.kind == "epoch-committed"
     ) == {1: 0.8}
     assert Leader(PeerId("ends2"), facts(cell=1), history=following).spread == following.spread
 
@@ -606,7 +631,7 @@ def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it
 def test_what_cells_have_done_outlives_the_leader() -> None:
     leader = Leader(E, facts(cell=1))
     tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
-    first = the_plan(leader.handle(ev.Tick(), 2.0))
+    first = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert first is not None
     cell = {m.peer: (m.stage, m.cell) for m in first.members}
     done = the_plan(commits(leader, first, 3.0))
@@ -637,7 +662,7 @@ def test_what_cells_have_done_outlives_the_leader() -> None:
             for p, n in ((E, 0), (S1, 0), (T1, 1), (S2, 0))
         ]
         tell(other, [heard(newcomer), *there], 0.0)
-        actions = other.handle(ev.Tick(), 2.0)
+        actions = other.handle(ev.ClockTick(), 2.0)
         if not history:
             actions = other.handle(ev.Recalled(at, done, dropped), 2.1)
         plan = the_plan(actions)
@@ -646,11 +671,11 @@ def test_what_cells_have_done_outlives_the_leader() -> None:
 
 
 def test_a_cell_that_is_cut_has_done_what_it_did_as_one() -> None:
-    past = Past((40, ()), {}, 0, {(1, 0): 12, (1, 1): 5})
+    past = PlanContext((40, ()), {}, 0, {(1, 0): 12, (1, 1): 5})
     leader = Leader(E, facts(cell=1, recall=lambda version: past))
     there = [dataclasses.replace(heard(p, A, 500), cell=0) for p in (E, S1, T1, S2)]
     tell(leader, there, 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     assert plan.cells(1) == (0, 1)
     assert plan.worked == {(1, 0): 12, (1, 1): 12}
@@ -667,16 +692,19 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
     tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
     leader.handle(ev.Changed(rules), 1.0)
     leader.handle(ev.Changed(Rules(0, OuterSettings(), 0)), 1.0)
-    first = the_plan(leader.handle(ev.Tick(), 2.0))
+    first = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert first is not None
     assert levels(first)
     assert not first.paths
     done = leader.handle(ev.Unreachable(S2), 3.0)
-    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["peer-lost", "epoch-abandoned"]
+    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
+        "peer-lost",
+        "epoch-abandoned",
+    ]
     again = the_plan(leader.handle(heard(S2), 4.0))
     other = Leader(E, known, history=first)
     tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
-    for plan in (again, the_plan(other.handle(ev.Tick(), 2.0))):
+    for plan in (again, the_plan(other.handle(ev.ClockTick(), 2.0))):
         assert plan is not None
         assert (plan.base, plan.change, plan.since) == (first.base, "signed", 0)
         assert levels(plan)
@@ -689,10 +717,13 @@ def test_what_a_strangers_memory_says_of_a_change_is_checked() -> None:
         return Rules()
 
     leader = Leader(
-        E, facts(read=read, recall=lambda version: Past((40, ()), {}, 0, change="forged", since=3))
+        E,
+        facts(
+            read=read, recall=lambda version: PlanContext((40, ()), {}, 0, change="forged", since=3)
+        ),
     )
     tell(leader, [heard(p, A, 500) for p in (E, S1, S2)], 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     assert (plan.change, plan.outer) == ("", 0)
 
@@ -700,10 +731,10 @@ def test_what_a_strangers_memory_says_of_a_change_is_checked() -> None:
 # ------------------------------------------------------------ ways
 
 
-def with_ways(note: ev.Heard, *to: PeerId) -> ev.Heard:
+def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
     """It says that it reaches these."""
     return dataclasses.replace(
-        note, costs=Measured(ways=tuple((p, Way(0.0, 0.01)) for p in sorted(to)))
+        note, costs=Measured(ways=tuple((p, LinkCost(0.0, 0.01)) for p in sorted(to)))
     )
 
 
@@ -711,12 +742,12 @@ def test_no_plan_over_a_pair_that_is_not_proven_and_the_pair_is_named() -> None:
     leader = Leader(E, facts(prove=True))
     lone = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E), with_ways(heard(S2), E)]
     tell(leader, lone, 0.0)
-    assert the_plan(leader.handle(ev.Tick(), 2.0)) is None
+    assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
     assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
     one_way = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E)]
     assert the_plan(tell(leader, one_way, 2.5)) is None, "who is called must be able to call back"
     plan = the_plan(tell(leader, [with_ways(heard(S2), E, S1)], 3.0)) or the_plan(
-        leader.handle(ev.Tick(), 3.5)
+        leader.handle(ev.ClockTick(), 3.5)
     )
     assert plan is not None
 
@@ -727,7 +758,7 @@ def test_a_replica_that_does_not_reach_its_siblings_waits_outside() -> None:
     notes = [with_ways(heard(p), *(everybody - {p})) for p in (E, S2)]
     notes += [with_ways(heard(S1), E, S2), with_ways(heard(T1), E, S2)]
     tell(leader, notes, 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     assert {m.peer for m in plan.members} in ({E, S1, S2}, {E, T1, S2})
     inside = next(m.peer for m in plan.members if m.stage == 1)
@@ -743,7 +774,7 @@ def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
     leader = Leader(E, facts(prove=True))
     notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
     tell(leader, notes, 0.0)
-    assert the_plan(leader.handle(ev.Tick(), 2.0)) is None
+    assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
     assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
 
 
@@ -755,13 +786,13 @@ def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:
     assert said.kind == "epoch-abandoned"
     assert "its checkpoint is damaged" in said.text
     assert leader.plan is None
-    again = the_plan(leader.handle(ev.Tick(), 4.0))
+    again = the_plan(leader.handle(ev.ClockTick(), 4.0))
     assert again is not None
     assert again.term == plan.term + 1
 
 
 def test_a_leader_that_cannot_put_the_end_of_the_run_in_place_looks_for_another_start() -> None:
-    leader = Leader(E, facts(epochs=5, recall=lambda v: Past((40, ()), {}, 0)))
+    leader = Leader(E, facts(epochs=5, recall=lambda v: PlanContext((40, ()), {}, 0)))
     older = Version(4, "cc" * 16)
     tell(
         leader,
@@ -772,12 +803,12 @@ def test_a_leader_that_cannot_put_the_end_of_the_run_in_place_looks_for_another_
         ],
         0.0,
     )
-    last = the_plan(leader.handle(ev.Tick(), 2.0))
+    last = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert last is not None
     assert last.last
     assert leader.phase is Phase.FINISHED
     tell(leader, [heard(E, older)], 2.1)
     leader.handle(ev.Declined(last.hash, "its checkpoint is damaged"), 2.1)
-    plan = the_plan(leader.handle(ev.Tick(), 3.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 3.0))
     assert plan is not None
     assert plan.base == older

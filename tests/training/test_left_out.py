@@ -12,7 +12,7 @@ from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import MISSED_S
-from node.training.member import Member, State
+from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.memory import Memory
@@ -37,7 +37,7 @@ def skipping(spare: int = 1, **kw: Any) -> RunFacts:
 def begun(spare: int = 1, **kw: Any) -> tuple[Leader, Plan]:
     leader = Leader(E, skipping(spare, **kw))
     tell(leader, [heard(p) for p in (E, S1, S2, S3)], 0.0)
-    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan is not None
     return leader, plan
 
@@ -47,7 +47,7 @@ def after(plan: Plan) -> Version:
 
 
 def kinds(actions: list[Any]) -> list[str]:
-    return [a.kind for a in actions if isinstance(a, ev.Report)]
+    return [a.kind for a in actions if isinstance(a, ev.RecordFact)]
 
 
 def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
@@ -56,9 +56,9 @@ def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
     assert leader.phase is Phase.GATHER
     assert "epoch-abandoned" in kinds(done)
     for t in (now, now + MISSED_S - 0.1):
-        assert the_plan(leader.handle(ev.Tick(), t)) is None, "it may be there in a moment"
+        assert the_plan(leader.handle(ev.ClockTick(), t)) is None, "it may be there in a moment"
     assert "stage 2" in leader.waiting_for
-    done = leader.handle(ev.Tick(), now + MISSED_S + 0.1)
+    done = leader.handle(ev.ClockTick(), now + MISSED_S + 0.1)
     plan = the_plan(done)
     assert plan is not None
     return plan, done
@@ -74,7 +74,7 @@ def test_paths_go_around_a_stage_that_nobody_holds_epoch_after_epoch() -> None:
     assert (plan.base, visited(plan), plan.stood) == (first.base, {1, 3}, {2: first.base})
     assert {m.stage for m in plan.members} == {0, 1, 3}
     assert "s2" not in plan.owners
-    (left,) = [a for a in said if isinstance(a, ev.Report) and a.kind == "stage-left-out"]
+    (left,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "stage-left-out"]
     assert (left.level, left.facts["stage"]) == ("warning", 2)
     for now in (10.0, 11.0, 12.0):
         done = commits(leader, plan, now)
@@ -94,21 +94,21 @@ def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:
     leader, _ = begun()
     leader.handle(ev.Unreachable(S2), 3.0)
     leader.handle(ev.Unreachable(S3), 3.0)
-    assert the_plan(leader.handle(ev.Tick(), 30.0)) is None
+    assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
     assert leader.waiting_for == "a peer for stage 2, stage 3"
     none, _ = begun(spare=0)
     none.handle(ev.Unreachable(S2), 3.0)
-    assert the_plan(none.handle(ev.Tick(), 30.0)) is None
+    assert the_plan(none.handle(ev.ClockTick(), 30.0)) is None
 
 
 def test_a_run_begins_with_every_stage_and_ends_with_every_stage() -> None:
     leader = Leader(E, skipping())
     tell(leader, [heard(p) for p in (E, S1, S3)], 0.0)
-    assert the_plan(leader.handle(ev.Tick(), 30.0)) is None
+    assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
     leader, _ = begun(epochs=1)
     plan, _ = lose(leader, S2, 3.0)
     assert the_plan(commits(leader, plan, 10.0)) is None
-    assert the_plan(leader.handle(ev.Tick(), 100.0)) is None, (
+    assert the_plan(leader.handle(ev.ClockTick(), 100.0)) is None, (
         "what is complete has all of the model"
     )
     done = leader.handle(heard(S2, plan.base), 101.0)
@@ -184,9 +184,9 @@ def test_the_next_leader_learns_from_the_plan_what_the_stage_stands_at() -> None
     there = [heard(p, at, 128) for p in (other, E, S1, S3)]
     tell(successor, there, 20.0)
     for t in (20.0, 20.0 + MISSED_S - 0.5):
-        assert the_plan(successor.handle(ev.Tick(), t)) is None, "not all have been heard yet"
+        assert the_plan(successor.handle(ev.ClockTick(), t)) is None, "not all have been heard yet"
     back = the_plan(
-        tell(successor, [heard(S2, first.base, 0)], 23.0) + successor.handle(ev.Tick(), 24.5)
+        tell(successor, [heard(S2, first.base, 0)], 23.0) + successor.handle(ev.ClockTick(), 24.5)
     )
     assert back is not None
     assert back.base == at
@@ -213,11 +213,11 @@ def test_a_member_takes_what_it_holds_for_the_base_only_if_the_plan_says_so() ->
     later = dataclasses.replace(first, epoch=7, lineage="bb" * 16, term=5)
     says = dataclasses.replace(later, stood={2: held})
     member = Member(S2, held)
-    assert [type(a) for a in member.handle(ev.PlanArrived(later), 0.0)] == [ev.Refuse]
+    assert [type(a) for a in member.handle(ev.PlanArrived(later), 0.0)] == [ev.RefuseCaller]
     done = member.handle(ev.PlanArrived(dataclasses.replace(says, term=6)), 0.0)
     assert done[0] == ev.GoTo(says.base, "left out")
-    assert isinstance(done[1], ev.Begin)
-    assert (member.at, member.state) == (says.base, State.RUN)
+    assert isinstance(done[1], ev.BeginEpoch)
+    assert (member.at, member.state) == (says.base, MemberState.RUN)
     # From its disk, when it stands elsewhere; of another stage the words are not meant for it.
     stale = Member(S2, Version(1), checkpoints=(held,))
     done = stale.handle(ev.PlanArrived(dataclasses.replace(says, term=7)), 0.0)
@@ -225,4 +225,4 @@ def test_a_member_takes_what_it_holds_for_the_base_only_if_the_plan_says_so() ->
     other = Member(S1, held)
     assert [
         type(a) for a in other.handle(ev.PlanArrived(dataclasses.replace(says, term=8)), 0.0)
-    ] == [ev.Refuse]
+    ] == [ev.RefuseCaller]

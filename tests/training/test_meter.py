@@ -4,11 +4,11 @@ import pytest
 
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.state.meter import Meter
+from node.training.state.meter import PipelineMeter
 
 
 def test_small_parts_do_not_make_an_optimizer_slow() -> None:
-    meter = Meter(Journal([]), Metrics())
+    meter = PipelineMeter(Journal([]), Metrics())
     meter.product_s = 3.0
     for epoch in range(8):
         assert meter.tera_s == pytest.approx(10.0 if epoch > 1 else 3.0, rel=0.01)

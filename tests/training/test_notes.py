@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from node.averaging.reducers.spread import WIDTH
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Path, Plan, Version, lineage_after
-from node.scheduler.costs import MOST_CODE, MOST_SLOTS, Measured, Way
+from node.core.journey import Hop, Path, Plan, PlanMember, Version, lineage_after
+from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from protos import training_pb2 as pb
@@ -24,7 +24,7 @@ PLAN = Plan(
     epoch=3,
     term=7,
     leader=A,
-    members=(Member(A, 0, 2.0), Member(B, 1, 0.5), Member(C, 1, 0.0, current=False)),
+    members=(PlanMember(A, 0, 2.0), PlanMember(B, 1, 0.5), PlanMember(C, 1, 0.0, current=False)),
     paths=(Path(0, A, (5, 6), (Hop(1, B),)),),
     owners={"w": B, "e": A},
     moved={"w": PeerId("gone")},
@@ -126,7 +126,7 @@ def test_a_round_comes_back_the_same() -> None:
 
 def test_what_members_say_reaches_the_leader() -> None:
     ended = ev.RoundEnded(3, 7, 1, ("e",), ("w",), (B,))
-    stands = ev.Heard(
+    stands = ev.Heartbeat(
         C,
         1,
         Version(4, "ab" * 16),
@@ -143,8 +143,8 @@ def test_what_members_say_reaches_the_leader() -> None:
     )
     for note, event in (
         (
-            notes.finished_note(PLAN, (ev.Result(0, True, 1.5, 8),)),
-            ev.Finished(C, PLAN.hash, (ev.Result(0, True, 1.5, 8),)),
+            notes.finished_note(PLAN, (ev.MicroBatchResult(0, True, 1.5, 8),)),
+            ev.MicroBatchesReported(C, PLAN.hash, (ev.MicroBatchResult(0, True, 1.5, 8),)),
         ),
         (
             notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5),
@@ -182,9 +182,9 @@ def test_absurd_numbers_are_refused(number: float) -> None:
 
 def costs_through(said: Measured) -> Measured:
     heard = notes.leader_event(
-        through(notes.ready_note(ev.Heard(C, 1, Version(3), "d", costs=said))), C
+        through(notes.ready_note(ev.Heartbeat(C, 1, Version(3), "d", costs=said))), C
     )
-    assert isinstance(heard, ev.Heard)
+    assert isinstance(heard, ev.Heartbeat)
     return heard.costs
 
 
@@ -194,7 +194,7 @@ def test_costs_come_back_within_a_step_of_the_scale() -> None:
         0.031,
         0.004,
         7,
-        ((A, Way(0.25, 0.0)), (B, Way(0.0, 0.08)), (PeerId("D"), Way(3.0, 0.5))),
+        ((A, LinkCost(0.25, 0.0)), (B, LinkCost(0.0, 0.08)), (PeerId("D"), LinkCost(3.0, 0.5))),
     )
     heard = costs_through(said)
     assert costs_through(heard) == heard, "what travelled once travels unchanged"
@@ -213,12 +213,12 @@ def test_costs_come_back_within_a_step_of_the_scale() -> None:
 
 @pytest.mark.parametrize("seconds", [math.nan, -1.0, -math.inf, math.inf, 0.0])
 def test_seconds_that_are_none_travel_as_unknown(seconds: float) -> None:
-    said = Measured(seconds, seconds, seconds, 0, ((A, Way(seconds, seconds)),))
-    assert costs_through(said) == Measured(0.0, 0.0, 0.0, 0, ((A, Way(0.0, 0.0)),))
+    said = Measured(seconds, seconds, seconds, 0, ((A, LinkCost(seconds, seconds)),))
+    assert costs_through(said) == Measured(0.0, 0.0, 0.0, 0, ((A, LinkCost(0.0, 0.0)),))
 
 
 def test_the_longest_seconds_and_the_most_slots_are_bounded() -> None:
-    heard = costs_through(Measured(1e9, 1e-12, 0.0, 10**9, ((A, Way(1e300, 0.1)),)))
+    heard = costs_through(Measured(1e9, 1e-12, 0.0, 10**9, ((A, LinkCost(1e300, 0.1)),)))
     assert (heard.forward_s, heard.backward_s) == (pytest.approx(1e4), pytest.approx(1e-6))
     assert heard.slots == MOST_SLOTS
     assert dict(heard.ways)[A].tensor_s == pytest.approx(1e4)
@@ -242,8 +242,8 @@ def test_costs_beyond_the_scale_and_too_many_are_refused(said: pb.CostNote) -> N
 
 
 def test_of_many_ways_those_that_carry_tensors_are_told() -> None:
-    idle = tuple((PeerId(f"a{i:03d}"), Way(0.0, 0.01)) for i in range(notes.MAX_SEEN))
-    busy = tuple((PeerId(f"z{i}"), Way(0.2, 0.01)) for i in range(3))
+    idle = tuple((PeerId(f"a{i:03d}"), LinkCost(0.0, 0.01)) for i in range(notes.MAX_SEEN))
+    busy = tuple((PeerId(f"z{i}"), LinkCost(0.2, 0.01)) for i in range(3))
     told = dict(costs_through(Measured(ways=(*idle, *busy))).ways)
     assert len(told) == notes.MAX_SEEN
     assert {p for p, _ in busy} <= told.keys()

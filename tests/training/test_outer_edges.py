@@ -17,7 +17,7 @@ from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_grad
 from node.averaging.strategies.outer import OuterSettings, strategy_of
 from node.averaging.strategies.strategy import Edges
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, in_cell
+from node.core.journey import Plan, PlanMember, in_cell
 from node.training.protocol import events as ev
 from node.training.protocol.edges import WHOLE, mass_after, targets
 from node.training.protocol.meetings import Meetings
@@ -219,7 +219,7 @@ async def test_a_joiner_listens_to_the_round_of_one_cell(rig: Rig) -> None:
     await rig.epoch(plan, *peers)
     (e,) = await rig.add("e")
     plan = along(rig, cells, plan)
-    plan = replace(plan, members=(*plan.members, Member(e.me, 1, 1.0, False, 1, 1)))
+    plan = replace(plan, members=(*plan.members, PlanMember(e.me, 1, 1.0, False, 1, 1)))
     await rig.epoch(plan, *peers, e)
     assert e.work.stage.digest == peers[1].work.stage.digest != peers[3].work.stage.digest
     assert e.work.arrived == (0, 1, 2)

@@ -18,8 +18,8 @@ from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_grad
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import Refused
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, in_cell
-from node.training.leader.attempt import Attempt
+from node.core.journey import Plan, PlanMember, in_cell
+from node.training.leader.attempt import EpochAttempt
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import speakers
 from node.training.protocol.memory import makes
@@ -36,7 +36,7 @@ BEGUN = OuterState.begin(dict(Block().named_parameters()))
 
 def inner(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan | None) -> Plan:
     """An epoch of gradients: each cell's first peer owns everything there."""
-    members = tuple(Member(p.me, 1, 1.0, True, i) for i, cell in enumerate(cells) for p in cell)
+    members = tuple(PlanMember(p.me, 1, 1.0, True, i) for i, cell in enumerate(cells) for p in cell)
     owners = {in_cell(n, i): cell[0].me for i, cell in enumerate(cells) for n in SHAPES}
     return replace(
         rig.plan([p for cell in cells for p in cell], {}, after), members=members, owners=owners
@@ -50,7 +50,7 @@ def meeting(
     plan = inner(rig, cells, after)
     peers = sorted(p.me for cell in cells for p in cell)
     reducers = {name: PeerId(peers[i % len(peers)]) for i, name in enumerate(SHAPES)}
-    more = tuple(Member(p.me, 1, 1.0, False, 0) for p in listeners)
+    more = tuple(PlanMember(p.me, 1, 1.0, False, 0) for p in listeners)
     return replace(
         plan, paths=(), outer=plan.epoch // 2 + 1, reducers=reducers, members=plan.members + more
     )
@@ -103,7 +103,7 @@ async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cel
     (a, b), (c, d) = cells
 
     def told(plan: Plan, **changed: ev.Committed) -> dict[int, tuple[int, float]]:
-        attempt = Attempt(plan, 0.0, 1.0)
+        attempt = EpochAttempt(plan, 0.0, 1.0)
         for p in (a, b, c, d):
             said = ev.Committed(p.me, plan.hash, 0, p.work.stage.digest, sketch=p.work.sketch)
             attempt.outcomes[p.me] = changed.get(p.name, said)

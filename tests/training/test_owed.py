@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from node.averaging.coding.codecs import decode
-from node.averaging.exchange.request import Part
+from node.averaging.exchange.request import PartOrigin
 from node.core.ids import PeerId
-from node.training.rounds.owed import Owed
+from node.training.rounds.owed import ErrorFeedback
 
 ME, OTHER = PeerId("me"), PeerId("other")
 CODECS = ["top-k", "int4", "int8"]
@@ -23,14 +23,16 @@ def numbers(seed: int) -> dict[str, Tensor]:
     return {"a": torch.randn((30, 40), generator=g), "b": torch.randn(7, generator=g)}
 
 
-def parts(*names: str, by: PeerId = ME, owner: PeerId = OTHER) -> dict[str, Part]:
-    return {name: Part(owner, 1, (by,)) for name in names}
+def parts(*names: str, by: PeerId = ME, owner: PeerId = OTHER) -> dict[str, PartOrigin]:
+    return {name: PartOrigin(owner, 1, (by,)) for name in names}
 
 
 ROUNDS = itertools.count()
 
 
-def speak(owed: Owed, given: dict[str, Tensor], taken: dict[str, Part]) -> dict[str, Tensor]:
+def speak(
+    owed: ErrorFeedback, given: dict[str, Tensor], taken: dict[str, PartOrigin]
+) -> dict[str, Tensor]:
     owed.begin(str(next(ROUNDS)))
     said, _ = owed.says(given)
     owed.ended(taken, said, ME)
@@ -42,7 +44,7 @@ def speak(owed: Owed, given: dict[str, Tensor], taken: dict[str, Part]) -> dict[
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_was_moved_has_been_said_or_is_owed(codec: str) -> None:
     owed, moved, said = (
-        Owed(codec),
+        ErrorFeedback(codec),
         dict.fromkeys("ab", torch.zeros(())),
         dict.fromkeys("ab", torch.zeros(())),
     )
@@ -58,7 +60,7 @@ def test_what_was_moved_has_been_said_or_is_owed(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_its_bytes_are_what_it_says_and_the_same_when_it_is_asked_again(codec: str) -> None:
-    owed = Owed(codec)
+    owed = ErrorFeedback(codec)
     speak(owed, numbers(1), parts("a", "b"))
     said, coded = owed.says(numbers(2))
     again, bytes_again = owed.says(numbers(2))
@@ -69,7 +71,7 @@ def test_its_bytes_are_what_it_says_and_the_same_when_it_is_asked_again(codec: s
 
 
 def test_what_was_not_taken_is_owed_no_more_than_before_and_what_was_is() -> None:
-    owed = Owed("top-k")
+    owed = ErrorFeedback("top-k")
     speak(owed, numbers(1), parts("a", "b"))
     before = dict(owed.words)
     speak(owed, numbers(2), parts("a") | parts("b", by=OTHER))
@@ -78,7 +80,7 @@ def test_what_was_not_taken_is_owed_no_more_than_before_and_what_was_is() -> Non
 
 
 def test_a_round_that_is_undone_or_never_adopted_leaves_debts_as_they_were() -> None:
-    owed = Owed("int4")
+    owed = ErrorFeedback("int4")
     speak(owed, numbers(1), parts("a", "b"))
     before = dict(owed.words)
     owed.begin(str(next(ROUNDS)))
@@ -96,7 +98,7 @@ def test_a_round_that_is_undone_or_never_adopted_leaves_debts_as_they_were() -> 
 
 
 def test_means_are_owed_by_who_averaged_them_where_its_result_was_the_one() -> None:
-    owed, total, given = Owed("top-k"), torch.zeros(30, 40), torch.zeros(30, 40)
+    owed, total, given = ErrorFeedback("top-k"), torch.zeros(30, 40), torch.zeros(30, 40)
     mean = fresh = dict[str, Tensor]()
     for seed in range(20):
         mean = {"a": numbers(seed)["a"]}
@@ -116,7 +118,7 @@ def test_means_are_owed_by_who_averaged_them_where_its_result_was_the_one() -> N
 
 
 def test_nothing_is_owed_where_nobody_knows_what_became_of_it() -> None:
-    owed = Owed("int8")
+    owed = ErrorFeedback("int8")
     speak(owed, numbers(1), parts("a", "b"))
     before = owed.words["b"]
     owed.says(numbers(2))
@@ -129,7 +131,7 @@ def test_nothing_is_owed_where_nobody_knows_what_became_of_it() -> None:
 
 @pytest.mark.parametrize("codec", ["top-k", "int8"])
 def test_words_nobody_can_use_are_forgotten(codec: str) -> None:
-    owed = Owed(codec)
+    owed = ErrorFeedback(codec)
     speak(owed, numbers(1), parts("a", "b"))
     bad = numbers(2)
     bad["b"][0] = float("inf")
@@ -142,7 +144,7 @@ def test_words_nobody_can_use_are_forgotten(codec: str) -> None:
 
 
 def test_a_checkpoint_keeps_what_is_owed() -> None:
-    owed, back = Owed("int4"), Owed("int4")
+    owed, back = ErrorFeedback("int4"), ErrorFeedback("int4")
     speak(owed, numbers(1), parts("a", "b"))
     owed.makes(numbers(3))
     owed.ended(parts("a", owner=ME), numbers(4), ME)
@@ -152,7 +154,7 @@ def test_a_checkpoint_keeps_what_is_owed() -> None:
     assert back.words.keys() == {"a", "b"}
     assert back.means.keys() == {"a"}
     assert all(torch.equal(back.words[n], owed.words[n]) for n in back.words)
-    other = Owed("int4")
+    other = ErrorFeedback("int4")
     other.restored("a", owed.saved("a"), (3, 3))
     assert other.words == {}
 
@@ -164,7 +166,7 @@ def test_a_mean_that_is_made_while_the_round_is_looked_at_does_not_disturb_it() 
             owed.makes({"late": torch.ones(3)})
             return super().__getitem__(name)
 
-    owed = Owed("int8")
+    owed = ErrorFeedback("int8")
     owed.begin("round")
     made = owed.makes(numbers(0))
     owed.ended(parts("a", "b", owner=ME), Meanwhile({n: t - 1 for n, t in made.items()}), ME)

@@ -50,22 +50,23 @@ def leader(known: frozenset[PeerId], term: int = 7) -> Leader:
     return Leader(E, facts, term=term, known=known)
 
 
-def heard(peer: PeerId, at: Version, term: int = 7, **about: Any) -> ev.Heard:
+def heard(peer: PeerId, at: Version, term: int = 7, **about: Any) -> ev.Heartbeat:
     stage = 0 if peer.endswith("ends") else int(peer[-1])
     tokens = at.epoch * EACH
     return dataclasses.replace(
-        ev.Heard(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, term=term), **about
+        ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, term=term),
+        **about,
     )
 
 
-def planned(made: Leader, *said: ev.Heard, known: frozenset[PeerId]) -> Plan:
+def planned(made: Leader, *said: ev.Heartbeat, known: frozenset[PeerId]) -> Plan:
     """The first plan, when these words have been repeated until there is one."""
     for second in range(120):
         now = float(second)
         todo = [
             a
             for word in said
-            for a in [*made.handle(word, now), *made.handle(ev.Tick(known=known), now)]
+            for a in [*made.handle(word, now), *made.handle(ev.ClockTick(known=known), now)]
         ]
         while todo:
             match todo.pop(0):
@@ -105,7 +106,7 @@ def test_nobody_waits_for_strangers_that_claim_more_tokens() -> None:
     for word in (heard(X1, THEIRS), *ALL):
         made.handle(word, 0.0)
     (plan,) = [
-        a.plan for a in made.handle(ev.Tick(known=known), 2.0) if isinstance(a, ev.SendPlan)
+        a.plan for a in made.handle(ev.ClockTick(known=known), 2.0) if isinstance(a, ev.SendPlan)
     ] or [made.plan]
     assert plan is None or plan.base == OURS
     assert "counted more tokens" not in made.waiting_for

@@ -12,10 +12,10 @@ import pytest
 
 from node.core.ids import PeerId
 from node.transport.channels import LabelledChannel
-from node.transport.doorman import TOKEN_KEY, Doorman
+from node.transport.doorman import TOKEN_KEY, AuthInterceptor
 from node.transport.handshake import Tokens
 from node.transport.limits import Busiest, Seats
-from node.transport.metering import Meter, Paced
+from node.transport.metering import ByteMeter, Paced
 from node.transport.traffic import BULK, Beside, Traffic, acknowledged, on_wire, read_io
 
 CALLER, CALLED = PeerId("caller"), PeerId("called")
@@ -53,7 +53,7 @@ class Lane:
         tokens = Tokens()
         token = tokens.issue(CALLER).hex()
         tokens.accept(CALLER)
-        doorman = Doorman(tokens, Seats(64, 64), lambda peer: 0.0, Meter(theirs))
+        doorman = AuthInterceptor(tokens, Seats(64, 64), lambda peer: 0.0, ByteMeter(theirs))
         self.server = grpc.aio.server(interceptors=[doorman])
         methods = {
             "Up": grpc.stream_stream_rpc_method_handler(_sum),
@@ -67,7 +67,7 @@ class Lane:
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
         raw = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        self.channel = LabelledChannel(raw, self._label, meter=Meter(self.ours), peer=CALLED)
+        self.channel = LabelledChannel(raw, self._label, meter=ByteMeter(self.ours), peer=CALLED)
         return self.channel
 
     async def __aexit__(self, *_: object) -> None:

@@ -78,7 +78,7 @@ def payload(message: bytes) -> memoryview:
     raise WireError("a message of another length than it says")
 
 
-class Reader:
+class ParcelReader:
     """Puts the parts of a group back together.
 
     ``expected`` lists the (name, shape) this side knows must come, in order, all in format

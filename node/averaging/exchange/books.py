@@ -16,7 +16,7 @@ SAFETY = 0.8
 """Share of the time that is left which a grace may take."""
 
 
-class Phase(Enum):
+class GroupPhase(Enum):
     HELD = "its round is not open here"
     QUEUED = "its group is not let in yet"
     READING = "its gradients are coming"
@@ -24,22 +24,22 @@ class Phase(Enum):
     SETTLED = "served or refused"
 
 
-COMING = (Phase.QUEUED, Phase.READING)
-OPEN = (*COMING, Phase.WAITING)
+COMING = (GroupPhase.QUEUED, GroupPhase.READING)
+OPEN = (*COMING, GroupPhase.WAITING)
 
 
 @dataclass(slots=True)
 class Stream:
     began: Began
-    phase: Phase = Phase.HELD
+    phase: GroupPhase = GroupPhase.HELD
 
     @property
     def live(self) -> bool:
-        return self.phase is not Phase.SETTLED
+        return self.phase is not GroupPhase.SETTLED
 
 
 @dataclass(slots=True)
-class Books:
+class GroupState:
     """One group of the current attempt. ``given``: tokens by contributor; ``present``: came for
     what is claimed already; ``missing``: broke off. ``closes``: when its quorum has waited long
     enough for the others, None before there is one."""
@@ -53,7 +53,7 @@ class Books:
 
 
 @dataclass(slots=True)
-class Epoch:
+class EpochCounts:
     """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each
     group) of each of its rounds, the rest of the current attempt. ``idle``: came with nothing to
     give; ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one.
@@ -66,7 +66,7 @@ class Epoch:
     claimed: set[str] = field(default_factory=set)
     fresh: set[str] = field(default_factory=set)
     served: Counter[tuple[RoundId, PeerId, int]] = field(default_factory=Counter)
-    groups: list[Books] = field(default_factory=list)
+    groups: list[GroupState] = field(default_factory=list)
     idle: set[PeerId] = field(default_factory=set)
     missing: set[PeerId] = field(default_factory=set)
     barred: set[PeerId] = field(default_factory=set)
@@ -81,7 +81,7 @@ class Epoch:
         self.claimed |= opened.held
         self.fresh |= opened.held
         self.groups = [
-            Books(
+            GroupState(
                 frozenset(group.names), until, {opened.me: opened.tokens} if opened.tokens else {}
             )
             for group, until in zip(opened.groups, opened.contribute_by, strict=True)

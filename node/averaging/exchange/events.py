@@ -110,14 +110,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class PeerFoundDead:
     """Somebody else found this peer dead."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class TimePassed:
     """Time has passed."""
 
 
@@ -160,8 +160,8 @@ Event = (
     | Uploaded
     | Spoiled
     | Ended
-    | Gone
-    | Ticked
+    | PeerFoundDead
+    | TimePassed
     | Stepped
     | StepFailed
     | Forgot
@@ -195,7 +195,7 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class EndStream:
     """End the stream with this reason; ``weight`` counts against its peer."""
 
     stream: int
@@ -205,7 +205,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReduceAndStep:
     """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step
     ``names``. One at a time in a cell. Without contributors: keep the parts as they are."""
 
@@ -227,10 +227,10 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """Give :class:`Ticked` at this time."""
+class WakeAt:
+    """Give :class:`TimePassed` at this time."""
 
     at: float
 
 
-Action = Read | Wait | Serve | Refuse | Step | Fail | Wake
+Action = Read | Wait | Serve | EndStream | ReduceAndStep | Fail | WakeAt

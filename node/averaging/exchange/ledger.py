@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from node.averaging.coding.codecs import Coded
-from node.averaging.coding.parcel import Reader
-from node.averaging.exchange.events import Read, Refuse, Serve, Wait
+from node.averaging.coding.parcel import ParcelReader
+from node.averaging.exchange.events import EndStream, Read, Serve, Wait
 from node.averaging.exchange.groups import Group
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.exchange.request import Step as StepCall
@@ -20,7 +20,7 @@ from node.core.ids import PeerId, RoundId
 
 
 @dataclass(slots=True)
-class Held:
+class FreshPart:
     """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never
     written again; ``data``: the bytes it travels as, the same from whomever it is had."""
 
@@ -43,7 +43,7 @@ class Given:
 
 
 @dataclass(slots=True)
-class Attempt:
+class RoundAttempt:
     """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what
     went wrong.
 
@@ -75,7 +75,7 @@ class Attempt:
         """A member's."""
         return self.request.cells.get(peer, self.cell)
 
-    def lacking(self, held: Mapping[int, Mapping[str, Held]]) -> Iterator[int]:
+    def lacking(self, held: Mapping[int, Mapping[str, FreshPart]]) -> Iterator[int]:
         """Cells in which not all of our parts are fresh, one by one: of many, who asks seldom needs
         more than the first."""
         mine = self.mine
@@ -93,27 +93,27 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Epoch:
+class EpochState:
     """What an epoch has brought so far. ``held`` is by cell."""
 
-    attempts: dict[RoundId, Attempt] = field(default_factory=dict)
-    held: dict[int, dict[str, Held]] = field(default_factory=dict)
+    attempts: dict[RoundId, RoundAttempt] = field(default_factory=dict)
+    held: dict[int, dict[str, FreshPart]] = field(default_factory=dict)
     stepped: set[str] = field(default_factory=set)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
 
-    def of(self, cell: int) -> dict[str, Held]:
+    def of(self, cell: int) -> dict[str, FreshPart]:
         """Fresh parts of a cell, to be added to."""
         return self.held.setdefault(cell, {})
 
     @property
-    def here(self) -> dict[str, Held]:
+    def here(self) -> dict[str, FreshPart]:
         """Fresh parts of our own cell."""
         newest = max(self.attempts, default=None)
         return {} if newest is None else self.of(self.attempts[newest].cell)
 
 
 @dataclass(slots=True)
-class Line:
+class ExchangeStream:
     """One open stream and what the machine has ordered for it."""
 
     number: int
@@ -122,6 +122,6 @@ class Line:
     group: int
     tokens: int
     heads: list
-    orders: asyncio.Queue[Read | Wait | Serve | Refuse] = field(default_factory=asyncio.Queue)
-    reader: Reader | None = None
+    orders: asyncio.Queue[Read | Wait | Serve | EndStream] = field(default_factory=asyncio.Queue)
+    reader: ParcelReader | None = None
     """What has come so far of a contribution that is still wanted."""

@@ -25,29 +25,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from node.averaging.exchange.books import COMING, OPEN, Epoch, Phase, Stream, by_cell
+from node.averaging.exchange.books import COMING, OPEN, EpochCounts, GroupPhase, Stream, by_cell
 from node.averaging.exchange.events import (
     Action,
     Began,
     Ended,
+    EndStream,
     Event,
     Fail,
     Forgot,
-    Gone,
     Kind,
     Opened,
+    PeerFoundDead,
     Read,
-    Refuse,
+    ReduceAndStep,
     Serve,
     Spoiled,
-    Step,
     StepFailed,
     Stepped,
-    Ticked,
+    TimePassed,
     Uploaded,
     Voided,
     Wait,
-    Wake,
+    WakeAt,
 )
 from node.averaging.exchange.groups import LET_IN, UNDER_WAY
 from node.core.ids import PeerId, RoundId
@@ -66,7 +66,7 @@ class RoundMachine:
         self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256, window: int = LET_IN
     ) -> None:
         self._held_per_peer, self._held_total, self._window = held_per_peer, held_total, window
-        self._epochs: dict[tuple[int, int], Epoch] = {}
+        self._epochs: dict[tuple[int, int], EpochCounts] = {}
         """By number and cell; 0 where all members are in one."""
         self._cells: dict[int, dict[PeerId, int]] = {}
         self._streams: dict[int, Stream] = {}
@@ -86,9 +86,9 @@ class RoundMachine:
                 return self._spoiled(stream, kind, text, now)
             case Ended(stream):
                 return self._ended(stream, now)
-            case Gone(peer):
+            case PeerFoundDead(peer):
                 return self._gone(peer, now)
-            case Ticked():
+            case TimePassed():
                 return [a for e in self._epochs.values() for a in self._step_if_ready(e, now)]
             case Stepped(number, names, cell):
                 return self._stepped(self._epochs.get((number, cell)), number, names, now)
@@ -110,15 +110,15 @@ class RoundMachine:
         if rounds and opened.round <= max(rounds):
             raise ValueError(f"{opened.round} is not newer than {max(rounds)}")
         self._cells.setdefault(opened.round.epoch, {}).update(opened.cells)
-        begun: list[Epoch] = []
+        begun: list[EpochCounts] = []
         for cell, part in by_cell(opened).items():
-            epoch = self._epochs.setdefault((opened.round.epoch, cell), Epoch(cell))
+            epoch = self._epochs.setdefault((opened.round.epoch, cell), EpochCounts(cell))
             epoch.begin(part, now)
             begun.append(epoch)
         actions: list[Action] = []
         for epoch in begun:
             for number, stream in self._of_epoch(opened.round.epoch, epoch.cell):
-                if stream.phase is Phase.HELD and stream.began.round <= opened.round:
+                if stream.phase is GroupPhase.HELD and stream.began.round <= opened.round:
                     actions += self._judge(number, stream)
                 elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
                     actions.append(
@@ -143,7 +143,7 @@ class RoundMachine:
         cells = self._cells.get(began.round.epoch, {})
         return cells[began.peer] if began.peer in cells else _of_strangers(cells)
 
-    def _epoch_of(self, began: Began) -> Epoch | None:
+    def _epoch_of(self, began: Began) -> EpochCounts | None:
         return self._epochs.get((began.round.epoch, self._cell_of(began)))
 
     def _judge(self, number: int, stream: Stream) -> list[Action]:
@@ -204,11 +204,11 @@ class RoundMachine:
                 self._refuse(number, Kind.HEADS, "leaves out parts that are not stepped yet", 1.0)
             ]
         if began.group not in epoch.let_in(self._window):
-            stream.phase = Phase.QUEUED
+            stream.phase = GroupPhase.QUEUED
             return [Wait(number)]
         return self._read(number, stream, epoch)
 
-    def _objection(self, number: int, began: Began, opened: Opened) -> Refuse | None:
+    def _objection(self, number: int, began: Began, opened: Opened) -> EndStream | None:
         """What is wrong with a head whatever the state of the round."""
         if began.plan_hash != opened.plan_hash:
             return self._refuse(
@@ -247,26 +247,26 @@ class RoundMachine:
             )
         return None
 
-    def _read(self, number: int, stream: Stream, epoch: Epoch) -> list[Action]:
+    def _read(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
         peer, group = stream.began.peer, stream.began.group
         actions: list[Action] = [
             self._refuse(other, Kind.SUPERSEDED, "a newer exchange of the same peer")
             for other, s in self._of_epoch(stream.began.round.epoch, epoch.cell)
             if other != number
-            and s.phase is Phase.READING
+            and s.phase is GroupPhase.READING
             and (s.began.peer, s.began.group) == (peer, group)
         ]
-        stream.phase = Phase.READING
+        stream.phase = GroupPhase.READING
         epoch.missing.discard(peer)
         epoch.groups[group].missing.discard(peer)
         return [*actions, Read(number)]
 
     def _put_off(self, number: int, stream: Stream) -> Wait:
-        stream.phase = Phase.WAITING
+        stream.phase = GroupPhase.WAITING
         return Wait(number)
 
     def _hold(self, number: int, stream: Stream) -> list[Action]:
-        held = [s for n, s in self._streams.items() if s.phase is Phase.HELD and n != number]
+        held = [s for n, s in self._streams.items() if s.phase is GroupPhase.HELD and n != number]
         if (
             len(held) >= self._held_total
             or sum(s.began.peer == stream.began.peer for s in held) >= self._held_per_peer
@@ -281,17 +281,17 @@ class RoundMachine:
     def _uploaded(self, number: int, now: float) -> list[Action]:
         stream = self._streams.get(number)
         epoch = None if stream is None else self._epoch_of(stream.began)
-        if stream is None or epoch is None or stream.phase is not Phase.READING:
+        if stream is None or epoch is None or stream.phase is not GroupPhase.READING:
             return []
         began = stream.began
-        stream.phase = Phase.SETTLED if began.gift else Phase.WAITING
+        stream.phase = GroupPhase.SETTLED if began.gift else GroupPhase.WAITING
         epoch.groups[began.group].given[began.peer] = began.tokens
         return [*([Serve(number, ())] if began.gift else []), *self._step_if_ready(epoch, now)]
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         stream = self._streams.get(number)
         epoch = None if stream is None else self._epoch_of(stream.began)
-        if stream is None or epoch is None or stream.phase is not Phase.READING:
+        if stream is None or epoch is None or stream.phase is not GroupPhase.READING:
             return []
         epoch.barred.add(stream.began.peer)  # what it gave to groups before is fit, and stays
         return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
@@ -299,7 +299,7 @@ class RoundMachine:
     def _ended(self, number: int, now: float) -> list[Action]:
         stream = self._streams.pop(number, None)
         epoch = None if stream is None else self._epoch_of(stream.began)
-        if stream is None or epoch is None or not stream.live or stream.phase is Phase.HELD:
+        if stream is None or epoch is None or not stream.live or stream.phase is GroupPhase.HELD:
             return []
         began = stream.began
         others = [
@@ -320,7 +320,7 @@ class RoundMachine:
         actions: list[Action] = []
         for (number, cell), epoch in self._epochs.items():
             if any(
-                s.phase is Phase.READING and s.began.peer == peer
+                s.phase is GroupPhase.READING and s.began.peer == peer
                 for _, s in self._of_epoch(number, cell)
             ):
                 continue  # its gradients are coming all the same; if they stop, the stream ends
@@ -328,7 +328,7 @@ class RoundMachine:
             actions += self._step_if_ready(epoch, now)
         return actions
 
-    def _step_if_ready(self, epoch: Epoch, now: float) -> list[Action]:
+    def _step_if_ready(self, epoch: EpochCounts, now: float) -> list[Action]:
         """The first group let in that has all it waits for, unless another is at the optimizer."""
         opened = epoch.current
         if opened is None or epoch.fault or epoch.stepping:
@@ -345,7 +345,7 @@ class RoundMachine:
             if awaited:
                 before, closes = books.closes, epoch.closes(group, now)
                 if now < closes:
-                    wakes += [Wake(closes)] if books.closes != before else []
+                    wakes += [WakeAt(closes)] if books.closes != before else []
                     continue
             of_epoch = self._of_epoch(opened.round.epoch, epoch.cell)
             # Nobody is waited for twice who has not said a word.
@@ -357,7 +357,7 @@ class RoundMachine:
             epoch.claimed |= names
             epoch.stepping = True
             by, tokens = tuple(sorted(books.given)), sum(books.given.values())
-            step = Step(opened.round, group, tuple(sorted(names)), by, tokens, epoch.cell)
+            step = ReduceAndStep(opened.round, group, tuple(sorted(names)), by, tokens, epoch.cell)
             late = [
                 (n, s)
                 for n, s in of_epoch
@@ -367,7 +367,7 @@ class RoundMachine:
         return wakes
 
     def _stepped(
-        self, epoch: Epoch | None, number: int, names: frozenset[str], now: float
+        self, epoch: EpochCounts | None, number: int, names: frozenset[str], now: float
     ) -> list[Action]:
         if epoch is None:
             return []
@@ -376,12 +376,12 @@ class RoundMachine:
         actions = self._serve_ready(epoch, number)
         let_in = set(epoch.let_in(self._window))
         for n, s in self._of_epoch(number, epoch.cell):
-            if s.phase is Phase.QUEUED and s.began.group in let_in:
+            if s.phase is GroupPhase.QUEUED and s.began.group in let_in:
                 actions += self._judge(n, s)
         return actions + self._step_if_ready(epoch, now)
 
     def _step_failed(
-        self, epoch: Epoch | None, number: int, names: frozenset[str], text: str
+        self, epoch: EpochCounts | None, number: int, names: frozenset[str], text: str
     ) -> list[Action]:
         if epoch is None:
             return []
@@ -389,7 +389,7 @@ class RoundMachine:
         epoch.claimed -= names - epoch.fresh
         return self._latch(number, epoch, text)
 
-    def _latch(self, number: int, epoch: Epoch, text: str) -> list[Action]:
+    def _latch(self, number: int, epoch: EpochCounts, text: str) -> list[Action]:
         epoch.fault = epoch.fault or text
         of_epoch = self._of_epoch(number, epoch.cell)
         waiting = [
@@ -418,17 +418,17 @@ class RoundMachine:
         actions: list[Action] = [
             self._refuse(n, Kind.SUPERSEDED, f"epoch {number} begins anew")
             for n, s in self._streams.items()
-            if s.live and s.phase is not Phase.HELD and s.began.round.epoch >= number
+            if s.live and s.phase is not GroupPhase.HELD and s.began.round.epoch >= number
         ]
         self._epochs = {key: e for key, e in self._epochs.items() if key[0] < number}
         self._cells = {n: cells for n, cells in self._cells.items() if n < number}
         return actions
 
-    def _serve_ready(self, epoch: Epoch, number: int) -> list[Action]:
+    def _serve_ready(self, epoch: EpochCounts, number: int) -> list[Action]:
         ready = [(n, s) for n, s in self._of_epoch(number, epoch.cell) if s.phase in OPEN]
         return [action for n, s in ready for action in self._serve_if_fresh(n, s, epoch)]
 
-    def _serve_if_fresh(self, number: int, stream: Stream, epoch: Epoch) -> list[Action]:
+    def _serve_if_fresh(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
         wanted = epoch.wanted(stream)
         if not wanted <= epoch.fresh:
             return []
@@ -440,12 +440,12 @@ class RoundMachine:
                     number, Kind.BUSY, f"was served this group {MOST_SERVED} times in this attempt"
                 )
             ]
-        stream.phase = Phase.SETTLED
+        stream.phase = GroupPhase.SETTLED
         return [Serve(number, () if stream.began.gift else tuple(sorted(wanted)), epoch.cell)]
 
-    def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> Refuse:
-        self._streams[number].phase = Phase.SETTLED
-        return Refuse(number, kind, text, weight)
+    def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> EndStream:
+        self._streams[number].phase = GroupPhase.SETTLED
+        return EndStream(number, kind, text, weight)
 
     def _of_epoch(self, number: int, cell: int) -> list[tuple[int, Stream]]:
         cells = self._cells.get(number, {})
@@ -457,7 +457,7 @@ class RoundMachine:
         )
 
     @staticmethod
-    def _round_of(epoch: Epoch) -> RoundId | None:
+    def _round_of(epoch: EpochCounts) -> RoundId | None:
         return None if epoch.current is None else epoch.current.round
 
 

@@ -16,7 +16,7 @@ from node.averaging.coding import parcel
 from node.averaging.coding.codecs import Coded
 from node.averaging.exchange.events import Kind
 from node.averaging.exchange.groups import UNDER_WAY, Group
-from node.averaging.exchange.ledger import Held
+from node.averaging.exchange.ledger import FreshPart
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.reducers.reduce import opened
 from node.core.errors import PeerFault, WireError
@@ -53,10 +53,10 @@ class Errand:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExchangeResult:
     """What one exchange gave: parts, and the tensor bytes both ways."""
 
-    parts: dict[str, Held]
+    parts: dict[str, FreshPart]
     nbytes: int
 
 
@@ -79,7 +79,7 @@ class Exchanges:
         self._turn, self._redialled = asyncio.Lock(), 0
 
     async def all(
-        self, errands: Sequence[Errand], timeout: float, took: Callable[[Answer], None]
+        self, errands: Sequence[Errand], timeout: float, took: Callable[[ExchangeResult], None]
     ) -> None:
         """Groups in order, a window of them at once; ``took`` is called with each answer as it
         comes.
@@ -104,7 +104,7 @@ class Exchanges:
         if faults:
             raise faults[0]
 
-    async def one(self, errand: Errand, timeout: float) -> Answer:
+    async def one(self, errand: Errand, timeout: float) -> ExchangeResult:
         """Give gradients of a group to its owner (if giving) and wait for its fresh parameters.
 
         A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
@@ -131,7 +131,7 @@ class Exchanges:
         except TimeoutError as e:
             raise PeerFault(self._owner, "gave no fresh parts in time") from e
 
-    async def _once(self, errand: Errand) -> Answer:
+    async def _once(self, errand: Errand) -> ExchangeResult:
         channel = await self._transport.channel(self._owner)
         # Encoded while the one before goes up; the turn is queued for at once, so that groups go up
         # in order: the owner lets in the first ones only, and one of the others that had the turn
@@ -153,7 +153,7 @@ class Exchanges:
         finally:
             upload.over()
         self._transport.count(self._owner, sent=upload.sent, received=received)
-        return Answer(held, upload.sent + received)
+        return ExchangeResult(held, upload.sent + received)
 
     def _coded(self, names: Sequence[str]) -> list[Part]:
         request = self._request
@@ -205,7 +205,7 @@ class _Upload:
 
 async def _fresh(
     call: grpc.aio.StreamStreamCall, owner: PeerId, request: RoundRequest, names: Sequence[str]
-) -> tuple[dict[str, Held], int]:
+) -> tuple[dict[str, FreshPart], int]:
     """Read and check an owner's answer. Raises WireError for one that does not parse or is not what
     was asked for."""
     first: bytes | None = await anext(aiter(call), None)
@@ -227,7 +227,7 @@ async def _fresh(
         raise WireError("parts that were made from nothing, or from too many")
     if not all(m.tensors for m in head.made) or sum(m.tensors for m in head.made) != len(expected):
         raise WireError("does not say how each part was made")
-    reader = parcel.Reader(list(head.tensors), expected, request.down)
+    reader = parcel.ParcelReader(list(head.tensors), expected, request.down)
     if reader.remaining:
         async for raw in call:
             reader.feed(parcel.payload(raw))
@@ -241,7 +241,9 @@ async def _fresh(
         (m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)
     ]
     rows = zip(sorted(names), tensors, parts, made, strict=True)
-    return {n: Held(t, owner, *how, request.down, data) for n, t, data, how in rows}, reader.nbytes
+    return {
+        n: FreshPart(t, owner, *how, request.down, data) for n, t, data, how in rows
+    }, reader.nbytes
 
 
 def _opened(

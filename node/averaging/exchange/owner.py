@@ -28,27 +28,33 @@ from node.averaging.exchange.events import (
     Action,
     Began,
     Ended,
+    EndStream,
     Event,
     Fail,
     Forgot,
-    Gone,
     Kind,
     Opened,
+    PeerFoundDead,
     Read,
-    Refuse,
+    ReduceAndStep,
     Serve,
     Spoiled,
-    Step,
     StepFailed,
     Stepped,
-    Ticked,
+    TimePassed,
     Uploaded,
     Voided,
     Wait,
-    Wake,
+    WakeAt,
 )
 from node.averaging.exchange.groups import contribute_until
-from node.averaging.exchange.ledger import Attempt, Epoch, Given, Held, Line
+from node.averaging.exchange.ledger import (
+    EpochState,
+    ExchangeStream,
+    FreshPart,
+    Given,
+    RoundAttempt,
+)
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.exchange.request import Step as StepCall
@@ -74,7 +80,7 @@ not hang up first: a client of gRPC's asyncio stack whose write fails loses what
 sent."""
 
 
-class Owner:
+class ExchangeServer:
     """Serves ``exchange`` and is the keeper of every fresh part of the epochs that are not
     forgotten."""
 
@@ -98,9 +104,9 @@ class Owner:
         self._now, self._chunk, self._say = now, chunk, say
         self._machine = machine or RoundMachine()
         self._reducer, self._fell_back = Reducer(settings), False
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, ExchangeStream] = {}
         self._numbers = itertools.count()
-        self._epochs: dict[int, Epoch] = {}
+        self._epochs: dict[int, EpochState] = {}
         self._stepping = asyncio.Lock()
 
     # Our own rounds
@@ -112,14 +118,16 @@ class Owner:
         tokens: int,
         norms: Mapping[str, float],
         started: float,
-    ) -> Attempt:
+    ) -> RoundAttempt:
         """Begin an attempt; ``tokens`` is 0 when our own gradients, of these norms, are not to be
         used. Raises ValueError if it is not newer."""
         me = self._transport.peer_id
         groups = request.groups_of(me, self._settings.group_bytes)
-        epoch = self._epochs.setdefault(request.round.epoch, Epoch())
+        epoch = self._epochs.setdefault(request.round.epoch, EpochState())
         cell = request.cells.get(me, 0)
-        attempt = Attempt(request, step, groups, asyncio.get_running_loop().create_future(), cell)
+        attempt = RoundAttempt(
+            request, step, groups, asyncio.get_running_loop().create_future(), cell
+        )
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
         for older in epoch.attempts.values():
@@ -156,11 +164,11 @@ class Owner:
 
     def tick(self) -> None:
         """Let the machine see the time."""
-        self._feed(Ticked())
+        self._feed(TimePassed())
 
     def gone(self, peer: PeerId) -> None:
         """Wait for this peer no longer."""
-        self._feed(Gone(peer))
+        self._feed(PeerFoundDead(peer))
 
     def forget(self, epoch: int) -> None:
         """Drop everything of epochs up to ``epoch``; who still asks is refused."""
@@ -179,11 +187,11 @@ class Owner:
         self._reducer.void(epoch)
         self._drop([n for n in self._epochs if n >= epoch], "the swarm went back")
 
-    def held(self, epoch: int) -> Mapping[str, Held]:
+    def held(self, epoch: int) -> Mapping[str, FreshPart]:
         """The fresh parts of an epoch this peer has, its own and others'; those of its cell."""
         return self._epochs[epoch].here if epoch in self._epochs else {}
 
-    def unserved(self, attempt: Attempt) -> frozenset[str]:
+    def unserved(self, attempt: RoundAttempt) -> frozenset[str]:
         """Parts of ours that are not fresh in some cell."""
         epoch = self._epochs.get(attempt.request.round.epoch)
         cells = attempt.cells if epoch is not None else ()
@@ -199,7 +207,7 @@ class Owner:
         """Whose contributions to an epoch this peer left out for their size, and why."""
         return dict(self._epochs[epoch].quarantined) if epoch in self._epochs else {}
 
-    def keep(self, round_id: RoundId, parts: Mapping[str, Held]) -> None:
+    def keep(self, round_id: RoundId, parts: Mapping[str, FreshPart]) -> None:
         """Remember parts gathered from other owners, unless a newer attempt has begun or the epoch
         is over."""
         epoch = self._epochs.get(round_id.epoch)
@@ -235,7 +243,7 @@ class Owner:
         context: grpc.aio.ServicerContext,
     ) -> None:
         round_id = RoundId(head.epoch, head.term, head.attempt)
-        line = Line(
+        line = ExchangeStream(
             next(self._numbers), peer, round_id, head.group, head.tokens, list(head.tensors)
         )
         self._lines[line.number] = line
@@ -251,7 +259,10 @@ class Owner:
             self._feed(Ended(line.number))
 
     async def _converse(
-        self, line: Line, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+        self,
+        line: ExchangeStream,
+        requests: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext,
     ) -> None:
         """Do what the machine orders until the stream is answered. Raises TimeoutError when no
         order, or no byte, comes in time."""
@@ -267,7 +278,7 @@ class Owner:
                         pass
                     case Serve(_, names, cell):
                         return await self._answer(line, names, cell, context)
-                    case Refuse(_, kind, text, weight):
+                    case EndStream(_, kind, text, weight):
                         if weight:
                             self._transport.fault(
                                 line.peer, f"contribution refused, {kind.value}: {text}", weight
@@ -275,11 +286,11 @@ class Owner:
                         await context.write(_refusal(kind, text))
                         return None
 
-    def _deadline_s(self, line: Line) -> float:
+    def _deadline_s(self, line: ExchangeStream) -> float:
         attempt = self._attempt(line.round)
         return self._settings.round_timeout_s if attempt is None else attempt.request.deadline_s
 
-    async def _receive(self, line: Line, requests: AsyncIterator[bytes]) -> None:
+    async def _receive(self, line: ExchangeStream, requests: AsyncIterator[bytes]) -> None:
         """Read the tensors; give up quietly when the machine has a newer order for the stream, or
         the stream breaks off."""
         attempt = self._attempt(line.round)
@@ -287,7 +298,7 @@ class Owner:
             return
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
         try:
-            reader = line.reader = parcel.Reader(line.heads, expected, attempt.request.up)
+            reader = line.reader = parcel.ParcelReader(line.heads, expected, attempt.request.up)
             while reader.remaining:
                 # nobody else holds it while we wait, so that a newer order frees what has come
                 reader = None
@@ -333,7 +344,11 @@ class Owner:
         )
 
     async def _answer(
-        self, line: Line, names: tuple[str, ...], cell: int, context: grpc.aio.ServicerContext
+        self,
+        line: ExchangeStream,
+        names: tuple[str, ...],
+        cell: int,
+        context: grpc.aio.ServicerContext,
     ) -> None:
         epoch = self._epochs.get(line.round.epoch)
         parts = epoch.of(cell) if epoch is not None else {}
@@ -365,13 +380,13 @@ class Owner:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case Read() | Wait() | Serve() | Refuse():
+            case Read() | Wait() | Serve() | EndStream():
                 if (line := self._lines.get(action.stream)) is not None:
                     line.orders.put_nowait(action)
                     # its bytes are for nothing: let go of them though the sender may never say
                     # another word
                     line.reader = None
-            case Step():
+            case ReduceAndStep():
                 if (attempt := self._attempt(action.round)) is not None:
                     attempt.begun.add((action.cell, action.group))
                 self._tasks.spawn(
@@ -380,14 +395,14 @@ class Owner:
                 )
             case Fail(number, text, cell):
                 self._settle(number, cell, text)
-            case Wake(at):
+            case WakeAt(at):
                 self._tasks.spawn(self._tick_at(at), "grace")
 
     async def _tick_at(self, when: float) -> None:
         await asyncio.sleep(max(0.0, when - self._now()))
         self.tick()
 
-    async def _step(self, action: Step) -> None:
+    async def _step(self, action: ReduceAndStep) -> None:
         """Reduce, step, keep. Whatever goes wrong is told to the machine before it is told to our
         parent."""
         number, names, cell = action.round.epoch, frozenset(action.names), action.cell
@@ -424,7 +439,7 @@ class Owner:
                 self._feed(event)
                 self._settle(number, cell)
 
-    def _learn(self, epoch: Epoch, reduced: Reduced, rule: str) -> None:
+    def _learn(self, epoch: EpochState, reduced: Reduced, rule: str) -> None:
         """What a reduction showed about others: counted once an epoch, never against ourselves."""
         self._reducer.remember(reduced)
         for peer, why in reduced.quarantined.items():
@@ -440,7 +455,9 @@ class Owner:
             )
             self._say("reducer-fell-back", text, level="warning")
 
-    def _reduce_and_step(self, action: Step) -> tuple[Reduced | None, dict[str, Held]]:
+    def _reduce_and_step(
+        self, action: ReduceAndStep
+    ) -> tuple[Reduced | None, dict[str, FreshPart]]:
         attempt, me = self._attempt(action.round), self._transport.peer_id
         if attempt is None:
             return None, {}
@@ -452,7 +469,7 @@ class Owner:
                 for n in action.names
             }
             return None, {
-                name: Held(tensor, me, 0, (), request.down, data)
+                name: FreshPart(tensor, me, 0, (), request.down, data)
                 for name, (tensor, data) in made.items()
             }
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
@@ -500,18 +517,18 @@ class Owner:
         reduced = replace(reduced, numbers=())
         tokens, contributors, down = reduced.tokens, reduced.contributors, request.down
         return reduced, {
-            name: Held(tensor, me, tokens, contributors, down, data)
+            name: FreshPart(tensor, me, tokens, contributors, down, data)
             for name, (tensor, data) in made.items()
         }
 
-    def _attempt(self, round_id: RoundId) -> Attempt | None:
+    def _attempt(self, round_id: RoundId) -> RoundAttempt | None:
         epoch = self._epochs.get(round_id.epoch)
         return None if epoch is None else epoch.attempts.get(round_id)
 
     def _settle(self, number: int, cell: int = 0, fault: str = "") -> None:
         """Tell the rounds of an epoch whose own parts are all here, in every cell, or will not
         come."""
-        epoch = self._epochs.get(number, Epoch())
+        epoch = self._epochs.get(number, EpochState())
         for attempt in epoch.attempts.values():
             if fault:
                 attempt.faults[cell] = fault

@@ -122,7 +122,7 @@ class RoundRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartOrigin:
     """How one fresh part was made: at which owner, over how many tokens, from whose
     contributions."""
 
@@ -158,5 +158,5 @@ class RoundOutcome:
     refused: dict[PeerId, str] = field(default_factory=dict)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
     unwelcome: dict[PeerId, Kind] = field(default_factory=dict)
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, PartOrigin] = field(default_factory=dict)
     unserved: tuple[str, ...] = ()

@@ -21,11 +21,11 @@ import grpc
 from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.events import Kind
 from node.averaging.exchange.groups import contribute_until
-from node.averaging.exchange.ledger import Attempt
+from node.averaging.exchange.ledger import RoundAttempt
 from node.averaging.exchange.machine import RoundMachine
-from node.averaging.exchange.member import SERVICES, Answer, Errand, Exchanges, Unwelcome
-from node.averaging.exchange.owner import Owner
-from node.averaging.exchange.request import Part, RoundOutcome, RoundRequest, Step
+from node.averaging.exchange.member import SERVICES, Errand, ExchangeResult, Exchanges, Unwelcome
+from node.averaging.exchange.owner import ExchangeServer
+from node.averaging.exchange.request import PartOrigin, RoundOutcome, RoundRequest, Step
 from node.averaging.reducers.reduce import norms_of, unfit
 from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
@@ -72,7 +72,7 @@ class CellRound:
         )
         self._clock = clock or SystemClock()
         self._tasks = Tasks("averaging", on_error)
-        self._owner = Owner(
+        self._owner = ExchangeServer(
             transport, settings, self._tasks, executor, self._clock.now, chunk, self._say, machine
         )
         self._service = service
@@ -99,7 +99,7 @@ class CellRound:
         attempt.refused.update(refused)
         failed: dict[PeerId, str] = {}
         unwelcome: dict[PeerId, Kind] = {}
-        answers: list[Answer] = []
+        answers: list[ExchangeResult] = []
         gathers = [
             self._tasks.spawn(
                 self._gather(request, owner, errands, giving, answers, failed, unwelcome, started),
@@ -222,12 +222,12 @@ class CellRound:
         owner: PeerId,
         errands: list[Errand],
         giving: bool,
-        answers: list[Answer],
+        answers: list[ExchangeResult],
         failed: dict[PeerId, str],
         unwelcome: dict[PeerId, Kind],
         started: float,
     ) -> None:
-        def took(answer: Answer) -> None:
+        def took(answer: ExchangeResult) -> None:
             answers.append(answer)
             self._owner.keep(request.round, answer.parts)
 
@@ -262,8 +262,8 @@ class CellRound:
     def _outcome(
         self,
         request: RoundRequest,
-        attempt: Attempt,
-        answers: list[Answer],
+        attempt: RoundAttempt,
+        answers: list[ExchangeResult],
         failed: dict[PeerId, str],
         unwelcome: dict[PeerId, Kind],
         started: float,
@@ -295,7 +295,9 @@ class CellRound:
             quarantined=self._owner.quarantined(request.round.epoch),
             unwelcome=dict(unwelcome),
             unserved=tuple(sorted(self._owner.unserved(attempt))),
-            parts={name: Part(h.source, h.tokens, h.contributors) for name, h in parts.items()},
+            parts={
+                name: PartOrigin(h.source, h.tokens, h.contributors) for name, h in parts.items()
+            },
         )
 
     def _say(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:

@@ -38,7 +38,7 @@ class Size:
 
 
 @dataclass(slots=True)
-class Trail:
+class NormHistory:
     """Norms of gradients that were accepted, by part and epoch: what this owner has come to
     expect."""
 
@@ -77,7 +77,7 @@ def quarantined(
     factor: float,
     epoch: int = 0,
     names: Sequence[str] = (),
-    trail: Trail | None = None,
+    trail: NormHistory | None = None,
 ) -> dict[PeerId, str]:
     """Who must be left out, and why; never everybody. ``factor`` 0 turns it off.
 

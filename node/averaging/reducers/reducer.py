@@ -12,7 +12,7 @@ import torch
 
 from node.averaging.coding.codecs import Coded, Numbers
 from node.averaging.reducers import robust
-from node.averaging.reducers.quarantine import Size, Trail, quarantined
+from node.averaging.reducers.quarantine import NormHistory, Size, quarantined
 from node.averaging.reducers.reduce import means
 from node.averaging.reducers.weights import weights
 from node.averaging.settings import AveragingSettings
@@ -68,7 +68,7 @@ class Reducer:
 
     def __init__(self, settings: AveragingSettings) -> None:
         self._settings = settings
-        self._trail = Trail()
+        self._trail = NormHistory()
         self._centers: dict[str, tuple[int, torch.Tensor]] = {}
 
     def reduce(self, g: Gathered) -> Reduced:

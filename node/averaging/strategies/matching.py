@@ -25,19 +25,19 @@ been too early."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class FindGroup:
     """Find a group now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The directory's answer to :class:`Look`: ``peers`` declared the key."""
+class PeersRead:
+    """The directory's answer to :class:`ReadPeers`: ``peers`` declared the key."""
 
     peers: frozenset[PeerId]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JoinRequested:
     """``peer`` wants to be in the group we lead."""
 
     peer: PeerId
@@ -51,7 +51,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class JoinDeclined:
     """``peer`` does not have us: it follows ``better`` itself; None: its group is closed."""
 
     peer: PeerId
@@ -59,7 +59,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class GroupNamed:
     """``leader`` says: this is the group."""
 
     leader: PeerId
@@ -67,15 +67,15 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class MemberLost:
     """``peer`` cannot be reached, or has not answered in time."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """The time asked for by :class:`Wake` has come."""
+class TimerFired:
+    """The time asked for by :class:`SetTimer` has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class Declare:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Read who is there under the key, and give :class:`Seen` in any case; empty when the directory
-    does not answer."""
+class ReadPeers:
+    """Read who is there under the key, and give :class:`PeersRead` in any case; empty when the
+    directory does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class DeclineJoin:
     """Tell ``peer`` that we do not; ``better``: whom to ask instead."""
 
     peer: PeerId
@@ -114,7 +114,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class NameGroup:
     """Tell all ``members`` but ourselves that they are the group."""
 
     members: tuple[PeerId, ...]
@@ -136,14 +136,23 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """Give :class:`Ticked` at this time."""
+class SetTimer:
+    """Give :class:`TimerFired` at this time."""
 
     at: float
 
 
-Event = Begin | Seen | Asked | Taken | Refused | Told | Lost | Ticked
-Action = Declare | Look | Ask | Take | Refuse | Tell | Met | Alone | Wake
+Event = (
+    FindGroup
+    | PeersRead
+    | JoinRequested
+    | Taken
+    | JoinDeclined
+    | GroupNamed
+    | MemberLost
+    | TimerFired
+)
+Action = Declare | ReadPeers | Ask | Take | DeclineJoin | NameGroup | Met | Alone | SetTimer
 
 
 @dataclass
@@ -165,7 +174,7 @@ class Matching:
     _gone: set[PeerId] = field(default_factory=set)
     _followers: set[PeerId] = field(default_factory=set)
     _leader: PeerId | None = None
-    _told: Told | None = None
+    _told: GroupNamed | None = None
     _quiet_looks: int = 0
     _last_came: float = 0.0
     _gap: float = 0.0
@@ -179,20 +188,20 @@ class Matching:
             return self._afterwards(event)
         if now >= self.deadline:
             return self._give_up()
-        if isinstance(event, Begin):
+        if isinstance(event, FindGroup):
             self._last_came, self._looking = now, True
-            return [Declare(self.deadline), Look(), *self._later(now)]
-        if isinstance(event, Seen):
+            return [Declare(self.deadline), ReadPeers(), *self._later(now)]
+        if isinstance(event, PeersRead):
             return self._saw(event, now)
-        if isinstance(event, Asked):
+        if isinstance(event, JoinRequested):
             return self._asked(event.peer, now)
         if isinstance(event, Taken):
             return []  # we wait for it anyway: until it tells, refuses or is lost
-        if isinstance(event, Refused):
+        if isinstance(event, JoinDeclined):
             return self._refused(event, now)
-        if isinstance(event, Told):
+        if isinstance(event, GroupNamed):
             return self._tell(event, now)
-        if isinstance(event, Lost):
+        if isinstance(event, MemberLost):
             return self._lose(event.peer, now)
         return self._tick(now)
 
@@ -201,7 +210,7 @@ class Matching:
         """Whether others may follow us."""
         return self._leader == self.me
 
-    def _saw(self, event: Seen, now: float) -> list[Action]:
+    def _saw(self, event: PeersRead, now: float) -> list[Action]:
         self._looking = False
         fresh = event.peers - self._seen - {self.me}
         self._seen |= fresh
@@ -213,12 +222,12 @@ class Matching:
 
     def _asked(self, peer: PeerId, now: float) -> list[Action]:
         if self._leader not in (None, self.me):
-            return [Refuse(peer, self._leader)]
+            return [DeclineJoin(peer, self._leader)]
         if self._rank(peer) < self._rank(self.me):
             # It asks below itself, having seen less than we do: it leads, we follow.
             self._came({peer} - self._seen, now)
             self._seen.add(peer)
-            return [Refuse(peer, None), *self._choose(now)]
+            return [DeclineJoin(peer, None), *self._choose(now)]
         self._leader = self.me
         if peer not in self._followers:
             self._came({peer}, now)
@@ -227,7 +236,7 @@ class Matching:
             self._followers.add(peer)
         return [Take(peer), *self._close_if_ready(now)]
 
-    def _refused(self, event: Refused, now: float) -> list[Action]:
+    def _refused(self, event: JoinDeclined, now: float) -> list[Action]:
         if event.peer != self._leader:
             return []
         self._leader = None
@@ -241,7 +250,7 @@ class Matching:
             self._seen.add(event.better)
         return self._choose(now)
 
-    def _tell(self, event: Told, now: float) -> list[Action]:
+    def _tell(self, event: GroupNamed, now: float) -> list[Action]:
         if event.leader != self._leader:
             return []
         members = event.members
@@ -255,7 +264,7 @@ class Matching:
         self._told, self._quiet_looks = event, 0
         return self._judge(event)
 
-    def _judge(self, told: Told) -> list[Action]:
+    def _judge(self, told: GroupNamed) -> list[Action]:
         """Believe it when all members declared themselves; they may have done so after our last
         look."""
         if set(told.members) - self._seen - {self.me}:
@@ -298,7 +307,7 @@ class Matching:
             return []
         followers, self._followers = sorted(self._followers), set()
         self._leader = best
-        return [*(Refuse(peer, best) for peer in followers), Ask(best)]
+        return [*(DeclineJoin(peer, best) for peer in followers), Ask(best)]
 
     def _close_if_ready(self, now: float) -> list[Action]:
         if self.done is not None or not self.leading:
@@ -311,8 +320,8 @@ class Matching:
         ):
             chosen = set(leaders(self._followers, self._salt)[: self.most - 1])
             members = (self.me, *leaders(chosen, self._salt))
-            left = [Refuse(peer, None) for peer in sorted(self._followers - chosen)]
-            return [Tell(members), *left, *self._end(Met(members))]
+            left = [DeclineJoin(peer, None) for peer in sorted(self._followers - chosen)]
+            return [NameGroup(members), *left, *self._end(Met(members))]
         return []
 
     def _settled(self, now: float) -> bool:
@@ -324,10 +333,10 @@ class Matching:
         return now - self._last_came >= patience * max(self._gap, self.look_s)
 
     def _afterwards(self, event: Event) -> list[Action]:
-        if isinstance(event, Asked):
-            return [Refuse(event.peer, None)]
+        if isinstance(event, JoinRequested):
+            return [DeclineJoin(event.peer, None)]
         if (
-            isinstance(event, Lost)
+            isinstance(event, MemberLost)
             and isinstance(self.done, Met)
             and event.peer in self.done.members
         ):
@@ -344,17 +353,17 @@ class Matching:
         if self._looking:
             return []
         self._looking = True
-        return [Look()]
+        return [ReadPeers()]
 
     def _later(self, now: float) -> list[Action]:
         self._wake = min(self.deadline, now + self.look_s)
-        return [Wake(self._wake)]
+        return [SetTimer(self._wake)]
 
     def _give_up(self) -> list[Action]:
         """At the deadline a leader closes with whom it has."""
         if self.leading and 1 + len(self._followers) >= self.least:
             members = (self.me, *leaders(self._followers, self._salt)[: self.most - 1])
-            return [Tell(members), *self._end(Met(members))]
+            return [NameGroup(members), *self._end(Met(members))]
         others = (self._seen | self._followers) - self._gone
         return self._end(Alone("nobody else came" if not others else "no group was closed in time"))
 

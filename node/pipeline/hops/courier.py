@@ -11,7 +11,7 @@ from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline import events as ev
-from node.pipeline.events import Claim, Key, Way
+from node.pipeline.events import Claim, Direction, Key
 from node.pipeline.hops.frames import frames
 from node.pipeline.hops.outbound import AlreadyThere, Outbound
 from node.pipeline.pace import Pace
@@ -28,7 +28,7 @@ NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
 long."""
 
 
-class Courier:
+class Sender:
     """The sending half of the service. One attempt for each visit and direction is under way at a
     time."""
 
@@ -36,9 +36,9 @@ class Courier:
         self._room = room
         self.outbound = Outbound(room.transport, room.clock, room.telemetry)
         self.pace, self.timing = Pace(), Timing()
-        self.hop_seconds: dict[tuple[PeerId, Way], tuple[int, float]] = {}
+        self.hop_seconds: dict[tuple[PeerId, Direction], tuple[int, float]] = {}
         """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
-        self._sending: dict[tuple[Key, Way], asyncio.Task[None] | asyncio.TimerHandle] = {}
+        self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._names: dict[PeerId, list[int]] = {}
         self._naming: set[PeerId] = set()
         self._asking: dict[PeerId, set[asyncio.Task[TensorReader | Exception]]] = {}
@@ -59,24 +59,26 @@ class Courier:
         attempt = self._room.tasks.spawn(self._send(action), "send")
         self._replace(action.key, action.way, attempt)
 
-    def later(self, key: Key, way: Way, seconds: float) -> None:
+    def later(self, key: Key, way: Direction, seconds: float) -> None:
         """Ask the machine again after a pause."""
         self._replace(
             key, way, asyncio.get_running_loop().call_later(seconds, self._retry, key, way)
         )
 
-    def cancel(self, key: Key, way: Way) -> None:
+    def cancel(self, key: Key, way: Direction) -> None:
         """End the attempt under way."""
         if (task := self._sending.pop((key, way), None)) is not None:
             task.cancel()
 
-    def _replace(self, key: Key, way: Way, task: asyncio.Task[None] | asyncio.TimerHandle) -> None:
+    def _replace(
+        self, key: Key, way: Direction, task: asyncio.Task[None] | asyncio.TimerHandle
+    ) -> None:
         old = self._sending.get((key, way))
         self._sending[key, way] = task
         if old is not None:
             old.cancel()
 
-    def _retry(self, key: Key, way: Way) -> None:
+    def _retry(self, key: Key, way: Direction) -> None:
         room = self._room
         self._sending.pop((key, way), None)
         work = room.stash.get(key)
@@ -86,7 +88,9 @@ class Courier:
     async def _send(self, action: ev.Send) -> None:
         room, key, way, peer = self._room, action.key, action.way, action.peer
         work, plan = room.stash.get(key), room.machine.plan
-        buffer = None if work is None else work.output if way is Way.FORWARD else work.upstream
+        buffer = (
+            None if work is None else work.output if way is Direction.FORWARD else work.upstream
+        )
         if work is None or buffer is None or plan is None:
             return
         claim = Claim(key.epoch, plan.hash, key.index, action.journey, action.position)
@@ -117,7 +121,7 @@ class Courier:
         )
         room.do(ev.Turned(key, way, peer, outcome.trouble))
 
-    def _measure(self, hop: Hop, way: Way, began: float, compute_s: float) -> None:
+    def _measure(self, hop: Hop, way: Direction, began: float, compute_s: float) -> None:
         machine = self._room.machine
         frames_so_far, seconds = self.hop_seconds.get((hop.peer, way), (0, 0.0))
         self.hop_seconds[hop.peer, way] = frames_so_far + 1, seconds + compute_s
@@ -146,8 +150,8 @@ class Courier:
                 if room.stash.get(key) is not work:
                     return
                 journey = room.machine.visits[key].journey
-                stage = journey[beside(journey, key.position, Way.BACKWARD)].stage
-                if room.guard.objection(Way.FORWARD, stage, peer, key.index, reader):
+                stage = journey[beside(journey, key.position, Direction.BACKWARD)].stage
+                if room.guard.objection(Direction.FORWARD, stage, peer, key.index, reader):
                     continue
                 work.input = reader if work.y is None and work.x is None else work.input
                 room.do(ev.Fetched(key, peer))

@@ -10,7 +10,18 @@ import grpc
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.pipeline.events import Action, Answer, Arrived, Asked, Counted, Held, Key, Lost, Say, Way
+from node.pipeline.events import (
+    Action,
+    Answer,
+    Arrived,
+    Asked,
+    Counted,
+    Direction,
+    Key,
+    Lost,
+    Say,
+    TensorReceived,
+)
 from node.pipeline.hops.frames import Incoming, frames, parse_head
 from node.pipeline.hops.outbound import EOF, read_chunks
 from node.pipeline.route import beside
@@ -29,12 +40,12 @@ class Inbound(PipelineServicer):
         self._room = room
 
     async def Forward(self, request_iterator: Any, context: Any) -> None:
-        await self._receive(Way.FORWARD, context)
+        await self._receive(Direction.FORWARD, context)
 
     async def Backward(self, request_iterator: Any, context: Any) -> None:
-        await self._receive(Way.BACKWARD, context)
+        await self._receive(Direction.BACKWARD, context)
 
-    async def _receive(self, way: Way, context: Any) -> None:
+    async def _receive(self, way: Direction, context: Any) -> None:
         room = self._room
         caller = room.transport.caller(context)
         try:
@@ -53,7 +64,9 @@ class Inbound(PipelineServicer):
         except TimeoutError:
             await say(context, pb.REFUSED, "the frame did not come in time")
 
-    async def _train(self, way: Way, caller: PeerId, incoming: Incoming, context: Any) -> None:
+    async def _train(
+        self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
+    ) -> None:
         room, claim = self._room, incoming.claim
         cost = room.cost(claim.index)
         came = room.clock.now()
@@ -65,7 +78,7 @@ class Inbound(PipelineServicer):
             )
             ticket = (
                 room.stash.reserve(cost)
-                if way is Way.FORWARD and not room.at_origin(claim.key)
+                if way is Direction.FORWARD and not room.at_origin(claim.key)
                 else 0
             )
             try:
@@ -94,20 +107,24 @@ class Inbound(PipelineServicer):
                 await say(context, pb.REFUSED, answer.reason)
 
     def _look(
-        self, way: Way, caller: PeerId, incoming: Incoming, reader: TensorReader, ticket: int
+        self, way: Direction, caller: PeerId, incoming: Incoming, reader: TensorReader, ticket: int
     ) -> tuple[Answer, list[Action]]:
         """Into the stash with it, unless its numbers cannot be used."""
         room, claim = self._room, incoming.claim
         before = beside(
-            claim.journey, claim.position, Way.BACKWARD if way is Way.FORWARD else Way.FORWARD
+            claim.journey,
+            claim.position,
+            Direction.BACKWARD if way is Direction.FORWARD else Direction.FORWARD,
         )
         if objection := room.guard.objection(
             way, claim.journey[before].stage, caller, claim.index, reader
         ):
             return Answer(Say.REFUSED, objection), []
-        return room.hold(Held(way, claim, caller), reader, incoming.deadline_s, ticket)
+        return room.hold(TensorReceived(way, claim, caller), reader, incoming.deadline_s, ticket)
 
-    async def _patient(self, way: Way, caller: PeerId, incoming: Incoming, cost: int) -> Answer:
+    async def _patient(
+        self, way: Direction, caller: PeerId, incoming: Incoming, cost: int
+    ) -> Answer:
         """The machine's answer to a head; a frame that is ahead of the plan waits for it, for a
         bounded time."""
         room, claim, answer = self._room, incoming.claim, Answer(Say.AWAIT_PLAN)

@@ -15,7 +15,7 @@ from node.core.clock import Clock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.pipeline.delivery import Trouble
-from node.pipeline.events import Key, Way
+from node.pipeline.events import Direction, Key
 from node.transport.port import TransportPort, printable, translate
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
@@ -50,7 +50,7 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StreamOutcome:
     """How a stream ended: DONE (``trouble`` None) with the receiver's device seconds, or not."""
 
     trouble: Trouble | None
@@ -71,42 +71,42 @@ class Outbound:
     async def send(
         self,
         peer: PeerId,
-        way: Way,
+        way: Direction,
         messages: Iterable[pb.Frame],
         nbytes: int,
         timeout: float,
         accepted: Callable[[float], None],
-    ) -> Outcome:
+    ) -> StreamOutcome:
         """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds
         that the way took. Never raises for the peer's failures."""
         call: Any = None
         try:
             async with asyncio.timeout(timeout):
                 stub = PipelineStub(await self._transport.channel(peer))
-                call = (stub.Forward if way is Way.FORWARD else stub.Backward)(messages)
+                call = (stub.Forward if way is Direction.FORWARD else stub.Backward)(messages)
                 return await self._receipts(peer, call, nbytes, accepted)
         except PeerFault as e:
-            return Outcome(Trouble.FAILED, e.reason)
+            return StreamOutcome(Trouble.FAILED, e.reason)
         except TimeoutError:
-            return Outcome(Trouble.FAILED, f"no answer in {timeout:.1f} s")
+            return StreamOutcome(Trouble.FAILED, f"no answer in {timeout:.1f} s")
         except grpc.aio.AioRpcError as e:
             if e.code() is grpc.StatusCode.UNAVAILABLE:
                 self._transport.forget(peer)
-            return Outcome(Trouble.FAILED, translate(peer, e).reason)
+            return StreamOutcome(Trouble.FAILED, translate(peer, e).reason)
         finally:
             if call is not None and not call.done():
                 call.cancel()
 
     async def _receipts(
         self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float], None]
-    ) -> Outcome:
+    ) -> StreamOutcome:
         began, held = self._clock.now(), False
         while True:
             receipt = await call.read()
             if receipt is EOF:
                 # A receiver ends its stream in good order only after DONE; that receipt may be lost
                 # when both come at once.
-                return Outcome(None) if held else Outcome(Trouble.FAILED, "no receipt")
+                return StreamOutcome(None) if held else StreamOutcome(Trouble.FAILED, "no receipt")
             match receipt.verdict:
                 case pb.ACCEPTED:
                     held = True
@@ -116,14 +116,14 @@ class Outbound:
                     self._transport.count(peer, sent=nbytes)
                     accepted(took - max(0.0, receipt.waited_s))
                 case pb.DONE:
-                    return Outcome(None, compute_s=receipt.compute_s)
+                    return StreamOutcome(None, compute_s=receipt.compute_s)
                 case pb.BUSY:
-                    return Outcome(Trouble.BUSY, printable(receipt.reason))
+                    return StreamOutcome(Trouble.BUSY, printable(receipt.reason))
                 case pb.REFUSED:
-                    return Outcome(Trouble.REFUSED, printable(receipt.reason))
+                    return StreamOutcome(Trouble.REFUSED, printable(receipt.reason))
                 case _:
                     self._transport.fault(peer, "unknown verdict", 1.0)
-                    return Outcome(Trouble.REFUSED, "unknown verdict")
+                    return StreamOutcome(Trouble.REFUSED, "unknown verdict")
 
     async def fetch(
         self,

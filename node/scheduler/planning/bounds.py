@@ -12,7 +12,7 @@ from math import comb, inf
 from typing import Any
 
 from node.scheduler.planning.dealing import legal, orders
-from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.problem import PathProblem
 
 MOST_STEPS = 400_000
 """Additions up to which the shortest round trips are searched through all legal orders of stages;
@@ -25,7 +25,7 @@ RECENT = 64
 """Homecomings looked at for one launch: with fewer the bound is lower, never wrong."""
 
 
-def lower_bounds(problem: Problem) -> dict[str, float]:
+def lower_bounds(problem: PathProblem) -> dict[str, float]:
     """``round_trips``: an ends peer's micro-batches wait for its slots and each is gone for a round
     trip at least. ``ends``: all tasks of an ends peer one after the other. ``stage``: the visits of
     a stage, spread over its replicas as evenly as their speeds allow. ``slots``: the visits of a
@@ -48,7 +48,7 @@ def lower_bounds(problem: Problem) -> dict[str, float]:
     return found
 
 
-def chain(p: Problem, o: int, count: int, trip: float) -> float:
+def chain(p: PathProblem, o: int, count: int, trip: float) -> float:
     """The last of ``count`` homecomings at o, each away for ``trip`` at least.
 
     Launch k (from 0) follows homecoming k - slots. After homecoming j the ends peer still works off
@@ -66,7 +66,7 @@ def chain(p: Problem, o: int, count: int, trip: float) -> float:
     return home[-1]
 
 
-def _stage(p: Problem, s: int, visits: int) -> float:
+def _stage(p: PathProblem, s: int, visits: int) -> float:
     peers = p.stages[s]
     cycles = [(1 + p.backward) * p.compute[n] + 2 * p.gap for n in peers]
     if min(cycles) <= 0:
@@ -82,7 +82,7 @@ def _stage(p: Problem, s: int, visits: int) -> float:
     )
 
 
-def _slots(p: Problem, s: int, visits: int, tails: list[list[float]]) -> float:
+def _slots(p: PathProblem, s: int, visits: int, tails: list[list[float]]) -> float:
     """Before stage s a path has been at the stages before it at most, and by a swap at a few behind
     it; the rest comes after."""
     peers = p.stages[s]
@@ -91,7 +91,7 @@ def _slots(p: Problem, s: int, visits: int, tails: list[list[float]]) -> float:
     return visits * stay / sum(p.slots[n] for n in peers)
 
 
-def _tails(p: Problem) -> list[list[float]]:
+def _tails(p: PathProblem) -> list[list[float]]:
     """``[r][n]``: seconds from peer n over r more hops home for the loss and back, at least; stages
     may repeat."""
     ends, d = p.stages[0], p.delays
@@ -121,36 +121,36 @@ def _tails(p: Problem) -> list[list[float]]:
     return rows
 
 
-def _may(p: Problem, n: int, m: int) -> bool:
+def _may(p: PathProblem, n: int, m: int) -> bool:
     """Whether a path may go from n to m, as far as these two tell."""
     back = p.max_swap_distance if p.max_swaps else 0
     ahead = p.stage_of[m] - p.stage_of[n]
     return ahead != 0 and -back <= ahead <= p.max_jump + back
 
 
-def _others(p: Problem, n: int) -> list[int]:
+def _others(p: PathProblem, n: int) -> list[int]:
     return [a for a, s in p.stage_of.items() if s != p.stage_of[n]]
 
 
-def _in(p: Problem, n: int) -> float:
+def _in(p: PathProblem, n: int) -> float:
     return min(p.delays[a][n] for a in _others(p, n))
 
 
-def _out(p: Problem, n: int) -> float:
+def _out(p: PathProblem, n: int) -> float:
     return min(p.delays[n][a] for a in _others(p, n))
 
 
-def _least_in(p: Problem, s: int) -> float:
+def _least_in(p: PathProblem, s: int) -> float:
     return min(_in(p, n) for n in p.stages[s])
 
 
-def _least_home(p: Problem, s: int) -> float:
+def _least_home(p: PathProblem, s: int) -> float:
     return min(_out(p, n) for n in p.stages[s]) + p.backward * min(
         p.compute[o] for o in p.stages[0]
     )
 
 
-def shortest_trips(p: Problem) -> dict[int, float]:
+def shortest_trips(p: PathProblem) -> dict[int, float]:
     """Of every ends peer the round trip of its shortest legal path with nobody else there, or
     less."""
     blocks, q = len(p.stages) - 1, p.hops
@@ -170,7 +170,7 @@ def shortest_trips(p: Problem) -> dict[int, float]:
     return _relaxed(p)
 
 
-def _trip(p: Problem, o: int, order: tuple[int, ...]) -> float:
+def _trip(p: PathProblem, o: int, order: tuple[int, ...]) -> float:
     work = 1 + p.backward
     best = {o: work * p.compute[o] + p.loss * p.compute[o]}
     for s in order:
@@ -182,7 +182,7 @@ def _trip(p: Problem, o: int, order: tuple[int, ...]) -> float:
     return min(t + p.delays[n][o] + p.delays[o][n] for n, t in best.items())
 
 
-def _steps(p: Problem, block: Sequence[int]) -> Any:
+def _steps(p: PathProblem, block: Sequence[int]) -> Any:
     """Between peers of block stages: the way there and back and the work at the second; infinite
     where no path goes."""
     import numpy as np
@@ -196,7 +196,7 @@ def _steps(p: Problem, block: Sequence[int]) -> Any:
     return step
 
 
-def _relaxed(p: Problem) -> dict[int, float]:
+def _relaxed(p: PathProblem) -> dict[int, float]:
     """Paths of as many hops; a step may go as far ahead or back as jumps and swaps allow, stages
     may repeat after a swap."""
     import numpy as np

@@ -14,13 +14,13 @@ from dataclasses import replace
 from functools import lru_cache
 
 from node.core.errors import UsageFault
-from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.problem import PathProblem
 
 StageSet = tuple[int, ...]
 """Block stages, rising."""
 
 
-def legal(problem: Problem, stages: StageSet) -> bool:
+def legal(problem: PathProblem, stages: StageSet) -> bool:
     """Whether the rising order of these stages keeps the bound on jumps."""
     front = 0
     for s in stages:
@@ -30,7 +30,7 @@ def legal(problem: Problem, stages: StageSet) -> bool:
     return True
 
 
-def deal(problem: Problem) -> list[StageSet]:
+def deal(problem: PathProblem) -> list[StageSet]:
     """A legal set for every micro-batch; with ``equal_visits`` every stage is in equally many.
 
     Raises UsageFault, naming the rule that cannot hold and the nearest problem without it.
@@ -62,7 +62,7 @@ def deal(problem: Problem) -> list[StageSet]:
     )
 
 
-def _deal(problem: Problem, blocks: int) -> list[StageSet] | None:
+def _deal(problem: PathProblem, blocks: int) -> list[StageSet] | None:
     """Each set the legal one of the stages that lack most visits so far; then, for equal visits,
     exchanges until none does."""
     if problem.hops == blocks:
@@ -77,7 +77,7 @@ def _deal(problem: Problem, blocks: int) -> list[StageSet] | None:
     return _evened(problem, out, lack) if problem.equal_visits else out
 
 
-def _evened(problem: Problem, dealt: list[StageSet], lack: list[int]) -> list[StageSet] | None:
+def _evened(problem: PathProblem, dealt: list[StageSet], lack: list[int]) -> list[StageSet] | None:
     """Take a visit from a stage with too many, give it to one that lacks it, through others if need
     be; None: there is no way."""
     blocks = len(lack) - 1
@@ -107,7 +107,7 @@ def _evened(problem: Problem, dealt: list[StageSet], lack: list[int]) -> list[St
 
 
 def _exchange(
-    problem: Problem, pool: Counter[StageSet], above: set[int], below: set[int]
+    problem: PathProblem, pool: Counter[StageSet], above: set[int], below: set[int]
 ) -> list[tuple[StageSet, StageSet]] | None:
     """Sets to replace, each by one with one other stage, so that a stage above gives a visit to one
     below; breadth first."""
@@ -164,7 +164,7 @@ def _heaviest(weight: Sequence[float], q: int, jump: int) -> StageSet:
     return tuple(reversed(out))
 
 
-def orders(problem: Problem, stages: StageSet, most: int = 64) -> list[StageSet]:
+def orders(problem: PathProblem, stages: StageSet, most: int = 64) -> list[StageSet]:
     """Legal orders of a set, the rising one first, at most ``most``."""
     return list(
         _orders(stages, problem.max_swaps, problem.max_swap_distance, problem.max_jump, most)

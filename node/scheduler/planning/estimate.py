@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 
 INFINITE = float("inf")
 
@@ -29,7 +29,7 @@ class Steps(NamedTuple):
 class Estimator:
     """Evaluates plans of one problem. Keeps the steps of every route it has seen."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PathProblem) -> None:
         self.problem = problem
         self._steps: dict[Route, Steps] = {}
         self.home: dict[int, float] = {}

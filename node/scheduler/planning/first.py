@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from node.scheduler.planning.dealing import StageSet
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 
 EFFORTS = ((8, 12), (3, 2), (1, 2))
 """Partial paths kept while one is built, and sets of stages tried for it: for few micro-batches,
@@ -33,7 +33,7 @@ NEAR, SPREAD = 6, 3
 """Replicas looked at in a large stage: the nearest, and others in turn."""
 
 
-def origins_in_turns(problem: Problem) -> Iterator[int]:
+def origins_in_turns(problem: PathProblem) -> Iterator[int]:
     """The origin of every micro-batch: ends peers in turns, as long as they have some left."""
     for k in range(max(problem.counts.values())):
         for o, count in sorted(problem.counts.items()):
@@ -41,7 +41,7 @@ def origins_in_turns(problem: Problem) -> Iterator[int]:
                 yield o
 
 
-def round_robin(problem: Problem, sets: Sequence[StageSet]) -> list[Route]:
+def round_robin(problem: PathProblem, sets: Sequence[StageSet]) -> list[Route]:
     """Replicas of every stage in turns, whatever they cost: what anything else must beat."""
     used: Counter[int] = Counter()
     routes: list[Route] = []
@@ -54,7 +54,7 @@ def round_robin(problem: Problem, sets: Sequence[StageSet]) -> list[Route]:
     return routes
 
 
-def cheap(problem: Problem, sets: Sequence[StageSet], slots: bool = True) -> list[Route]:
+def cheap(problem: PathProblem, sets: Sequence[StageSet], slots: bool = True) -> list[Route]:
     """Every micro-batch by the next replica that is near and has little to do: no tables, a few
     microseconds a hop.
 
@@ -69,7 +69,7 @@ class _Cheap:
     """``load[n]``: seconds for which peer n is taken: by work, or by micro-batches that hold its
     slots until they have been home."""
 
-    def __init__(self, problem: Problem, slots: bool = True) -> None:
+    def __init__(self, problem: PathProblem, slots: bool = True) -> None:
         self.problem, self.near, self.slots = problem, _Near(problem), slots
         self.load = [0.0] * len(problem.compute)
 
@@ -107,7 +107,7 @@ class Tables:
     given; else wherever fewer are held than there are, as far as is known.
     """
 
-    def __init__(self, problem: Problem, in_order: bool = True) -> None:
+    def __init__(self, problem: PathProblem, in_order: bool = True) -> None:
         self.problem, self.in_order = problem, in_order
         self.busy: list[list[tuple[float, float]]] = [[] for _ in problem.compute]
         self.leave: list[list[float]] = [[] for _ in problem.compute]
@@ -159,7 +159,7 @@ class Tables:
 
 
 def insertion(
-    problem: Problem,
+    problem: PathProblem,
     sets: Sequence[StageSet],
     seed: int = 0,
     by_origin: bool = False,
@@ -247,7 +247,7 @@ def _finish(
         lists[o].append(rule.route(o, _taken(pool, owed[o])))
 
 
-def _distance(problem: Problem, o: int) -> float:
+def _distance(problem: PathProblem, o: int) -> float:
     """Mean way from an ends peer to its nearer half of the others and back."""
     ways = sorted(
         problem.delays[o][n] + problem.delays[n][o] for n, s in problem.stage_of.items() if s
@@ -270,7 +270,7 @@ def _offered(
 class _Near:
     """Replicas of a stage worth looking at from a peer."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PathProblem) -> None:
         self.problem = problem
         self.known: dict[tuple[int, int], tuple[int, ...]] = {}
         self.turn = 0

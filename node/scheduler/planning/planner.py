@@ -15,10 +15,10 @@ from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import StageSet, deal
 from node.scheduler.planning.estimate import INFINITE, Estimator
 from node.scheduler.planning.first import cheap, insertion, origins_in_turns, round_robin
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import OF_PATHS, broken, joined, owed_kept
-from node.scheduler.planning.search import Search
+from node.scheduler.planning.search import PathSearch
 
 Clock = Callable[[], float]
 FIRST = 0.85
@@ -38,12 +38,12 @@ ENOUGH = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class Plan:
+class PathPlan:
     """``routes`` in launch order. ``bounds``: lower bounds by name. ``first_s``, ``planning_s``: by
     the clock handed in. ``moves``: plans that were tried. ``owed``: stages by ends peer that no
     path of this plan joins."""
 
-    problem: Problem
+    problem: PathProblem
     routes: tuple[Route, ...]
     makespan: float
     bounds: dict[str, float]
@@ -111,7 +111,7 @@ class _Budget:
 class _Best:
     """The best plan that the exact replay confirmed."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PathProblem) -> None:
         self.problem = problem
         self.routes: tuple[Route, ...] = ()
         self.makespan = float("inf")
@@ -133,14 +133,14 @@ class _Best:
 
 
 def make_plan(
-    problem: Problem,
+    problem: PathProblem,
     *,
     clock: Clock = lambda: 0.0,
     limit_s: float | None = None,
     moves: int | None = None,
     seed: int = 0,
     known: Sequence[Sequence[Route]] = (),
-) -> Plan:
+) -> PathPlan:
     """The best plan found within ``limit_s`` of ``clock`` or ``moves`` tried plans, whichever ends
     first; at least one plan is made. With ``moves`` alone the result depends on the arguments only.
     ``known``: plans to begin with.
@@ -168,7 +168,7 @@ def make_plan(
         )
     if (why := broken(problem, best.routes)) is not None:
         raise RuntimeError(f"the planner broke a rule: {why}")
-    return Plan(
+    return PathPlan(
         problem,
         best.routes,
         best.makespan,
@@ -181,7 +181,7 @@ def make_plan(
 
 
 def _first(
-    problem: Problem,
+    problem: PathProblem,
     sets: list[StageSet],
     best: _Best,
     budget: _Budget,
@@ -210,7 +210,7 @@ def _first(
             best.offer(quick)
 
 
-def _payable(problem: Problem) -> None:
+def _payable(problem: PathProblem) -> None:
     """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
     path reaches."""
     for o, count in problem.counts.items():
@@ -231,7 +231,12 @@ def _payable(problem: Problem) -> None:
 
 
 def _starts(
-    problem: Problem, sets: list[StageSet], best: _Best, budget: _Budget, bound: float, seed: int
+    problem: PathProblem,
+    sets: list[StageSet],
+    best: _Best,
+    budget: _Budget,
+    bound: float,
+    seed: int,
 ) -> int:
     """Insert again and again, the first times as described, then with noise; how many plans were
     tried."""
@@ -247,11 +252,11 @@ def _starts(
 
 
 def _improve(
-    problem: Problem, best: _Best, budget: _Budget, bound: float, seed: int, tried: int
+    problem: PathProblem, best: _Best, budget: _Budget, bound: float, seed: int, tried: int
 ) -> int:
     """Search in phases: few paths for each origin, all its micro-batches together, then each
     micro-batch for itself."""
-    search = Search(Estimator(problem), best.routes, seed)
+    search = PathSearch(Estimator(problem), best.routes, seed)
     search.moves = tried
     begin = budget.used(tried)
     lanes = _lanes(problem, seed, lambda: budget.used(tried) < 0.5)
@@ -278,7 +283,7 @@ def _improve(
 
 
 def _lanes(
-    problem: Problem, seed: int, go_on: Callable[[], bool]
+    problem: PathProblem, seed: int, go_on: Callable[[], bool]
 ) -> tuple[int, list[Route]] | None:
     """As few paths for each origin as visit all stages equally often, and a plan of them; None:
     there are none to repeat, or ``go_on`` ended the search for them."""

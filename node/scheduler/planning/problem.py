@@ -50,7 +50,7 @@ pass."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class PathProblem:
     """All times in seconds. ``delays[a][b]``: from a to b. ``compute[n]``: one forward at n; a
     backward takes ``backward`` times as long, a loss ``loss`` times; ``gap``: idle after every
     task. ``stages[0]``: the ends peers. ``counts[o]``: micro-batches of each of them. ``slots[n]``:
@@ -104,7 +104,7 @@ class Problem:
         """Micro-batches of the epoch."""
         return sum(self.counts.values())
 
-    def with_slots(self, ends: int) -> Problem:
+    def with_slots(self, ends: int) -> PathProblem:
         """The same problem with ``ends`` micro-batches in flight at every ends peer."""
         mine = set(self.stages[0])
         return replace(
@@ -114,7 +114,7 @@ class Problem:
         )
 
 
-def parse(document: Any) -> Problem:
+def parse(document: Any) -> PathProblem:
     """Check every field of a document. Raises UsageFault: what, why, next step."""
     if not isinstance(document, dict):
         raise UsageFault(
@@ -159,7 +159,7 @@ def parse(document: Any) -> Problem:
     counts = _counts(document["microbatches_per_end"], stages[0])
     reference = document.get("reference")
     labels = document.get("locations")
-    return Problem(
+    return PathProblem(
         name=str(document.get("name", "problem"))[:80],
         delays=delays,
         compute=compute,

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 
 Kind = Literal["f", "l", "b"]
 """Forward, loss, backward."""
 
 
-class Task(NamedTuple):
+class ReplayTask(NamedTuple):
     """A task of micro-batch ``mb`` at ``peer``; ``hop``: place in its route. ``came``: when it
     arrived at the peer."""
 
@@ -39,7 +39,7 @@ class Replayed:
     """``done[i]``: when micro-batch i was home again; those that never came are missing: the plan
     deadlocks."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[ReplayTask, ...]
     done: dict[int, float]
     held: tuple[tuple[float, int, int], ...]
     """(time, peer, change of slots held), as it happened."""
@@ -50,7 +50,7 @@ class Replayed:
         return max(self.done.values(), default=0.0)
 
 
-def replay(problem: Problem, routes: Sequence[Route]) -> Replayed:
+def replay(problem: PathProblem, routes: Sequence[Route]) -> Replayed:
     """Run ``routes``, each (origin, peers...), in launch order.
 
     Events of the same instant are handled in the order in which they became known: that order is
@@ -66,7 +66,7 @@ def replay(problem: Problem, routes: Sequence[Route]) -> Replayed:
     free, held = [0.0] * size, [0] * size
     ready: list[deque[tuple[float, Kind, int, int]]] = [deque() for _ in range(size)]
     parked: list[deque[tuple[int, int]]] = [deque() for _ in range(size)]
-    tasks: list[Task] = []
+    tasks: list[ReplayTask] = []
     log: list[tuple[float, int, int]] = []
     done: dict[int, float] = {}
     tick = 0
@@ -104,7 +104,7 @@ def replay(problem: Problem, routes: Sequence[Route]) -> Replayed:
             came, kind, i, h = ready[n].popleft()
             end = t + cost[kind] * compute[n]
             free[n] = end + gap
-            tasks.append(Task(t, end, n, kind, i, h, came))
+            tasks.append(ReplayTask(t, end, n, kind, i, h, came))
             at(end, "end", n, kind, i, h)
             if ready[n]:
                 at(free[n], "run", n)
@@ -139,7 +139,7 @@ def replay(problem: Problem, routes: Sequence[Route]) -> Replayed:
     return Replayed(tuple(tasks), done, tuple(log))
 
 
-def solo(problem: Problem, route: Route) -> float:
+def solo(problem: PathProblem, route: Route) -> float:
     """Seconds of a route when nobody else is there, from launch to home."""
     delays, o, last = problem.delays, route[0], route[-1]
     way = sum(delays[a][b] + delays[b][a] for a, b in zip(route, route[1:], strict=False))

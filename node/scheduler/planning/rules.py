@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import Replayed
 
 Paths = Sequence[Route]
 
 
-def counted(problem: Problem, paths: Paths) -> str | None:
+def counted(problem: PathProblem, paths: Paths) -> str | None:
     """Every ends peer starts its micro-batches, every path has its length and names peers of block
     stages."""
     for route in paths:
@@ -32,7 +32,7 @@ def counted(problem: Problem, paths: Paths) -> str | None:
     return None
 
 
-def ends_kept(problem: Problem, paths: Paths) -> str | None:
+def ends_kept(problem: PathProblem, paths: Paths) -> str | None:
     """Stage 0 begins and ends every path, is never skipped, never in the middle; no stage is
     visited twice."""
     for route in paths:
@@ -46,7 +46,7 @@ def ends_kept(problem: Problem, paths: Paths) -> str | None:
     return None
 
 
-def equal_visits(problem: Problem, paths: Paths) -> str | None:
+def equal_visits(problem: PathProblem, paths: Paths) -> str | None:
     """Every block stage is trained by equally many micro-batches, or as many as the problem says,
     if it asks for it."""
     visits = Counter(problem.stage_of.get(n, 0) for route in paths for n in route[1:])
@@ -58,7 +58,7 @@ def equal_visits(problem: Problem, paths: Paths) -> str | None:
     return None
 
 
-def bounded_swaps(problem: Problem, paths: Paths) -> str | None:
+def bounded_swaps(problem: PathProblem, paths: Paths) -> str | None:
     """A path goes back behind the furthest stage it has been at only so often and so far."""
     for route in paths:
         front = swaps = total = 0
@@ -74,7 +74,7 @@ def bounded_swaps(problem: Problem, paths: Paths) -> str | None:
     return None
 
 
-def bounded_jumps(problem: Problem, paths: Paths) -> str | None:
+def bounded_jumps(problem: PathProblem, paths: Paths) -> str | None:
     """From the furthest stage it has been at a path goes no further than ``max_jump``."""
     for route in paths:
         front = 0
@@ -85,7 +85,7 @@ def bounded_jumps(problem: Problem, paths: Paths) -> str | None:
     return None
 
 
-def owed_kept(problem: Problem, paths: Paths) -> str | None:
+def owed_kept(problem: PathProblem, paths: Paths) -> str | None:
     """Every stage that is owed to an ends peer is on one of its paths."""
     missing = sorted(problem.owed - joined(problem, paths))
     return (
@@ -95,12 +95,12 @@ def owed_kept(problem: Problem, paths: Paths) -> str | None:
     )
 
 
-def joined(problem: Problem, paths: Paths) -> set[tuple[int, int]]:
+def joined(problem: PathProblem, paths: Paths) -> set[tuple[int, int]]:
     """(origin, block stage) that meet on some path."""
     return {(route[0], problem.stage_of[n]) for route in paths for n in route[1:]}
 
 
-def safe(problem: Problem, paths: Paths) -> str | None:
+def safe(problem: PathProblem, paths: Paths) -> str | None:
     """No order of events, however late anybody is, can end in a deadlock.
 
     A peer can be stuck only while all its slots are held by micro-batches that wait, now or later,
@@ -135,13 +135,13 @@ def safe(problem: Problem, paths: Paths) -> str | None:
     return None
 
 
-def complete(problem: Problem, paths: Paths, played: Replayed) -> str | None:
+def complete(problem: PathProblem, paths: Paths, played: Replayed) -> str | None:
     """Every micro-batch came home."""
     lost = len(paths) - len(played.done)
     return f"{lost} of {len(paths)} micro-batches never come home: a deadlock" if lost else None
 
 
-def memory(problem: Problem, paths: Paths, played: Replayed) -> str | None:
+def memory(problem: PathProblem, paths: Paths, played: Replayed) -> str | None:
     """At no time a peer holds more micro-batches than it has slots."""
     held: Counter[int] = Counter()
     for t, n, change in played.held:
@@ -154,7 +154,7 @@ def memory(problem: Problem, paths: Paths, played: Replayed) -> str | None:
     return None
 
 
-def collisions(problem: Problem, paths: Paths, played: Replayed) -> str | None:
+def collisions(problem: PathProblem, paths: Paths, played: Replayed) -> str | None:
     """No two tasks of a peer at once, and the gap after each."""
     free: dict[int, float] = {}
     for task in sorted(played.tasks):
@@ -166,17 +166,17 @@ def collisions(problem: Problem, paths: Paths, played: Replayed) -> str | None:
     return None
 
 
-OF_PATHS: tuple[Callable[[Problem, Paths], str | None], ...] = (
+OF_PATHS: tuple[Callable[[PathProblem, Paths], str | None], ...] = (
     *(counted, ends_kept, equal_visits, bounded_swaps, bounded_jumps, owed_kept, safe),
 )
-OF_REPLAY: tuple[Callable[[Problem, Paths, Replayed], str | None], ...] = (
+OF_REPLAY: tuple[Callable[[PathProblem, Paths, Replayed], str | None], ...] = (
     complete,
     memory,
     collisions,
 )
 
 
-def broken(problem: Problem, paths: Paths, played: Replayed | None = None) -> str | None:
+def broken(problem: PathProblem, paths: Paths, played: Replayed | None = None) -> str | None:
     """The first rule that does not hold, as a sentence; of the replay too, if there is one."""
     for rule in OF_PATHS:
         if why := rule(problem, paths):

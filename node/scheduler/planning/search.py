@@ -32,7 +32,7 @@ DEBT = 0.02
 Change = dict[int, Route]
 
 
-class Search:
+class PathSearch:
     """A plan being improved. ``routes[i]`` with ``orders[o]``: launch order of each ends peer, as
     indices."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from node.averaging.reducers.spread import Sketch, apart
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, Unit, Version, in_cell
+from node.core.journey import Plan, PlanMember, Unit, Version, in_cell
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import PUSH_AGAIN
@@ -25,7 +25,7 @@ Assign = Callable[
 
 
 @dataclass
-class Attempt:
+class EpochAttempt:
     """``results`` by micro-batch, ``outcomes`` by member; ``attempts`` counts the rounds of each
     unit, ``owners`` are those that differ from the plan's, named as there. Times are the leader's
     clock."""
@@ -36,7 +36,7 @@ class Attempt:
     closed: float = 0.0
     round_s: float = 0.0
     """The longest deadline that an attempt of its round has had, seconds."""
-    results: dict[int, ev.Result] = field(default_factory=dict)
+    results: dict[int, ev.MicroBatchResult] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     attempts: dict[Unit, int] = field(default_factory=dict)
     outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Attempt:
         return sum(r.tokens for r in self.results.values() if r.counted)
 
     @property
-    def alive(self) -> list[Member]:
+    def alive(self) -> list[PlanMember]:
         """Members that are not known to be dead."""
         return [m for m in self.plan.members if m.peer not in self.dead]
 
@@ -85,16 +85,16 @@ class Attempt:
         return tuple(sorted({self.plan.unit_of(m) for m in able}))
 
     @property
-    def awaited(self) -> list[Member]:
+    def awaited(self) -> list[PlanMember]:
         """Living members of living units."""
         units = set(self.units)
         return [m for m in self._coming(self.plan.members) if self.plan.unit_of(m) in units]
 
-    def living(self, unit: Unit) -> list[Member]:
+    def living(self, unit: Unit) -> list[PlanMember]:
         """Members of a unit that are not known to be dead, and can come to the next version."""
         return self._coming(self.plan.unit(unit))
 
-    def _coming(self, members: Sequence[Member]) -> list[Member]:
+    def _coming(self, members: Sequence[PlanMember]) -> list[PlanMember]:
         """Those of whole cells that are not known to be dead, and can come to the next version:
         after a round of a fragment only one's own cell has the other parts, so that nobody waits
         for the listeners of a cell that is gone."""
@@ -135,7 +135,7 @@ class Attempt:
             cells.setdefault(stage, []).append(majority(said))
         return {stage: (len(of), apart(of)) for stage, of in cells.items() if len(of) > 1}
 
-    def report(self, e: ev.Finished, most_tokens: int) -> None:
+    def report(self, e: ev.MicroBatchesReported, most_tokens: int) -> None:
         """An ends peer's word on its own micro-batches. The first word counts, for a micro-batch
         contributes at most once; more than ``most_tokens`` (0: no bound) is not heard."""
         mine = {p.index for p in self.plan.paths if p.origin == e.peer}
@@ -147,7 +147,7 @@ class Attempt:
         """What is not finished of this ends peer (of all: None) does not count."""
         for path in self.plan.paths:
             if origin in (None, path.origin):
-                self.results.setdefault(path.index, ev.Result(path.index, False, 0.0, 0))
+                self.results.setdefault(path.index, ev.MicroBatchResult(path.index, False, 0.0, 0))
 
     def blame(self, ended: Mapping[PeerId, ev.Incomplete]) -> None:
         """After a round that nobody completed: which owners, though alive, did not step their
@@ -325,7 +325,7 @@ class Attempt:
             )
         )
 
-    def _compared(self) -> Iterator[tuple[int, list[Member], dict[PeerId, str]]]:
+    def _compared(self) -> Iterator[tuple[int, list[PlanMember], dict[PeerId, str]]]:
         """Stage, members that must end with the same, and the digests they report."""
         for unit in self.units:
             for alike in self._alike(self.plan.unit(unit)):
@@ -337,7 +337,7 @@ class Attempt:
                 if said:
                     yield unit[0], alike, said
 
-    def _verdict(self, alike: Sequence[Member], said: Mapping[PeerId, str]) -> tuple[str, bool]:
+    def _verdict(self, alike: Sequence[PlanMember], said: Mapping[PeerId, str]) -> tuple[str, bool]:
         """What most of ``said`` hold who have not copied it, and whether that is more than half of
         them, or else of those who held the version before."""
         own = {p: digest for p, digest in said.items() if p not in self.copied} or said
@@ -349,7 +349,7 @@ class Attempt:
                 return majority(words), True
         return majority(elders or own), False
 
-    def _alike(self, members: Sequence[Member]) -> list[list[Member]]:
+    def _alike(self, members: Sequence[PlanMember]) -> list[list[PlanMember]]:
         """Members of a unit by what they must end with: all the same, or each cell its own."""
         cells = sorted({m.cell for m in members}) if self.pushes or self.plan.fragment else []
         return [[m for m in members if m.cell == cell] for cell in cells] or [list(members)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
-from node.scheduler.router import Job, Routes, search
+from node.scheduler.router import Routes, SearchJob, search
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from node.training.service import Training
 
 
-Search = Callable[[Job], Awaitable[tuple[Routes, float]]]
+Search = Callable[[SearchJob], Awaitable[tuple[Routes, float]]]
 """A search for better paths: a job to what :func:`node.scheduler.router.search` gives."""
 
 
-async def in_thread(job: Job) -> tuple[Routes, float]:
+async def in_thread(job: SearchJob) -> tuple[Routes, float]:
     """The search in a thread of its own, as long as :data:`SEARCH_S` of CPU last."""
     return await asyncio.to_thread(search, job, clock=time.thread_time, limit_s=SEARCH_S)
 
@@ -42,7 +42,7 @@ class Unheard(PeerFault):
         self.since = since
 
 
-class Chair:
+class LeaderService:
     """Of one peer. ``domain``: that plans of this run are signed in."""
 
     def __init__(self, training: Training, domain: str, search: Search) -> None:
@@ -77,19 +77,19 @@ class Chair:
                         )
                 case ev.SendLost():
                     self._spread(action)
-                case ev.Probe(peer):
+                case ev.ProbePeer(peer):
                     if peer not in self._probing:
                         self._probing.add(peer)
                         self._tasks.spawn(self._probe(peer), "probe")
                 case ev.Recall(version, holders):
                     self._tasks.spawn(self._recall(version, holders), "recall")
-                case ev.Move(peer, stage):
+                case ev.RequestMove(peer, stage):
                     self._tasks.spawn(self._ask_to_move(peer, stage), "move")
-                case ev.Search(job):
+                case ev.SearchPaths(job):
                     self._tasks.spawn(self._search(job), "search")
                 case ev.Evaluate(epoch, plan):
                     self._tasks.spawn(self._evaluate(epoch, plan), "evaluate")
-                case ev.Report(kind, text, level, facts):
+                case ev.RecordFact(kind, text, level, facts):
                     self._journal.emit("training", kind, text, level, **facts)
 
     async def _deliver(
@@ -127,7 +127,7 @@ class Chair:
     async def _probe(self, peer: PeerId) -> None:
         try:
             reason = await self._training.word(peer, pb.Note(), PROBE_TIMEOUT_S)
-            self.lead(ev.Answered(peer, reason is None))
+            self.lead(ev.ProbeAnswered(peer, reason is None))
         except Unheard as e:
             self.lead(ev.Unreachable(peer, e.since))
         finally:
@@ -160,7 +160,7 @@ class Chair:
             )
             self.lead(ev.MoveRefused(peer))
 
-    async def _search(self, job: Job) -> None:
+    async def _search(self, job: SearchJob) -> None:
         # one at a time; what changed meanwhile is seen by the next one
         if not self._searching.locked():
             async with self._searching:

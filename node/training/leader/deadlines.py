@@ -20,7 +20,7 @@ from dataclasses import replace
 from statistics import median
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Member, Path, Plan, in_cell
+from node.core.journey import Path, Plan, PlanMember, in_cell
 from node.core.patience import SPARE, Took
 from node.scheduler.costs import BEYOND, Measured
 from node.training.leader.roster import Roster
@@ -95,7 +95,7 @@ class Deadlines:
     # ----------------------------------------------------------- parts of the above
 
     def _of_cell(
-        self, plan: Plan, cell: list[Member], said: Mapping[PeerId, Measured], usual: float
+        self, plan: Plan, cell: list[PlanMember], said: Mapping[PeerId, Measured], usual: float
     ) -> float:
         stage, size = cell[0].stage, self._size(cell[0].stage)
         way = max((_tensor_s(said.get(m.peer)) for m in cell), default=0.0)
@@ -133,8 +133,8 @@ class Deadlines:
         return max(floor_s, min(seconds, MOST_S))
 
 
-def _cells(plan: Plan) -> list[list[Member]]:
-    found: dict[tuple[int, int], list[Member]] = {}
+def _cells(plan: Plan) -> list[list[PlanMember]]:
+    found: dict[tuple[int, int], list[PlanMember]] = {}
     for m in plan.members:
         found.setdefault((m.stage, m.cell), []).append(m)
     return list(found.values())

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from node.core.ids import PeerId
-from node.core.journey import Member, Unit, Version, in_cell, of_cell
+from node.core.journey import PlanMember, Unit, Version, in_cell, of_cell
 from node.training.leader.roster import Roster
 from node.training.protocol.cells import ANY, arrange
 from node.training.protocol.edges import mass_after, mass_of
 from node.training.protocol.meetings import Meetings
-from node.training.protocol.memory import Past
+from node.training.protocol.memory import PlanContext
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Draft:
     part in each group. ``worked``: what each cell has done since it last met others, and before it
     was cut from another the other. ``senders``, ``mass`` and ``fragment``: as in a plan."""
 
-    members: tuple[Member, ...]
+    members: tuple[PlanMember, ...]
     owners: dict[str, PeerId]
     before: dict[str, PeerId]
     digests: dict[Unit, str]
@@ -47,7 +47,7 @@ class Draft:
 def draft(
     roster: Roster,
     base: Version,
-    past: Past,
+    past: PlanContext,
     assign: Callable[..., dict[str, PeerId]],
     most: int = 0,
     meetings: Meetings | None = None,
@@ -100,10 +100,10 @@ def draft(
 
 
 def _members(
-    roster: Roster, base: Version, past: Past, most: int, mend: bool
-) -> tuple[tuple[Member, ...], dict[Unit, int]]:
+    roster: Roster, base: Version, past: PlanContext, most: int, mend: bool
+) -> tuple[tuple[PlanMember, ...], dict[Unit, int]]:
     """Everybody who takes part, each in a cell; and for every new cell the one it was cut from."""
-    found: list[Member] = []
+    found: list[PlanMember] = []
     parents: dict[Unit, int] = {}
     for stage, peers in roster.replicas().items():
         stands = {p: roster.stands(p, base) for p in peers}
@@ -113,7 +113,7 @@ def _members(
         homes = {p: roster.candidates[p].cell for p in peers}
         made = arrange(stands, homes, most, set(past.owners.values()), mend)
         found += [
-            Member(p, stage, roster.speed(p), p not in made.listeners, cell)
+            PlanMember(p, stage, roster.speed(p), p not in made.listeners, cell)
             for p, cell in made.cells.items()
         ]
         parents |= {(stage, new): old for new, old in made.parents.items()}
@@ -121,11 +121,11 @@ def _members(
 
 
 def _meeting(
-    meetings: Meetings, members: Sequence[Member], number: int, fragment: int
-) -> tuple[tuple[Member, ...], dict[str, PeerId], dict[Unit, tuple[int, ...]]]:
+    meetings: Meetings, members: Sequence[PlanMember], number: int, fragment: int
+) -> tuple[tuple[PlanMember, ...], dict[str, PeerId], dict[Unit, tuple[int, ...]]]:
     """The members with their groups in an outer round, who averages which part of the fragment in
     each group, and along edges who sends to whom."""
-    grouped: list[Member] = []
+    grouped: list[PlanMember] = []
     reducers: dict[str, PeerId] = {}
     senders: dict[Unit, tuple[int, ...]] = {}
     for stage in sorted({m.stage for m in members}):

@@ -22,7 +22,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Plan, Unit, Version
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
-from node.training.leader.attempt import Attempt
+from node.training.leader.attempt import EpochAttempt
 from node.training.leader.balance import Balance
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.planning import News, Planning
@@ -32,7 +32,7 @@ from node.training.leader.starting_point import LOST_S, StartingPoint, counted
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD, Terms
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.memory import GENESIS, Memory, Past
+from node.training.protocol.memory import GENESIS, Memory, PlanContext
 from node.training.protocol.pace import ASK_AFTER, STANDS_S
 from node.training.protocol.rules import Rules, between
 
@@ -84,7 +84,7 @@ class Leader:
         self.tokens = history.tokens if history else 0
         self.spread = history.spread if history else {}
         self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
-        self._epoch: Attempt | None = None
+        self._epoch: EpochAttempt | None = None
         self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
         self.routing = Routing(
             facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped
@@ -121,11 +121,11 @@ class Leader:
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out. Unknown or stale events change nothing."""
         if self.phase is Phase.FINISHED and not isinstance(
-            event, ev.Heard | ev.Recalled | ev.Unreachable | ev.Declined | ev.Tick
+            event, ev.Heartbeat | ev.Recalled | ev.Unreachable | ev.Declined | ev.ClockTick
         ):
             return []
         match event:
-            case ev.Heard():
+            case ev.Heartbeat():
                 return self._heard(event, now)
             case ev.Unreachable(peer, since):
                 known = self.roster.candidates.get(peer)
@@ -135,7 +135,7 @@ class Leader:
                     if known is None or known.heard > since
                     else self._gone(peer, now, "does not answer")
                 )
-            case ev.Answered(peer, ours):
+            case ev.ProbeAnswered(peer, ours):
                 return self._answered(peer, ours, now)
             case ev.Declined(plan_hash, reason):
                 newest = self.memory.history
@@ -152,9 +152,11 @@ class Leader:
             case ev.Accused(about, by, _):
                 known = self.roster.candidates
                 return (
-                    [ev.Probe(about)] if about in known and about != self.me and by in known else []
+                    [ev.ProbePeer(about)]
+                    if about in known and about != self.me and by in known
+                    else []
                 )
-            case ev.Finished():
+            case ev.MicroBatchesReported():
                 return self._finished(event, now)
             case ev.Committed() | ev.Incomplete():
                 return self._outcome(event, now)
@@ -168,14 +170,14 @@ class Leader:
                 self.planning.learns(rules)
             case ev.Searched(job, routes, makespan):
                 self.routing.searched(job, routes, makespan)
-            case ev.Tick(coming, known, slack):
+            case ev.ClockTick(coming, known, slack):
                 self._coming, self.roster.known = coming, known
                 return self._tick(now, slack)
         return []
 
     # ----------------------------------------------------------- who is there
 
-    def _heard(self, e: ev.Heard, now: float) -> list[Any]:
+    def _heard(self, e: ev.Heartbeat, now: float) -> list[Any]:
         done: list[Any] = []
         before = self.roster.candidates.get(e.peer)
         if before is not None and before.stage != e.stage:
@@ -268,7 +270,7 @@ class Leader:
                 continue
             if peer not in self._asked:
                 self._asked[peer] = now
-                done.append(ev.Probe(peer))
+                done.append(ev.ProbePeer(peer))
             elif now - self._asked[peer] > UNANSWERED_S:
                 done += self._gone(peer, now, f"was last heard {silent:.1f} s ago")
         return done
@@ -375,7 +377,7 @@ class Leader:
 
     # ----------------------------------------------------------- plan
 
-    def _plan(self, base: Version, past: Past, now: float) -> list[Any]:
+    def _plan(self, base: Version, past: PlanContext, now: float) -> list[Any]:
         done = self._change_history(base, past)
         self.roster.agree(base)
         self.tokens = past.tokens
@@ -396,7 +398,7 @@ class Leader:
             pushes = plan.outer > 0 and between(plan, self.facts.read).pushes
             self.phase, self._epoch = (
                 Phase.RUN,
-                Attempt(plan, now, now + plan.deadline_s, pushes=pushes),
+                EpochAttempt(plan, now, now + plan.deadline_s, pushes=pushes),
             )
             if plan.outer:
                 # The members begin it as soon as they have the plan.
@@ -413,7 +415,7 @@ class Leader:
             most = median_high(said) + STEP_HEARD
         return max([self.term, *(min(term, most) for term in said)]) + 1
 
-    def _change_history(self, base: Version, past: Past) -> list[Any]:
+    def _change_history(self, base: Version, past: PlanContext) -> list[Any]:
         """Say so when the swarm does not go on from where it was."""
         was = self.base
         if was is None or base == was:
@@ -431,7 +433,7 @@ class Leader:
         done: list[Any] = []
         for m in self._balance.look(self.roster, self.base, now):
             self.moves += 1
-            done += [ev.Move(m.peer, m.target), reports.move_asked(m)]
+            done += [ev.RequestMove(m.peer, m.target), reports.move_asked(m)]
         return done
 
     def _mend(self, thin: Sequence[int], now: float) -> list[Any]:
@@ -443,11 +445,11 @@ class Leader:
         if m is None:
             return []
         self.moves += 1
-        return [ev.Move(m.peer, m.target), reports.help_asked(m)]
+        return [ev.RequestMove(m.peer, m.target), reports.help_asked(m)]
 
     # ----------------------------------------------------------- run and close
 
-    def _finished(self, e: ev.Finished, now: float) -> list[Any]:
+    def _finished(self, e: ev.MicroBatchesReported, now: float) -> list[Any]:
         epoch = self._epoch
         if self.phase is not Phase.RUN or epoch is None or e.plan_hash != epoch.plan.hash:
             return []
@@ -473,7 +475,7 @@ class Leader:
             done.append(epoch.round(unit, to, owners, epoch.round_s))
         return done + self.routing.search(self.roster)
 
-    def _open(self, epoch: Attempt, now: float) -> tuple[Unit, ...]:
+    def _open(self, epoch: EpochAttempt, now: float) -> tuple[Unit, ...]:
         """The rounds begin; those who have one."""
         self.phase, epoch.closed = Phase.ROUND, now
         epoch.round_s = self.deadlines.round(self.roster, epoch.plan)
@@ -509,7 +511,9 @@ class Leader:
         if isinstance(e, ev.Incomplete):
             # The accused are probed now, so that the repair does not hand them the same parts
             # again.
-            done = [ev.Probe(p) for p in e.failed if p in self.roster.candidates and p != self.me]
+            done = [
+                ev.ProbePeer(p) for p in e.failed if p in self.roster.candidates and p != self.me
+            ]
         return done + self._settle_unit(epoch.plan.unit_of(member), now)
 
     def _settle_unit(self, unit: Unit, now: float) -> list[Any]:
@@ -530,7 +534,7 @@ class Leader:
         return self._commit(now) if done else []
 
     def _repair(
-        self, epoch: Attempt, unit: Unit, unfinished: list[PeerId], now: float
+        self, epoch: EpochAttempt, unit: Unit, unfinished: list[PeerId], now: float
     ) -> list[Any]:
         """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else
         re-own the dead's."""
@@ -580,7 +584,7 @@ class Leader:
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)
 
-    def _dispute(self, epoch: Attempt, now: float) -> list[Any]:
+    def _dispute(self, epoch: EpochAttempt, now: float) -> list[Any]:
         """Where no majority says whose parameters are right, nobody's win: all go back to the
         version they agree on, and the epoch is done again. A difference that comes back costs only
         so many epochs; then what the first of them holds goes on, and it is said."""
@@ -598,7 +602,7 @@ class Leader:
         self.roster.undo(epoch.makes)
         return [said, *self._abandon(now, reports.disputed(stages))]
 
-    def _check_digests(self, epoch: Attempt) -> list[Any]:
+    def _check_digests(self, epoch: EpochAttempt) -> list[Any]:
         """Equal digests inside a cell are an invariant; who differs from the majority has to catch
         up."""
         worked = {stage for stage, _ in epoch.units}

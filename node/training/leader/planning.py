@@ -15,9 +15,9 @@ from node.training.leader.deadlines import Deadlines
 from node.training.leader.draft import Draft, draft
 from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
-from node.training.protocol.events import Report
+from node.training.protocol.events import RecordFact
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.memory import Past
+from node.training.protocol.memory import PlanContext
 from node.training.protocol.rules import LEVEL, Rules
 
 DEPART_S = 15.0
@@ -59,15 +59,15 @@ class Planning:
         self._departed[peer] = now
 
     def plan(
-        self, roster: Roster, base: Version, past: Past, term: int, news: News, now: float
-    ) -> tuple[Plan, list[Report], Report]:
+        self, roster: Roster, base: Version, past: PlanContext, term: int, news: News, now: float
+    ) -> tuple[Plan, list[RecordFact], RecordFact]:
         """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
         said before it, and of it.
 
         Raises OutOfResources when the members' memory does not hold the optimizer's state.
         """
         facts, routing = self._facts, self._routing
-        said: list[Report] = []
+        said: list[RecordFact] = []
         finished = base.epoch >= facts.epochs
         rules, since, changes = self._in_force(base, past, finished)
         cell, meetings = (
@@ -133,7 +133,9 @@ class Planning:
         about = routing.about(by_stage) if paths else {}
         return plan, said, reports.epoch_planned(plan, self._left_out, cell > 0, about)
 
-    def _in_force(self, base: Version, past: Past, finished: bool) -> tuple[Rules, int, bool]:
+    def _in_force(
+        self, base: Version, past: PlanContext, finished: bool
+    ) -> tuple[Rules, int, bool]:
         """The settings of this plan, since which epoch they are in force, and whether they come
         into force with it.
 
@@ -153,7 +155,7 @@ class Planning:
             return before, past.since, False
         return self._rules, base.epoch, True
 
-    def _leave_out(self, roster: Roster, base: Version) -> list[Report]:
+    def _leave_out(self, roster: Roster, base: Version) -> list[RecordFact]:
         """Say it when paths begin to go around a stage, and when they no longer do."""
         was, self._left_out = self._left_out, tuple(roster.bare(base))
         gone, back = sorted(set(self._left_out) - set(was)), sorted(set(was) - set(self._left_out))

@@ -10,46 +10,46 @@ from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan, Version
 from node.scheduler.placement import Move
-from node.training.leader.attempt import Attempt
-from node.training.protocol.events import Report
+from node.training.leader.attempt import EpochAttempt
+from node.training.protocol.events import RecordFact
 from node.training.protocol.rules import Rules
 
 # ----------------------------------------------------------- who is there
 
 
-def peer_left(peer: PeerId) -> Report:
+def peer_left(peer: PeerId) -> RecordFact:
     """It had said so before."""
-    return Report("peer-left", f"peer {short(peer)} has left", facts={"peer": peer})
+    return RecordFact("peer-left", f"peer {short(peer)} has left", facts={"peer": peer})
 
 
-def peer_lost(peer: PeerId, why: str) -> Report:
+def peer_lost(peer: PeerId, why: str) -> RecordFact:
     """It is taken for dead."""
-    return Report("peer-lost", f"peer {short(peer)} {why}", "warning", {"peer": peer})
+    return RecordFact("peer-lost", f"peer {short(peer)} {why}", "warning", {"peer": peer})
 
 
-def move_asked(m: Move) -> Report:
+def move_asked(m: Move) -> RecordFact:
     """A peer is asked to change its stage."""
     text = (
         f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: {m.gain:.2f} "
         "times as fast"
     )
-    return Report(
+    return RecordFact(
         "move-asked",
         text,
         facts={"peer": m.peer, "source": m.source, "target": m.target, "gain": m.gain},
     )
 
 
-def help_asked(m: Move) -> Report:
+def help_asked(m: Move) -> RecordFact:
     """A peer is asked to help a stage that has too few to plan an epoch."""
     text = f"stage {m.target} lacks peers: {short(m.peer)} of stage {m.source} should change to it"
     facts: dict[str, object] = {"peer": m.peer, "source": m.source, "target": m.target}
-    return Report("move-asked", text, facts=facts)
+    return RecordFact("move-asked", text, facts=facts)
 
 
-def out_of_room(why: OutOfResources) -> Report:
+def out_of_room(why: OutOfResources) -> RecordFact:
     """The members' memory does not hold the optimizer's state."""
-    return Report(
+    return RecordFact(
         "out-of-room", f"the members cannot own every parameter: {why}; {why.next_step}", "error"
     )
 
@@ -57,31 +57,31 @@ def out_of_room(why: OutOfResources) -> Report:
 # ----------------------------------------------------------- where to start from
 
 
-def agreement_lost(stages: Sequence[int]) -> Report:
+def agreement_lost(stages: Sequence[int]) -> RecordFact:
     """Nobody who would take part holds what these stages had agreed on."""
     where = ", ".join("the ends" if s == ENDS else f"stage {s}" for s in stages)
     text = (
         f"nobody has the parameters that were agreed on at {where}: goes on from what the peers "
         "there hold"
     )
-    return Report("agreement-lost", text, "warning", {"stages": list(stages)})
+    return RecordFact("agreement-lost", text, "warning", {"stages": list(stages)})
 
 
-def history_lost(version: Version) -> Report:
+def history_lost(version: Version) -> RecordFact:
     """Nobody knows what goes with a version."""
     text = (
         f"nobody remembers the plan behind epoch {version.epoch}: the order of samples is guessed"
     )
-    return Report("history-lost", text, "warning", {"epoch": version.epoch})
+    return RecordFact("history-lost", text, "warning", {"epoch": version.epoch})
 
 
-def history_changed(base: Version, was: Version, tokens: int, here: int) -> Report:
+def history_changed(base: Version, was: Version, tokens: int, here: int) -> RecordFact:
     """The swarm goes on from another history, one in which more was counted."""
     text = (
         f"goes on from epoch {base.epoch} of a history with {tokens} tokens, more than the "
         f"{here} here"
     )
-    return Report(
+    return RecordFact(
         "history-changed",
         text,
         "warning",
@@ -89,25 +89,25 @@ def history_changed(base: Version, was: Version, tokens: int, here: int) -> Repo
     )
 
 
-def went_back(base: Version, was: Version) -> Report:
+def went_back(base: Version, was: Version) -> RecordFact:
     """The swarm goes on from an older version."""
     text = f"goes back from epoch {was.epoch} to {base.epoch}, which every stage still has"
-    return Report("went-back", text, "warning", {"epoch": base.epoch, "from": was.epoch})
+    return RecordFact("went-back", text, "warning", {"epoch": base.epoch, "from": was.epoch})
 
 
-def stage_left_out(stage: int, base: Version) -> Report:
+def stage_left_out(stage: int, base: Version) -> RecordFact:
     """Paths begin to go around a stage."""
     text = f"nobody holds stage {stage}: epoch {base.epoch} goes on without it"
-    return Report("stage-left-out", text, "warning", {"stage": stage, "epoch": base.epoch})
+    return RecordFact("stage-left-out", text, "warning", {"stage": stage, "epoch": base.epoch})
 
 
-def stage_back(stage: int, base: Version, held: Version) -> Report:
+def stage_back(stage: int, base: Version, held: Version) -> RecordFact:
     """Paths lead through a stage again; its parameters are those of ``held``."""
     text = (
         f"stage {stage} is there again from epoch {base.epoch} on, with the parameters of epoch "
         f"{held.epoch}"
     )
-    return Report(
+    return RecordFact(
         "stage-back", text, facts={"stage": stage, "epoch": base.epoch, "held": held.epoch}
     )
 
@@ -115,7 +115,7 @@ def stage_back(stage: int, base: Version, held: Version) -> Report:
 # ----------------------------------------------------------- the epoch
 
 
-def averaging_changed(rules: Rules, base: Version) -> Report:
+def averaging_changed(rules: Rules, base: Version) -> RecordFact:
     """The owner's change comes into force."""
     o, cell = rules.outer, rules.cell or "all replicas"
     every = f", {o.says}" if o.every else ""
@@ -123,14 +123,14 @@ def averaging_changed(rules: Rules, base: Version) -> Report:
         f"change {rules.revision} of the owner comes into force at epoch {base.epoch}: cells of "
         f"{cell}{every}"
     )
-    return Report(
+    return RecordFact(
         "averaging-changed", text, facts={"epoch": base.epoch, "revision": rules.revision}
     )
 
 
 def epoch_planned(
     plan: Plan, left_out: Sequence[int], cells: bool, paths: Mapping[str, Any]
-) -> Report:
+) -> RecordFact:
     """``cells``: there may be several of a stage; ``paths``: what the router says of them."""
     epoch, members, listeners = (
         plan.epoch,
@@ -163,20 +163,20 @@ def epoch_planned(
         groups = [m.group for m in plan.members] if plan.outer else []
         about |= {"cells": [m.cell for m in plan.members], "outer": plan.outer, "groups": groups}
     catching_up = f", {listeners} catching up" if listeners else ""
-    return Report("epoch-planned", text + catching_up, "debug", about)
+    return RecordFact("epoch-planned", text + catching_up, "debug", about)
 
 
-def round_repaired(stage: int, attempt: int, dead: int) -> Report:
+def round_repaired(stage: int, attempt: int, dead: int) -> RecordFact:
     """A round is tried again; ``dead``: members of the epoch that have died so far."""
     facts: dict[str, object] = {"stage": stage, "attempt": attempt, "dead": dead}
-    return Report(
+    return RecordFact(
         "round-repaired", f"stage {stage} averages again without the dead", "warning", facts
     )
 
 
 def epoch_committed(
-    a: Attempt, base: Version, epochs: int, loss: float, apart: Mapping[int, float], now: float
-) -> Report:
+    a: EpochAttempt, base: Version, epochs: int, loss: float, apart: Mapping[int, float], now: float
+) -> RecordFact:
     """The attempt has made ``base``. ``epochs``: of the run; ``apart``: how far the cells of a
     stage are from each other."""
     facts: dict[str, object] = {
@@ -196,37 +196,39 @@ def epoch_committed(
         "dead": len(a.dead),
         **({"apart": dict(apart)} if apart else {}),
     }
-    return Report(
+    return RecordFact(
         "epoch-committed", f"epoch {base.epoch}/{epochs} committed, loss {loss:.3f}", facts=facts
     )
 
 
-def stage_fell_back(held: Mapping[int, Version]) -> Report:
+def stage_fell_back(held: Mapping[int, Version]) -> RecordFact:
     """``held``: by stage the version that it goes on from, because no newer one of it is left."""
     what = ", ".join(f"stage {s} from epoch {v.epoch}" for s, v in held.items())
     text = (
         f"nobody has the newest parameters of every stage any more: {what} goes on, what it "
         "learned since is lost"
     )
-    return Report(
+    return RecordFact(
         "stage-fell-back", text, "error", {"stages": {str(s): v.epoch for s, v in held.items()}}
     )
 
 
-def epoch_abandoned(a: Attempt, why: str) -> Report:
+def epoch_abandoned(a: EpochAttempt, why: str) -> RecordFact:
     """Nothing of the attempt counts."""
     about: dict[str, object] = {
         "epoch": a.plan.epoch,
         "hash": a.plan.hash[:12],
         "micro_batches": len(a.plan.paths),
     }
-    return Report("epoch-abandoned", f"epoch {a.plan.epoch} starts again: {why}", "warning", about)
+    return RecordFact(
+        "epoch-abandoned", f"epoch {a.plan.epoch} starts again: {why}", "warning", about
+    )
 
 
-def digest_mismatch(peer: PeerId, stage: int) -> Report:
+def digest_mismatch(peer: PeerId, stage: int) -> RecordFact:
     """Equal digests inside a cell are an invariant."""
     text = f"peer {short(peer)} differs from its cell and catches up"
-    return Report("digest-mismatch", text, "error", {"peer": peer, "stage": stage})
+    return RecordFact("digest-mismatch", text, "error", {"peer": peer, "stage": stage})
 
 
 def disputed(stages: tuple[int, ...]) -> str:
@@ -235,7 +237,7 @@ def disputed(stages: tuple[int, ...]) -> str:
     return f"replicas of {where} made different parameters and nobody can say whose are right"
 
 
-def digests_disputed(stages: tuple[int, ...], again: bool) -> Report:
+def digests_disputed(stages: tuple[int, ...], again: bool) -> RecordFact:
     """A mismatch of which nobody knows the right side. ``again``: the epoch is done once more; else
     that did not help."""
     kind, text = (
@@ -243,15 +245,15 @@ def digests_disputed(stages: tuple[int, ...], again: bool) -> Report:
         if again
         else ("digests-disputed", ", again and again: one of each goes on")
     )
-    return Report(kind, disputed(stages) + text, "error", {"stages": list(stages)})
+    return RecordFact(kind, disputed(stages) + text, "error", {"stages": list(stages)})
 
 
-def evaluated(epoch: int, loss: float) -> Report:
+def evaluated(epoch: int, loss: float) -> RecordFact:
     """``loss``: nats per token on the held-out text."""
     text = f"held-out loss {loss:.3f} at epoch {epoch}"
-    return Report("evaluated", text, facts={"epoch": epoch, "loss_val": loss})
+    return RecordFact("evaluated", text, facts={"epoch": epoch, "loss_val": loss})
 
 
-def run_finished(epochs: int) -> Report:
+def run_finished(epochs: int) -> RecordFact:
     """The last version of the run is committed."""
-    return Report("run-finished", f"all {epochs} epochs are committed")
+    return RecordFact("run-finished", f"all {epochs} epochs are committed")

@@ -89,7 +89,7 @@ class Roster:
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
 
-    def hear(self, e: ev.Heard, now: float) -> Candidate | None:
+    def hear(self, e: ev.Heartbeat, now: float) -> Candidate | None:
         """Note a sign of life; what was known of the peer before, None for a stranger."""
         old, self._table = self.candidates.get(e.peer), None
         self._reach[e.peer] = frozenset(p for p, _ in e.costs.ways)

@@ -15,8 +15,8 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
 from node.scheduler.costs import Costs, believe, least
 from node.scheduler.proven import NoWay, complete, missing, reroute
-from node.scheduler.router import Job, Laid, Router
-from node.scheduler.throughput import Rate
+from node.scheduler.router import Laid, Router, SearchJob
+from node.scheduler.throughput import SecondsPerUnit
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 from node.training.protocol.cells import lay
@@ -45,7 +45,7 @@ class Routing:
         self._router, self._sizes, self._tensor = router, sizes, tensor
         self.laid: Laid | None = None
         self.costs = Costs()
-        self._rounds: tuple[frozenset[PeerId], Rate] | None = None
+        self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
         if router is not None and history is not None and history.paths:
             router.counted([p for p in history.paths if p.index not in dropped])
 
@@ -130,7 +130,7 @@ class Routing:
         long."""
         who = frozenset(m.peer for m in plan.members if m.current)
         if self._rounds is None or self._rounds[0] != who:
-            self._rounds = who, Rate(ROUNDS)
+            self._rounds = who, SecondsPerUnit(ROUNDS)
         if round_s > 0:
             self._rounds[1].observe(1.0, round_s)
         if self._router is not None:
@@ -144,9 +144,9 @@ class Routing:
         job = self._router.job(
             self.laid, believe(roster.measured(), ends, roster.doubts(), self._tensor)
         )
-        return [] if job is None else [ev.Search(job)]
+        return [] if job is None else [ev.SearchPaths(job)]
 
-    def searched(self, job: Job, routes: Sequence[tuple[int, ...]], makespan: float) -> None:
+    def searched(self, job: SearchJob, routes: Sequence[tuple[int, ...]], makespan: float) -> None:
         """A search has ended."""
         if self._router is not None:
             self._router.improved(job, tuple(tuple(r) for r in routes), makespan)

@@ -40,7 +40,7 @@ class Bounds:
             return f"{tokens} tokens in {epoch} epochs, and one counts at most {self.tokens}"
         return ""
 
-    def of_heard(self, e: ev.Heard) -> str:
+    def of_heard(self, e: ev.Heartbeat) -> str:
         """Why nobody can stand where this heartbeat says."""
         return self.of_history(e.at.epoch, e.tokens) or next(
             (why for v in e.reachable if (why := self.of_history(v.epoch, 0))), ""

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, Unit
+from node.core.journey import Plan, PlanMember, Unit
 from node.training.protocol.cells import ANY
 from node.training.protocol.meetings import speakers
 
@@ -84,7 +84,7 @@ def mass_after(plan: Plan, told: Mapping[Unit, Collection[int]]) -> dict[Unit, i
 
 def mass_of(
     before: Mapping[Unit, int],
-    members: Sequence[Member],
+    members: Sequence[PlanMember],
     parents: Mapping[Unit, int],
     home: Callable[[PeerId], int],
 ) -> dict[Unit, int]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.scheduler.costs import NOTHING, Measured
-from node.scheduler.router import Job
+from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
 
 # ------------------------------------------------------------ what the leader hears
 
 
 @dataclass(frozen=True)
-class Heard:
+class Heartbeat:
     """A peer says it is alive and where it stands: ``at`` is the version of its parameters,
     ``digest`` theirs, ``reachable`` what it can put in place instead, ``tokens`` what was counted
     in the history of ``at``. ``leaving``: plan without it; what it holds can still be had from it
@@ -81,7 +81,7 @@ class Unreachable:
 
 
 @dataclass(frozen=True)
-class Answered:
+class ProbeAnswered:
     """A probe of this peer was answered: it lives, whatever is not heard of it. ``ours`` False: it
     follows another leader."""
 
@@ -109,7 +109,7 @@ class Accused:
 
 
 @dataclass(frozen=True)
-class Result:
+class MicroBatchResult:
     """What became of one micro-batch; ``loss_sum`` in nats over ``tokens`` tokens."""
 
     index: int
@@ -119,18 +119,18 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Finished:
+class MicroBatchesReported:
     """An ends peer reports micro-batches of the plan with this hash."""
 
     peer: PeerId
     plan_hash: str
-    results: tuple[Result, ...]
+    results: tuple[MicroBatchResult, ...]
 
 
 @dataclass(frozen=True)
 class Committed:
     """A member holds every fresh part of its stage; ``digest`` names them, by ``sketch`` cells are
-    compared (empty: not told). ``arrived``: as in :class:`Heard`."""
+    compared (empty: not told). ``arrived``: as in :class:`Heartbeat`."""
 
     peer: PeerId
     plan_hash: str
@@ -167,13 +167,13 @@ class Evaluated:
 class Searched:
     """The search of a job has ended with these routes."""
 
-    job: Job
+    job: SearchJob
     routes: tuple[tuple[int, ...], ...]
     makespan: float
 
 
 @dataclass(frozen=True)
-class Tick:
+class ClockTick:
     """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses.
     ``known``: whom the leader has worked with. ``slack``: seconds by which the timers of this
     process ran late lately, so that what others said in time is heard late."""
@@ -233,7 +233,7 @@ class Recall:
 
 
 @dataclass(frozen=True)
-class Move:
+class RequestMove:
     """Ask a peer to host another stage; it may say no."""
 
     peer: PeerId
@@ -241,7 +241,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbePeer:
     """Find out whether this peer is alive; the answer comes back as Heard or Unreachable."""
 
     peer: PeerId
@@ -257,14 +257,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchPaths:
     """Look for better paths, somewhere where it holds up nobody, then say Searched."""
 
-    job: Job
+    job: SearchJob
 
 
 @dataclass(frozen=True)
-class Report:
+class RecordFact:
     """A fact for the record. ``kind`` is a stable word, ``text`` a sentence, ``facts`` its
     numbers."""
 
@@ -345,7 +345,7 @@ class Settle:
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginEpoch:
     """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start
     own micro-batches. ``behind``: where a listener stood until now, and the tokens counted in that
     history."""
@@ -356,7 +356,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Average:
+class StartRound:
     """Leave the pipeline phase and run this round."""
 
     plan: Plan
@@ -373,7 +373,7 @@ class CopyFrom:
 
 
 @dataclass(frozen=True)
-class Adopt:
+class AdoptParts:
     """Put the gathered parts in place as ``epoch``."""
 
     plan: Plan
@@ -399,7 +399,7 @@ class TellIncomplete:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class RefuseCaller:
     """Answer the caller with no, and why."""
 
     reason: str

@@ -13,7 +13,7 @@ from node.core.journey import Path, Version
 from node.scheduler.router import Router
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.meetings import Meetings
-from node.training.protocol.memory import Cursor, Past
+from node.training.protocol.memory import Cursor, PlanContext
 from node.training.protocol.rules import Read, Rules
 
 
@@ -54,7 +54,7 @@ class RunFacts:
     assign_paths: Callable[..., tuple[Path, ...]]
     sampler: Callable[[Cursor], Any]
     cursor: Callable[[Any], Cursor]
-    recall: Callable[[Version], Past | None] = lambda version: None
+    recall: Callable[[Version], PlanContext | None] = lambda version: None
     router: Callable[[], Router | None] = lambda: None
     probe_every_s: float = 0.0
     sizes: tuple[int, ...] = ()

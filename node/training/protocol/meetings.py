@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, Unit
+from node.core.journey import Plan, PlanMember, Unit
 
 if TYPE_CHECKING:
     from node.averaging.strategies.strategy import Meeting
@@ -125,7 +125,7 @@ class Meetings:
         return meeting
 
     def averagers(
-        self, stage: int, members: Sequence[Member], cells: Sequence[int], fragment: int = 0
+        self, stage: int, members: Sequence[PlanMember], cells: Sequence[int], fragment: int = 0
     ) -> dict[str, PeerId]:
         """Every part of a fragment to a current member of the group, about equal bytes each; only
         members of ``cells``, if there are any. Of pushes one member of each of these serves, and
@@ -146,7 +146,7 @@ class Meetings:
             found[name], load[peer] = peer, load[peer] + size
         return found
 
-    def _first(self, able: Sequence[Member]) -> list[PeerId]:
+    def _first(self, able: Sequence[PlanMember]) -> list[PeerId]:
         """One of each cell, by a hash of who it is; in order of the cells."""
         from node.averaging.strategies.strategy import rank
 

@@ -32,7 +32,7 @@ class SamplerPort(Protocol):
 
 
 @dataclass(frozen=True)
-class Past:
+class PlanContext:
     """What goes with a version: the sampler, who owned what, tokens counted until then; of each
     cell, what it has done since it last met others; the change to how cells average that was in
     force, and since when. ``mass``: of the cells, as it was before the round along edges
@@ -56,13 +56,13 @@ class Memory:
         self,
         sampler: Callable[[Cursor], Any],
         cursor: Callable[[Any], Cursor],
-        from_checkpoint: Callable[[Version], Past | None],
+        from_checkpoint: Callable[[Version], PlanContext | None],
         history: Plan | None,
         dropped: Sequence[int],
     ) -> None:
         self._sampler, self._cursor, self._from_checkpoint = sampler, cursor, from_checkpoint
         self.history, self._dropped = history, tuple(dropped)
-        self._next: tuple[Version, Past] | None = None
+        self._next: tuple[Version, PlanContext] | None = None
         self._asked: tuple[Version, float] | None = None
         self.forgotten: set[Version] = set()
 
@@ -85,7 +85,7 @@ class Memory:
             _after(self.cursor_after(plan, dropped), owners, tokens, plan, dropped),
         )
 
-    def past(self, base: Version, tokens: int, batch: int) -> Past | None:
+    def past(self, base: Version, tokens: int, batch: int) -> PlanContext | None:
         """What goes with ``base``; None when it is not known here. ``tokens`` is what others say
         was counted (-1: nobody says), ``batch`` the samples of an epoch, for the guess when nobody
         anywhere knows."""
@@ -93,7 +93,7 @@ class Memory:
             return self._next[1]
         h = self.history
         if h is not None and base == h.base:
-            return Past(
+            return PlanContext(
                 h.cursor, dict(h.owners), h.tokens, dict(h.worked), h.change, h.since, dict(h.mass)
             )
         if h is not None and base == makes(h, self._dropped):
@@ -105,10 +105,10 @@ class Memory:
                 self._dropped,
             )
         if base == GENESIS:
-            return Past((0, ()), {}, 0)
+            return PlanContext((0, ()), {}, 0)
         found = self._from_checkpoint(base)
         if found is None and base in self.forgotten:
-            return Past((base.epoch * batch, ()), {}, max(0, tokens))
+            return PlanContext((base.epoch * batch, ()), {}, max(0, tokens))
         return found
 
     def stood(self, version: Version) -> dict[int, Version]:
@@ -164,9 +164,9 @@ def makes(plan: Plan, dropped: Sequence[int]) -> Version:
 
 def _after(
     cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan, dropped: Sequence[int]
-) -> Past:
+) -> PlanContext:
     flowed = plan if plan.senders and plan.mass else None
-    return Past(
+    return PlanContext(
         cursor,
         owners,
         tokens,

@@ -9,7 +9,7 @@ from node.averaging.reducers.spread import Sketch, packed, unpacked
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
-from node.scheduler.costs import MOST_SLOTS, Measured, Way, code, decoded
+from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import MOST_TERM
 from node.training.protocol.memory import makes
@@ -73,7 +73,7 @@ def dead_note(a: ev.SendLost) -> pb.Note:
     )
 
 
-def finished_note(plan: Plan, results: tuple[ev.Result, ...]) -> pb.Note:
+def finished_note(plan: Plan, results: tuple[ev.MicroBatchResult, ...]) -> pb.Note:
     """ "These micro-batches are done.\""""
     rows = [
         pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens)
@@ -111,7 +111,7 @@ def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, incomplete=body)
 
 
-def ready_note(e: ev.Heard) -> pb.Note:
+def ready_note(e: ev.Heartbeat) -> pb.Note:
     """ "I am alive, and this is where I stand.\""""
     body = pb.ReadyNote(
         stage=e.stage,
@@ -156,7 +156,9 @@ def parse_costs(note: pb.CostNote) -> Measured:
         ways = tuple(
             (
                 PeerId(p),
-                Way(decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))),
+                LinkCost(
+                    decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))
+                ),
             )
             for p, number in sorted(note.ways.items())
         )
@@ -226,7 +228,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
         case "ready":
             r = note.ready
             reachable = tuple(parse_version(v) for v in r.reachable[:64])
-            return ev.Heard(
+            return ev.Heartbeat(
                 peer,
                 r.stage,
                 parse_version(r.at),
@@ -245,10 +247,12 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             )
         case "finished":
             rows = tuple(
-                ev.Result(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40))
+                ev.MicroBatchResult(
+                    r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40)
+                )
                 for r in note.finished.results
             )
-            return ev.Finished(peer, note.finished.plan_hash, rows)
+            return ev.MicroBatchesReported(peer, note.finished.plan_hash, rows)
         case "committed":
             c = note.committed
             return ev.Committed(

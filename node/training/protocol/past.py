@@ -24,7 +24,7 @@ ASK_S = 2.0
 """For one peer to tell what it remembers."""
 
 
-class Past:
+class VersionHistory:
     """``given_up_epochs`` and ``given_up_tokens``: committed here and undone because another
     history went on."""
 

@@ -77,7 +77,7 @@ def lands(plan: Plan, settings: OuterSettings) -> bool:
     )
 
 
-class Standing:
+class ChangeStatus:
     """Where one peer is with the owner's changes. ``known``: the newest it has heard of;
     ``in_force``: that of the newest plan it followed. A leader that has not shown that it knows as
     much is told with every heartbeat."""

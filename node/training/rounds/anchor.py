@@ -20,7 +20,7 @@ from torch import Tensor
 from node.averaging.exchange.request import RoundOutcome, Step
 from node.averaging.strategies.diloco import OuterState, mixed, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.fetch import Patience, fetch
+from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
@@ -28,7 +28,7 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.training.protocol.meetings import number
 from node.training.protocol.rules import LEVEL
-from node.training.rounds.owed import Owed
+from node.training.rounds.owed import ErrorFeedback
 from node.training.rounds.serving import Serving
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
@@ -38,7 +38,7 @@ MOMENTUM = "#momentum"
 SAVED = "#outer"
 """A part's anchor and outer momentum in a checkpoint, and what is owed of it, behind the part's
 name."""
-PATIENCE = Patience(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
+PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 WAIT_SHARE = 0.3
 """An outer round waits for an anchor on its way for so much of its deadline."""
 
@@ -61,7 +61,7 @@ class Anchor:
         self.settings = self.ahead = settings
         self._epochs = epochs
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
-        self.owed = Owed(settings.codec)
+        self.owed = ErrorFeedback(settings.codec)
         self.serving: Serving[Tensor] = Serving()
         self.carried = frozenset(stage.parameters())
         """The parts that the round at hand carries."""
@@ -79,7 +79,7 @@ class Anchor:
         if level:
             self.serving.forget()
         if level or settings.codec != self.owed.codec:
-            self.owed = Owed(settings.codec)
+            self.owed = ErrorFeedback(settings.codec)
         self.settings, self.ahead = LEVEL if level else settings, settings
         if level:
             self._stop()
@@ -238,7 +238,7 @@ class Anchor:
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
         self.state, self._before, self._moved = None, None, False
-        self.owed, self.history = Owed(self.ahead.codec), object()
+        self.owed, self.history = ErrorFeedback(self.ahead.codec), object()
         self.serving.forget()
         self._stop()
 

@@ -10,7 +10,7 @@ from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Unit
 from node.optim.ownership import ownership_hash
-from node.optim.parts import Part, parts_of
+from node.optim.parts import ParameterPart, parts_of
 from node.optim.settings import OptimSettings
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import pieces
@@ -29,7 +29,7 @@ class Rounds:
         engines: Engines,
         optimizer: OptimSettings,
         me: PeerId,
-        parts: Sequence[Part] | None = None,
+        parts: Sequence[ParameterPart] | None = None,
     ) -> None:
         """``parts``: what can be owned of the stage; None: each parameter."""
         self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from node.averaging.exchange.request import Part, RoundOutcome, RoundRequest
+from node.averaging.exchange.request import PartOrigin, RoundOutcome, RoundRequest
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.state import StateSnapshot
 from node.core.ids import PeerId, RoundId
@@ -33,7 +33,7 @@ from node.training.rounds.anchor import MOMENTUM, Anchor
 from node.training.rounds.common import Rounds
 from node.training.rounds.edge import along
 from node.training.rounds.push import pushing
-from node.training.rounds.sending import Sending
+from node.training.rounds.sending import InFlightFragment
 from node.training.state.engines import Engines
 from node.training.state.handover import Handover
 
@@ -74,7 +74,7 @@ class OuterRound:
             me,
         )
         self._tasks = tasks
-        self._sending: Sending | None = None
+        self._sending: InFlightFragment | None = None
         self._lands = False
         self.news = OuterNews()
         self.arrived: tuple[int, ...] = ()
@@ -110,7 +110,7 @@ class OuterRound:
 
     def _send(self, met: Plan, settings: OuterSettings) -> None:
         anchor, rounds = self._anchor, self._rounds
-        self._sending = Sending(
+        self._sending = InFlightFragment(
             met, anchor.in_place(rounds.carried(met.fragment, settings.fragments)), anchor.history
         )
         self._sending.exchange = self._tasks.spawn(self._exchange(self._sending), "sending")
@@ -121,7 +121,7 @@ class OuterRound:
             self._sending.stop()
         self._sending = self._rounds.under_way = None
 
-    async def _exchange(self, sent: Sending) -> RoundOutcome | None:
+    async def _exchange(self, sent: InFlightFragment) -> RoundOutcome | None:
         """Carry a fragment between cells while the epochs go on; None when it cannot be."""
         met, anchor, rounds = sent.meeting, self._anchor, self._rounds
         r = ev.RoundArrived(
@@ -252,7 +252,7 @@ class OuterRound:
         if given is None:
             return None
         self._anchor.owed.begin(plan.hash)
-        parts = {name: Part(self._me, 1, tuple(speaking)) for name in given}
+        parts = {name: PartOrigin(self._me, 1, tuple(speaking)) for name in given}
         return RoundOutcome(given, 1, speaking, {}, 0, 0.0, parts=parts)
 
     def _mates(self, plan: Plan) -> frozenset[PeerId]:

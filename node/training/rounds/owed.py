@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from node.averaging.coding.codecs import settle
-from node.averaging.exchange.request import Part
+from node.averaging.exchange.request import PartOrigin
 from node.core.ids import PeerId
 
 Named = Mapping[str, Tensor]
@@ -28,7 +28,7 @@ WORDS, MEANS, LATE = "words", "means", "late"
 """What is owed of a part, in a checkpoint."""
 
 
-class Owed:
+class ErrorFeedback:
     """``words``: lost when this peer spoke; ``means``: lost when it averaged; ``late``: what its
     cell has moved by in the last round that carried the part and was closed without it, for the
     next one to take. fp32 on the CPU, by part, nothing where nothing was."""
@@ -88,7 +88,7 @@ class Owed:
     @torch.no_grad()
     def ended(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, PartOrigin],
         fresh: Named,
         me: PeerId,
         refused: bool = False,

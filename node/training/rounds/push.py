@@ -14,7 +14,7 @@ from torch import Tensor
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.strategies.diloco import pushed
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan
+from node.core.journey import Plan, PlanMember
 from node.training.rounds.anchor import Anchor
 from node.training.state.engines import Engines
 
@@ -22,7 +22,7 @@ from node.training.state.engines import Engines
 def pushing(
     base: RoundRequest,
     plan: Plan,
-    members: Sequence[Member],
+    members: Sequence[PlanMember],
     heard: Mapping[str, Tensor],
     anchor: Anchor,
     engines: Engines,

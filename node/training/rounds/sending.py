@@ -22,7 +22,7 @@ from node.training.protocol.meetings import LANDS_WITHIN
 
 
 @dataclass
-class Sending:
+class InFlightFragment:
     """``meeting``: the outer round, as if the plan that sends it were its plan. ``local``:
     parameters of the fragment at that plan's version. ``history``: of the parameters in place then,
     by identity."""

@@ -15,7 +15,7 @@ from node.optim.owner import Owner
 from node.pipeline.service import Pipeline
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.state.meter import Meter
+from node.training.state.meter import PipelineMeter
 from node.training.state.text import Text
 from node.transport.port import TransportPort
 
@@ -33,7 +33,7 @@ class Engines:
     heavy: Executor
     journal: Journal
     metrics: Metrics
-    meter: Meter
+    meter: PipelineMeter
     text: Text | None = None
     outer: CellRound | None = None
 

@@ -19,7 +19,7 @@ from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
-from node.optim.spare import Spares, Trail, wards
+from node.optim.spare import Spares, VersionTrail, wards
 from node.training.state.engines import Engines
 from node.training.state.parts import Parts, by_part
 from node.training.state.stage import StageState
@@ -41,7 +41,7 @@ class Handover:
     ) -> None:
         self.stage, self.engines, self.me = stage, engines, me
         self._every, self._tasks = buddy_every, tasks
-        self.spares, self._trail = Spares(), Trail()
+        self.spares, self._trail = Spares(), VersionTrail()
         self._parts = Parts(stage, engines, optimizer)
         self.taking = TakeOver(
             self._parts, engines, self.spares, self._trail, stage.stage, me, tasks

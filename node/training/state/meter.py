@@ -10,9 +10,9 @@ from typing import Any
 from node.core.clock import Clock, SystemClock
 from node.core.ids import PeerId
 from node.pipeline.delivery import Trouble
-from node.pipeline.timing import Average
+from node.pipeline.timing import RunningAverage
 from node.scheduler.costs import STEADY
-from node.scheduler.throughput import Rate
+from node.scheduler.throughput import SecondsPerUnit
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 
@@ -21,7 +21,7 @@ ACCUSING = (Trouble.FAILED.value,)
 """Kinds of trouble on a hop that may mean the peer is dead."""
 
 
-class Meter:
+class PipelineMeter:
     """The pipeline's telemetry port. ``accuse(peer, reason)`` is told of peers that did not
     answer."""
 
@@ -33,8 +33,8 @@ class Meter:
         self.compute_s = 0.0
         self.micro_batches = 0
         self.last_work = self._clock.now()
-        self._rate, self._tokens = Rate(), Rate()
-        self._steps = Average()
+        self._rate, self._tokens = SecondsPerUnit(), SecondsPerUnit()
+        self._steps = RunningAverage()
         self._stepping = (-1, 0.0, 0.0)
         """The epoch whose steps are made, their operations and seconds so far."""
         self.product_s = 0.0

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import grpc.aio
 from torch import Tensor
 
-from node.checkpoint.fetch import Patience, fetch
+from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.state import NoDonor, StateKind, StateSnapshot
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -29,7 +29,7 @@ SEARCH_S = 2.0
 """For a member of the cell to say what it keeps."""
 BATCH = 32 << 20
 """Bytes of parts fetched together: a donor that dies takes only what was under way with it."""
-PATIENCE = Patience(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
+PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 
 States = dict[str, dict[str, Tensor]]
 """Part to its state by name."""

@@ -15,17 +15,17 @@ from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
 from node.core.tasks import Tasks
-from node.optim.spare import Spare
+from node.optim.spare import StateReplica
 from node.telemetry.events import Journal
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.cells import ANY
-from node.training.protocol.memory import Past
+from node.training.protocol.memory import PlanContext
 
 TOLD = 3
 """Checkpoints that cannot be used are named in the status up to so many, the others are counted."""
 
 
-class Shelf:
+class LocalCheckpoints:
     """One at a time is written, and a disk that is full stops nobody: once it has room again, the
     next epoch is written."""
 
@@ -105,7 +105,7 @@ class Shelf:
         )
         return tuple(Version(e, line) for e, meta in found if (line := _lineage(meta)) is not None)
 
-    def recall(self, version: Version) -> Past | None:
+    def recall(self, version: Version) -> PlanContext | None:
         """Cursor of the sampler, owners and tokens as the checkpoint of ``version`` has them; None
         without one."""
         meta = self._said().get(version.epoch, {})
@@ -118,7 +118,7 @@ class Shelf:
                 (int(stage), int(cell)): max(0, int(count))
                 for stage, cell, count in meta.get("worked", ())
             }
-            return Past(
+            return PlanContext(
                 at,
                 {str(k): PeerId(v) for k, v in owners.items()},
                 self.tokens(version.epoch, meta),
@@ -175,7 +175,7 @@ class Shelf:
         plan: Plan | None,
         parameters: Mapping[str, Tensor],
         optimizer: Mapping[str, Mapping[str, Tensor]],
-        copies: Mapping[str, Spare],
+        copies: Mapping[str, StateReplica],
         cell: int = 0,
         colleagues: Collection[PeerId] = (),
     ) -> None:

@@ -19,7 +19,7 @@ from node.core.errors import PeerFault, StepFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, in_cell, of_cell
 from node.core.tasks import Tasks
-from node.optim.spare import Spare, Spares, Trail
+from node.optim.spare import Spares, StateReplica, VersionTrail
 from node.training.state.engines import Engines
 from node.training.state.parts import Parts
 
@@ -72,7 +72,7 @@ class TakeOver:
         parts: Parts,
         engines: Engines,
         spares: Spares,
-        trail: Trail,
+        trail: VersionTrail,
         stage: int,
         me: PeerId,
         tasks: Tasks,
@@ -178,7 +178,9 @@ class TakeOver:
                     peer=donor,
                 )
                 break
-            came += await self._load(arrival, donor, {n: Spare(base, s) for n, s in got.items()})
+            came += await self._load(
+                arrival, donor, {n: StateReplica(base, s) for n, s in got.items()}
+            )
         if came:
             text = f"took over the optimizer state of {came} parts from {short(donor)}"
             self._engines.journal.emit(
@@ -239,13 +241,15 @@ class TakeOver:
                 )
                 break
             loaded += await self._load(
-                arrival, holder, {n: Spare(version, s) for n, s in got.items()}
+                arrival, holder, {n: StateReplica(version, s) for n, s in got.items()}
             )
         return loaded
 
     # ----------------------------------------------------------- putting it in place
 
-    async def _load(self, arrival: Arrival, donor: PeerId, copies: Mapping[str, Spare]) -> int:
+    async def _load(
+        self, arrival: Arrival, donor: PeerId, copies: Mapping[str, StateReplica]
+    ) -> int:
         """Put state in place unless its step has begun; how many parts."""
         done, wrong = await asyncio.to_thread(self._put, arrival, copies)
         if wrong:
@@ -256,7 +260,9 @@ class TakeOver:
                 )
         return done
 
-    def _put(self, arrival: Arrival, copies: Mapping[str, Spare]) -> tuple[int, dict[str, str]]:
+    def _put(
+        self, arrival: Arrival, copies: Mapping[str, StateReplica]
+    ) -> tuple[int, dict[str, str]]:
         done, wrong = 0, {}
         for name, copy in copies.items():
             with arrival.lock:
@@ -269,7 +275,7 @@ class TakeOver:
                 done += 1
         return done, wrong
 
-    def _place(self, name: str, copy: Spare) -> str:
+    def _place(self, name: str, copy: StateReplica) -> str:
         """Why not; empty when it is in place."""
         try:
             self._engines.owner.load_state(

@@ -20,12 +20,12 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.patience import Patience
 from node.core.tasks import Tasks
-from node.reach.ladder import Attempt, Climb, Rung
+from node.reach.ladder import Climb, ClimbAttempt, Rung
 from node.transport.channels import LabelledChannel
 from node.transport.doorman import TOKEN_KEY
 from node.transport.frames import Streams
 from node.transport.handshake import Acquaintance
-from node.transport.metering import Meter
+from node.transport.metering import ByteMeter
 from node.transport.settings import TransportSettings
 from node.transport.ways.tunnel import Tunnel
 
@@ -48,7 +48,7 @@ READY, FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIE
 
 
 @dataclass(eq=False)
-class Line:
+class Connection:
     """A working channel to a peer. ``via``: the relay it goes through, "" for none; ``since`` Unix
     seconds."""
 
@@ -89,7 +89,7 @@ class Lines:
         tasks: Tasks,
         punch: bool = False,
         patience: Patience | None = None,
-        meter: Meter | None = None,
+        meter: ByteMeter | None = None,
         carried: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._patience = patience or Patience()
@@ -105,19 +105,19 @@ class Lines:
         self.greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]] = _no_relay
         self.how: Callable[[PeerId], str] = lambda peer: "tunnel"
         """The path of a tunnel through the libp2p connection to a peer; "" where there is none."""
-        self._lines: dict[PeerId, Line] = {}
-        self._dialling: dict[PeerId, asyncio.Task[Line | PeerFault]] = {}
+        self._lines: dict[PeerId, Connection] = {}
+        self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
         self._lost: dict[PeerId, float] = {}
         self._tried: dict[PeerId, Tried] = {}
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
         self.on_up: list[Callable[[PeerId], None]] = []
 
-    def line(self, peer: PeerId) -> Line | None:
+    def line(self, peer: PeerId) -> Connection | None:
         """The line there is now."""
         return self._lines.get(peer)
 
-    def all(self) -> dict[PeerId, Line]:
+    def all(self) -> dict[PeerId, Connection]:
         """Every line there is now."""
         return dict(self._lines)
 
@@ -126,7 +126,7 @@ class Lines:
         known = self._tried.get(peer)
         return dict(known.outcome) if known else {}
 
-    async def get(self, peer: PeerId) -> Line:
+    async def get(self, peer: PeerId) -> Connection:
         """The line to ``peer``, dialled once however many ask at the same time. Raises
         PeerFault."""
         line = self._lines.get(peer)
@@ -153,7 +153,7 @@ class Lines:
             raise PeerFault(made.peer, made.reason, made.weight) from made
         return made
 
-    def forget(self, peer: PeerId, line: Line | None = None) -> bool:
+    def forget(self, peer: PeerId, line: Connection | None = None) -> bool:
         """Drop the peer's line, or only ``line`` if that is still the one. The next ``get`` dials
         anew."""
         current = self._lines.get(peer)
@@ -179,7 +179,7 @@ class Lines:
 
     # ----------------------------------------------------------- the first line
 
-    async def _dial(self, peer: PeerId) -> Line | PeerFault:
+    async def _dial(self, peer: PeerId) -> Connection | PeerFault:
         began = time.monotonic()
         lost = began - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
         patience = self._patience.within(("dial", peer), REDIAL_S, began)
@@ -195,20 +195,22 @@ class Lines:
         self._take(peer, line)
         return line
 
-    async def _first(self, peer: PeerId) -> Line:
+    async def _first(self, peer: PeerId) -> Connection:
         """The first of all ways that works: libp2p, then each relay of the peer a moment later."""
-        ways: list[tuple[str, Coroutine[Any, Any, Line]]] = [("libp2p", self._over_libp2p(peer))]
+        ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = [
+            ("libp2p", self._over_libp2p(peer))
+        ]
         for relay in self.relays.of(peer) if self.relays is not None else ():
             ways.append((f"relay {short(relay)}", self._through(peer, relay)))
         return await self._race(peer, ways)
 
     async def _race(
-        self, peer: PeerId, ways: Sequence[tuple[str, Coroutine[Any, Any, Line]]]
-    ) -> Line:
+        self, peer: PeerId, ways: Sequence[tuple[str, Coroutine[Any, Any, Connection]]]
+    ) -> Connection:
         """Start each way ``HEAD_START_S`` after the one before, or when that has failed; the first
         line wins. Raises PeerFault."""
         reasons: dict[str, PeerFault] = {}
-        waiting, running = list(ways), dict[asyncio.Task[Line | PeerFault], str]()
+        waiting, running = list(ways), dict[asyncio.Task[Connection | PeerFault], str]()
         try:
             while waiting or running:
                 if waiting:
@@ -219,7 +221,7 @@ class Lines:
                     timeout=HEAD_START_S if waiting else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                won: Line | None = None
+                won: Connection | None = None
                 for one in done:
                     name, made = running.pop(one), one.result()
                     self._of(peer).outcome[name] = (
@@ -248,24 +250,24 @@ class Lines:
             max(e.weight for e in reasons.values()),
         )
 
-    def _discard(self, late: asyncio.Task[Line | PeerFault]) -> None:
+    def _discard(self, late: asyncio.Task[Connection | PeerFault]) -> None:
         """A way that worked after another one had: nobody wants it."""
-        if not late.cancelled() and isinstance(made := late.result(), Line):
+        if not late.cancelled() and isinstance(made := late.result(), Connection):
             self._tasks.spawn(_end(made), "discard")
 
-    async def _over_libp2p(self, peer: PeerId) -> Line:
+    async def _over_libp2p(self, peer: PeerId) -> Connection:
         met = await self._greet(peer)
         # It lives. If it is the wire to its address that died, that takes a while to find out, and
         # the tunnel is left.
-        ways: list[tuple[str, Coroutine[Any, Any, Line]]] = (
+        ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = (
             [("tcp", self._direct(met))] if met.targets else []
         )
         return await self._race(peer, [*ways, ("tunnel", self._tunnelled(met))])
 
-    async def _through(self, peer: PeerId, relay: PeerId) -> Line:
+    async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
         return await self._tunnelled(await self.greet_through(peer, relay), relay)
 
-    def _take(self, peer: PeerId, line: Line) -> None:
+    def _take(self, peer: PeerId, line: Connection) -> None:
         """This is the peer's line from now on; one there was goes on with the calls it has."""
         old = self._lines.get(peer)
         self._lines[peer] = line
@@ -331,24 +333,24 @@ class Lines:
     async def _better(
         self,
         peer: PeerId,
-        line: Line,
-        attempt: Attempt,
+        line: Connection,
+        attempt: ClimbAttempt,
         punch: Callable[[PeerId], Awaitable[None]],
         connect: Callable[[PeerId], Awaitable[None]],
     ) -> None:
         known = self._of(peer)
         name = {
-            Attempt.DIAL: "tcp",
-            Attempt.CONNECT: "libp2p",
-            Attempt.PUNCH: "punch",
-            Attempt.TUNNEL: "tunnel",
+            ClimbAttempt.DIAL: "tcp",
+            ClimbAttempt.CONNECT: "libp2p",
+            ClimbAttempt.PUNCH: "punch",
+            ClimbAttempt.TUNNEL: "tunnel",
         }[attempt]
         made, why = None, ""
         try:
             async with asyncio.timeout(4 * self._dial_s(peer)):
-                if attempt is Attempt.PUNCH:
+                if attempt is ClimbAttempt.PUNCH:
                     await punch(peer)
-                elif attempt is Attempt.CONNECT:
+                elif attempt is ClimbAttempt.CONNECT:
                     await connect(peer)
                 # Its addresses, or it itself, may be others than when it was met.
                 met = await (
@@ -357,7 +359,7 @@ class Lines:
                     else self._greet(peer)
                 )
                 made = await (
-                    self._direct(met) if attempt is Attempt.DIAL else self._tunnelled(met)
+                    self._direct(met) if attempt is ClimbAttempt.DIAL else self._tunnelled(met)
                 )
         except PeerFault as e:
             why = e.reason
@@ -373,8 +375,8 @@ class Lines:
             return
         self._take(peer, made)
 
-    def _only_relayed(self, line: Line, attempt: Attempt) -> bool:
-        return attempt is Attempt.DIAL and bool(line.via) and not self.how(line.met.peer)
+    def _only_relayed(self, line: Connection, attempt: ClimbAttempt) -> bool:
+        return attempt is ClimbAttempt.DIAL and bool(line.via) and not self.how(line.met.peer)
 
     def _of(self, peer: PeerId) -> Tried:
         known = self._tried.get(peer)
@@ -384,7 +386,7 @@ class Lines:
 
     # ----------------------------------------------------------- channels
 
-    async def _direct(self, met: Acquaintance) -> Line:
+    async def _direct(self, met: Acquaintance) -> Connection:
         """TCP to the first of its addresses that answers. Raises PeerFault."""
         patience = self._dial_s(met.peer)
 
@@ -417,11 +419,11 @@ class Lines:
                 met.peer, f"none of its {len(met.targets)} addresses answers in {patience:.3g} s"
             )
         target, channel = won
-        return Line(
+        return Connection(
             met, Rung.MAPPED if target in met.mapped else Rung.DIRECT, channel, None, time.time()
         )
 
-    async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Line:
+    async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Connection:
         timeout = 2 * self._dial_s(met.peer)
         streams = self._streams
         if relay is not None and self.relays is not None:
@@ -445,7 +447,7 @@ class Lines:
             rung = (
                 Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
             )
-            return Line(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
+            return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
         raise PeerFault(met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s")
 
     def _dial_s(self, peer: PeerId) -> float:
@@ -502,7 +504,7 @@ class Lines:
         except TimeoutError:
             return False
 
-    async def _watch(self, line: Line) -> None:
+    async def _watch(self, line: Connection) -> None:
         """Forget the line as soon as its connection breaks, so that the next call dials instead of
         waiting in backoff."""
         peer = line.met.peer
@@ -533,7 +535,7 @@ class Lines:
         if line is not None and line.channel is channel:
             self.forget(peer, line)
 
-    async def _retire(self, line: Line) -> None:
+    async def _retire(self, line: Connection) -> None:
         try:
             await asyncio.sleep(RETIRE_S)
             await line.channel.close(FINISH_S)
@@ -548,7 +550,7 @@ async def _no_relay(peer: PeerId, relay: PeerId) -> Acquaintance:
     raise PeerFault(peer, "no relay is used here")
 
 
-async def _caught(way: Coroutine[Any, Any, Line]) -> Line | PeerFault:
+async def _caught(way: Coroutine[Any, Any, Connection]) -> Connection | PeerFault:
     """A fault is an outcome here, not a task that failed."""
     try:
         return await way
@@ -556,7 +558,7 @@ async def _caught(way: Coroutine[Any, Any, Line]) -> Line | PeerFault:
         return e
 
 
-async def _end(line: Line) -> None:
+async def _end(line: Connection) -> None:
     with contextlib.suppress(grpc.aio.UsageError):
         await line.channel.close()
     if line.tunnel is not None:

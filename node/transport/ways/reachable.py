@@ -20,7 +20,7 @@ from node.core.tasks import Tasks
 from node.reach.interfaces import is_loopback, own_addresses
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
-from node.reach.standing import Reach, Report, Standing
+from node.reach.standing import Reach, ReachReport, Standing
 from node.transport.addresses import host_of, join_host, multiaddr, part_of
 from node.transport.limits import PEERS_KEPT
 from node.transport.p2p import P2pDaemon
@@ -328,7 +328,7 @@ class Reachable:
         if host and scope(host) <= Scope.PRIVATE:
             before = self.seen()
             seen = int(port) if port.isdigit() else 0
-            self._reach.reported(Report(peer, host, seen, found, far, time.monotonic()))
+            self._reach.reported(ReachReport(peer, host, seen, found, far, time.monotonic()))
             if self.seen() != before:
                 self.changed()
 
