@@ -100,8 +100,8 @@ class Table:
             await transport.start()
 
     async def close(self) -> None:
-        for room in self.rounds.values():
-            await room.close()
+        for service in self.rounds.values():
+            await service.close()
         await self.net.close()
 
     async def play(

@@ -30,7 +30,7 @@ from node.optim.owner import Owner
 from node.optim.ownership import assign, makespan
 from node.optim.parts import parts_of, state_shapes
 from node.optim.settings import OptimSettings
-from node.optim.spare import Spares, buddy
+from node.optim.state_replica import Spares, buddy
 from node.wire.tensors import TensorReader, chunks, encode, head_of
 
 METHODS = ("muon", "shampoo", "soap", "adamw")

@@ -1,2 +1,2 @@
-"""tutti: the training daemon. One package, one room a sub-package; see docs/architecture.md for the
+"""tutti: the training daemon. One sub-package for each subject; see docs/architecture.md for the
 floors."""

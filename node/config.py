@@ -2,7 +2,7 @@
 environment.
 
 No manifest can change them. Precedence: flags, then ``TUTTI_*``, then ``--config``, then the user's
-``config.toml``, then the defaults written in each room's ``settings.py``.
+``config.toml``, then the defaults written in each package's ``settings.py``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ NODE_RULES: dict[str, FieldRule] = {
     "limits.stash_bytes": FieldRule(1 << 16, 1 << 50),
     "limits.in_flight": FieldRule(1, 10000),
 }
-ROOMS: dict[str, type] = {
+SECTIONS: dict[str, type] = {
     "transport": TransportSettings,
     "reach": ReachSettings,
     "directory": DirectorySettings,
@@ -142,7 +142,7 @@ transport.host."""
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The knobs of one peer that belong to no room."""
+    """The knobs of one peer that belong to no package."""
 
     name: str = ""
     """Human name; empty: derived from the identity."""
@@ -233,23 +233,27 @@ class NodeConfig:
         moved_to, port = _moved(env.get(MOVED, ""))
         if port:
             merged["transport.p2p_port"] = (port, MOVED)
-        tables: dict[str, dict[str, Any]] = {"": {}, **{room: {} for room in ROOMS}}
+        tables: dict[str, dict[str, Any]] = {"": {}, **{section: {} for section in SECTIONS}}
         for name, (value, source) in merged.items():
-            room, _, key = name.rpartition(".")
+            section, _, key = name.rpartition(".")
             rule = NODE_RULES.get(name)
             if rule is _RATE and isinstance(value, str):
                 value = rate_of(value) or value
-            tables[room][key] = check(name, value, KNOWN[name], rule, source=source)
-            if name in _CAPS and 0 < tables[room][key] < LEAST_CAP:
+            tables[section][key] = check(name, value, KNOWN[name], rule, source=source)
+            if name in _CAPS and 0 < tables[section][key] < LEAST_CAP:
                 raise UsageFault(
                     f"{name} = {show(value)}  ({source})",
-                    f"that is {tables[room][key]:g} bytes a second, too little to take part; "
+                    f"that is {tables[section][key]:g} bytes a second, too little to take part; "
                     f"allowed: {LEAST_CAP} or more, 0 for no cap",
                 )
-        rooms = {room: kind(**tables[room]) for room, kind in ROOMS.items()}
+        sections = {section: kind(**tables[section]) for section, kind in SECTIONS.items()}
         sources = {name: source for name, (_, source) in merged.items()}
         return cls(
-            home=home, node=NodeSettings(**tables[""]), sources=sources, moved_to=moved_to, **rooms
+            home=home,
+            node=NodeSettings(**tables[""]),
+            sources=sources,
+            moved_to=moved_to,
+            **sections,
         )
 
     @property
@@ -592,8 +596,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _known() -> dict[str, Any]:
     known: dict[str, Any] = dict(typing.get_type_hints(NodeSettings))
-    for room, kind in ROOMS.items():
-        known.update({f"{room}.{key}": hint for key, hint in typing.get_type_hints(kind).items()})
+    for section, kind in SECTIONS.items():
+        known.update(
+            {f"{section}.{key}": hint for key, hint in typing.get_type_hints(kind).items()}
+        )
     return known
 
 
@@ -647,11 +653,11 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
     for key, value in table.items():
         entries = (
             {f"{key}.{k}": v for k, v in value.items()}
-            if key in ROOMS and isinstance(value, dict)
+            if key in SECTIONS and isinstance(value, dict)
             else {key: value}
         )
         for name, entry in entries.items():
             if name not in KNOWN:
-                raise unknown(name, [*KNOWN, *ROOMS], str(path))
+                raise unknown(name, [*KNOWN, *SECTIONS], str(path))
             found[name] = (entry, str(path))
     return found

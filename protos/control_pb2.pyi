@@ -351,20 +351,20 @@ class EventsRequest(_message.Message):
     def __init__(self, follow: _Optional[bool] = ..., last: _Optional[int] = ..., level: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("at", "level", "room", "kind", "text", "fields")
+    __slots__ = ("at", "level", "component", "kind", "text", "fields")
     AT_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
-    ROOM_FIELD_NUMBER: _ClassVar[int]
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     at: float
     level: str
-    room: str
+    component: str
     kind: str
     text: str
     fields: str
-    def __init__(self, at: _Optional[float] = ..., level: _Optional[str] = ..., room: _Optional[str] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[str] = ...) -> None: ...
+    def __init__(self, at: _Optional[float] = ..., level: _Optional[str] = ..., component: _Optional[str] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_s",)

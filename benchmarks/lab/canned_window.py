@@ -88,7 +88,7 @@ class CannedWindow:
         yield Event(
             at=1.0,
             level="info",
-            room="checkpoint",
+            component="checkpoint",
             kind="export-progress",
             text="stage 1 of 3 fetched",
             fields="{}",
@@ -96,7 +96,7 @@ class CannedWindow:
         yield Event(
             at=2.0,
             level="info",
-            room="checkpoint",
+            component="checkpoint",
             kind="exported",
             text=f"written to {directory}",
             fields="{}",

@@ -187,8 +187,10 @@ class Internet:
         config.write_text(
             f"ext_ifname=wan\next_ip={place.public}\nlistening_ip=lan\n"
             f"enable_upnp={'yes' if 'upnp' in ways else 'no'}\n"
-            f"enable_natpmp={pmp}\nsecure_mode=yes\nlease_file={folder}/leases\nuuid=00000000-0000-0000-0000-000000000001\n"
-            "upnp_table_name=upnp\nupnp_nat_table_name=upnp\nupnp_forward_chain=through\nupnp_nat_chain=enter\n"
+            f"enable_natpmp={pmp}\nsecure_mode=yes\nlease_file={folder}/leases\n"
+            "uuid=00000000-0000-0000-0000-000000000001\n"
+            "upnp_table_name=upnp\nupnp_nat_table_name=upnp\n"
+            "upnp_forward_chain=through\nupnp_nat_chain=enter\n"
             f"upnp_nat_postrouting_chain=leave\nallow 1024-65535 {inside}.0/24 1024-65535\ndeny "
             "0-65535 0.0.0.0/0 0-65535\n"
         )

@@ -9,8 +9,8 @@ from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
 from node.dht.author import Author
-from node.dht.board import Admit, RecordStore
 from node.dht.record import PeerBody, PeerEntry
+from node.dht.record_store import Admit, RecordStore
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
 
@@ -41,14 +41,14 @@ class MemoryDirectory:
     ) -> None:
         self.me = identity.peer_id
         self._clock, self._wall = clock, wall
-        self._board = RecordStore(run_id, settings, self.me, admit)
+        self._record_store = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
         self._published = self._closed = False
 
     @property
     def refused(self) -> int:
         """Records refused since the start that no honest peer would have passed on."""
-        return self._board.refused
+        return self._record_store.refused
 
     @property
     def neighbours(self) -> int:
@@ -70,19 +70,19 @@ class MemoryDirectory:
         now = self._clock.wall()
         if not self._wall.down and not self._closed:
             for (key, writer), (raw, expires) in list(self._wall.pinned.items()):
-                if key == self._board.key and expires > now:
+                if key == self._record_store.key and expires > now:
                     with contextlib.suppress(WireError):
-                        self._board.offer(writer, raw, expires, now)
-        return self._board.entries(now)
+                        self._record_store.offer(writer, raw, expires, now)
+        return self._record_store.entries(now)
 
     async def close(self) -> None:
         self._closed = True
 
     def _post(self, packed: bytes, times: float = 1.0) -> bool:
         now = self._clock.wall()
-        raw, expires = self._author.seal(packed, now, self._board.newest(self.me), times)
-        self._board.offer(self.me, raw, expires, now)
+        raw, expires = self._author.seal(packed, now, self._record_store.newest(self.me), times)
+        self._record_store.offer(self.me, raw, expires, now)
         if self._wall.down or self._closed:
             return False
-        self._wall.pinned[self._board.key, str(self.me)] = raw, expires
+        self._wall.pinned[self._record_store.key, str(self.me)] = raw, expires
         return True

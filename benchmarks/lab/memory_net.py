@@ -102,7 +102,7 @@ class MemoryTransport:
     def server(self) -> grpc.aio.Server:
         if self._server is None:  # made late: gRPC wants the loop that will run it
             self._server = grpc.aio.server(
-                interceptors=[_Doorman(self._net, self.peer_id)], options=_OPTIONS
+                interceptors=[_Auth(self._net, self.peer_id)], options=_OPTIONS
             )
         return self._server
 
@@ -183,7 +183,7 @@ class MemoryTransport:
         return time.monotonic() - began
 
 
-class _Doorman(grpc.aio.ServerInterceptor):
+class _Auth(grpc.aio.ServerInterceptor):
     """Makes the faults of a net true on the side of the called."""
 
     def __init__(self, net: MemoryNet, me: PeerId) -> None:

@@ -39,7 +39,7 @@ from node.model.settings import ModelSettings
 from node.model.shapes import head_dim
 from node.model.stages import Rope, rotate
 from node.training.protocol.meetings import pieces
-from node.training.rounds.owed import ErrorFeedback
+from node.training.rounds.error_feedback import ErrorFeedback
 
 ANY = PeerId("replica")
 EVERY_EVAL = 50
@@ -323,21 +323,21 @@ def _deltas(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[i
     under_way: dict[int, dict[str, Tensor]] = {}
     meeting = strategy_of(s).meet(len(r.rows), 0, r.task.seed)
 
-    def said(owed: ErrorFeedback, given: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+    def said(residual: ErrorFeedback, given: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         if not s.feedback:
             return {name: settle(tensor, s.codec)[1] for name, tensor in given.items()}
-        owed.begin(str(step))
-        sent, _ = owed.says(given)
-        owed.ended({name: PartOrigin(ANY, 1, (ANY,)) for name in given}, {}, ANY)
-        owed.moved()
-        owed.settled()
+        residual.begin(str(step))
+        sent, _ = residual.says(given)
+        residual.ended({name: PartOrigin(ANY, 1, (ANY,)) for name in given}, {}, ANY)
+        residual.moved()
+        residual.settled()
         return sent
 
     def send(fragment: int, step: int) -> None:
         total: dict[str, Tensor] = {}
-        for owed, row, weight in zip(ups, r.rows, weights, strict=True):
+        for residual, row, weight in zip(ups, r.rows, weights, strict=True):
             mine = {n: p for n, p in r.named(row).items() if n in parts[fragment]}
-            for name, delta in said(owed, pseudo_gradient(state, mine), step).items():
+            for name, delta in said(residual, pseudo_gradient(state, mine), step).items():
                 total[name] = total.get(name, 0.0) + weight * delta
         under_way[fragment] = said(down, total, step)
         numbers = sum(t.numel() for t in total.values())

@@ -22,7 +22,7 @@ class Told:
     who: str
     at: float
     level: str
-    room: str
+    component: str
     kind: str
     text: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,8 @@ class Told:
     def raw(self) -> dict[str, Any]:
         """As it stands in the file."""
         return {
-            name: getattr(self, name) for name in ("at", "level", "room", "kind", "text", "fields")
+            name: getattr(self, name)
+            for name in ("at", "level", "component", "kind", "text", "fields")
         }
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -41,7 +42,7 @@ class Told:
         moment = time.strftime("%H:%M:%S", time.localtime(self.at))
         return (
             f"{moment}.{int(self.at % 1 * 1000):03d} {self.who:12} {self.level:7} "
-            f"{self.room}/{self.kind}: {self.text[:200]}"
+            f"{self.component}/{self.kind}: {self.text[:200]}"
         )
 
 
@@ -54,7 +55,7 @@ def parsed(who: str, lines: Iterable[bytes]) -> Iterator[Told]:
                 who,
                 float(e["at"]),
                 e["level"],
-                e["room"],
+                e["component"],
                 e["kind"],
                 e["text"],
                 e.get("fields") or {},

@@ -1,11 +1,12 @@
 """The walks of docs/architecture.md: files in the order in which a value passes them. Each must
-exist and be linked to the one before it, by an import or by a call."""
+exist and be linked to the one before it, by an import, by a call or by a protocol."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.source.tree import Source, Tree
@@ -48,9 +49,11 @@ def check(tree: Tree, files: tuple[str, ...]) -> Walk:
 
 
 def _linked(a: Source, b: Source, defined: dict[str, set[str]]) -> bool:
-    """One imports the other, or calls a function that the other defines and few others do."""
+    """One imports the other, names it as what stands behind one of its protocols, or calls a
+    function that the other defines and few others do."""
     return any(
         other.module in _imports(one)
+        or any(other.module in text for text in _protocols(one))
         or any(
             other.path in defined[name] and len(defined[name]) <= TELLING for name in _calls(one)
         )
@@ -78,6 +81,15 @@ def _imports(source: Source) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
+
+
+def _protocols(source: Source) -> Iterator[str]:
+    """What the file's protocols say of themselves."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef) and any(
+            isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases
+        ):
+            yield ast.get_docstring(node) or ""
 
 
 def _calls(source: Source) -> set[str]:

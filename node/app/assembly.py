@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from node.app.capacity import check_memory
 from node.app.change import read
-from node.app.room import room
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
@@ -44,15 +44,15 @@ from node.pipeline.gradients import GradientSum
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
-from node.pipeline.work import Autocast, StageMath
+from node.pipeline.visit_buffers import Autocast, StageMath
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.scheduler.router import Router
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.colleagues import Colleagues
-from node.training.leader.chair import Search, in_thread
 from node.training.leader.leader import Leader
+from node.training.leader.service import Search, in_thread
 from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.facts import RunFacts
@@ -60,11 +60,11 @@ from node.training.protocol.meetings import Meetings
 from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read, Rules
 from node.training.service import Training
+from node.training.stage_runtime import StageRuntime
 from node.training.state.engines import Engines
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
-from node.training.work import StageRuntime
 from node.transport.port import PeerTransport
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ async def assemble(
     device = Device.pick(devices[0])
     limit = config.memory_limit(device.memory_limit()) * (len(devices) if device.is_cuda else 1)
     main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
-    verdict = room(config, manifest, stage, limit, main)
+    verdict = check_memory(config, manifest, stage, limit, main)
     verdict.require()
     loop = asyncio.get_running_loop()
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
@@ -383,10 +383,12 @@ def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Jo
     """Say so when what is hosted here does not fit beside what the owner's newest change keeps: it
     is followed all the same, and the kernel would be the one to say it."""
     rules = a.training.standing.known
-    verdict = room(config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory)
+    verdict = check_memory(
+        config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory
+    )
     if not verdict.ok:
         text = f"under change {rules.revision} of the owner {verdict.text}; {verdict.next_step}"
-        journal.emit("daemon", "change-out-of-room", text, "error", revision=rules.revision)
+        journal.emit("daemon", "change-out-of-memory", text, "error", revision=rules.revision)
 
 
 def inherit(

@@ -11,7 +11,7 @@ from node.checkpoint.partial import Partial
 from node.core.errors import OutOfResources, PeerFault, Refused
 from node.telemetry.events import Journal
 from node.training.presence import Presence
-from node.training.work import StageRuntime
+from node.training.stage_runtime import StageRuntime
 
 TRIES = 5
 """Downloads that may fail before a joiner takes part as a listener instead."""

@@ -238,7 +238,7 @@ def p2p_daemon() -> Path | None:
 
 def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the device is there, and which stages of the swarm used last fit into it."""
-    from node.app.room import room
+    from node.app.capacity import check_memory
     from node.model.device import Device
 
     code = ExitCode.DEVICE_UNFIT
@@ -253,7 +253,7 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
     main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
     wanted = [ours.stage] if ours.stage is not None else [ENDS, 1]
     wanted = {"ends": [ENDS], "stage": [s for s in wanted if s != ENDS]}.get(ours.role, wanted)
-    verdicts = [room(ours, manifest, stage, limit, main) for stage in wanted]
+    verdicts = [check_memory(ours, manifest, stage, limit, main) for stage in wanted]
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):
         return [fault("device", code, f"{said}: {bad[-1].text}", bad[-1].next_step)]

@@ -20,10 +20,10 @@ from node.app.assembly import Assembled, assemble, check_room
 from node.app.catchup import catch_up
 from node.app.launch import Child, stop_all
 from node.app.moving import Mover, again
+from node.app.operator_service import OperatorService
 from node.app.placing import Placing
 from node.app.posting import Reachability, body_of, state_of
 from node.app.tuning import tune_meanwhile, worth
-from node.app.view import OperatorService
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
@@ -416,7 +416,7 @@ class Daemon:
                 await discovery.close()
         await asyncio.to_thread(stop_all, self.children)
         await self.tasks.close()
-        # Nobody else's call may start new work in rooms that are being closed.
+        # Nobody else's call may start new work in services that are being closed.
         await self.transport.server.stop(None)
         a = self.assembled
         if a is not None:
@@ -459,7 +459,7 @@ class Daemon:
         self.stop(f"signal {signal.Signals(number).name}")
 
     def _failed(self, name: str, error: BaseException) -> None:
-        """A task of any room raised what nobody expected: say so, and end, for half a daemon helps
+        """A task raised an unexpected error: log it and shut down, for half a daemon helps
         nobody."""
         if self._ending.is_set():
             # What breaks while everything is taken down is no news, and not why this daemon ends.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.transport import leash
+from node.transport import parent_watch
 
 PATIENCE_S = 10.0
 """A child that was asked to end and has not ended by then is killed."""
@@ -43,9 +43,16 @@ class Child:
         home."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log = self.home / "daemon.out"
-        # Leashed: it dies when its parent is killed, and a Ctrl-C reaches the parent alone, which
+        # It dies when its parent is killed, and a Ctrl-C reaches the parent alone, which
         # ends its children in order.
-        command = [*self.through, sys.executable, "-I", "-S", leash.__file__, str(os.getpid())]
+        command = [
+            *self.through,
+            sys.executable,
+            "-I",
+            "-S",
+            parent_watch.__file__,
+            str(os.getpid()),
+        ]
         command += [sys.executable, "-m", "cli", "--home", str(self.home), *self.arguments]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """A peer changes its stage: it leaves the old one as one that drains, and becomes a fresh image of
 the same process.
 
-The process id, the identity, the p2p port, the parent that holds its leash and the event file stay;
+The process id, the identity, the p2p port, the parent that it ends with and the event file stay;
 everything that was built for the old stage is gone with certainty, because nothing of it is carried
 over.
 """
@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from node.app.assembly import Assembled, under
-from node.app.room import room
+from node.app.capacity import check_memory
 from node.config import MOVED, NodeConfig
 from node.core.errors import TimedOut
 from node.core.ids import ENDS
@@ -122,7 +122,7 @@ def refusal(config: NodeConfig, manifest: Manifest, a: Assembled, stage: int, op
     """Why this peer will not host ``stage`` instead of its own; empty when it will."""
     if why := no_way(a.stage.stage, stage, manifest.pipeline.stages, open_to):
         return why
-    verdict = room(config, manifest, stage, a.memory_limit, a.main_memory)
+    verdict = check_memory(config, manifest, stage, a.memory_limit, a.main_memory)
     return "" if verdict.ok else verdict.text
 
 

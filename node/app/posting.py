@@ -13,9 +13,9 @@ from node.dht.record import PeerBody
 from node.manifest import Manifest
 from node.training.member import MemberState
 from node.training.service import Training
+from node.training.stage_runtime import StageRuntime
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
-from node.training.work import StageRuntime
 
 _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""

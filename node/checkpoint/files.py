@@ -104,7 +104,7 @@ def sha256_of(fd: int) -> str:
 
 
 def remove_tree(disk: Disk, name: str, at: int) -> None:
-    """Remove a directory that holds only files, as every one this room makes does. Raises
+    """Remove a directory that holds only files, as every one made here does. Raises
     OSError."""
     with directory(name, at) as fd:
         for entry in sorted(os.listdir(fd)):

@@ -1,4 +1,4 @@
-"""What state is to the room: four kinds of it, where a donor takes it from, what a joiner ends up
+"""What state is: four kinds of it, where a donor takes it from, what a joiner ends up
 with."""
 
 from __future__ import annotations

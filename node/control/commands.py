@@ -257,7 +257,7 @@ def read_events(file: Path, last: int, level: str) -> Iterator[Event]:
                         Event(
                             at=float(entry["at"]),
                             level=entry["level"],
-                            room=entry["room"],
+                            component=entry["component"],
                             kind=entry["kind"],
                             text=entry["text"],
                             fields=json.dumps(entry.get("fields", {})),

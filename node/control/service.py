@@ -192,7 +192,7 @@ def as_event(event: Event) -> control_pb2.Event:
     return control_pb2.Event(
         at=event.at,
         level=event.level,
-        room=event.room,
+        component=event.component,
         kind=event.kind,
         text=event.text,
         fields=event.fields_json(),

@@ -421,7 +421,7 @@ def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
 
 
 def event_line(event: Event, clock: str) -> Text:
-    """``clock`` is the time as text: this room reads no clock and knows no time zone."""
+    """``clock`` is the time as text: this package reads no clock and knows no time zone."""
     mark = {"warning": "! ", "error": "!! "}.get(event.level, "")
     return Text(f"{clock} ", "dim").append(
         f"{mark}{clean(event.text, 400)}", LEVEL_STYLE.get(event.level, "")

@@ -1,4 +1,4 @@
-"""Who and which: the identifiers that travel between rooms."""
+"""Who and which: the identifiers that travel between packages."""
 
 from __future__ import annotations
 

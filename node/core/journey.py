@@ -1,4 +1,4 @@
-"""The frozen values that cross rooms: version, hop, path, member, plan. Standard library only."""
+"""The frozen values that cross packages: version, hop, path, member, plan. No library."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId, RunId, short
 from node.core.tasks import Tasks
 from node.dht import guard
+from node.dht.admission import AdmissionFilter
 from node.dht.author import Author
-from node.dht.board import Admit, RecordStore
-from node.dht.door import AdmissionFilter
 from node.dht.record import PeerBody, PeerEntry
+from node.dht.record_store import Admit, RecordStore
 from node.dht.settings import DirectorySettings
 from node.identity.peers import peer_id_of, public_key_of
-from node.telemetry.sparing import RateLimitedLog
+from node.telemetry.rate_limit import RateLimitedLog
 
 if TYPE_CHECKING:
     from node.identity.keys import Identity
@@ -75,9 +75,9 @@ class Directory:
     ) -> None:
         self.me = identity.peer_id
         self._settings, self._clock, self._journal = settings, clock, journal
-        self._board = RecordStore(run_id, settings, self.me, admit)
+        self._record_store = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
-        self._sparing = RateLimitedLog(journal, clock.now) if journal is not None else None
+        self._rate_limit = RateLimitedLog(journal, clock.now) if journal is not None else None
         self._door = AdmissionFilter(clock, admit, admission, self._tell_of)
         self._body: PeerBody | None = None
         self._node: DHTNode | None = None
@@ -93,7 +93,7 @@ class Directory:
     @property
     def refused(self) -> int:
         """Records refused since the start that no honest peer would have passed on."""
-        return self._board.refused
+        return self._record_store.refused
 
     @property
     def neighbours(self) -> int:
@@ -120,7 +120,7 @@ class Directory:
             node_id=guard.node_id_of(PeerID.from_base58(str(p2p.peer_id))),
             bucket_size=NEAREST,
             record_validator=guard.EnvelopeValidator(
-                self._board, self._clock, self._settings.max_record, self._door
+                self._record_store, self._clock, self._settings.max_record, self._door
             ),
             # The board is our cache, and it knows which records still hold; a cached dictionary
             # would be stale.
@@ -181,22 +181,24 @@ class Directory:
         """
         if (node := self._node) is not None:
             with contextlib.suppress(*_DOWN):
-                await self._search("read", lambda: node.get(self._board.key, latest=True))
-        return self._board.entries(self._clock.wall())
+                await self._search("read", lambda: node.get(self._record_store.key, latest=True))
+        return self._record_store.entries(self._clock.wall())
 
     async def close(self) -> None:
         """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first
         to be gone at once."""
         await self._tasks.close()
-        if self._sparing is not None:
-            self._sparing.close()
+        if self._rate_limit is not None:
+            self._rate_limit.close()
         self._heartbeat = None
         await self._detach(keep=None)
 
     async def _post(self, packed: bytes) -> bool:
         now = self._clock.wall()
-        raw, expires = self._author.seal(packed, now, self._board.newest(self.me), self._times)
-        self._board.offer(self.me, raw, expires, now)
+        raw, expires = self._author.seal(
+            packed, now, self._record_store.newest(self.me), self._times
+        )
+        self._record_store.offer(self.me, raw, expires, now)
         self._posted_at = self._clock.now()
         if (node := self._node) is None:
             return False
@@ -204,7 +206,7 @@ class Directory:
             return bool(
                 await self._search(
                     "post",
-                    lambda: node.store(self._board.key, raw, expires, subkey=str(self.me)),
+                    lambda: node.store(self._record_store.key, raw, expires, subkey=str(self.me)),
                     anew=True,
                 )
             )
@@ -256,7 +258,7 @@ class Directory:
             wanted = self._met_later | seeds
             if not table.uid_to_peer_id:
                 wanted |= _by_peer_leniently(
-                    self._board.entries(self._clock.wall()).values(), self.me
+                    self._record_store.entries(self._clock.wall()).values(), self.me
                 )
             missing = {
                 p: addrs
@@ -328,8 +330,8 @@ class Directory:
         self._tell("task_failed", f"{name}: {error!r}", level="error")
 
     def _tell_of(self, peer: PeerId, kind: str, text: str) -> None:
-        if self._sparing is not None:
-            self._sparing.emit(peer, "dht", kind, text)
+        if self._rate_limit is not None:
+            self._rate_limit.emit(peer, "dht", kind, text)
 
     def _tell(self, kind: str, text: str, level: str = "info", **fields: int) -> None:
         if self._journal is not None:

@@ -33,8 +33,8 @@ from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
 from node.core.clock import Clock
 from node.core.errors import WireError
-from node.dht.board import RecordStore
-from node.dht.door import AdmissionFilter
+from node.dht.admission import AdmissionFilter
+from node.dht.record_store import RecordStore
 
 MAX_NESTING = 4
 """Extensions inside extensions; a dictionary of records needs one."""
@@ -108,11 +108,15 @@ class EnvelopeValidator(RecordValidatorBase):
     """
 
     def __init__(
-        self, board: RecordStore, clock: Clock, max_record: int, door: AdmissionFilter | None = None
+        self,
+        record_store: RecordStore,
+        clock: Clock,
+        max_record: int,
+        door: AdmissionFilter | None = None,
     ) -> None:
-        self._board, self._clock, self._max_record = board, clock, max_record
+        self._record_store, self._clock, self._max_record = record_store, clock, max_record
         self.door = door or AdmissionFilter(clock)
-        self._key = DHTID.generate(source=board.key).to_bytes()
+        self._key = DHTID.generate(source=record_store.key).to_bytes()
 
     def validate(self, record: DHTRecord) -> bool:
         try:
@@ -128,7 +132,7 @@ class EnvelopeValidator(RecordValidatorBase):
                 or not isinstance(record.expiration_time, float)
             ):
                 raise WireError("not a record of ours")
-            self._board.offer(writer, raw, record.expiration_time, self._clock.wall())
+            self._record_store.offer(writer, raw, record.expiration_time, self._clock.wall())
         except WireError:
             return False
         return True

@@ -40,7 +40,8 @@ _FAMILIES = ("", "ip4", "ip6", "dns4", "dns6", "dns")
 _FAMILY_BITS = 0x0F
 _TRANSPORTS = {0x10: "/tcp/{port}", 0x20: "/udp/{port}/quic-v1"}
 _PLAIN = re.compile(
-    r"/(?P<family>ip4|ip6|dns4|dns6|dns)/(?P<host>[^/]+)/(?:tcp/(?P<tcp>[0-9]{1,5})|udp/(?P<udp>[0-9]{1,5})/quic-v1)"
+    r"/(?P<family>ip4|ip6|dns4|dns6|dns)/(?P<host>[^/]+)"
+    r"/(?:tcp/(?P<tcp>[0-9]{1,5})|udp/(?P<udp>[0-9]{1,5})/quic-v1)"
 )
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
@@ -300,9 +301,8 @@ def _unpacked(reader: _Reader) -> tuple[str, ...]:
             host = _host_text(_FAMILIES[family], reader)
             (port,) = struct.unpack(">H", reader.take(2))
             for transport in transports:
-                addresses[
-                    f"/{_FAMILIES[family]}/{host}{_TRANSPORTS[transport].format(port=port)}/p2p/{peer}"
-                ] = None
+                way = _TRANSPORTS[transport].format(port=port)
+                addresses[f"/{_FAMILIES[family]}/{host}{way}/p2p/{peer}"] = None
     return tuple(addresses)
 
 

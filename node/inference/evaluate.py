@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node.core.errors import UsageFault
 from node.core.journey import Hop
-from node.inference.detour import ForwardRouter, named
+from node.inference.forward_router import ForwardRouter, named
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
 
@@ -176,7 +176,7 @@ async def _loss(
                     *(_batch(pipeline, text, way, i) for i in turns)
                 ):
                     total, tokens = total + loss, tokens + n
-            now = way.detour
+            now = way.reroute
             if now.missing == before.missing:
                 fell = dead & set(now.asked) | set(now.dead)
                 return EvaluationResult(

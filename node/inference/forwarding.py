@@ -30,8 +30,8 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.inference.detour import PING_S, TRIES, WATCH_S, named
 from node.inference.evaluate import MOST_CHOICES, answer
+from node.inference.forward_router import PING_S, TRIES, WATCH_S, named
 from node.inference.generate import speak
 from node.pipeline.hops.outbound import EOF
 from node.transport.port import TransportPort, translate

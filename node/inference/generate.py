@@ -12,7 +12,7 @@ import torch
 
 from node.core.errors import UsageFault
 from node.data.tokenizer import ByteTokenizer, Tokenizer
-from node.inference.detour import Detour, ForwardRouter, named
+from node.inference.forward_router import ForwardRouter, Reroute, named
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
 from protos.control_pb2 import GenerateRequest
@@ -34,7 +34,7 @@ async def speak(
         raise UsageFault(
             "this peer has no tokenizer", "ask a peer that hosts the ends; see  tutti peers"
         )
-    pipeline, news = a.pipeline, list[Detour]()
+    pipeline, news = a.pipeline, list[Reroute]()
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)
     began, count, missing = time.monotonic(), 0, ()

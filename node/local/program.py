@@ -155,7 +155,7 @@ class Program:
 
     def _finite(self, share: list[Tensor]) -> bool:
         zero = torch.zeros((), device=self.here.device.device)
-        size = torch.stack(torch._foreach_norm(share)).sum() if share else zero  # pyright: ignore[reportPrivateImportUsage]
+        size = torch.stack(torch._foreach_norm(share)).sum() if share else zero  # pyright: ignore
         return bool(torch.isfinite(self.here.total(size.float().reshape(()))))
 
 

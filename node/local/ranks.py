@@ -29,7 +29,7 @@ from node.core.errors import DeviceLost
 from node.local.rank import NEXT_STEP, TIMEOUT_S, Rank
 from node.model.device import Device
 from node.model.settings import ModelSettings
-from node.transport import leash
+from node.transport import parent_watch
 
 START_S = 300.0
 """For a process to load torch, on a machine that is busy."""
@@ -77,7 +77,7 @@ class Ranks:
         """Start a process for every device but the first, which is this process's. Call it on the
         main thread.
 
-        The kernel ends a leashed process with the thread that started it.
+        The kernel ends such a process with the thread that started it.
         """
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True, mode=0o700)
@@ -97,7 +97,7 @@ class Ranks:
                 sys.executable,
                 "-I",
                 "-S",
-                leash.__file__,
+                parent_watch.__file__,
                 str(os.getpid()),
                 sys.executable,
                 "-m",

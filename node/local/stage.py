@@ -25,7 +25,7 @@ from node.optim.newton_schulz import followed, newton_schulz_all
 from node.partition.cost import muon_flops
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.guard import NotFinite
-from node.pipeline.work import Autocast, EndsModule, StageMath
+from node.pipeline.visit_buffers import Autocast, EndsModule, StageMath
 
 LEAST_FLOPS = 2_000_000_000
 """Of a step that is worth the way to the other ranks: below, on two cores over gloo, one is done

@@ -27,7 +27,7 @@ class Priority(IntEnum):
     """Frees a stash entry and lets the peer before us go on."""
     LOSS = 2
     FORWARD = 3
-    ERRAND = 4
+    FORWARD_ONLY = 4
     """Evaluation and generation."""
     OTHER = 5
 
@@ -124,7 +124,7 @@ class DeviceThread(Executor):
             self._running_since = start
             try:
                 result = fn()
-            except BaseException as error:  # noqa: BLE001 - handed to the waiter whole; the thread must survive its jobs
+            except BaseException as error:  # noqa: BLE001 - the waiter gets it
                 future.set_exception(error)
             else:
                 future.set_result(result)

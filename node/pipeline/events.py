@@ -24,7 +24,7 @@ class Key(NamedTuple):
     last."""
 
     epoch: int
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride] - the glossary's word; nobody searches this tuple
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     position: int
 
 

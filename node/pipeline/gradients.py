@@ -69,7 +69,8 @@ class GradientSum:
     def _add(self, share: Share) -> None:
         known = [name for name in share if name in self._sums]
         if known:
-            torch._foreach_add_([self._sums[n] for n in known], [share[n] for n in known])  # pyright: ignore[reportPrivateImportUsage]
+            sums, added = [self._sums[n] for n in known], [share[n] for n in known]
+            torch._foreach_add_(sums, added)  # pyright: ignore[reportPrivateImportUsage]
         for name in share.keys() - self._sums.keys():
             # A copy, once an epoch: autograd may give one tensor to two parameters, or to a
             # parameter and the wire.

@@ -50,7 +50,8 @@ def check_output(buffer: Buffer, wire: str) -> None:
 def check_share(grads: list[Tensor]) -> None:
     """Raises NotFinite when a parameter gradient has a number that is not finite. One pass over
     them."""
-    if grads and not math.isfinite(torch.stack(torch._foreach_norm(grads)).sum().item()):  # pyright: ignore[reportPrivateImportUsage]
+    norms = torch._foreach_norm(grads) if grads else ()  # pyright: ignore
+    if norms and not math.isfinite(torch.stack(norms).sum().item()):
         raise NotFinite("a parameter gradient is not finite")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from node.core.journey import Path
 from node.pipeline.events import Drop, Key, Start
-from node.pipeline.work import VisitBuffers
+from node.pipeline.visit_buffers import VisitBuffers
 
 if TYPE_CHECKING:
     from node.pipeline.service import Pipeline
@@ -32,8 +32,8 @@ class MicroBatchDone:
 class Origin:
     """Starts micro-batches and hears how they end."""
 
-    def __init__(self, room: Pipeline) -> None:
-        self._room = room
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
         self._results: dict[int, asyncio.Future[MicroBatchDone]] = {}
 
     async def run(
@@ -45,8 +45,8 @@ class Origin:
         """See ``Pipeline.run``."""
         queue = iter(paths)
         walkers = [
-            self._room.tasks.spawn(self._walk(queue, batch_of, on_result), f"window {i}")
-            for i in range(max(1, self._room.limits.in_flight))
+            self._pipeline.tasks.spawn(self._walk(queue, batch_of, on_result), f"window {i}")
+            for i in range(max(1, self._pipeline.limits.in_flight))
         ]
         try:
             await asyncio.gather(*walkers)
@@ -64,14 +64,14 @@ class Origin:
             on_result(await self._one(path, partial(batch_of, path)))
 
     async def _one(self, path: Path, batch: Callable[[], tuple[Tensor, Tensor]]) -> MicroBatchDone:
-        room, index = self._room, path.index
-        plan, left = room.machine.plan, room.time_left(path)
-        if plan is None or room.machine.path(index) != path or index in self._results:
+        pipeline, index = self._pipeline, path.index
+        plan, left = pipeline.machine.plan, pipeline.time_left(path)
+        if plan is None or pipeline.machine.path(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is not in force any more
         result = self._results[index] = asyncio.get_running_loop().create_future()
-        work = VisitBuffers(room.clock.now() + left, room.shape_of(index), batch=batch)
-        room.stash.put(Key(plan.epoch, index, 0), work, room.cost(index), work.deadline)
-        room.do(Start(index))
+        work = VisitBuffers(pipeline.clock.now() + left, pipeline.shape_of(index), batch=batch)
+        pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index), work.deadline)
+        pipeline.do(Start(index))
         try:
             await asyncio.wait((result,), timeout=max(0.0, left))
         except asyncio.CancelledError:
@@ -80,8 +80,8 @@ class Origin:
                 del self._results[index]
             raise
         finally:
-            if not result.done() and room.machine.plan is plan:
-                room.do(Drop(index, f"not finished in {left:.1f} s"))
+            if not result.done() and pipeline.machine.plan is plan:
+                pipeline.do(Drop(index, f"not finished in {left:.1f} s"))
             if self._results.get(index) is result:
                 del self._results[index]
         return result.result() if result.done() else MicroBatchDone(index, False)
@@ -92,28 +92,28 @@ class Origin:
 
     def finished(self, index: int) -> None:
         """The gradient came home."""
-        plan = self._room.machine.plan
+        plan = self._pipeline.machine.plan
         head = None if plan is None else self.at_last(Key(plan.epoch, index, 0))
         if head is not None:
             self._end(MicroBatchDone(index, True, head.loss_sum, head.tokens))
 
     def dropped(self, index: int, reason: str) -> None:
         if self._end(MicroBatchDone(index, False)):
-            self._room.telemetry.emit("micro-batch-dropped", reason, "warning", index=index)
+            self._pipeline.telemetry.emit("micro-batch-dropped", reason, "warning", index=index)
 
     def at_last(self, key: Key) -> VisitBuffers | None:
         """What this origin holds at the end of the journey of ``key``."""
-        path = self._room.machine.path(key.index)
+        path = self._pipeline.machine.path(key.index)
         return (
             None
             if path is None
-            else self._room.stash.get(Key(key.epoch, key.index, len(path.hops) + 1))
+            else self._pipeline.stash.get(Key(key.epoch, key.index, len(path.hops) + 1))
         )
 
     def lend_targets(self, key: Key, work: VisitBuffers) -> None:
         """Bring the targets from where the micro-batch began to where its loss is computed."""
-        if key.position and self._room.at_origin(key):
-            start = self._room.stash.get(Key(key.epoch, key.index, 0))
+        if key.position and self._pipeline.at_origin(key):
+            start = self._pipeline.stash.get(Key(key.epoch, key.index, 0))
             work.targets = None if start is None else start.targets
 
     def _end(self, done: MicroBatchDone) -> bool:

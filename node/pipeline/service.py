@@ -21,21 +21,21 @@ from node.core.tasks import Tasks
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
-from node.pipeline.errands import ForwardRequests
 from node.pipeline.events import Answer, Claim, Direction, Event, Key, Say
+from node.pipeline.forward_requests import ForwardRequests
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import Guard, NotFinite
-from node.pipeline.hops.courier import Sender
 from node.pipeline.hops.frames import FrameShape
 from node.pipeline.hops.inbound import Inbound
 from node.pipeline.hops.outbound import Silence, Telemetry
+from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import MicroBatchDone, Origin
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
 from node.pipeline.timing import Timing
-from node.pipeline.work import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
+from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
@@ -51,7 +51,7 @@ STRETCH_MOST = 1000.0
 
 
 class Pipeline:
-    """What ``training`` sees of this room. Make it before the transport starts: it adds its service
+    """What ``training`` sees of it. Make it before the transport starts: it adds its service
     to the server.
 
     ``module`` is ``Ends`` for stage 0, else ``Blocks``; its device is where it computes.
@@ -100,8 +100,8 @@ class Pipeline:
         self.machine = machine(self.me, fewest_hops(settings.stages, settings.may_skip))
         self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes)
         self.tasks = Tasks("pipeline", self._on_error)
-        self.courier = Sender(self)
-        self.errands = ForwardRequests(self)
+        self.sender = Sender(self)
+        self.forward_requests = ForwardRequests(self)
         self.plan_changed = asyncio.Event()
         self._gradients = gradients or GradientSum()
         self._origin = Origin(self)
@@ -135,7 +135,7 @@ class Pipeline:
         if plan is not None and plan.paths and self._usual_s:
             self._stretch = min(max(1.0, plan.deadline_s / self._usual_s), STRETCH_MOST)
         self._idle_seen = self.device.idle_s
-        self.courier.forget()
+        self.sender.forget()
         self.plan_changed.set()
         self.plan_changed = asyncio.Event()
 
@@ -156,12 +156,12 @@ class Pipeline:
     def rates(self) -> dict[PeerId, float]:
         """Micro-batches per second of the peers this one sent frames to, measured from sending to
         DONE."""
-        return self.courier.pace.rates()
+        return self.sender.pace.rates()
 
     @property
     def timing(self) -> Timing:
         """What work and ways cost, as measured here."""
-        return self.courier.timing
+        return self.sender.timing
 
     def slots(self) -> int:
         """Micro-batches that this peer holds at once: an ends peer its window, a block stage what
@@ -179,7 +179,7 @@ class Pipeline:
     def gone(self, peer: PeerId) -> None:
         """The leader says that this member of the plan in force is dead: nobody waits for it."""
         self.do(ev.PeerDied(peer))
-        self.courier.gone(peer)
+        self.sender.gone(peer)
 
     def replicas(self, stage: int) -> list[PeerId]:
         """Peers that can stand in for each other at ``stage``, from the plan in force."""
@@ -251,18 +251,20 @@ class Pipeline:
     ) -> tuple[float, int]:
         """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises
         PeerFault."""
-        back = await self.errands.go(pb.EVALUATE, tuple(hops), tokens)
-        return await self.device.run(partial(self.math.loss_only, back, targets), Priority.ERRAND)
+        back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens)
+        return await self.device.run(
+            partial(self.math.loss_only, back, targets), Priority.FORWARD_ONLY
+        )
 
     async def logits(self, hops: Sequence[Hop], tokens: Tensor) -> Tensor:
         """Logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises PeerFault."""
-        back = await self.errands.go(pb.GENERATE, tuple(hops), tokens)
-        return await self.device.run(partial(self.math.logits_only, back), Priority.ERRAND)
+        back = await self.forward_requests.go(pb.GENERATE, tuple(hops), tokens)
+        return await self.device.run(partial(self.math.logits_only, back), Priority.FORWARD_ONLY)
 
     async def close(self) -> None:
         """End everything under way. The device thread stays its owner's."""
         self.set_plan(None)
-        self.errands.close()
+        self.forward_requests.close()
         await self.tasks.close()
 
     # What the service's other side asks
@@ -375,11 +377,11 @@ class Pipeline:
             case ev.Compute(key, way):
                 self.tasks.spawn(self._compute(key, way), "compute")
             case ev.Send():
-                self.courier.send(action)
+                self.sender.send(action)
             case ev.Later(key, way, seconds):
-                self.courier.later(key, way, seconds)
+                self.sender.later(key, way, seconds)
             case ev.Fetch():
-                self.tasks.spawn(self.courier.fetch(action), "fetch")
+                self.tasks.spawn(self.sender.fetch(action), "fetch")
             case ev.Commit(key):
                 self._commit(key)
             case ev.Void(key):
@@ -395,9 +397,9 @@ class Pipeline:
             case ev.Failed(key, way, reason):
                 self._resolve(key, way, False, reason)
             case ev.TellOrigin(key, origin, reason):
-                self.tasks.spawn(self.courier.tell_origin(key, origin, reason), "lost")
+                self.tasks.spawn(self.sender.tell_origin(key, origin, reason), "lost")
             case ev.TellCounted(index, peers):
-                self.courier.tell_counted(index, peers)
+                self.sender.tell_counted(index, peers)
             case ev.Skipped(key, stage):
                 text = f"nobody of stage {stage} can be had: this micro-batch goes on without it"
                 self.telemetry.emit("hop-skipped", text, "warning", index=key.index, stage=stage)
@@ -497,7 +499,7 @@ class Pipeline:
         if work is not None:
             work.dead = True
         for way in Direction:
-            self.courier.cancel(key, way)
+            self.sender.cancel(key, way)
             self._seconds.pop((key, way), None)
             self._resolve(key, way, False, "freed")
 

@@ -88,22 +88,22 @@ class SimDht:
 class SimDirectory:
     """The board as one peer uses it: :class:`~node.dht.port.DirectoryPort`."""
 
-    def __init__(self, board: SimDht, me: PeerId, clock: Clock) -> None:
-        self._board, self._me, self._clock = board, me, clock
+    def __init__(self, record_store: SimDht, me: PeerId, clock: Clock) -> None:
+        self._record_store, self._me, self._clock = record_store, me, clock
 
     async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
-        self._board.post(self._me, body, self._clock.wall(), times)
+        self._record_store.post(self._me, body, self._clock.wall(), times)
         return True
 
     @property
     def neighbours(self) -> int:
-        return self._board.writers
+        return self._record_store.writers
 
     async def withdraw(self) -> None:
-        self._board.withdraw(self._me, self._clock.wall())
+        self._record_store.withdraw(self._me, self._clock.wall())
 
     async def read(self) -> dict[PeerId, PeerEntry]:
-        return self._board.read(self._me, self._clock.wall())
+        return self._record_store.read(self._me, self._clock.wall())
 
     async def close(self) -> None:
         """Nothing is refreshed."""

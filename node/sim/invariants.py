@@ -24,7 +24,7 @@ from node.optim.owner import Owner
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import pieces
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 from node.training.protocol.rules import between
 
 if TYPE_CHECKING:

@@ -19,5 +19,7 @@ class FactJournal(Journal):
         super().__init__(clock=clock, keep=1)
         self._peer, self._watch = peer, watch
 
-    def emit(self, room: str, kind: str, text: str, level: str = "info", **fields: Any) -> None:
-        self._watch.fact(self._peer, room, kind, text, level, fields)
+    def emit(
+        self, component: str, kind: str, text: str, level: str = "info", **fields: Any
+    ) -> None:
+        self._watch.fact(self._peer, component, kind, text, level, fields)

@@ -50,9 +50,9 @@ from node.training.presence import Presence
 from node.training.protocol.pace import SEARCH_S
 from node.training.protocol.rules import ChangeStatus
 from node.training.service import Training
+from node.training.stage_runtime import StageRuntime
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
-from node.training.work import StageRuntime
 
 if TYPE_CHECKING:
     from node.sim.swarm import SimSwarm
@@ -171,9 +171,9 @@ class SimPeer:
         swarm, manifest = self.swarm, self.manifest
         self.presence = presence = Presence(
             self.name,
-            SimDirectory(swarm.board, self.name, self.clock),
+            SimDirectory(swarm.record_store, self.name, self.clock),
             self.clock,
-            swarm.board.settings.refresh_s,
+            swarm.record_store.settings.refresh_s,
             lambda peer, body: None,
             self._failed,
         )

@@ -75,7 +75,7 @@ class Stranger(rpc.TrainingServicer):
                 speed=1e6,
                 follows=self.name,
             )
-            self.swarm.board.post(self.name, body, self.swarm.world.now)
+            self.swarm.record_store.post(self.name, body, self.swarm.world.now)
             for peer in self.swarm.live():
                 if peer.ready:
                     self._tasks.spawn(self._tell(peer.name, self._word(peer)), "tell")

@@ -65,7 +65,9 @@ class SimSwarm:
         self.links = Links(rng, setup.latency_s, setup.jitter_s, setup.bandwidth, setup.loss)
         self.world = VirtualTime(seed)
         self.net = SimNet(self.world, self.links, setup.weigh)
-        self.board = SimDht(self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now)
+        self.record_store = SimDht(
+            self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
+        )
         self.manifest = setup.manifest(seed)
         p = self.manifest.pipeline
         self.fewest = fewest_hops(p.stages, p.may_skip)
@@ -156,7 +158,7 @@ class SimSwarm:
         """A peer that has drained ends its process, or begins a new one at another stage."""
         peer.kill()
         if to is None:
-            self.board.withdraw(peer.name, peer.clock.wall())
+            self.record_store.withdraw(peer.name, peer.clock.wall())
             self.watch.note(f"{peer.name} has left")
         else:
             self.watch.note(f"{peer.name} has moved to {to}")

@@ -20,7 +20,7 @@ from node.core.errors import StepFault
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum, Share
-from node.pipeline.work import StageMath, VisitBuffers
+from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.sim.device import SimDevice
 from node.sim.setup import NUMBERS, WIDTH
 from node.training.state.text import Text

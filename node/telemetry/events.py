@@ -36,7 +36,7 @@ class Event:
 
     at: float
     level: str
-    room: str
+    component: str
     kind: str
     text: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -55,12 +55,12 @@ class Event:
         )
 
     def to_json(self) -> str:
-        """One line: ``{"at": …, "level": …, "room": …, "kind": …, "text": …, "fields": {…}}``."""
+        """One line: a JSON object of at, level, component, kind, text and fields."""
         head = json.dumps(
             {
                 "at": self.at,
                 "level": self.level,
-                "room": self.room,
+                "component": self.component,
                 "kind": self.kind,
                 "text": self.text,
             }
@@ -153,13 +153,15 @@ class Journal:
         self._lock = threading.RLock()
         self._closed = False
 
-    def emit(self, room: str, kind: str, text: str, level: str = "info", **fields: Any) -> None:
+    def emit(
+        self, component: str, kind: str, text: str, level: str = "info", **fields: Any
+    ) -> None:
         """Record a fact, from any thread. An unknown level counts as "info"; text is cut at 2000
         characters."""
         event = Event(
             self._clock.wall(),
             level if level in LEVELS else "info",
-            room,
+            component,
             kind,
             str(text)[:MAX_TEXT],
             fields,
@@ -206,7 +208,7 @@ class Journal:
 
 
 class JournalHandler(logging.Handler):
-    """Leads the log lines of libraries into a journal: room is the logger's first name, kind is
+    """Leads the log lines of libraries into a journal: component is the logger's first name, kind
     "log"."""
 
     def __init__(self, journal: Journal, level: int = logging.WARNING) -> None:

@@ -81,7 +81,7 @@ class Metrics:
             "result",
         )
         self.faults_total = counter(
-            "faults_total", "Faults of other peers, by the room that saw them", "room"
+            "faults_total", "Faults of other peers, by the component that saw them", "component"
         )
         self.bans_total = counter("bans_total", "Times a peer was refused for a while")
         self.p2pd_restarts_total = counter("p2pd_restarts_total", "Restarts of the libp2p daemon")

@@ -220,7 +220,7 @@ def as_text(event: Event) -> str:
     visible."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.at))
     mark = "" if event.level == "info" else f"{event.level}: "
-    return f"{clock} {_visible(event.room):<10} {mark}{_visible(event.text)}"
+    return f"{clock} {_visible(event.component):<10} {mark}{_visible(event.text)}"
 
 
 def _visible(text: str) -> str:

@@ -1,3 +1,3 @@
-"""The epoch: the only room that knows all engines; leader, members, commit.
+"""The epoch: the only package that knows all engines; leader, members, commit.
 Enters: plans, reports.
 Never: tensor mathematics."""

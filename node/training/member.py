@@ -19,7 +19,7 @@ from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.training.protocol import events as ev
 from node.training.protocol.cells import ANY
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 
 
 class MemberState(Enum):

@@ -1,6 +1,7 @@
 """The conversation of the epoch: who leads, who hears what, who is alive. It feeds the member and
-carries out what it decides, as :class:`~node.training.leader.chair.Chair` does for the leader; the
-work itself (pipeline, round, optimizer, state) is done by :class:`~node.training.work.Work`."""
+carries out what it decides, as :class:`~node.training.leader.service.LeaderService` does for the
+leader; the work itself (pipeline, round, optimizer, state) is done by
+:class:`~node.training.stage_runtime.StageRuntime`."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from node.core.tasks import Tasks
 from node.identity.keys import Signer
 from node.telemetry.events import Journal
 from node.training.election import Election, Sighting
-from node.training.leader.chair import LeaderService, Search, Unheard, in_thread
 from node.training.leader.leader import Leader, Phase
+from node.training.leader.service import LeaderService, Search, Unheard, in_thread
 from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from node.training.protocol import notes
@@ -44,9 +45,9 @@ from node.training.protocol.pace import (
     WAY_TIMEOUT_S,
     WAYS_AT_ONCE,
 )
-from node.training.protocol.past import VersionHistory
 from node.training.protocol.rules import ChangeStatus, Rules
-from node.training.work import StageRuntime
+from node.training.protocol.version_history import VersionHistory
+from node.training.stage_runtime import StageRuntime
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -110,7 +111,7 @@ class Training(rpc.TrainingServicer):
         self._shown: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
         self.standing = ChangeStatus(facts.read(""))
-        self._chair = LeaderService(self, self._domain, search)
+        self._leader_service = LeaderService(self, self._domain, search)
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_lead: Callable[[], None] = lambda: None
@@ -215,7 +216,7 @@ class Training(rpc.TrainingServicer):
             self.on_change(text)
             self._hurry.set()
             if self.leader is not None:
-                self._chair.lead(ev.Changed(rules))
+                self._leader_service.lead(ev.Changed(rules))
         return rules
 
     def _goes_by(self, plan: Plan) -> None:
@@ -303,7 +304,7 @@ class Training(rpc.TrainingServicer):
         """False when it is no leader that listens: the next may be."""
         heard = self._heard(leader)
         if leader == self.me:
-            self._chair.lead(heard)
+            self._leader_service.lead(heard)
             return True
         self._election.tells(leader, self.clock.now())
         try:
@@ -357,7 +358,7 @@ class Training(rpc.TrainingServicer):
             now = self.clock.now()
             patience.woke(due, now)
             if self.leader is not None:
-                self._chair.lead(
+                self._leader_service.lead(
                     ev.ClockTick(self.coming(), self.work.colleagues.all, patience.slack(now))
                 )
 
@@ -403,7 +404,7 @@ class Training(rpc.TrainingServicer):
                 self.change(event.change)
             except Refused as e:
                 raise WireError(e.what) from e
-        self._chair.lead(event)
+        self._leader_service.lead(event)
         return None
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
@@ -495,7 +496,7 @@ class Training(rpc.TrainingServicer):
         for _ in range(TELL_TRIES):
             async with self._order.setdefault(plan.leader, asyncio.Lock()):
                 if plan.leader == self.me:
-                    self._chair.lead(notes.leader_event(note, self.me))
+                    self._leader_service.lead(notes.leader_event(note, self.me))
                     return
                 with contextlib.suppress(PeerFault):
                     await self.word(plan.leader, note, 2 * PROBE_TIMEOUT_S)
@@ -556,7 +557,7 @@ class Training(rpc.TrainingServicer):
             self.member.withdraw(work.version, work.checkpoints(), work.tokens, work.cell)
             self._hurry.set()
             if self.leader is not None:
-                self._chair.lead(self._heard())
+                self._leader_service.lead(self._heard())
             return f"epoch {action.version.epoch} cannot be put in place: {e}"
         return None
 

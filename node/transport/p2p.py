@@ -68,7 +68,7 @@ CONNECT_TIMEOUT_S, TCP_FIRST_S = 10.0, 2.0
 STREAMS_PER_PEER, STREAMS = 64, 1024
 RELAYED_PER_PEER, RELAYED = 256, 512
 """Streams that one relay may bring for its clients: they do not count as its own."""
-_LEASH = str(Path(__file__).with_name("leash.py"))
+_PARENT_WATCH = str(Path(__file__).with_name("parent_watch.py"))
 _GONE = (OSError, EOFError, P2PDaemonError)
 """What talking to a p2pd that is dead or dying raises."""
 
@@ -111,7 +111,7 @@ class P2pDaemon:
         self._addresses: tuple[str, ...] = ()
         self._ports = settings.p2p_port, settings.p2p_port
         self._said: deque[str] = deque(maxlen=100)
-        self._kind = _leashed(self.runtime, self._said)
+        self._kind = _watching_parent(self.runtime, self._said)
 
     @property
     def p2p(self) -> Any:
@@ -543,8 +543,8 @@ def _family(host: str) -> str:
     return "ip6" if ":" in host else "ip4"
 
 
-def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:
-    class Leashed(P2P):
+def _watching_parent(runtime: Path, said: deque[str]) -> type[P2P]:
+    class Watching(P2P):
         """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
 
         _UNIX_SOCKET_PREFIX = f"/unix{runtime}/"
@@ -555,7 +555,7 @@ def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:
                 sys.executable,
                 "-I",
                 "-S",
-                _LEASH,
+                _PARENT_WATCH,
                 str(os.getpid()),
                 *P2P._make_process_args(*args, **kwargs),
             ]
@@ -564,7 +564,7 @@ def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:
         def _log_p2pd_message(line: str) -> None:
             said.append(line)
 
-    return Leashed
+    return Watching
 
 
 def _short(error: BaseException) -> str:

@@ -113,7 +113,7 @@ class TransportPort(Protocol):
         """Report tensor bytes moved; ``plane`` labels them in the metrics ("pipeline", "averaging",
         "state").
 
-        A room knows its sizes for free; counting inside gRPC would cost every message.
+        A package knows its sizes for free; counting inside gRPC would cost every message.
         """
         ...
 

@@ -31,11 +31,11 @@ from node.reach.ladder import Rung
 from node.reach.secure import Secured, Shown
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
-from node.telemetry.sparing import RateLimitedLog
+from node.telemetry.rate_limit import RateLimitedLog
 from node.transport import ask, handshake
 from node.transport.addresses import join_host, multiaddr, split_multiaddr
 from node.transport.ask import Answerer, Asking
-from node.transport.doorman import AuthInterceptor
+from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
 from node.transport.limits import PEERS_KEPT, Busiest, Seats
@@ -108,7 +108,7 @@ class Transport:
         """All that this peer sends and receives."""
         self._beside, self._tunnelled, meter = Beside(), 0, ByteMeter(self.traffic)
         seats = Seats(settings.peer_streams, 16 * settings.peer_streams)
-        self._doorman = AuthInterceptor(self._tokens, seats, self._banned, meter)
+        self._auth = AuthInterceptor(self._tokens, seats, self._banned, meter)
         self.reachable = Reachable(
             self.p2p,
             settings,
@@ -184,7 +184,7 @@ class Transport:
         )
         self._punches = TokenBucket(PUNCHES_PER_S, PUNCHES_AT_ONCE)
         self._punching: set[PeerId] = set()
-        self._sparing = RateLimitedLog(journal)
+        self._rate_limit = RateLimitedLog(journal)
         self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
         self._met: OrderedDict[PeerId, Acquaintance] = OrderedDict()
         self._bytes: dict[PeerId, list[int]] = {}
@@ -217,7 +217,7 @@ class Transport:
             ("grpc.http2.min_ping_interval_without_data_ms", round(500 * settings.keepalive_s)),
             ("grpc.so_reuseport", 0),
         ]
-        return grpc.aio.server(interceptors=[self._doorman], options=options)
+        return grpc.aio.server(interceptors=[self._auth], options=options)
 
     @property
     def ports(self) -> tuple[int, int]:
@@ -294,7 +294,7 @@ class Transport:
         await self._tasks.close()
         await self.server.stop(None)
         await self.p2p.close()
-        self._sparing.close()
+        self._rate_limit.close()
 
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
         self._refuse_banned(peer)
@@ -307,7 +307,7 @@ class Transport:
         return line.channel
 
     def caller(self, context: Any) -> PeerId:
-        peer = self._doorman.caller(context.invocation_metadata())
+        peer = self._auth.caller(context.invocation_metadata())
         if peer is None:
             context.set_code(grpc.StatusCode.UNAUTHENTICATED)
             raise PeerFault(PeerId("unknown"), "call with an unknown token")
@@ -418,15 +418,15 @@ class Transport:
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         was = self._banned(peer)
         self._book.count(peer, weight, time.monotonic())
-        self._metrics.faults_total.labels(room="transport").inc()
-        self._sparing.emit(
+        self._metrics.faults_total.labels(component="transport").inc()
+        self._rate_limit.emit(
             peer, "transport", "fault", f"{short(peer)}: {reason}", "warning", weight=weight
         )
         left = self._banned(peer)
         if left > was and not was:
             self.forget(peer)
             self._metrics.bans_total.inc()
-            self._sparing.emit(
+            self._rate_limit.emit(
                 peer, "transport", "banned", f"{short(peer)} is refused for {left:.0f} s", "warning"
             )
 
@@ -605,7 +605,7 @@ class Transport:
             self._incompatible.popitem(last=False)
         if known is None or known[0] != theirs:
             ours = self._facts().protocols
-            self._sparing.emit(
+            self._rate_limit.emit(
                 peer,
                 "transport",
                 "protocol-mismatch",
@@ -637,7 +637,7 @@ class Transport:
             raise PeerFault(peer, f"is refused for {left:.0f} s more")
 
     def _limited(self, peer: PeerId) -> None:
-        self._sparing.emit(
+        self._rate_limit.emit(
             peer, "transport", "rate-limited", f"{short(peer)} asks too much and is put off"
         )
 

@@ -56,8 +56,8 @@ class Cell:
             await transport.start()
 
     async def close(self) -> None:
-        for room in self.rounds.values():
-            await room.close()
+        for service in self.rounds.values():
+            await service.close()
         await self.net.close()
 
     def tokens(self, peer: PeerId) -> int:

@@ -35,18 +35,18 @@ INWARD = {"members": frozenset({A, B, C}), "listeners": frozenset({B})}
 
 def test_a_gift_is_acknowledged_when_it_is_there_and_gets_no_parts():
     machine = opened(**INWARD)
-    assert feed(machine, began(1, B, tokens=0), began(2, C, gift=True)) == [Wait(1), Read(2)]
+    assert feed(machine, began(1, B, tokens=0), began(2, C, one_way=True)) == [Wait(1), Read(2)]
     assert feed(machine, Uploaded(2)) == [
         Serve(2, ()),
         ReduceAndStep(OPEN.round, 0, (P,), (A, C), 15),
     ]
     assert feed(machine, Stepped(3, frozenset({P})), Ended(2)) == [Serve(1, (P,))]
-    assert feed(machine, began(3, C, gift=True)) == [Serve(3, ())], "it was here already"
+    assert feed(machine, began(3, C, one_way=True)) == [Serve(3, ())], "it was here already"
 
 
 def test_a_gift_that_comes_too_late_is_told_so_by_the_same_silence_and_counts_for_nothing():
     machine = opened(**INWARD)
-    assert feed(machine, began(1, C, gift=True), TimePassed(), now=100.0) == [
+    assert feed(machine, began(1, C, one_way=True), TimePassed(), now=100.0) == [
         Read(1),
         ReduceAndStep(OPEN.round, 0, (P,), (A,), 10),
         Wait(1),
@@ -58,9 +58,9 @@ def test_who_dies_before_its_gift_is_not_waited_for_and_a_gift_survives_its_give
     machine = opened(**INWARD)
     assert feed(machine, PeerFoundDead(C)) == [ReduceAndStep(OPEN.round, 0, (P,), (A,), 10)]
     machine = opened(members=frozenset({A, C, "e"}))
-    assert feed(machine, began(1, C, gift=True), Uploaded(1), Ended(1), PeerFoundDead(C))[1:] == [
-        Serve(1, ())
-    ]
+    assert feed(machine, began(1, C, one_way=True), Uploaded(1), Ended(1), PeerFoundDead(C))[
+        1:
+    ] == [Serve(1, ())]
     assert feed(machine, PeerFoundDead(PeerId("e"))) == [
         ReduceAndStep(OPEN.round, 0, (P,), (A, C), 15)
     ]
@@ -68,7 +68,7 @@ def test_who_dies_before_its_gift_is_not_waited_for_and_a_gift_survives_its_give
 
 def test_a_repair_takes_no_gift_that_was_for_the_attempt_before():
     machine = opened(**INWARD)
-    feed(machine, began(1, C, gift=True))
+    feed(machine, began(1, C, one_way=True))
     (refused, *rest) = feed(
         machine,
         replace(OPEN, round=RoundId(3, 1, 1), members=frozenset({A, B}), listeners=frozenset({B})),
@@ -120,8 +120,8 @@ async def meet(cell: Cell, givers: list[str], **changes: object) -> list[RoundOu
         cell.rounds[PeerId(p)].run(to_cell(cell, p, **changes), lambda mean: mean)
         for p in ("p0", "p1")
     ]
-    gifts = [cell.rounds[PeerId(p)].give(to_cell(cell, p)) for p in givers]
-    found = await asyncio.gather(*rounds, *gifts)
+    one_way_sends = [cell.rounds[PeerId(p)].give(to_cell(cell, p)) for p in givers]
+    found = await asyncio.gather(*rounds, *one_way_sends)
     return [o for o in found if isinstance(o, RoundOutcome)]
 
 
@@ -149,10 +149,10 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, 
     cell, told = await held(cell_of, 3), list[PeerId]()
     monkeypatch.setattr(cell.rounds[PeerId("p2")]._owner, "gone", told.append)
     await cell.net.kill(PeerId("p1"))
-    alive, gift = to_cell(cell, "p0", deadline_s=60.0), to_cell(cell, "p2", deadline_s=60.0)
+    alive, one_way = to_cell(cell, "p0", deadline_s=60.0), to_cell(cell, "p2", deadline_s=60.0)
     first, _ = await asyncio.gather(
         cell.rounds[PeerId("p0")].run(alive, lambda mean: mean),
-        cell.rounds[PeerId("p2")].give(gift),
+        cell.rounds[PeerId("p2")].give(one_way),
     )
     owners = cell.owners([PeerId("p0"), PeerId("p1")])
     lost = {name for name, owner in owners.items() if owner == "p1"}
@@ -176,8 +176,10 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, 
 
 async def test_a_gift_of_another_weight_than_the_plans_is_refused_and_the_round_goes_on(cell_of):
     cell = await held(cell_of, 3)
-    gift = to_cell(cell, "p2", tokens=4)
-    (left, right), sent = await asyncio.gather(meet(cell, []), cell.rounds[PeerId("p2")].give(gift))
+    one_way = to_cell(cell, "p2", tokens=4)
+    (left, right), sent = await asyncio.gather(
+        meet(cell, []), cell.rounds[PeerId("p2")].give(one_way)
+    )
     assert sent == 0
     assert not left.missing
     assert same(left.fresh, right.fresh)
@@ -205,7 +207,7 @@ async def test_gifts_to_several_owners_end_together(cell_of, monkeypatch):
     cell = await held(cell_of, 3)
     waits, ended = asyncio.Event(), list[str]()
 
-    async def all_of(exchanges, errands, timeout, took):
+    async def all_of(exchanges, requests, timeout, took):
         if exchanges._owner == "p0":
             await waits.wait()
             raise ValueError("cannot be said")

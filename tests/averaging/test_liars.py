@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from node.averaging.exchange.events import Kind
-from node.averaging.exchange.member import Errand, Exchanges, Unwelcome
+from node.averaging.exchange.member import Exchanges, GroupRequest, Unwelcome
 from node.averaging.reducers.quarantine import FEWEST_KNOWN, WEIGHT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
@@ -45,7 +45,7 @@ class Lair:
             self.cell.transports[self.liar], owner, replace(request, up="fp32"), True, 64
         )
         try:
-            return await exchanges.one(Errand(group, group.names), 10.0)
+            return await exchanges.one(GroupRequest(group, group.names), 10.0)
         except PeerFault as fault:
             return fault
 
@@ -211,8 +211,8 @@ async def test_an_owner_that_is_the_loud_one_leaves_itself_out_and_counts_nobody
 async def test_too_few_for_the_reducer_is_said_once(cell_of, bits):
     cell = await cell_of(2, AveragingSettings(reducer="median", round_timeout_s=10.0))
     said = []
-    for room in cell.rounds.values():
-        room._owner._say = lambda kind, text, level: said.append((kind, text))
+    for service in cell.rounds.values():
+        service._owner._say = lambda kind, text, level: said.append((kind, text))
     for epoch in (7, 8):
         outcomes = await cell.run_all(
             {p: cell.request(p, round=RoundId(epoch, 1, 0)) for p in cell.peers}

@@ -373,16 +373,16 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
                 answered.add(action.stream)
                 if isinstance(action, Serve):
                     assert set(action.names) <= fresh
-                    assert bool(action.names) != began_of[action.stream].gift
+                    assert bool(action.names) != began_of[action.stream].one_way
 
     for kind, *rest in script:
         if kind == "began":
-            peer, tokens, number, names, gift = rest
+            peer, tokens, number, names, one_way = rest
             streams += 1
             groups = ALONE if number == 0 else BOTH
-            gift = gift and tokens > 0
+            one_way = one_way and tokens > 0
             began_of[streams] = began(
-                streams, PeerId(peer), tokens, names, RoundId(3, 1, number), groups, gift=gift
+                streams, PeerId(peer), tokens, names, RoundId(3, 1, number), groups, one_way=one_way
             )
             apply(began_of[streams])
         elif (

@@ -21,17 +21,17 @@ class Scripted(Exchanges):
         self.ended: list[str] = []
         self.waits = asyncio.Event()
 
-    async def one(self, errand, timeout):
-        if errand == "fault":
+    async def one(self, wanted, timeout):
+        if wanted == "fault":
             raise PeerFault(OWNER, "says no")
-        if errand != "first":
+        if wanted != "first":
             try:
                 self.waits.set()
                 await asyncio.Event().wait()
             finally:
-                self.ended.append(errand)
+                self.ended.append(wanted)
         await self.waits.wait()
-        return errand
+        return wanted
 
 
 async def test_an_answer_that_cannot_be_kept_ends_the_exchanges_beside_it():

@@ -10,7 +10,7 @@ import torch
 
 from node.averaging.coding import parcel
 from node.averaging.exchange.groups import micro_groups
-from node.averaging.exchange.member import Errand, Exchanges
+from node.averaging.exchange.member import Exchanges, GroupRequest
 from node.averaging.exchange.owner import HEAD_LIMIT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
@@ -262,7 +262,7 @@ async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, 
     )
     answer = [averaging_pb2.Fresh(head=head), averaging_pb2.Fresh(chunk=body)]
     if lie == "unknown kind":
-        answer = [averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=99))]  # type: ignore[arg-type]
+        answer = [averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=99))]  # type: ignore
     transport = cell.net.transport(liar)
     averaging_pb2_grpc.add_AveragingServicer_to_server(
         Liar([] if lie == "empty" else answer), transport.server
@@ -272,5 +272,5 @@ async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, 
     (group,) = micro_groups({"c.weight": 20}, 1 << 20)
     exchanges = Exchanges(cell.transports[cell.peers[0]], liar, request, True, 64)
     with pytest.raises(PeerFault) as caught:
-        await exchanges.one(Errand(group, group.names), 10.0)
+        await exchanges.one(GroupRequest(group, group.names), 10.0)
     assert caught.value.weight == 1.0

@@ -19,7 +19,7 @@ from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.errors import WireError
 from node.core.ids import RoundId
-from node.training.rounds.owed import ErrorFeedback
+from node.training.rounds.error_feedback import ErrorFeedback
 from protos import averaging_pb2
 
 SIZES = st.lists(st.integers(0, 400), max_size=6)
@@ -138,13 +138,13 @@ async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format
 
 async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(cell_of, grads):
     cell = await cell_of(2)
-    owed = {p: ErrorFeedback("top-k") for p in cell.peers}
+    residual = {p: ErrorFeedback("top-k") for p in cell.peers}
     got = {n: torch.zeros_like(t) for n, t in grads(cell.peers[0]).items()}
     for epoch in range(40):
         requests = {}
         for peer in cell.peers:
-            owed[peer].begin(str(epoch))
-            said, coded = owed[peer].says(grads(peer))
+            residual[peer].begin(str(epoch))
+            said, coded = residual[peer].says(grads(peer))
             requests[peer] = cell.request(
                 peer,
                 round=RoundId(epoch, 1, 0),
@@ -159,11 +159,11 @@ async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(
         )
         assert all(torch.equal(first.fresh[n], second.fresh[n]) for n in got)
         for peer in cell.peers:
-            owed[peer].ended(first.parts, {}, peer)
-            owed[peer].moved()
+            residual[peer].ended(first.parts, {}, peer)
+            residual[peer].moved()
             cell.rounds[peer].forget(epoch)
         got = {n: g + first.fresh[n] for n, g in got.items()}
-    lost = {n: sum(owed[p].words[n] for p in cell.peers) / 2 for n in got}
+    lost = {n: sum(residual[p].words[n] for p in cell.peers) / 2 for n in got}
     for name, total in got.items():
         wanted = 40 * sum(grads(p)[name] for p in cell.peers) / 2
         assert torch.allclose(total + lost[name], wanted, atol=1e-2)
@@ -209,8 +209,8 @@ async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
         runs.append(outer[peer][0].run(request, means))
         runs.append(outer[peer][1].run(replace(request, tokens=1, summed=False), means))
     inner_0, outer_0, inner_1, outer_1 = await asyncio.gather(*runs)
-    for room in (r for pair in outer.values() for r in pair):
-        await room.close()
+    for service in (r for pair in outer.values() for r in pair):
+        await service.close()
     assert bits(inner_0.fresh, inner_1.fresh)
     assert bits(outer_0.fresh, outer_1.fresh)
     assert not bits(inner_0.fresh, outer_0.fresh)

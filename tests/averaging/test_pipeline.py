@@ -14,7 +14,7 @@ import torch
 
 from node.averaging.exchange.events import Kind, Uploaded
 from node.averaging.exchange.groups import LET_IN
-from node.averaging.exchange.member import Errand, Exchanges, Unwelcome
+from node.averaging.exchange.member import Exchanges, GroupRequest, Unwelcome
 from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
@@ -149,7 +149,7 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
     exchanges = Exchanges(
         cell.transports[p2], p0, cell.request(p2, owners=owners, up="fp32"), True, 64
     )
-    await exchanges.one(Errand(groups[0], groups[0].names), 300.0)
+    await exchanges.one(GroupRequest(groups[0], groups[0].names), 300.0)
     cell.rounds[p0].gone(p2)
     outcomes = await asyncio.wait_for(running, 300)
     expected = cell.expected([p0, p1]) | cell.expected(cell.peers, ["a.weight"])
@@ -229,10 +229,10 @@ async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
         replace(second, digest=first.digest),
     ):
         with pytest.raises(Unwelcome) as caught:
-            await exchanges.one(Errand(wrong, wrong.names), 300.0)
+            await exchanges.one(GroupRequest(wrong, wrong.names), 300.0)
         assert caught.value.kind is Kind.GROUPS
     with pytest.raises(Unwelcome) as caught:
-        await exchanges.one(Errand(first, second.names), 300.0)
+        await exchanges.one(GroupRequest(first, second.names), 300.0)
     assert caught.value.kind is Kind.HEADS
     assert [w for _, _, w in cell.transports[p0].faults] == [1.0]
     cell.rounds[p0].gone(p1)

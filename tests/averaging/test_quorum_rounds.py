@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import pytest
 
-from node.averaging.exchange.books import grace
 from node.averaging.exchange.events import (
     PeerFoundDead,
     Read,
@@ -22,6 +21,7 @@ from node.averaging.exchange.events import (
     Wait,
     WakeAt,
 )
+from node.averaging.exchange.group_state import grace
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.settings import AveragingSettings
 from tests.averaging.test_machine import OPEN, A, B, C, P, began, feed

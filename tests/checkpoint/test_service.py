@@ -455,7 +455,7 @@ async def test_verified_tensors_survive_a_broken_donor_and_a_restart(
 async def test_kept_files_are_believed_only_by_their_hash(swarm: Swarm, tmp_path: Path) -> None:
     sha = hashlib.sha256(values()["norm"].numpy().tobytes()).hexdigest()
     (tmp_path / f"{sha}.tensor").write_bytes(b"\0" * 28)
-    (tmp_path / "mine.txt").write_text("not of this room")
+    (tmp_path / "mine.txt").write_text("not of this store")
     donor = await swarm.donor("donor", Held({3: values()}))
     snapshot = await swarm.fetch([donor], partial=Partial(tmp_path))
     assert same(snapshot.tensors, values())

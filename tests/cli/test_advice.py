@@ -188,7 +188,9 @@ def test_the_example_of_the_manual_can_be_read(home):
     for text in examples:
         (home / "config.toml").write_text(text)
         NodeConfig.load({"home": home}, {})
-        rooms = {
+        sections = {
             key: value for key, value in tomllib.loads(text).items() if isinstance(value, dict)
         }
-        assert all(f"{room}.{key}" in KNOWN for room, table in rooms.items() for key in table)
+        assert all(
+            f"{section}.{key}" in KNOWN for section, table in sections.items() for key in table
+        )

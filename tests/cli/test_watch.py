@@ -84,7 +84,7 @@ def test_logs_come_from_the_daemon_and_from_the_file_when_it_is_gone(tutti, daem
     event = {
         "at": 1.0,
         "level": "error",
-        "room": "r",
+        "component": "r",
         "kind": "k",
         "text": "from the file",
         "fields": {},

@@ -136,4 +136,4 @@ def test_a_forged_or_damaged_change_is_refused(
         with pytest.raises(Refused):
             read(manifest, bad)
     with pytest.raises(Refused):
-        read(replace(manifest, swarm=replace(manifest.swarm, owner="")), text)  # type: ignore[arg-type]
+        read(replace(manifest, swarm=replace(manifest.swarm, owner="")), text)  # type: ignore

@@ -101,7 +101,7 @@ def test_a_change_that_does_not_fit_here_is_said_when_it_is_heard_of_and_counts_
     d.assembled.training.standing.learns(diloco)
     check_room(d.config, MANIFEST, d.assembled, journal)
     (said,) = journal.recent()
-    assert (said.kind, said.fields["revision"]) == ("change-out-of-room", 3)
+    assert (said.kind, said.fields["revision"]) == ("change-out-of-memory", 3)
     assert "main memory" in said.text
     assert "a machine with more" in said.text
     assert "main memory" in d.mover.asked(2)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.lab.canned_window import training_snapshot
-from node.app import picture
-from node.app.picture import SnapshotBuilder
+from node.app import snapshot as module
+from node.app.snapshot import SnapshotBuilder
 from node.telemetry.events import Journal
 from protos.control_pb2 import Snapshot
 
@@ -18,8 +18,8 @@ async def told(
     monkeypatch: pytest.MonkeyPatch, *snapshots: Snapshot, again_s: float = 1e9
 ) -> list[str]:
     """What the journal says while the daemon looks like each of these in turn."""
-    monkeypatch.setattr(picture, "NEWS_S", 0.0)
-    monkeypatch.setattr(picture, "TELL_S", again_s)
+    monkeypatch.setattr(module, "NEWS_S", 0.0)
+    monkeypatch.setattr(module, "TELL_S", again_s)
     journal, left = Journal(), list(snapshots)
     shown = SnapshotBuilder(SimpleNamespace(journal=journal))  # type: ignore[arg-type]
 

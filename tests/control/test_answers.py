@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.app.view import OperatorService
+from node.app.operator_service import OperatorService
 from node.core.errors import ExitCode, LocalFault, Refused
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity
@@ -27,7 +27,8 @@ def view(private: bool) -> tuple[OperatorService, Manifest]:
     gate = Gate(manifest.run_id, OWNER.peer_id, private)
     daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=lambda: gate)
     made = OperatorService(daemon)
-    made.peers = lambda: PeersAnswer(peers=[PeerLine(peer="12D3KooWHidden", name="shy-otter")])  # type: ignore[method-assign]
+    line = PeerLine(peer="12D3KooWHidden", name="shy-otter")
+    made.peers = lambda: PeersAnswer(peers=[line])  # type: ignore[method-assign]
     return made, manifest
 
 

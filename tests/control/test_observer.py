@@ -369,10 +369,10 @@ def test_a_conversation_that_breaks_off_is_put_into_words(
 
 def test_the_host_only_dials() -> None:
     host = observer._host(1.0)
-    assert (host.mDNS, host.upnp, host.bootstrap) == (None, None, None)  # type: ignore[attr-defined]
+    assert (host.mDNS, host.upnp, host.bootstrap) == (None, None, None)  # type: ignore
     assert host.get_metrics_recv_channel() is None  # type: ignore[attr-defined]
     assert host.get_network().listeners == {}  # type: ignore[attr-defined]
-    assert host.get_network()._resource_manager.prometheus_exporter is None  # type: ignore[attr-defined]
+    assert host.get_network()._resource_manager.prometheus_exporter is None  # type: ignore
     limits = host.get_network().connection_config  # type: ignore[attr-defined]
     assert (limits.low_watermark + limits.high_watermark) // 2 == 0, (
         "the library dials on its own up to this many"

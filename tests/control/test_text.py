@@ -23,7 +23,7 @@ def shown(*what: RenderableType, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
     for each in what:
         console.print(each)
-    return console.file.getvalue().rstrip("\n").split("\n")  # pyright: ignore[reportAttributeAccessIssue]
+    return console.file.getvalue().rstrip("\n").split("\n")  # pyright: ignore
 
 
 def swarm(stages: int = 3, replicas: int = 2, **changes: object) -> list[Snapshot]:

@@ -20,9 +20,9 @@ from hivemind.utils import MSGPackSerializer
 from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht import guard
-from node.dht.board import RecordStore
-from node.dht.door import REQUESTS_AT_ONCE, AdmissionFilter
+from node.dht.admission import REQUESTS_AT_ONCE, AdmissionFilter
 from node.dht.record import wrap
+from node.dht.record_store import RecordStore
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
@@ -67,8 +67,8 @@ class StandingClock(SystemClock):
 
 
 class Node:
-    def __init__(self, protocol: guard.SwarmProtocol, board: RecordStore) -> None:
-        self.protocol, self.board = protocol, board
+    def __init__(self, protocol: guard.SwarmProtocol, record_store: RecordStore) -> None:
+        self.protocol, self.record_store = protocol, record_store
         self.context = called_by(BOB)
 
     def store(
@@ -102,15 +102,15 @@ async def make_node(
     **settings: Any,
 ) -> Node:
     knobs, clock = DirectorySettings(**settings), StandingClock()
-    board = RecordStore(RUN, knobs, admit=gate.admit if gate else None)
+    record_store = RecordStore(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
     door = AdmissionFilter(clock, gate.admit if gate else None, admission, tell)
-    validator = guard.EnvelopeValidator(board, clock, knobs.max_record, door)
+    validator = guard.EnvelopeValidator(record_store, clock, knobs.max_record, door)
     protocol = await guard.SwarmProtocol.create(
         FakeP2P(), me, 20, 5, 5, 3, record_validator=validator
     )
     assert isinstance(protocol, guard.SwarmProtocol)
-    return Node(protocol, board)
+    return Node(protocol, record_store)
 
 
 @pytest.mark.parametrize("depth", [guard.MAX_NESTING + 1, 50, 2000])
@@ -146,7 +146,7 @@ async def test_our_signed_record_is_stored_once(node: Node, body) -> None:
     reply = await node.store(pack(sealed(BOB, body().pack(), expires)), expires)
     assert list(reply.store_ok) == [True]
     assert node.stored == 1
-    assert node.board.entries(time.time())[BOB.peer_id].body == body()
+    assert node.record_store.entries(time.time())[BOB.peer_id].body == body()
 
 
 @pytest.mark.parametrize(
@@ -201,19 +201,19 @@ async def test_a_replayed_old_record_is_refused(node: Node, body) -> None:
         (await node.store(pack(sealed(BOB, body(epoch=2).pack(), second, seq=2)), second)).store_ok
     ) == [True]
     assert list((await node.store(old, first)).store_ok) == [False]
-    assert node.board.entries(time.time())[BOB.peer_id].body.epoch == 2
+    assert node.record_store.entries(time.time())[BOB.peer_id].body.epoch == 2
 
 
 async def test_one_bad_record_in_a_dictionary_does_not_hide_the_good_ones(node: Node, body) -> None:
     expires = until()
-    shelf = DictionaryDHTValue()
-    shelf.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
-    shelf.store(str(ALICE.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
-    shelf.store("stranger", pack(b"?"), 2.0**62)
-    shelf.latest_expiration_time = math.inf
-    assert node.protocol._validate_dictionary(KEY, shelf)
-    assert list(shelf.data) == [str(BOB.peer_id)]
-    assert shelf.latest_expiration_time == expires
+    local_checkpoints = DictionaryDHTValue()
+    local_checkpoints.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
+    local_checkpoints.store(str(ALICE.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
+    local_checkpoints.store("stranger", pack(b"?"), 2.0**62)
+    local_checkpoints.latest_expiration_time = math.inf
+    assert node.protocol._validate_dictionary(KEY, local_checkpoints)
+    assert list(local_checkpoints.data) == [str(BOB.peer_id)]
+    assert local_checkpoints.latest_expiration_time == expires
     hostile = DictionaryDHTValue()
     hostile.store("stranger", pack(b"?"), expires)
     assert not node.protocol._validate_dictionary(KEY, hostile)
@@ -224,11 +224,11 @@ async def test_a_found_dictionary_lives_as_long_as_its_records_not_as_its_sender
     node: Node, body
 ) -> None:
     expires = until()
-    shelf = DictionaryDHTValue()
-    shelf.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
+    local_checkpoints = DictionaryDHTValue()
+    local_checkpoints.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
     bob, alice = PeerID.from_base58(BOB.peer_id), PeerID.from_base58(ALICE.peer_id)
     result = dht_pb2.FindResult(
-        type=dht_pb2.FOUND_DICTIONARY, value=pack(shelf), expiration_time=math.inf
+        type=dht_pb2.FOUND_DICTIONARY, value=pack(local_checkpoints), expiration_time=math.inf
     )
     for claimed, peer in ((guard.node_id_of(bob), bob), (DHTID.generate(), alice)):
         result.nearest_node_ids.append(claimed.to_bytes())
@@ -339,7 +339,7 @@ async def test_many_strangers_take_a_bounded_memory(body) -> None:
             )
         await node.store(pack(bytes(1 << 20)), expires, key=DHTID.generate().to_bytes())
     assert (node.stored, len(node.protocol.storage), len(node.protocol.cache)) == (20, 1, 0)
-    assert len(node.board.entries(time.time())) == 20
+    assert len(node.record_store.entries(time.time())) == 20
     held = sum(
         len(item.value)
         for item in node.protocol.storage.get(DHTID.from_bytes(KEY)).value.data.values()
@@ -362,7 +362,7 @@ async def test_the_directory_of_a_private_run_is_closed_to_strangers(body) -> No
         "no token in the record"
     )
     assert list((await node.store(good, expires, auth=auth, peer=claim)).store_ok) == [True]
-    assert list(node.board.entries(time.time())) == [BOB.peer_id]
+    assert list(node.record_store.entries(time.time())) == [BOB.peer_id]
 
     find = dht_pb2.FindRequest(keys=[KEY], auth=auth)
     (found,) = (await node.protocol.rpc_find(find, node.context)).results
@@ -400,4 +400,4 @@ async def test_validator_refuses_what_is_not_bytes(node: Node) -> None:
         (b"", None, 1.0),
         (pack("x"), pack(b"x"), "soon"),
     ):
-        assert not validator.validate(DHTRecord(KEY, subkey, value, expires))  # type: ignore[arg-type]
+        assert not validator.validate(DHTRecord(KEY, subkey, value, expires))  # type: ignore

@@ -37,10 +37,10 @@ from node.training.election import Sighting
 from node.training.protocol.events import Heartbeat
 from node.training.protocol.notes import plan_domain, plan_note, ready_note
 from node.training.service import Training
+from node.training.stage_runtime import Engines, StageRuntime
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
-from node.training.work import Engines, StageRuntime
 from protos.training_pb2_grpc import TrainingStub
 
 CURVE = Path(__file__).with_name("curve.json")

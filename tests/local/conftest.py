@@ -23,7 +23,7 @@ from node.model.stages import build
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
-from node.pipeline.work import StageMath, VisitBuffers
+from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.training.state.stage import StageState
 from node.wire.tensors import TensorReader, encode, head_of
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch._C._distributed_c10d import _get_work_registry_size  # pyright: ignore[reportMissingImports]
+from torch._C._distributed_c10d import _get_work_registry_size  # pyright: ignore
 
 import node.model.stages as stages
 from node.core.errors import DeviceLost, LocalFault
@@ -174,7 +174,7 @@ def pieces(here: Rank) -> list[float]:
     )
     (loss, _), (wanted, _) = program.loss(h, targets), alone.loss(h, targets)
     found, share, finite = program.gradients(loss, [h], None)
-    dh, head = torch.autograd.grad(wanted, [h, alone.lm_head.weight])  # pyright: ignore[reportOptionalMemberAccess]
+    dh, head = torch.autograd.grad(wanted, [h, alone.lm_head.weight])  # pyright: ignore
     whole = program.whole(share, ["lm_head.weight"])
     off = [
         (loss - wanted).abs() / wanted,

@@ -102,7 +102,7 @@ def test_a_wrong_number_on_the_command_line_is_a_usage_error(tmp_path, capsys, v
 
 
 def test_one_device_loads_nothing_of_this_room():
-    """Outside the room it is imported by assembly alone, and there inside functions."""
+    """Outside the package it is imported by assembly alone, and there inside functions."""
     for file in (f for f in (ROOT / "node").rglob("*.py") if f.parent.name != "local"):
         tree = ast.parse(file.read_text())
         inside = {

@@ -74,7 +74,10 @@ def test_adamw_equals_torchs(name, shape, decay):
     )
     settings = OptimSettings(adam_lr=3e-3, warmup=0, weight_decay=0.1)
     mine = walk(settings, name, parameter, gradients)
-    make = lambda p: torch.optim.AdamW(p, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)  # noqa: E731
+
+    def make(p: torch.Tensor) -> torch.optim.AdamW:
+        return torch.optim.AdamW(p, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)
+
     assert torch.allclose(mine, theirs(make, parameter, gradients), atol=1e-6, rtol=0)
 
 

@@ -248,9 +248,10 @@ def test_the_hash_covers_method_shapes_and_owners():
 
 def test_another_process_computes_the_same_map():
     program = (
-        "from node.optim.parts import Part; from node.optim.ownership import assign, "
+        "from node.optim.parts import ParameterPart; from node.optim.ownership import assign, "
         "ownership_hash; import sys\n"
-        "ps = [Part(f'w{i}', (i + 1, 1), float(1 + i * 7 % 13), i, True) for i in range(50)]\n"
+        "costs = [float(1 + i * 7 % 13) for i in range(50)]\n"
+        "ps = [ParameterPart(f'w{i}', (i + 1, 1), c, i, True) for i, c in enumerate(costs)]\n"
         "print(ownership_hash(ps, assign(ps, [(f'p{i}', i / 3) for i in range(7)]), 'muon'))\n"
         "assert 'torch' not in sys.modules"
     )

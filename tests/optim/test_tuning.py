@@ -217,7 +217,7 @@ async def test_a_daemon_says_what_it_follows_and_can_be_ended_meanwhile(tmp_path
     monkeypatch.setattr(tuning, "tune", lambda folder, stop: tune(tmp_path, stop, Counting()))
     await tune_meanwhile(journal)
     (event,) = journal.recent()
-    assert (event.room, event.kind, event.fields["bf16_from"]) == (
+    assert (event.component, event.kind, event.fields["bf16_from"]) == (
         "optim",
         "kernels-tuned",
         RULE.bf16_from,

@@ -44,11 +44,11 @@ def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PLANTED = {
-    "floors": ("node/core/words.py", "import node.wire.tensors\n"),
-    "floors: siblings": ("node/optim/planted.py", "import node.averaging.settings\n"),
-    "floors: conductors": ("node/training/planted.py", "import node.local.split\n"),
-    "floors: an unknown room": ("node/attic/__init__.py", ""),
-    "rooms-acyclic": ("node/checkpoint/state.py", "\nimport node.checkpoint.fetch\n"),
+    "layers": ("node/core/words.py", "import node.wire.tensors\n"),
+    "layers: siblings": ("node/optim/planted.py", "import node.averaging.settings\n"),
+    "layers: conductors": ("node/training/planted.py", "import node.local.split\n"),
+    "layers: an unknown package": ("node/attic/__init__.py", ""),
+    "acyclic": ("node/checkpoint/state.py", "\nimport node.checkpoint.fetch\n"),
     "protos": ("protos/planted.py", "import node.core.ids\n"),
     "words": ("node/core/planted.py", "from protos import tensor_pb2\n"),
     "hivemind": ("node/pipeline/planted.py", "import hivemind.p2p\n"),

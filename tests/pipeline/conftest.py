@@ -57,7 +57,7 @@ class Swarm:
 
     def __init__(self, model: ModelSettings = MODEL, settings: PipelineSettings = SETTINGS) -> None:
         self.net, self.model, self.settings = MemoryNet(), model, settings
-        self.rooms: dict[str, Pipeline] = {}
+        self.pipelines: dict[str, Pipeline] = {}
         self.ears: dict[str, Ear] = {}
         self.dead: set[str] = set()
         self.restore: Callable[[], None] = lambda: None
@@ -69,7 +69,7 @@ class Swarm:
     ) -> Pipeline:
         transport = self.net.transport(name)
         stage, ear = stage_of(name), Ear()
-        room = Pipeline(
+        pipeline = Pipeline(
             transport,
             build(self.model, self.settings.stages, stage),
             DeviceThread(name),
@@ -81,8 +81,8 @@ class Swarm:
             **{"plan_wait_s": 1.0, **extra},  # pyright: ignore[reportArgumentType]
         )
         await transport.start()
-        self.rooms[name], self.ears[name] = room, ear
-        return room
+        self.pipelines[name], self.ears[name] = pipeline, ear
+        return pipeline
 
     async def fill(self, replicas: int = 2, **extra: object) -> Swarm:
         await self.add("s0a", **extra)  # pyright: ignore[reportArgumentType]
@@ -101,7 +101,7 @@ class Swarm:
         """``count`` micro-batches, spread over the replicas; ``choose(index, stage)`` names a
         letter."""
         letters = {
-            s: [n[2] for n in self.rooms if stage_of(n) == s]
+            s: [n[2] for n in self.pipelines if stage_of(n) == s]
             for s in range(1, self.settings.stages + 1)
         }
 
@@ -119,7 +119,7 @@ class Swarm:
             )
             for i in range(count)
         )
-        members = tuple(PlanMember(PeerId(n), stage_of(n), 1.0) for n in sorted(self.rooms))
+        members = tuple(PlanMember(PeerId(n), stage_of(n), 1.0) for n in sorted(self.pipelines))
         return Plan(epoch, 1, PeerId("s0a"), members, paths, {}, deadline_s=deadline_s)
 
     def batch(self, path: Path) -> tuple[Tensor, Tensor]:
@@ -130,14 +130,14 @@ class Swarm:
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def adopt(self, plan: Plan) -> None:
-        for room in self.rooms.values():
-            room.set_plan(plan)
+        for pipeline in self.pipelines.values():
+            pipeline.set_plan(plan)
 
     async def run(self, plan: Plan) -> dict[int, MicroBatchDone]:
         """Run all paths of s0a; every micro-batch must be reported exactly once."""
         self.results = []
         await asyncio.wait_for(
-            self.rooms["s0a"].run(plan.paths, self.batch, self.results.append), 60
+            self.pipelines["s0a"].run(plan.paths, self.batch, self.results.append), 60
         )
         assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
         await self.settle()
@@ -146,7 +146,10 @@ class Swarm:
     async def settle(self) -> None:
         """The origin has its results before its neighbours have the last receipts."""
         while under_way := [
-            t for n, room in self.rooms.items() if n not in self.dead for t in room.tasks._tasks
+            t
+            for n, pipeline in self.pipelines.items()
+            if n not in self.dead
+            for t in pipeline.tasks._tasks
         ]:
             await asyncio.wait(under_way)
 
@@ -160,10 +163,10 @@ class Swarm:
         """What the living replicas of each stage sum to, and their tokens per stage."""
         sums: dict[str, Tensor] = {}
         tokens: dict[int, int] = {}
-        for name, room in self.rooms.items():
+        for name, pipeline in self.pipelines.items():
             if name in self.dead:
                 continue
-            grads, n = await room.take_gradients(epoch)
+            grads, n = await pipeline.take_gradients(epoch)
             tokens[stage_of(name)] = tokens.get(stage_of(name), 0) + n
             for key, g in grads.items():
                 sums[key] = sums[key] + g if key in sums else g.clone()
@@ -210,11 +213,11 @@ class Swarm:
 
     async def close(self) -> None:
         self.restore()
-        for room in self.rooms.values():
-            await room.close()
+        for pipeline in self.pipelines.values():
+            await pipeline.close()
         await self.net.close()
-        for room in self.rooms.values():
-            room.device.close()
+        for pipeline in self.pipelines.values():
+            pipeline.device.close()
 
 
 @pytest.fixture
@@ -234,8 +237,8 @@ async def make_swarm() -> AsyncIterator[Callable[..., Swarm]]:
 def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 1) -> asyncio.Event:
     """Kill ``name`` when its machine is about to hear the ``nth`` event of ``kind``; from then on
     it does nothing at all."""
-    room, died, seen = swarm.rooms[name], asyncio.Event(), [0]
-    handle = room.machine.handle
+    pipeline, died, seen = swarm.pipelines[name], asyncio.Event(), [0]
+    handle = pipeline.machine.handle
 
     def mortal(event: object, now: float) -> list[object]:
         if type(event) is kind and way in (None, getattr(event, "way", None)):
@@ -243,13 +246,13 @@ def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 
         if seen[0] >= nth and not died.is_set():
             died.set()
             swarm.dead.add(name)
-            room.tasks.spawn(swarm.net.kill(PeerId(name)), "death")
+            pipeline.tasks.spawn(swarm.net.kill(PeerId(name)), "death")
         if died.is_set():
             raise asyncio.CancelledError
         return handle(event, now)  # pyright: ignore[reportArgumentType, reportReturnType]
 
-    room.machine.handle = mortal  # pyright: ignore[reportAttributeAccessIssue]
-    swarm.restore = lambda: setattr(room.machine, "handle", handle)
+    pipeline.machine.handle = mortal  # pyright: ignore[reportAttributeAccessIssue]
+    swarm.restore = lambda: setattr(pipeline.machine, "handle", handle)
     return died
 
 

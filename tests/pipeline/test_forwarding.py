@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-import node.inference.detour
+import node.inference.forward_router
 from benchmarks.lab.memory_net import MemoryNet
-from node.app.view import OperatorService
+from node.app.operator_service import OperatorService
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember
@@ -98,7 +98,7 @@ class Peers:
 
 @pytest.fixture
 async def peers(monkeypatch):
-    monkeypatch.setattr(node.inference.detour, "PING_S", 60.0)
+    monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     made = await Peers().start()
     yield made
     await made.net.close()

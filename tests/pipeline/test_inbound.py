@@ -71,7 +71,7 @@ async def test_a_head_that_does_not_fit_the_plan_is_refused(ready):
         got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, **changes))])
         assert [v for v, _ in got] == [pb.REFUSED], changes
         assert reason in got[0][1], changes
-    assert swarm.rooms["s1a"].stash.used == 0
+    assert swarm.pipelines["s1a"].stash.used == 0
     assert not swarm.net.transports["s1a"].faults
 
 
@@ -102,7 +102,7 @@ async def test_a_head_that_no_honest_peer_sends_is_refused_and_counted(ready):
         assert [peer for peer, _, _ in swarm.net.transports["s1a"].faults] == ["s0a"] * (i + 1), (
             changes
         )
-    assert swarm.rooms["s1a"].stash.used == 0
+    assert swarm.pipelines["s1a"].stash.used == 0
 
 
 async def test_a_tensor_of_another_length_is_refused_and_frees_its_place(ready):
@@ -115,7 +115,7 @@ async def test_a_tensor_of_another_length_is_refused_and_frees_its_place(ready):
             [pb.Frame(head=head(plan)), *(pb.Frame(chunk=bytes(n)) for n in chunks)],
         )
         assert [v for v, _ in got] == [pb.REFUSED], chunks
-        assert swarm.rooms["s1a"].stash.used == 0
+        assert swarm.pipelines["s1a"].stash.used == 0
     assert len(swarm.net.transports["s1a"].faults) == 4
 
 
@@ -161,7 +161,7 @@ async def test_a_duplicate_is_answered_without_computing_again(ready):
         v for v, _ in await answers(swarm, "s2b", "s1a", [pb.Frame(head=other)], "Backward")
     ] == [pb.DONE]
     assert swarm.ears["s1a"].seconds["compute"] == computed
-    assert (await swarm.rooms["s1a"].take_gradients(3))[1] == 64
+    assert (await swarm.pipelines["s1a"].take_gradients(3))[1] == 64
     await swarm.check(plan)
 
 
@@ -215,8 +215,8 @@ async def test_a_tensor_that_is_not_finite_is_refused_before_it_is_held(ready):
     assert [(peer, weight) for peer, _, weight in swarm.net.transports["s1a"].faults] == [
         ("s0a", 1.0)
     ] * 2
-    assert swarm.rooms["s1a"].stash.used == 0
-    assert not swarm.rooms["s1a"].machine.visits
+    assert swarm.pipelines["s1a"].stash.used == 0
+    assert not swarm.pipelines["s1a"].machine.visits
 
 
 async def test_forward_only_work_leaves_nobody_out(ready):
@@ -248,11 +248,11 @@ async def test_forward_only_frames_beyond_the_runs_limits_are_refused(ready):
 
 async def test_only_the_asked_path_may_bring_an_evaluation_home(ready):
     swarm, plan = ready
-    errands, path = swarm.rooms["s0a"].errands, plan.paths[0]
+    forward_requests, path = swarm.pipelines["s0a"].forward_requests, plan.paths[0]
     swarm.net.mute("s3a")
     swarm.net.mute("s3b")
-    going = asyncio.ensure_future(errands.go(pb.EVALUATE, path.hops, swarm.batch(path)[0]))
-    while not errands._waiting:
+    going = asyncio.ensure_future(forward_requests.go(pb.EVALUATE, path.hops, swarm.batch(path)[0]))
+    while not forward_requests._waiting:
         await asyncio.wait({going}, timeout=0.01)
     forged = head(
         plan,

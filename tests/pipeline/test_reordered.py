@@ -87,7 +87,7 @@ async def test_any_order_computes_what_it_computes_in_one_process(make_swarm):
     assert all(not ear.events for ear in swarm.ears.values()), {
         n: e.events for n, e in swarm.ears.items()
     }
-    assert all(len(room.stash) == 0 and room.stash.used == 0 for room in swarm.rooms.values())
+    assert all(len(room.stash) == 0 and room.stash.used == 0 for room in swarm.pipelines.values())
     # The order matters to the numbers: in rising order they are others.
     rising = replace(
         plan,
@@ -131,7 +131,7 @@ async def test_what_the_planner_swaps_runs(make_swarm):
     """Ways that make swaps pay, so that the planner's own paths have some."""
     swarm = await make_swarm().fill(replicas=1)
     ends, blocks = [(PeerId("s0a"), 1.0)], {s: [(PeerId(f"s{s}a"), 1.0)] for s in (1, 2, 3)}
-    names = [PeerId(n) for n in swarm.rooms]
+    names = [PeerId(n) for n in swarm.pipelines]
     near = {("s0a", "s2a"), ("s2a", "s1a"), ("s1a", "s3a"), ("s3a", "s0a")}
     ways = {
         (a, b): 0.01 if (a, b) in near or (b, a) in near else 1.0

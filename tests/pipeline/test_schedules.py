@@ -573,7 +573,14 @@ def at_random(seed: int) -> World:
     peers = [m.peer for m in plan.members]
     late = frozenset(p for p in peers if p != ORIGIN and dice.random() < 0.2)
     fewest = dice.randint(1, stages) if skips else None
-    world = World(plan, dice, capacity=one_of(2, 99), chaos=chaos, fewest=fewest, late=late)  # pyright: ignore[reportArgumentType]
+    world = World(
+        plan,
+        dice,
+        capacity=one_of(2, 99),
+        chaos=chaos,
+        fewest=fewest,
+        late=late,  # pyright: ignore
+    )
     fates: dict[int, Callable[[], None]] = {}
     for _ in range(dice.choice([0, 1, 2, 3])):
         victim, a, b = dice.choice(peers[1:]), dice.choice(peers), dice.choice(peers)

@@ -28,7 +28,10 @@ async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
     assert all(not ear.events for ear in swarm.ears.values()), {
         n: e.events for n, e in swarm.ears.items()
     }
-    assert all(len(room.stash) == 0 and room.stash.used == 0 for room in swarm.rooms.values())
+    assert all(
+        len(pipeline.stash) == 0 and pipeline.stash.used == 0
+        for pipeline in swarm.pipelines.values()
+    )
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -62,8 +65,8 @@ async def test_a_tiny_stash_answers_busy_and_everything_finishes(make_swarm):
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
     assert "hop-turned" in swarm.ears["s0a"].events
-    cost = swarm.rooms["s1a"].cost(0)
-    assert all(swarm.rooms[f"s{s}a"].stash.peak <= cost for s in (1, 2, 3))
+    cost = swarm.pipelines["s1a"].cost(0)
+    assert all(swarm.pipelines[f"s{s}a"].stash.peak <= cost for s in (1, 2, 3))
     await swarm.check(plan)
 
 
@@ -102,7 +105,7 @@ async def test_what_is_called_off_is_dropped_and_nobody_is_told(make_swarm):
     plan = swarm.plan(4)
     swarm.adopt(plan)
     swarm.net.mute(PeerId("s2a"))
-    origin, results = swarm.rooms["s0a"], []
+    origin, results = swarm.pipelines["s0a"], []
     running = asyncio.ensure_future(origin.run(plan.paths, swarm.batch, results.append))
     while not origin.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
         await asyncio.sleep(0.01)
@@ -123,16 +126,16 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     running = asyncio.ensure_future(swarm.run(plan))
     while not swarm.ears["s2a"].seconds.get("compute"):
         await asyncio.wait({running}, timeout=0.01)
-    first = await swarm.rooms["s0a"].take_gradients(3)
+    first = await swarm.pipelines["s0a"].take_gradients(3)
     done = await running
     assert not any(r.counted for r in done.values())
-    assert first == ({}, 0) == await swarm.rooms["s0a"].take_gradients(3)
-    assert await swarm.rooms["s0a"].take_gradients(4) == ({}, 0)
+    assert first == ({}, 0) == await swarm.pipelines["s0a"].take_gradients(3)
+    assert await swarm.pipelines["s0a"].take_gradients(4) == ({}, 0)
 
 
 async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swarm):
     swarm = await make_swarm().fill(replicas=2)
-    outbound = swarm.rooms["s0a"].courier.outbound
+    outbound = swarm.pipelines["s0a"].sender.outbound
     kept, named = outbound.counted, asyncio.Event()
 
     async def slow(*args):
@@ -142,12 +145,14 @@ async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swa
     plan = swarm.plan(4)
     swarm.adopt(plan)
     outbound.counted = slow
-    await swarm.rooms["s0a"].run(plan.paths, swarm.batch, swarm.results.append)
+    await swarm.pipelines["s0a"].run(plan.paths, swarm.batch, swarm.results.append)
     # As in a swarm: the end of the epoch is known before the origin's last notes have arrived
     # everywhere.
-    assert swarm.rooms["s1a"].machine.unsure() == 2
+    assert swarm.pipelines["s1a"].machine.unsure() == 2
     asyncio.get_running_loop().call_later(0.05, named.set)
-    await asyncio.gather(*(room.receipts(3, patience_s=60.0) for room in swarm.rooms.values()))
+    await asyncio.gather(
+        *(pipeline.receipts(3, patience_s=60.0) for pipeline in swarm.pipelines.values())
+    )
     assert (await swarm.gradients())[1] == dict.fromkeys(range(4), 128)
 
 
@@ -155,7 +160,7 @@ async def test_a_name_that_never_comes_costs_a_count_and_does_not_hold_up_the_ro
     swarm = await make_swarm().fill(replicas=1)
     plan = swarm.plan(2)
     swarm.adopt(plan)
-    kept, asked = swarm.rooms["s0a"].courier.outbound.counted, []
+    kept, asked = swarm.pipelines["s0a"].sender.outbound.counted, []
 
     async def mute(peer, *rest):
         asked.append(peer)
@@ -163,14 +168,14 @@ async def test_a_name_that_never_comes_costs_a_count_and_does_not_hold_up_the_ro
             raise PeerFault(peer, "does not hear")
         await kept(peer, *rest)
 
-    swarm.rooms["s0a"].courier.outbound.counted = mute
+    swarm.pipelines["s0a"].sender.outbound.counted = mute
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
-    room = swarm.rooms["s1a"]
-    await room.receipts(3, dropped=(0, 1))
+    pipeline = swarm.pipelines["s1a"]
+    await pipeline.receipts(3, dropped=(0, 1))
     assert "shares-unnamed" not in swarm.ears["s1a"].events
-    await room.receipts(3, patience_s=0.05)
-    await room.receipts(4)
+    await pipeline.receipts(3, patience_s=0.05)
+    await pipeline.receipts(4)
     assert swarm.ears["s1a"].events == ["shares-unnamed"]
     assert asked.count("s1a") >= 3
     assert (await swarm.gradients())[1] == {0: 64, 1: 0, 2: 64, 3: 64}
@@ -180,7 +185,7 @@ async def test_a_name_that_fails_once_is_said_again(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     plan = swarm.plan(3)
     swarm.adopt(plan)
-    kept, failed = swarm.rooms["s0a"].courier.outbound.counted, []
+    kept, failed = swarm.pipelines["s0a"].sender.outbound.counted, []
 
     async def once(peer, *rest):
         if peer not in failed:
@@ -188,7 +193,7 @@ async def test_a_name_that_fails_once_is_said_again(make_swarm):
             raise PeerFault(peer, "a reset connection")
         await kept(peer, *rest)
 
-    swarm.rooms["s0a"].courier.outbound.counted = once
+    swarm.pipelines["s0a"].sender.outbound.counted = once
     await swarm.run(plan)
     assert sorted(failed) == ["s1a", "s2a", "s3a"]
     await swarm.check(plan)
@@ -200,13 +205,13 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
     swarm.adopt(plan)
     swarm.net.mute(PeerId("s3a"))
     running = asyncio.ensure_future(swarm.run(plan))
-    while not len(swarm.rooms["s2a"].stash):
+    while not len(swarm.pipelines["s2a"].stash):
         await asyncio.wait({running}, timeout=0.01)
-    for room in swarm.rooms.values():
-        room.reset(2)
-    assert len(swarm.rooms["s2a"].stash)
-    for room in swarm.rooms.values():
-        room.reset(3)
+    for pipeline in swarm.pipelines.values():
+        pipeline.reset(2)
+    assert len(swarm.pipelines["s2a"].stash)
+    for pipeline in swarm.pipelines.values():
+        pipeline.reset(3)
     assert not any(r.counted for r in (await running).values())
     swarm.net.mute(PeerId("s3a"), False)
     following = swarm.plan(4, epoch=4)
@@ -214,15 +219,15 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
     assert all(r.counted for r in (await swarm.run(following)).values())
     _, tokens = await swarm.gradients(4)
     assert tokens == dict.fromkeys(range(4), 128)
-    assert all(room.stash.used == 0 for room in swarm.rooms.values())
+    assert all(pipeline.stash.used == 0 for pipeline in swarm.pipelines.values())
 
 
 async def test_a_frame_that_is_ahead_of_the_plan_waits_for_it(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     plan = swarm.plan(2)
     for name in ("s0a", "s2a", "s3a"):
-        swarm.rooms[name].set_plan(plan)
-    late, machine = swarm.rooms["s1a"], swarm.rooms["s1a"].machine
+        swarm.pipelines[name].set_plan(plan)
+    late, machine = swarm.pipelines["s1a"], swarm.pipelines["s1a"].machine
     handle, arrived = machine.handle, asyncio.Event()
 
     def watched(event, now):
@@ -242,19 +247,19 @@ async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     path = swarm.plan(1).paths[0]
     tokens, targets = swarm.batch(path)
-    total, n = await swarm.rooms["s0a"].evaluate(path.hops, tokens, targets)
+    total, n = await swarm.pipelines["s0a"].evaluate(path.hops, tokens, targets)
     wanted, _ = swarm.unsplit.loss(tokens, targets)
     assert n == 32
     assert total == pytest.approx(wanted.item(), rel=1e-5)
     short = tokens[:1, :5]
     torch.testing.assert_close(
-        await swarm.rooms["s0a"].logits(path.hops, short),
+        await swarm.pipelines["s0a"].logits(path.hops, short),
         swarm.unsplit(short)[:, -1],
         rtol=1e-4,
         atol=1e-5,
     )
     await swarm.settle()
-    assert all(room.stash.used == 0 for room in swarm.rooms.values())
+    assert all(pipeline.stash.used == 0 for pipeline in swarm.pipelines.values())
     sent = {n: e.moved[0] for n, e in swarm.ears.items()}
     # of a generation only the last position comes home
     assert sent["s3a"] - sent["s2a"] == (1 - 5) * 16 * 4
@@ -266,14 +271,14 @@ async def test_forward_only_work_finds_another_replica_or_says_who_failed(make_s
     swarm.adopt(plan)
     await swarm.kill("s2a")
     tokens, targets = swarm.batch(plan.paths[0])
-    total, _ = await swarm.rooms["s0a"].evaluate(plan.paths[0].hops, tokens, targets)
+    total, _ = await swarm.pipelines["s0a"].evaluate(plan.paths[0].hops, tokens, targets)
     assert total == pytest.approx(swarm.unsplit.loss(tokens, targets)[0].item(), rel=1e-5)
     await swarm.kill("s1a")
     await swarm.kill("s1b")
     with pytest.raises(PeerFault, match="stage 1"):
-        await swarm.rooms["s0a"].logits(plan.paths[0].hops, tokens)
+        await swarm.pipelines["s0a"].logits(plan.paths[0].hops, tokens)
     with pytest.raises(ValueError, match="errand"):
-        await swarm.rooms["s0a"].logits((), tokens)
+        await swarm.pipelines["s0a"].logits((), tokens)
 
 
 async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
@@ -294,7 +299,7 @@ async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
 def through(swarm, plan, stages):
     """Gradient sums by name of the model with only these block stages, by the modules the swarm
     computes with."""
-    modules = {s: swarm.rooms[f"s{s}a"].module for s in (0, *stages)}
+    modules = {s: swarm.pipelines[f"s{s}a"].module for s in (0, *stages)}
     sums = {}
     for path in plan.paths:
         tokens, targets = swarm.batch(path)
@@ -340,7 +345,7 @@ async def test_two_stages_that_are_gone_are_more_than_may_be_left_out(make_swarm
 
 def poisoned(swarm, name, what, make):
     """Whatever ``name`` computes in one direction is changed between its own check and the wire."""
-    math = swarm.rooms[name].math
+    math = swarm.pipelines[name].math
     job = getattr(math, what)
     field = "output" if what == "forward" else "upstream"
 
@@ -369,7 +374,7 @@ async def test_a_poisoned_activation_is_refused_and_another_replica_finishes(mak
     faults = [f for t in swarm.net.transports.values() for f in t.faults]
     assert {peer for peer, _, _ in faults} == {"s2a"}
     assert "activation-not-finite" in swarm.ears["s3a"].events + swarm.ears["s3b"].events
-    assert (await swarm.rooms["s2a"].take_gradients(3))[1] == 0
+    assert (await swarm.pipelines["s2a"].take_gradients(3))[1] == 0
 
 
 async def test_a_poisoned_gradient_is_refused_and_another_replica_makes_it_anew(make_swarm):
@@ -379,7 +384,7 @@ async def test_a_poisoned_gradient_is_refused_and_another_replica_makes_it_anew(
     swarm.adopt(plan)
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
-    assert (await swarm.rooms["s2a"].take_gradients(3))[1] == 0
+    assert (await swarm.pipelines["s2a"].take_gradients(3))[1] == 0
     await swarm.check(plan)
     assert {peer for t in swarm.net.transports.values() for peer, _, _ in t.faults} == {"s2a"}
 
@@ -397,9 +402,9 @@ async def test_a_poisoned_gradient_without_another_replica_ends_its_micro_batch(
 @pytest.mark.parametrize("stage", [0, 2])
 async def test_what_we_compute_ourselves_is_not_sent_unless_it_is_finite(make_swarm, stage):
     swarm = await make_swarm().fill(replicas=2)
-    for name in (n for n in swarm.rooms if n[1] == str(stage)):
+    for name in (n for n in swarm.pipelines if n[1] == str(stage)):
         with torch.no_grad():
-            next(swarm.rooms[name].module.parameters()).fill_(float("nan"))
+            next(swarm.pipelines[name].module.parameters()).fill_(float("nan"))
     plan = swarm.plan(2)
     swarm.adopt(plan)
     done = await swarm.run(plan)
@@ -427,12 +432,12 @@ async def test_an_activation_of_an_odd_size_is_refused_once_sizes_are_known(make
 
 async def test_neighbours_are_measured_from_sending_to_done(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
-    job = swarm.rooms["s2a"].math.forward
-    swarm.rooms["s2a"].math.forward = lambda work: (time.sleep(0.02), job(work))
+    job = swarm.pipelines["s2a"].math.forward
+    swarm.pipelines["s2a"].math.forward = lambda work: (time.sleep(0.02), job(work))
     plan = swarm.plan(6)
     swarm.adopt(plan)
     await swarm.run(plan)
-    rates = {n: room.rates() for n, room in swarm.rooms.items()}
+    rates = {n: pipeline.rates() for n, pipeline in swarm.pipelines.items()}
     assert {n: sorted(r) for n, r in rates.items()} == {
         "s0a": ["s1a", "s3a"],
         "s1a": ["s0a", "s2a"],
@@ -467,25 +472,27 @@ async def test_gradients_of_a_tied_model(make_swarm):
 
 async def test_that_a_gradient_is_there_already_is_an_answer_and_no_task_that_died(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
-    room = swarm.rooms["s2a"]
+    pipeline = swarm.pipelines["s2a"]
 
     async def there(*_):
         raise AlreadyThere
 
-    room.courier.outbound.fetch = there
+    pipeline.sender.outbound.fetch = there
     with pytest.raises(AlreadyThere):
-        await room.courier._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
+        await pipeline.sender._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
     await asyncio.sleep(0)
-    assert not room.tasks.errors
+    assert not pipeline.tasks.errors
     assert "task-died" not in swarm.ears["s2a"].events
 
 
 async def test_hops_have_as_many_times_as_long_as_the_plan_gives_the_epoch(make_swarm):
     swarm = await make_swarm(forward_timeout_s=2.0).fill(replicas=1, usual_s=10.0)
-    room = swarm.rooms["s1a"]
+    pipeline = swarm.pipelines["s1a"]
     for deadline_s, hop_s in ((5.0, 2.0), (30.0, 6.0), (1e9, 2.0 * STRETCH_MOST)):
-        room.set_plan(swarm.plan(1, epoch=int(deadline_s), deadline_s=deadline_s))
-        assert room.hop_s == pytest.approx(hop_s)
-    room.transport.patience.woke(0.0, 4.0)
-    room.clock = VirtualClock(4.0)
-    assert room.hop_s == pytest.approx(2.0 * STRETCH_MOST + 4.0), "and what this process runs late"
+        pipeline.set_plan(swarm.plan(1, epoch=int(deadline_s), deadline_s=deadline_s))
+        assert pipeline.hop_s == pytest.approx(hop_s)
+    pipeline.transport.patience.woke(0.0, 4.0)
+    pipeline.clock = VirtualClock(4.0)
+    assert pipeline.hop_s == pytest.approx(2.0 * STRETCH_MOST + 4.0), (
+        "and what this process runs late"
+    )

@@ -112,7 +112,7 @@ async def test_from_start_to_close(rig: Rig, router: FakeRouter) -> None:
     }
     assert set(router.table) == set(PORTS)
     event = next(e for e in rig.journal.recent() if e.kind == "ports-mapped")
-    assert (event.room, event.fields["how"]) == ("reach", "PCP")
+    assert (event.component, event.fields["how"]) == ("reach", "PCP")
     assert "tcp 31338 at 203.0.113.7:31338" in event.text
     await rig.mapper.close()
     assert rig.mapper.mappings == ()

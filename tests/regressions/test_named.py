@@ -89,7 +89,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
-from node.dht.board import Board
+from node.dht.record_store import RecordStore
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
 guard.install()
@@ -99,7 +99,7 @@ class P2P:
     async def add_protobuf_handler(self, *args, **kwargs): ...
 
 async def main():
-    board, clock = Board(RunId("ab" * 32), DirectorySettings()), SystemClock()
+    board, clock = RecordStore(RunId("ab" * 32), DirectorySettings()), SystemClock()
     key, pack = DHTID.generate(source=board.key).to_bytes(), MSGPackSerializer.dumps
     validator = guard.EnvelopeValidator(board, clock, 4096)
     here = guard.node_id_of(P2P.peer_id)

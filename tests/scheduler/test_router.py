@@ -194,7 +194,7 @@ def test_settings_that_cannot_hold_together_are_refused(
     given: dict[str, float], stages: int, batches: int, may_skip: float, says: str
 ) -> None:
     with pytest.raises(UsageFault) as e:
-        SchedulerSettings(**given).check(stages, batches, may_skip)  # pyright: ignore[reportArgumentType]
+        SchedulerSettings(**given).check(stages, batches, may_skip)  # pyright: ignore
     assert says in f"{e.value} {e.value.next_step}"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from node.averaging.exchange.books import EpochCounts
 from node.averaging.exchange.events import Action
+from node.averaging.exchange.group_state import EpochCounts
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.reducers.reducer import Gathered, Reduced
 from node.core.ids import PeerId

@@ -18,8 +18,8 @@ from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
 from node.training.protocol.edges import WHOLE
-from node.training.protocol.memory import makes
-from node.training.protocol.objection import of_edges, of_mass
+from node.training.protocol.plan_context import makes
+from node.training.protocol.plan_validation import of_edges, of_mass
 from node.training.protocol.rules import Rules, levels
 from tests.sim.test_switch import GOSSIP, Watched
 

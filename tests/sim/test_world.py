@@ -241,31 +241,31 @@ def body(state: str = "training", **more: Any) -> PeerBody:
 
 def test_the_noticeboard_spreads_late_stops_at_walls_and_forgets() -> None:
     links, at = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0), [0.0]
-    board = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
-    board.post(A, body(), 0.0)
-    assert set(board.read(A, 0.0)) == {A}, "one's own is known at once"
-    assert not board.read(B, 0.5)
+    record_store = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
+    record_store.post(A, body(), 0.0)
+    assert set(record_store.read(A, 0.0)) == {A}, "one's own is known at once"
+    assert not record_store.read(B, 0.5)
     at[0] = 1.0
-    assert set(board.read(B, 1.0)) == {A}
-    assert not board.read(B, 1000.0), "a reader that is ahead takes it for expired"
+    assert set(record_store.read(B, 1.0)) == {A}
+    assert not record_store.read(B, 1000.0), "a reader that is ahead takes it for expired"
     links.walls.append(Wall(frozenset({A}), frozenset({B})))
     at[0] = 2.0
-    board.post(A, body("draining"), 2.0)
+    record_store.post(A, body("draining"), 2.0)
     at[0] = 4.0
-    assert board.read(B, 4.0)[A].body.state == "training", "the newer one never reached it"
+    assert record_store.read(B, 4.0)[A].body.state == "training", "the newer one never reached it"
     links.walls.clear()
-    board.withdraw(A, 4.0)
+    record_store.withdraw(A, 4.0)
     at[0] = 6.0
-    assert not board.read(B, 6.0)
+    assert not record_store.read(B, 6.0)
 
 
 def test_a_directory_counts_by_its_own_wall_clock() -> None:
     links = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0)
-    board = SimDht(links, DirectorySettings(), 0.0, lambda: 1.0)
-    ahead = SimDirectory(board, A, VirtualClock(1.0, skew=100.0))
+    record_store = SimDht(links, DirectorySettings(), 0.0, lambda: 1.0)
+    ahead = SimDirectory(record_store, A, VirtualClock(1.0, skew=100.0))
     asyncio.run(ahead.publish(body()))
-    assert not board.read(B, 1.0 - DirectorySettings().max_ttl_s)
-    assert board.read(B, 1.0)[A].not_after == 101.0 + DirectorySettings().ttl_s
+    assert not record_store.read(B, 1.0 - DirectorySettings().max_ttl_s)
+    assert record_store.read(B, 1.0)[A].not_after == 101.0 + DirectorySettings().ttl_s
 
 
 def store(disk: SimDisk, now: list[float]) -> DiskStore:

@@ -152,7 +152,14 @@ def test_who_is_in_the_newest_plan():
 def line(kind: str, at: float) -> str:
     return (
         json.dumps(
-            {"at": at, "level": "info", "room": "training", "kind": kind, "text": "", "fields": {}}
+            {
+                "at": at,
+                "level": "info",
+                "component": "training",
+                "kind": kind,
+                "text": "",
+                "fields": {},
+            }
         )
         + "\n"
     )

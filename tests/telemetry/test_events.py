@@ -184,7 +184,7 @@ def test_library_logs_come_in_and_do_not_loop() -> None:
         log.info("hush")
     finally:
         log.removeHandler(handler)
-    assert [(e.room, e.kind, e.level, e.text) for e in pile.events] == [
+    assert [(e.component, e.kind, e.level, e.text) for e in pile.events] == [
         ("chatty", "log", "error", "broken pipe"),
         ("chatty", "log", "warning", "too many %s"),
         ("chatty", "log", "warning", "does not fit %d"),

@@ -18,7 +18,7 @@ from node.telemetry.sinks import JsonlSink, StreamSink, as_text
 
 
 def event(kind: str, level: str = "info", text: str = "text") -> Event:
-    return Event(1_700_000_000.0, level, "room", kind, text, {"n": 1})
+    return Event(1_700_000_000.0, level, "component", kind, text, {"n": 1})
 
 
 def read(path: Path) -> list[dict]:
@@ -179,7 +179,7 @@ def test_text_is_for_people_and_cannot_repaint_the_terminal() -> None:
     sink.accept(event("b", "error", "bad \x1b[2J name\nroom  info: all fine"))
     sink.close()
     (line,) = stream.getvalue().splitlines()
-    assert line.endswith("room       error: bad \\x1b[2J name\\nroom  info: all fine")
+    assert line.endswith("component  error: bad \\x1b[2J name\\nroom  info: all fine")
     assert as_text(event("a", text="é 漢")).endswith("é 漢")
 
 

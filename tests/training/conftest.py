@@ -35,9 +35,9 @@ from node.telemetry.metrics import Metrics
 from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules
 from node.training.protocol.settings import TrainingSettings
+from node.training.stage_runtime import Engines, StageRuntime
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
-from node.training.work import Engines, StageRuntime
 
 LEADER = PeerId("leader")
 OPTIM = OptimSettings(warmup=0)
@@ -305,7 +305,7 @@ class Rig:
         """Wait until no copy of optimizer state and no checkpoint is under way."""
         for p in peers:
             await p.work.saved()
-            copying = p.work.handover._copying
+            copying = p.work.state_export._copying
             if copying is not None:
                 await asyncio.wait([copying[1]])
 

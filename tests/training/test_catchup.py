@@ -53,8 +53,10 @@ async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
     a, b = await rig.add("a", "b")
     await rig.train((a, b), {n: a for n in rig.shapes}, 3)
     (c,) = await rig.add("c")
-    board = Board(a=(3, "training"), b=(3, "ready"), old=(1, "training"), leaving=(9, "draining"))
-    await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
+    record_store = Board(
+        a=(3, "training"), b=(3, "ready"), old=(1, "training"), leaving=(9, "draining")
+    )
+    await catch_up(c.work, record_store, tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
     assert c.work.version == a.work.version
     assert not c.events("fetch-failed")
 
@@ -68,25 +70,25 @@ async def test_what_the_disk_has_is_not_given_up_for_what_donors_had_before_they
     at = a.work.checkpoints()[-1]
     c, d = await rig.add("c", "d", every=1)
     c.store.root = a.store.root
-    board = Board(d=(9, "training"))
-    await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
+    record_store = Board(d=(9, "training"))
+    await catch_up(c.work, record_store, tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
     assert c.work.version == at
     assert at.epoch > d.work.version.epoch
     assert at in (c.work.version, *c.work.checkpoints())
     assert c.events("fetch-older")
-    assert board.looks == 1
+    assert record_store.looks == 1
 
 
 async def test_donors_that_fail_are_tried_again_and_then_it_listens(
     rig: Any, tmp_path: Path
 ) -> None:
     (c,) = await rig.add("c")
-    board = Board(nobody=(3, "training"))
+    record_store = Board(nobody=(3, "training"))
     incoming = tmp_path / "in"
     incoming.mkdir()
     (incoming / f"{'a' * 64}.tensor").write_bytes(b"old")
-    await catch_up(c.work, board, incoming, c.journal, 0.0)  # type: ignore[arg-type]
-    assert len(c.events("fetch-failed")) == board.looks == 5
+    await catch_up(c.work, record_store, incoming, c.journal, 0.0)  # type: ignore[arg-type]
+    assert len(c.events("fetch-failed")) == record_store.looks == 5
     assert c.work.version.epoch == 0
     assert not incoming.exists(), "pieces of nothing are not kept for ever"
 

@@ -13,7 +13,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember, in_cell, of_cell
 from node.training.protocol.cells import ANY, arrange, columns, lay
 from node.training.protocol.meetings import Meetings, number, speakers, weights
-from node.training.protocol.memory import worked_after
+from node.training.protocol.plan_context import worked_after
 
 P = [PeerId(f"p{i}") for i in range(8)]
 NEW = frozenset({ANY})

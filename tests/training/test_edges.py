@@ -25,8 +25,8 @@ from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 from node.training.protocol.edges import WHOLE, arrived, flows, mass_after, mass_of, party, targets
 from node.training.protocol.meetings import Meetings, speakers
-from node.training.protocol.memory import Memory, PlanContext, makes, worked_after
-from node.training.protocol.objection import of_edges, of_mass, of_work
+from node.training.protocol.plan_context import Memory, PlanContext, makes, worked_after
+from node.training.protocol.plan_validation import of_edges, of_mass, of_work
 from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, tell, the_plan
 
 P = [PeerId(f"p{i:02d}") for i in range(40)]

@@ -16,7 +16,7 @@ from node.core.journey import Plan, PlanMember, in_cell
 from node.training.leader.attempt import EpochAttempt
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import fragment, number, pieces
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 from node.training.protocol.rules import Rules, carries, due
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import equal, four, inner, meeting, trained
@@ -121,7 +121,7 @@ async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps
     d.work.anchor.state = (
         None  # it has come back without its anchor, so that what it gathers means nothing to it
     )
-    d.work.anchor.owed.words = {n: torch.ones(shape) for n, shape in SHAPES.items()}
+    d.work.anchor.residual.words = {n: torch.ones(shape) for n, shape in SHAPES.items()}
     ended = await rig.average(plan, *everybody)
     assert [bool(e.missing) for e in ended] == [False, False, False, True]
     got = await d.work.copy(plan, rig.round(plan, 1, sources=(a.me, b.me)))
@@ -130,7 +130,7 @@ async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps
     assert equal(c, d)
     assert not equal(a, d)
     assert all(torch.equal(d.parameters()[n], was[n]) for n in PIECES[1])
-    assert d.work.anchor.owed.words.keys() == PIECES[1], "and what it owes of that"
+    assert d.work.anchor.residual.words.keys() == PIECES[1], "and what it owes of that"
     assert all(torch.equal(d.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
 
 
@@ -170,7 +170,7 @@ async def test_a_round_of_a_fragment_that_is_undone_leaves_everything_as_it_was(
     again = sending(rig, cells, plan, 1)
     await rig.begin(again, a, b, c, d)
     assert a.work.anchor.state is state
-    assert all(p.work.anchor.owed.words == {} for p in (a, b, c, d))
+    assert all(p.work.anchor.residual.words == {} for p in (a, b, c, d))
     for ended in await rig.average(again, a, b, c, d):
         assert not ended.missing
     assert all(torch.equal(t, after[n]) for n, t in a.parameters().items())

@@ -10,7 +10,7 @@ from node.core.journey import Hop, Path, Plan, Version
 from node.core.journey import PlanMember as Listed
 from node.training.member import Member
 from node.training.protocol import events as ev
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 
 ME, LEADER = PeerId("me"), PeerId("leader")
 DROPPED = (3,)

@@ -22,7 +22,7 @@ from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_C
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.meetings import Meetings
-from node.training.protocol.memory import PlanContext
+from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules, levels
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
@@ -586,7 +586,7 @@ def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
     tell(leader, small, 0.0)
     said = [a for now in range(2, 8) for a in leader.handle(ev.ClockTick(), float(now))]
     assert the_plan(said) is None
-    (report,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "out-of-room"]
+    (report,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "out-of-memory"]
     assert report.level == "error"
     assert "add a peer with more memory" in report.text
     assert "w keeps 100 bytes" in leader.waiting_for

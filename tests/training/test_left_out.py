@@ -15,7 +15,7 @@ from node.training.leader.starting_point import MISSED_S
 from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.memory import Memory
+from node.training.protocol.plan_context import Memory
 from tests.training.test_leader import S1, S2, E, commits, facts, heard, tell, the_plan
 
 S3 = PeerId("stage3a")

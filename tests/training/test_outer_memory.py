@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.app.room import room
+from node.app.capacity import check_memory
 from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
@@ -36,8 +36,8 @@ def kept(p: Peer) -> tuple[int, int]:
     """Bytes of (anchor and momentum, with those that a roll-back would bring back; what is
     owed)."""
     states = [s for s in (p.work.anchor.state, p.work.anchor._before) if s is not None]
-    owed = p.work.anchor.owed
-    debts = (*owed.words.values(), *owed.means.values(), *owed.late.values())
+    residual = p.work.anchor.residual
+    debts = (*residual.words.values(), *residual.means.values(), *residual.late.values())
     return nbytes(
         t for s in states for side in (s.anchor, s.momentum) for t in side.values()
     ), nbytes(debts)
@@ -58,7 +58,7 @@ async def test_what_a_peer_keeps_is_what_was_counted(rig: Rig) -> None:
         assert kept(a)[0] == counted.anchor + counted.undone, (
             "the state before the round stays until nobody can undo it"
         )
-    assert [kept(p)[1] <= counted.owed for p in (a, b, c, d)] == [True] * 4
+    assert [kept(p)[1] <= counted.residual for p in (a, b, c, d)] == [True] * 4
     assert max(kept(p)[1] for p in (a, b, c, d)) > STAGE, (
         "who has spoken owes a stage, and more of the parts it averages"
     )
@@ -70,8 +70,8 @@ def test_every_setting_that_keeps_something_is_counted() -> None:
     plain = outer_bytes(DILOCO, SIZES, 8)
     assert plain == OuterBytes(anchor=2 * STAGE, undone=2 * STAGE)
     assert plain.main == 4 * STAGE
-    assert outer_bytes(replace(DILOCO, codec="int8", feedback=True), SIZES, 8).owed == 2 * STAGE
-    assert outer_bytes(replace(DILOCO, quorum=2), SIZES, 8).owed == STAGE
+    assert outer_bytes(replace(DILOCO, codec="int8", feedback=True), SIZES, 8).residual == 2 * STAGE
+    assert outer_bytes(replace(DILOCO, quorum=2), SIZES, 8).residual == STAGE
     streams = outer_bytes(replace(DILOCO, fragments=2, overlap=1), SIZES, 8)
     assert STAGE / 2 <= streams.sent == streams.device < STAGE
     assert outer_bytes(replace(DILOCO, fragments=2), SIZES, 8) == plain, (
@@ -92,14 +92,14 @@ def test_a_stage_whose_anchors_do_not_fit_is_refused_before_it_is_loaded(
     config, manifest = NodeConfig(tmp_path), Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())
     plain = replace(manifest, outer=OuterSettings())
     ample = 1 << 40
-    whole, without = (room(config, m, 1, ample) for m in (manifest, plain))
+    whole, without = (check_memory(config, m, 1, ample) for m in (manifest, plain))
     tight = int(without.needed / 0.9) + 1
-    assert room(config, plain, 1, tight).ok
-    refused = room(config, manifest, 1, tight)
+    assert check_memory(config, plain, 1, tight).ok
+    refused = check_memory(config, manifest, 1, tight)
     assert "rounds between cells" in refused.text
     with pytest.raises(OutOfResources):
         refused.require()
-    assert room(config, manifest, 1, int(whole.needed / 0.9) + 1).ok
+    assert check_memory(config, manifest, 1, int(whole.needed / 0.9) + 1).ok
     assert whole.spare == without.spare - (whole.needed - without.needed), (
         "the leader hears of what is left for optimizer state"
     )
@@ -108,14 +108,21 @@ def test_a_stage_whose_anchors_do_not_fit_is_refused_before_it_is_loaded(
 def test_beside_a_device_with_memory_of_its_own_anchors_are_in_main_memory(tmp_path: Path) -> None:
     config, manifest = NodeConfig(tmp_path), Manifest.parse((CONFIGS / "diloco.toml").read_bytes())
     plain, ample = replace(manifest, outer=OuterSettings()), 1 << 40
-    main = room(config, manifest, 1, ample).needed - room(config, plain, 1, ample).needed
+    main = (
+        check_memory(config, manifest, 1, ample).needed
+        - check_memory(config, plain, 1, ample).needed
+    )
     assert main > 0
-    beside = room(config, manifest, 1, ample, ample)
-    assert beside.needed == room(config, plain, 1, ample).needed, "nothing of it is on the device"
-    assert room(config, manifest, 1, ample, int(main / 0.9) + 1).ok
-    short = room(config, manifest, 1, ample, main)
+    beside = check_memory(config, manifest, 1, ample, ample)
+    assert beside.needed == check_memory(config, plain, 1, ample).needed, (
+        "nothing of it is on the device"
+    )
+    assert check_memory(config, manifest, 1, ample, int(main / 0.9) + 1).ok
+    short = check_memory(config, manifest, 1, ample, main)
     assert "main memory" in short.text
     with pytest.raises(OutOfResources) as caught:
         short.require()
     assert "a machine" in caught.value.next_step
-    assert not room(config, manifest, 1, 1 << 10, ample).ok, "the device's own counts as before"
+    assert not check_memory(config, manifest, 1, 1 << 10, ample).ok, (
+        "the device's own counts as before"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.app.picture import outer_line
+from node.app.snapshot import outer_line
 from node.averaging.exchange.request import RoundOutcome, RoundRequest
 from node.averaging.reducers.spread import ERROR
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
@@ -22,7 +22,7 @@ from node.core.journey import Plan, PlanMember, in_cell
 from node.training.leader.attempt import EpochAttempt
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import speakers
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 from node.training.protocol.rules import Rules, levels
 from protos.control_pb2 import SpreadLine
 from tests.training.conftest import SHAPES, Block, Peer, Rig
@@ -217,16 +217,16 @@ async def test_debts_end_with_a_change_though_it_changes_nothing_about_them(rig:
     cells, everybody, plan = await trained(rig, settings)
     plan = meeting(rig, cells, plan)
     await rig.epoch(plan, *everybody)
-    assert any(p.work.anchor.owed.words for p in everybody)
+    assert any(p.work.anchor.residual.words for p in everybody)
     for p in everybody:
         p.work.read = lambda change: Rules(1, settings, 1, change)
     plan = inner(rig, cells, plan)
     await rig.epoch(plan, *everybody)
     plan = replace(meeting(rig, cells, plan), change="to the same", since=plan.epoch + 1)
     await rig.epoch(plan, *everybody)
-    assert not any(p.work.anchor.owed.words or p.work.anchor.owed.means for p in everybody), (
-        "all was averaged as it is"
-    )
+    assert not any(
+        p.work.anchor.residual.words or p.work.anchor.residual.means for p in everybody
+    ), "all was averaged as it is"
 
 
 async def test_a_plan_under_a_change_that_nobody_signed_or_that_levels_nothing_is_objected_to(
@@ -275,7 +275,7 @@ async def test_who_copies_the_result_owes_nothing_of_it(rig: Rig) -> None:
     a, d = everybody[0], everybody[-1]
     plan = meeting(rig, cells, plan)
     await rig.begin(plan, *everybody)
-    d.work.anchor.state, d.work.anchor.owed.words = (
+    d.work.anchor.state, d.work.anchor.residual.words = (
         None,
         {n: torch.ones(shape) for n, shape in SHAPES.items()},
     )
@@ -284,7 +284,7 @@ async def test_who_copies_the_result_owes_nothing_of_it(rig: Rig) -> None:
         await d.work.copy(plan, rig.round(plan, 1, sources=(a.me,), digest=a.work.stage.digest))
     ).missing
     await d.work.adopt(plan)
-    assert d.work.anchor.owed.words == {}, "nobody knows what became of its part in it"
+    assert d.work.anchor.residual.words == {}, "nobody knows what became of its part in it"
 
 
 async def test_an_outer_round_that_is_undone_leaves_the_anchor_as_it_was(rig: Rig) -> None:
@@ -322,24 +322,25 @@ async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_
         for n, t in moved.items():
             t += a.anchored.anchor[n] - (a.parameters()[n] + c.parameters()[n]) / 2
         if turn == 2:
-            owed = [p.work.anchor.owed.words for p in everybody]
+            residual = [p.work.anchor.residual.words for p in everybody]
             undone = meeting(rig, cells, plan)
             await rig.epoch(undone, *everybody)
             assert any(
-                p.work.anchor.owed.words is not was for p, was in zip(everybody, owed, strict=True)
+                p.work.anchor.residual.words is not was
+                for p, was in zip(everybody, residual, strict=True)
             )
         plan = meeting(rig, cells, plan)
         await rig.epoch(plan, *everybody)
         assert len({p.work.stage.digest for p in everybody}) == 1
-    assert [bool(p.work.anchor.owed.words) for p in everybody] == [True] * 4, "they took turns"
+    assert [bool(p.work.anchor.residual.words) for p in everybody] == [True] * 4, "they took turns"
     for n in SHAPES:
         # half of the weight is each cell's
-        owed_now = sum(p.work.anchor.owed.words[n] for p in everybody) / 2
-        owed_now = owed_now + sum(
-            p.work.anchor.owed.means.get(n, torch.zeros(())) for p in everybody
+        residual_now = sum(p.work.anchor.residual.words[n] for p in everybody) / 2
+        residual_now = residual_now + sum(
+            p.work.anchor.residual.means.get(n, torch.zeros(())) for p in everybody
         )
         torch.testing.assert_close(
-            begun[n] - a.parameters()[n] + owed_now, moved[n], rtol=1e-4, atol=1e-5
+            begun[n] - a.parameters()[n] + residual_now, moved[n], rtol=1e-4, atol=1e-5
         )
 
 
@@ -360,10 +361,10 @@ async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: R
     for ended in await rig.average(plan, *living, attempt=1, dead=(dies.me,), owners=owners):
         assert not ended.missing
     assert len({p.work.stage.digest for p in living}) == 1
-    assert other.work.anchor.owed.words.keys() == set(SHAPES)
-    assert other.work.anchor.owed.means.keys() == set(SHAPES)
+    assert other.work.anchor.residual.words.keys() == set(SHAPES)
+    assert other.work.anchor.residual.means.keys() == set(SHAPES)
     (silent,) = {c, d} - speaks
-    assert silent.work.anchor.owed.words == {}
+    assert silent.work.anchor.residual.words == {}
 
 
 async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_nothing(
@@ -378,7 +379,7 @@ async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_no
     alone = meeting(rig, cells[:1], plan)
     await rig.epoch(alone, *cells[0])
     assert equal(*cells[0])
-    assert all(p.work.anchor.owed.words == {} for p in cells[0]), "nothing was rounded"
+    assert all(p.work.anchor.residual.words == {} for p in cells[0]), "nothing was rounded"
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -430,7 +431,7 @@ async def test_a_cell_that_was_late_for_a_quorum_counts_in_the_next_round_and_no
         assert len({p.work.stage.digest for p in everybody}) == 1
         for n, t in a.parameters().items():
             torch.testing.assert_close(t, state.anchor[n], rtol=1e-5, atol=1e-6)
-    assert all(p.work.anchor.owed.late == {} for p in everybody)
+    assert all(p.work.anchor.residual.late == {} for p in everybody)
 
 
 async def test_a_cell_without_a_micro_batch_stays_as_it_is(rig: Rig) -> None:
@@ -466,8 +467,8 @@ async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
         d,
     )
     await rig.copied(a, b, c, d)
-    state, owed, version = d.anchored, d.work.anchor.owed, makes(plan, ())
-    assert owed.means
+    state, residual, version = d.anchored, d.work.anchor.residual, makes(plan, ())
+    assert residual.means
     assert d.work.checkpoints()[-1] == version
     past = d.work.recall(version)
     assert past is not None
@@ -480,6 +481,6 @@ async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
     await d.work.restore(version)
     assert d.work.cell == 1
     assert all(torch.equal(d.anchored.anchor[n], state.anchor[n]) for n in SHAPES)
-    assert d.work.anchor.owed is not owed
-    assert d.work.anchor.owed.means.keys() == owed.means.keys()
-    assert all(torch.equal(d.work.anchor.owed.means[n], t) for n, t in owed.means.items())
+    assert d.work.anchor.residual is not residual
+    assert d.work.anchor.residual.means.keys() == residual.means.keys()
+    assert all(torch.equal(d.work.anchor.residual.means[n], t) for n, t in residual.means.items())

@@ -352,17 +352,17 @@ async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_
     await under_way(*everybody)
     await rig.epoch(landing(rig, cells, sent, 1), *everybody)
     once = [p.parameters() for p in everybody]
-    owed = [{n: t.clone() for n, t in p.work.anchor.owed.words.items()} for p in everybody]
-    assert any(owed)
+    residual = [{n: t.clone() for n, t in p.work.anchor.residual.words.items()} for p in everybody]
+    assert any(residual)
     again = landing(rig, cells, sent, 1)
     await rig.begin(again, *everybody)
-    assert not any(p.work.anchor.owed.words for p in everybody), "undone"
+    assert not any(p.work.anchor.residual.words for p in everybody), "undone"
     for ended in await rig.average(again, *everybody):
         assert not ended.missing
-    for p, was, debt in zip(everybody, once, owed, strict=True):
+    for p, was, debt in zip(everybody, once, residual, strict=True):
         assert all(torch.equal(t, was[n]) for n, t in p.parameters().items())
-        assert p.work.anchor.owed.words.keys() == debt.keys()
-        assert all(torch.equal(t, debt[n]) for n, t in p.work.anchor.owed.words.items())
+        assert p.work.anchor.residual.words.keys() == debt.keys()
+        assert all(torch.equal(t, debt[n]) for n, t in p.work.anchor.residual.words.items())
 
 
 @pytest.mark.parametrize("wrong", ["nothing", "another round", "other parts", "more parts"])

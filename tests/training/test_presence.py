@@ -43,15 +43,17 @@ class Board:
 
 
 async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
-    board = Board(tmp_path)
-    await board.post("relay", 0, "rendezvous", "ready")
-    leaver = await board.post("leaver", 2, "stage", "draining", open_to="stage")
-    host = await board.post("host", 2, "stage", "training", speed=3.0)
-    free = await board.post("free", 1, "stage", "ready", open_to="auto")
-    chooses = await board.post("chooses", 0, "auto", "choosing", open_to="stage", settled=False)
-    claims = await board.post("claims", 0, "ends", "starting", open_to="auto", settled=False)
-    fetches = await board.post("fetches", 3, "stage", "joining", open_to="stage")
-    presence = await board.seen()
+    record_store = Board(tmp_path)
+    await record_store.post("relay", 0, "rendezvous", "ready")
+    leaver = await record_store.post("leaver", 2, "stage", "draining", open_to="stage")
+    host = await record_store.post("host", 2, "stage", "training", speed=3.0)
+    free = await record_store.post("free", 1, "stage", "ready", open_to="auto")
+    chooses = await record_store.post(
+        "chooses", 0, "auto", "choosing", open_to="stage", settled=False
+    )
+    claims = await record_store.post("claims", 0, "ends", "starting", open_to="auto", settled=False)
+    fetches = await record_store.post("fetches", 3, "stage", "joining", open_to="stage")
+    presence = await record_store.seen()
     assert presence.placed(STAGES) == {
         host: Placed(2, range(0), True, 3.0),
         free: Placed(1, range(4)),
@@ -67,11 +69,11 @@ async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
 
 async def test_a_record_stays_for_who_follows_at_once_else_it_is_taken_down(tmp_path: Path) -> None:
     for stays in (True, False):
-        board = Board(tmp_path)
-        mover = board.directory("mover")
-        presence = Presence(mover.me, mover, board.clock, 5.0, lambda peer, maddrs: None)
+        record_store = Board(tmp_path)
+        mover = record_store.directory("mover")
+        presence = Presence(mover.me, mover, record_store.clock, 5.0, lambda peer, maddrs: None)
         presence.announce(lambda: PeerBody(2, "stage", "starting", 0, "mover", "1"))
         presence.start()
-        await (await board.seen()).close()
+        await (await record_store.seen()).close()
         await presence.close(stays=stays)
-        assert (mover.me in await board.directory("other").read()) == stays
+        assert (mover.me in await record_store.directory("other").read()) == stays

@@ -13,7 +13,7 @@ import torch
 from node.averaging.strategies.outer import OuterSettings
 from node.core.journey import Plan
 from node.training.protocol.meetings import PUSH_AGAIN
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 from node.training.protocol.rules import Rules
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import equal, four, inner, meeting, trained

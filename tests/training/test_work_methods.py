@@ -143,14 +143,14 @@ async def test_a_part_that_cannot_be_stepped_fails_the_attempt_and_nothing_ends(
 
 
 def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> None:
-    from node.app.room import room
+    from node.app.capacity import check_memory
     from node.config import NodeConfig
     from node.manifest import Manifest, amended
     from node.model.shapes import parameter_shapes
 
     config, demo = NodeConfig(tmp_path), Manifest.default_demo()
     needed = {
-        (name, peers): room(
+        (name, peers): check_memory(
             config,
             amended(demo, {"optimizer.name": name, "training.min_replicas": peers}),
             1,
@@ -166,13 +166,13 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
     assert needed["soap", 1000].needed == shared, (
         "however many share the rest, somebody has all of the largest"
     )
-    verdict = room(config, demo, 1, alone["muon"])
+    verdict = check_memory(config, demo, 1, alone["muon"])
     assert not verdict.ok
     with pytest.raises(OutOfResources) as fault:
         verdict.require()
     assert fault.value.next_step
     # What is left for state is what makes it fit: a peer says so to the leader.
-    spare = room(config, demo, 1, 1 << 40).spare
+    spare = check_memory(config, demo, 1, 1 << 40).spare
     assert spare == int((1 << 40) * 0.9) - (
         alone["muon"]
         - sum(p.state for p in parts_of(parameter_shapes(demo.model, 3, 1), demo.optimizer))

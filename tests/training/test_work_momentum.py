@@ -40,11 +40,14 @@ async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: 
         assert not p.events("momentum-old")
         assert not p.events("state-moved")
     # Copied at versions 2 and 4; b is the buddy of a, c of b, a of c.
-    version = Version(4, b.work.handover._trail.at(4).lineage)
-    assert b.work.handover.spares.versions() == {"layers.0.a": version, "layers.0.norm": version}
-    assert c.work.handover.spares.versions() == {"layers.0.b": version}
-    assert a.work.handover.spares.versions() == {"layers.1.a": version}
-    spare = b.work.handover.spares.get("layers.0.a")
+    version = Version(4, b.work.state_export._trail.at(4).lineage)
+    assert b.work.state_export.spares.versions() == {
+        "layers.0.a": version,
+        "layers.0.norm": version,
+    }
+    assert c.work.state_export.spares.versions() == {"layers.0.b": version}
+    assert a.work.state_export.spares.versions() == {"layers.1.a": version}
+    spare = b.work.state_export.spares.get("layers.0.a")
     same(spare.state, alone.saved[4]["layers.0.a"])
     assert [e.fields["epoch"] for e in b.events("spare-kept")] == [2, 4]
     assert plan.epoch == 4
@@ -53,7 +56,7 @@ async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: 
 async def test_no_copies_when_the_manifest_says_none(rig: Any) -> None:
     a, b, c = await rig.add(*CELL, buddy_every=0)
     await rig.train((a, b, c), owners(a, b, c), 3)
-    assert [p.work.handover.spares.versions() for p in (a, b, c)] == [{}, {}, {}]
+    assert [p.work.state_export.spares.versions() for p in (a, b, c)] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize("heir", ["b", "c"])
@@ -92,7 +95,7 @@ async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(
     await rig.epoch(after, b, c)
     assert taker.owner.through("layers.0.a") == 5
     assert not taker.events("momentum-old")[1:]
-    assert "layers.0.a" not in taker.work.handover.spares.versions(), "its own now"
+    assert "layers.0.a" not in taker.work.state_export.spares.versions(), "its own now"
 
 
 async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> None:
@@ -100,9 +103,9 @@ async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> No
     plan = await rig.train((a, b, c), owners(a, b, c), 5)
     for epoch in range(5):
         alone.epoch(CELL, epoch)
-    mine, trail = b.work.handover.spares, b.work.handover._trail
+    mine, trail = b.work.state_export.spares, b.work.state_export._trail
     for name in ("layers.0.a", "layers.0.norm"):
-        c.work.handover.spares.put(name, mine.get(name).version, mine.get(name).state)
+        c.work.state_export.spares.put(name, mine.get(name).version, mine.get(name).state)
         mine.drop([name])
         mine.put(name, trail.at(2), alone.saved[2][name])
     await rig.net.kill(a.me)
@@ -359,7 +362,7 @@ async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> Non
     # b has copied version 2, which is final; the state of version 3, which a has stepped, is still
     # here only.
     assert (
-        {v.epoch for v in b.work.handover.spares.versions().values()}
+        {v.epoch for v in b.work.state_export.spares.versions().values()}
         == {2}
         == {a.work.stage.settled.epoch}
     )
@@ -462,7 +465,7 @@ async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: A
         "layers.0.a": Version(10**6, ""),
         "layers.0.norm": Version(3, "f" * 32),
     }.items():
-        c.work.handover.spares.put(
+        c.work.state_export.spares.put(
             name, version, {k: torch.zeros_like(t) for k, t in alone.saved[2][name].items()}
         )
     await rig.begin(last, b)
@@ -479,7 +482,7 @@ async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, 
     plan = await rig.train((a, b, c), owners(a, b, c), 5)
     for epoch in range(5):
         alone.epoch(CELL, epoch)
-    spare = b.work.handover.spares.get("layers.0.a")
+    spare = b.work.state_export.spares.get("layers.0.a")
     spare.state["momentum"].fill_(float("nan"))
     await rig.net.kill(a.me)
     await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)

@@ -17,7 +17,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import Refused
 from node.core.journey import Version, lineage_after
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 from protos import state_pb2
 
 
@@ -65,7 +65,7 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
     torch.testing.assert_close(
         a.owner.state("layers.0.a"), alone.saved[2]["layers.0.a"], atol=2e-6, rtol=1e-5
     )
-    assert a.work.handover.spares.versions() == {}
+    assert a.work.state_export.spares.versions() == {}
     assert plan.epoch == 2
 
 
@@ -211,7 +211,7 @@ async def test_a_step_does_not_wait_for_ever_and_what_is_late_changes_nothing(
         torch.testing.assert_close(b.parameters()[name], tensor, atol=2e-6, rtol=1e-5)
     (lost,) = b.events("state-lost")
     assert "a, which owned it, did not give it in time" in lost.text
-    taking = b.work.handover.taking._arrivals[0].task
+    taking = b.work.state_export.taking._arrivals[0].task
     a.state.let.set()
     await asyncio.wait([taking])
     assert not b.owner.state("layers.0.a"), "it came after the step"

@@ -98,7 +98,7 @@ async def test_a_call_in_progress_is_ended_when_the_admission_is(swarm):
         assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert "run out" in ended.value.details()
     async with asyncio.timeout(30):  # its seat is free again
-        while b._doorman._seats._held:  # noqa: ASYNC110
+        while b._auth._seats._held:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

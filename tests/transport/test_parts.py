@@ -14,12 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId
+from node.identity.rates import TokenBucket
 from node.telemetry.events import Journal
 from node.transport import bootstrap, handshake
 from node.transport.addresses import grpc_target, part_of, split_multiaddr
 from node.transport.frames import StreamEnded, read_frame
 from node.transport.handshake import Facts, Handshake, Parted, Tokens
-from node.transport.limits import PEERS_KEPT, Rate, Seats
+from node.transport.limits import PEERS_KEPT, Seats
 from node.transport.tls import check_certificate, make_certificate
 from protos.handshake_pb2 import HandshakeFrame, Hello
 
@@ -211,7 +212,7 @@ def test_seats_and_rates():
     seats.leave(A)
     with pytest.raises(ValueError, match="not taken"):
         seats.leave(A)
-    rate = Rate(per_s=1.0, burst=2.0)
+    rate = TokenBucket(per_s=1.0, burst=2.0)
     assert [rate.allow(A, t) for t in (0, 0, 0, 0.5, 1.0, 1.1)] == [
         True,
         True,

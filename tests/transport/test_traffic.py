@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from node.core.ids import PeerId
+from node.transport.auth import TOKEN_KEY, AuthInterceptor
 from node.transport.channels import LabelledChannel
-from node.transport.doorman import TOKEN_KEY, AuthInterceptor
 from node.transport.handshake import Tokens
 from node.transport.limits import Busiest, Seats
 from node.transport.metering import ByteMeter, Paced
@@ -53,8 +53,8 @@ class Lane:
         tokens = Tokens()
         token = tokens.issue(CALLER).hex()
         tokens.accept(CALLER)
-        doorman = AuthInterceptor(tokens, Seats(64, 64), lambda peer: 0.0, ByteMeter(theirs))
-        self.server = grpc.aio.server(interceptors=[doorman])
+        auth = AuthInterceptor(tokens, Seats(64, 64), lambda peer: 0.0, ByteMeter(theirs))
+        self.server = grpc.aio.server(interceptors=[auth])
         methods = {
             "Up": grpc.stream_stream_rpc_method_handler(_sum),
             "Down": grpc.unary_stream_rpc_method_handler(_give),

@@ -83,7 +83,7 @@ class Began:
     digest: str
     tokens: int
     names: tuple[str, ...]
-    gift: bool = False
+    one_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from node.averaging.exchange.books import COMING, OPEN, EpochCounts, GroupPhase, Stream, by_cell
 from node.averaging.exchange.events import (
     Action,
     Began,
@@ -48,6 +47,14 @@ from node.averaging.exchange.events import (
     Voided,
     Wait,
     WakeAt,
+)
+from node.averaging.exchange.group_state import (
+    COMING,
+    OPEN,
+    EpochCounts,
+    GroupPhase,
+    Stream,
+    by_cell,
 )
 from node.averaging.exchange.groups import LET_IN, UNDER_WAY
 from node.core.ids import PeerId, RoundId
@@ -183,7 +190,7 @@ class RoundMachine:
                 self._refuse(
                     number,
                     Kind.SUPERSEDED,
-                    f"this peer is at attempt {epoch.current.round.attempt}",  # type: ignore[union-attr]
+                    f"this peer is at attempt {epoch.current.round.attempt}",  # type: ignore
                 )
             ]
         if epoch.fault:
@@ -284,9 +291,9 @@ class RoundMachine:
         if stream is None or epoch is None or stream.phase is not GroupPhase.READING:
             return []
         began = stream.began
-        stream.phase = GroupPhase.SETTLED if began.gift else GroupPhase.WAITING
+        stream.phase = GroupPhase.SETTLED if began.one_way else GroupPhase.WAITING
         epoch.groups[began.group].given[began.peer] = began.tokens
-        return [*([Serve(number, ())] if began.gift else []), *self._step_if_ready(epoch, now)]
+        return [*([Serve(number, ())] if began.one_way else []), *self._step_if_ready(epoch, now)]
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         stream = self._streams.get(number)
@@ -335,7 +342,7 @@ class RoundMachine:
             return []
         wakes: list[Action] = []
         for group in epoch.let_in(self._window):
-            names, books, awaited = (
+            names, state, awaited = (
                 epoch.unclaimed(group),
                 epoch.groups[group],
                 epoch.awaited(group),
@@ -343,20 +350,20 @@ class RoundMachine:
             if not names:
                 continue
             if awaited:
-                before, closes = books.closes, epoch.closes(group, now)
+                before, closes = state.closes, epoch.closes(group, now)
                 if now < closes:
-                    wakes += [WakeAt(closes)] if books.closes != before else []
+                    wakes += [WakeAt(closes)] if state.closes != before else []
                     continue
             of_epoch = self._of_epoch(opened.round.epoch, epoch.cell)
             # Nobody is waited for twice who has not said a word.
             epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
-            if not books.given and not epoch.may_hold:
+            if not state.given and not epoch.may_hold:
                 return wakes + self._latch(
                     opened.round.epoch, epoch, "nobody gave gradients for these parts"
                 )
             epoch.claimed |= names
             epoch.stepping = True
-            by, tokens = tuple(sorted(books.given)), sum(books.given.values())
+            by, tokens = tuple(sorted(state.given)), sum(state.given.values())
             step = ReduceAndStep(opened.round, group, tuple(sorted(names)), by, tokens, epoch.cell)
             late = [
                 (n, s)
@@ -441,7 +448,7 @@ class RoundMachine:
                 )
             ]
         stream.phase = GroupPhase.SETTLED
-        return [Serve(number, () if stream.began.gift else tuple(sorted(wanted)), epoch.cell)]
+        return [Serve(number, () if stream.began.one_way else tuple(sorted(wanted)), epoch.cell)]
 
     def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> EndStream:
         self._streams[number].phase = GroupPhase.SETTLED

@@ -44,7 +44,7 @@ class Unwelcome(PeerFault):
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class GroupRequest:
     """A group of an owner's parts, and those of them that we want: all of them unless we give
     gradients."""
 
@@ -72,14 +72,22 @@ class Exchanges:
         giving: bool,
         chunk: int,
         service: str = SERVICES[0],
-        gift: bool = False,
+        one_way: bool = False,
     ) -> None:
-        self._transport, self._owner, self._request, self._gift = transport, owner, request, gift
+        self._transport, self._owner, self._request, self._one_way = (
+            transport,
+            owner,
+            request,
+            one_way,
+        )
         self._giving, self._chunk, self._method = giving, chunk, f"/{service}/Exchange"
         self._turn, self._redialled = asyncio.Lock(), 0
 
     async def all(
-        self, errands: Sequence[Errand], timeout: float, took: Callable[[ExchangeResult], None]
+        self,
+        requests: Sequence[GroupRequest],
+        timeout: float,
+        took: Callable[[ExchangeResult], None],
     ) -> None:
         """Groups in order, a window of them at once; ``took`` is called with each answer as it
         comes.
@@ -87,24 +95,24 @@ class Exchanges:
         Begins no other after one has failed, lets those under way end, and raises the first
         PeerFault.
         """
-        todo, faults = iter(errands), list[PeerFault]()
+        todo, faults = iter(requests), list[PeerFault]()
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
 
         async def some() -> None:
-            for errand in todo:
+            for wanted in todo:
                 try:
-                    took(await self.one(errand, end - loop.time()))
+                    took(await self.one(wanted, end - loop.time()))
                 except PeerFault as fault:
                     faults.append(fault)
                 if faults:
                     return
 
-        await together(*(some() for _ in range(min(UNDER_WAY, len(errands)))))
+        await together(*(some() for _ in range(min(UNDER_WAY, len(requests)))))
         if faults:
             raise faults[0]
 
-    async def one(self, errand: Errand, timeout: float) -> ExchangeResult:
+    async def one(self, wanted: GroupRequest, timeout: float) -> ExchangeResult:
         """Give gradients of a group to its owner (if giving) and wait for its fresh parameters.
 
         A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
@@ -115,7 +123,7 @@ class Exchanges:
             async with asyncio.timeout(timeout):
                 redialled = self._redialled
                 try:
-                    return await self._once(errand)
+                    return await self._once(wanted)
                 except grpc.aio.AioRpcError as e:
                     if e.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise
@@ -123,7 +131,7 @@ class Exchanges:
                 if redialled == self._redialled:
                     self._redialled += 1
                     self._transport.forget(self._owner)
-                return await self._once(errand)
+                return await self._once(wanted)
         except grpc.aio.AioRpcError as e:
             raise translate(self._owner, e) from e
         except WireError as e:
@@ -131,22 +139,22 @@ class Exchanges:
         except TimeoutError as e:
             raise PeerFault(self._owner, "gave no fresh parts in time") from e
 
-    async def _once(self, errand: Errand) -> ExchangeResult:
+    async def _once(self, wanted: GroupRequest) -> ExchangeResult:
         channel = await self._transport.channel(self._owner)
         # Encoded while the one before goes up; the turn is queued for at once, so that groups go up
         # in order: the owner lets in the first ones only, and one of the others that had the turn
         # would keep them out.
         coded = asyncio.get_running_loop().run_in_executor(
-            None, self._coded, errand.names if self._giving else ()
+            None, self._coded, wanted.names if self._giving else ()
         )
         await self._turn.acquire()
-        upload = _Upload(self._request, errand.group, self._chunk, self._turn, self._gift)
+        upload = _Upload(self._request, wanted.group, self._chunk, self._turn, self._one_way)
         try:
             upload.parts = await coded
             call = channel.stream_stream(self._method)(upload.messages())
             try:
                 held, received = await _fresh(
-                    call, self._owner, self._request, () if self._gift else errand.names
+                    call, self._owner, self._request, () if self._one_way else wanted.names
                 )
             finally:
                 call.cancel()
@@ -167,9 +175,9 @@ class _Upload:
     byte, or by :meth:`over`."""
 
     def __init__(
-        self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock, gift: bool
+        self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock, one_way: bool
     ) -> None:
-        self._request, self._group, self._chunk, self._gift = request, group, chunk, gift
+        self._request, self._group, self._chunk, self._one_way = request, group, chunk, one_way
         self.parts: Sequence[Part] = ()
         self._turn: asyncio.Lock | None = turn
         self.sent = 0
@@ -193,7 +201,7 @@ class _Upload:
             tensors=[head for head, _ in self.parts],
             group=self._group.index,
             group_digest=self._group.digest,
-            gift=self._gift,
+            one_way=self._one_way,
         )
         yield averaging_pb2.Contribution(head=head).SerializeToString()
         left = sum(data.numel() for _, data in self.parts)

@@ -249,7 +249,7 @@ class ExchangeServer:
         self._lines[line.number] = line
         hashes, names = (head.plan_hash, head.ownership_hash), tuple(h.name for h in line.heads)
         try:
-            about = (head.group, head.group_digest, head.tokens, names, head.gift)
+            about = (head.group, head.group_digest, head.tokens, names, head.one_way)
             self._feed(Began(line.number, peer, round_id, *hashes, *about))
             await self._converse(line, requests, context)
         except TimeoutError:

@@ -23,7 +23,13 @@ from node.averaging.exchange.events import Kind
 from node.averaging.exchange.groups import contribute_until
 from node.averaging.exchange.ledger import RoundAttempt
 from node.averaging.exchange.machine import RoundMachine
-from node.averaging.exchange.member import SERVICES, Errand, ExchangeResult, Exchanges, Unwelcome
+from node.averaging.exchange.member import (
+    SERVICES,
+    ExchangeResult,
+    Exchanges,
+    GroupRequest,
+    Unwelcome,
+)
 from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.exchange.request import PartOrigin, RoundOutcome, RoundRequest, Step
 from node.averaging.reducers.reduce import norms_of, unfit
@@ -40,7 +46,9 @@ MiB, and with 4 MiB, an exchange of 64 MiB took 2 to 5 % more processor time."""
 
 
 class _Journal(Protocol):
-    def emit(self, room: str, kind: str, text: str, level: str = "info", **fields: Any) -> None: ...
+    def emit(
+        self, component: str, kind: str, text: str, level: str = "info", **fields: Any
+    ) -> None: ...
 
 
 class CellRound:
@@ -102,10 +110,10 @@ class CellRound:
         answers: list[ExchangeResult] = []
         gathers = [
             self._tasks.spawn(
-                self._gather(request, owner, errands, giving, answers, failed, unwelcome, started),
+                self._gather(request, owner, requests, giving, answers, failed, unwelcome, started),
                 f"gather {short(owner)}",
             )
-            for owner, errands in self._to_ask(request, giving).items()
+            for owner, requests in self._to_ask(request, giving).items()
         ]
         ticker = self._tasks.spawn(
             self._tick_at(contribute_until(started, request.deadline_s, len(attempt.groups))),
@@ -131,15 +139,17 @@ class CellRound:
 
         async def to(owner: PeerId) -> None:
             exchanges = Exchanges(
-                self._transport, owner, request, True, self._chunk, self._service, gift=True
+                self._transport, owner, request, True, self._chunk, self._service, one_way=True
             )
-            errands = [
-                Errand(group, group.names)
+            requests = [
+                GroupRequest(group, group.names)
                 for group in request.groups_of(owner, self._settings.group_bytes)
             ]
             try:
                 await exchanges.all(
-                    errands, self._left(request, started), lambda answer: sent.append(answer.nbytes)
+                    requests,
+                    self._left(request, started),
+                    lambda answer: sent.append(answer.nbytes),
                 )
             except PeerFault as fault:
                 if fault.weight:
@@ -199,7 +209,7 @@ class CellRound:
         )
         return 0, {}, {me: fault}
 
-    def _to_ask(self, request: RoundRequest, giving: bool) -> dict[PeerId, list[Errand]]:
+    def _to_ask(self, request: RoundRequest, giving: bool) -> dict[PeerId, list[GroupRequest]]:
         """Remote owners of this attempt, with the groups of which we do not have all from them
         yet."""
         held, ask = self._owner.held(request.round.epoch), {}
@@ -212,7 +222,7 @@ class CellRound:
                 )
                 if lacking:
                     ask.setdefault(owner, []).append(
-                        Errand(group, lacking if giving else group.names)
+                        GroupRequest(group, lacking if giving else group.names)
                     )
         return ask
 
@@ -220,7 +230,7 @@ class CellRound:
         self,
         request: RoundRequest,
         owner: PeerId,
-        errands: list[Errand],
+        requests: list[GroupRequest],
         giving: bool,
         answers: list[ExchangeResult],
         failed: dict[PeerId, str],
@@ -234,7 +244,7 @@ class CellRound:
         exchanges = Exchanges(self._transport, owner, request, giving, self._chunk, self._service)
         failed[owner] = "gave no fresh parts in time"
         try:
-            await exchanges.all(errands, self._left(request, started), took)
+            await exchanges.all(requests, self._left(request, started), took)
         except PeerFault as fault:
             failed[owner] = fault.reason
             if isinstance(fault, Unwelcome):

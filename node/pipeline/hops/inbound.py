@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class Inbound(PipelineServicer):
     """Carries no state of its own."""
 
-    def __init__(self, room: Pipeline) -> None:
-        self._room = room
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
 
     async def Forward(self, request_iterator: Any, context: Any) -> None:
         await self._receive(Direction.FORWARD, context)
@@ -46,20 +46,20 @@ class Inbound(PipelineServicer):
         await self._receive(Direction.BACKWARD, context)
 
     async def _receive(self, way: Direction, context: Any) -> None:
-        room = self._room
-        caller = room.transport.caller(context)
+        pipeline = self._pipeline
+        caller = pipeline.transport.caller(context)
         try:
-            async with asyncio.timeout(room.hop_s):
+            async with asyncio.timeout(pipeline.hop_s):
                 first = await context.read()
             if first is EOF:
                 return
-            incoming = parse_head(first, room.shape)
+            incoming = parse_head(first, pipeline.shape)
             if incoming.train:
                 await self._train(way, caller, incoming, context)
             else:
-                await room.errands.receive(way, caller, incoming, context)
+                await pipeline.forward_requests.receive(way, caller, incoming, context)
         except WireError as e:
-            room.transport.fault(caller, str(e), 1.0)
+            pipeline.transport.fault(caller, str(e), 1.0)
             await say(context, pb.REFUSED, str(e))
         except TimeoutError:
             await say(context, pb.REFUSED, "the frame did not come in time")
@@ -67,36 +67,38 @@ class Inbound(PipelineServicer):
     async def _train(
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
     ) -> None:
-        room, claim = self._room, incoming.claim
-        cost = room.cost(claim.index)
-        came = room.clock.now()
+        pipeline, claim = self._pipeline, incoming.claim
+        cost = pipeline.cost(claim.index)
+        came = pipeline.clock.now()
         answer, rest = await self._patient(way, caller, incoming, cost), []
-        waited = room.clock.now() - came
+        waited = pipeline.clock.now() - came
         if answer.say is Say.TAKE:
             reader = TensorReader(
-                [incoming.tensor.tensor], [("", room.shape_of(claim.index))], room.shape.wire
+                [incoming.tensor.tensor],
+                [("", pipeline.shape_of(claim.index))],
+                pipeline.shape.wire,
             )
             ticket = (
-                room.stash.reserve(cost)
-                if way is Direction.FORWARD and not room.at_origin(claim.key)
+                pipeline.stash.reserve(cost)
+                if way is Direction.FORWARD and not pipeline.at_origin(claim.key)
                 else 0
             )
             try:
-                async with asyncio.timeout(room.hop_s):
+                async with asyncio.timeout(pipeline.hop_s):
                     await read_chunks(context.read, reader)
-                room.received(caller, reader.nbytes)
+                pipeline.received(caller, reader.nbytes)
                 answer, rest = self._look(way, caller, incoming, reader, ticket)
             finally:
-                room.stash.cancel(ticket)
+                pipeline.stash.cancel(ticket)
         match answer.say:
             case Say.TAKE | Say.AGAIN:
-                outcome = room.outcome(claim.key, way)
+                outcome = pipeline.outcome(claim.key, way)
                 try:
                     # Said before the work begins: the sender counts its share at ACCEPTED, and the
                     # end of this very work may be what closes the epoch.
                     await say(context, pb.ACCEPTED, waited_s=waited)
                 finally:
-                    room.carry_out(rest)
+                    pipeline.carry_out(rest)
                 done, reason, seconds = await outcome
                 await say(context, pb.DONE if done else pb.REFUSED, reason, seconds)
             case Say.SETTLED:
@@ -110,81 +112,83 @@ class Inbound(PipelineServicer):
         self, way: Direction, caller: PeerId, incoming: Incoming, reader: TensorReader, ticket: int
     ) -> tuple[Answer, list[Action]]:
         """Into the stash with it, unless its numbers cannot be used."""
-        room, claim = self._room, incoming.claim
+        pipeline, claim = self._pipeline, incoming.claim
         before = beside(
             claim.journey,
             claim.position,
             Direction.BACKWARD if way is Direction.FORWARD else Direction.FORWARD,
         )
-        if objection := room.guard.objection(
+        if objection := pipeline.guard.objection(
             way, claim.journey[before].stage, caller, claim.index, reader
         ):
             return Answer(Say.REFUSED, objection), []
-        return room.hold(TensorReceived(way, claim, caller), reader, incoming.deadline_s, ticket)
+        return pipeline.hold(
+            TensorReceived(way, claim, caller), reader, incoming.deadline_s, ticket
+        )
 
     async def _patient(
         self, way: Direction, caller: PeerId, incoming: Incoming, cost: int
     ) -> Answer:
         """The machine's answer to a head; a frame that is ahead of the plan waits for it, for a
         bounded time."""
-        room, claim, answer = self._room, incoming.claim, Answer(Say.AWAIT_PLAN)
+        pipeline, claim, answer = self._pipeline, incoming.claim, Answer(Say.AWAIT_PLAN)
         try:
-            async with asyncio.timeout(room.plan_wait_s):
+            async with asyncio.timeout(pipeline.plan_wait_s):
                 while True:
-                    changed = room.plan_changed
-                    answer = room.ask(Arrived(way, claim, caller, room.make_room(cost)))
+                    changed = pipeline.plan_changed
+                    answer = pipeline.ask(Arrived(way, claim, caller, pipeline.make_room(cost)))
                     if answer.say is not Say.AWAIT_PLAN:
                         return answer
                     await changed.wait()
         except TimeoutError:
-            plan = room.machine.plan
+            plan = pipeline.machine.plan
             ahead = plan is None or claim.epoch > plan.epoch
             return Answer(Say.BUSY if ahead else Say.REFUSED, answer.reason)
 
     async def Fetch(self, request: pb.FetchInput, context: Any) -> None:
-        room = self._room
-        caller = room.transport.caller(context)
-        skipped = tuple(request.skipped[: room.shape.stages])
+        pipeline = self._pipeline
+        caller = pipeline.transport.caller(context)
+        skipped = tuple(request.skipped[: pipeline.shape.stages])
         before = request.position - 1
         while before in skipped:
             before -= 1
         key = Key(request.epoch, request.index, before)
-        answer = room.ask(
+        answer = pipeline.ask(
             Asked(
                 request.epoch, request.plan_hash, request.index, request.position, caller, skipped
             )
         )
-        work = room.stash.get(key)
+        work = pipeline.stash.get(key)
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
         if answer.say is not Say.TAKE or work is None or work.output is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
             return
         for frame in frames(
-            room.claim_for(key, request.position),
+            pipeline.claim_for(key, request.position),
             pb.TRAIN,
             1.0,
             work.shape,
             work.output,
-            room.shape,
+            pipeline.shape,
         ):
             await context.write(frame)
-        room.sent(caller, len(work.output))
+        pipeline.sent(caller, len(work.output))
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
-        room = self._room
-        caller = room.transport.caller(context)
+        pipeline = self._pipeline
+        caller = pipeline.transport.caller(context)
         reason = "".join(c for c in request.reason[:200] if c.isprintable())
-        answer = room.ask(Lost(request.epoch, request.plan_hash, request.index, caller, reason))
+        answer = pipeline.ask(Lost(request.epoch, request.plan_hash, request.index, caller, reason))
         return pb.LostReply(accepted=answer.say is Say.TAKE)
 
     async def Counted(self, request: pb.CountedNote, context: Any) -> pb.CountedReply:
-        room = self._room
-        caller, plan = room.transport.caller(context), room.machine.plan
+        pipeline = self._pipeline
+        caller, plan = pipeline.transport.caller(context), pipeline.machine.plan
         if len(request.indices) > len(plan.paths if plan else ()):
             return pb.CountedReply(accepted=False)
         answers = [
-            room.ask(Counted(request.epoch, request.plan_hash, index, caller))
+            pipeline.ask(Counted(request.epoch, request.plan_hash, index, caller))
             for index in request.indices
         ]
         return pb.CountedReply(accepted=all(answer.say is Say.TAKE for answer in answers))

@@ -25,7 +25,7 @@ EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing
 
 
 class Telemetry(Protocol):
-    """What the room reports. Never blocks, never raises."""
+    """What the pipeline reports. Never blocks, never raises."""
 
     def spent(self, kind: str, seconds: float) -> None:
         """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``

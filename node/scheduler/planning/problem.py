@@ -176,7 +176,7 @@ def parse(document: Any) -> PathProblem:
         ),
         max_jump=whole(document.get("max_jump", len(stages)), "max_jump", 1, MOST_COUNT),
         equal_visits=_truth(document.get("equal_visits", True), "equal_visits"),
-        owed=_owed(document.get("owed"), stages),
+        owed=_residual(document.get("owed"), stages),
         labels=tuple(str(x)[:40] for x in labels)
         if isinstance(labels, list) and len(labels) == peers
         else (),
@@ -286,7 +286,7 @@ def _counts(given: Any, ends: tuple[int, ...]) -> dict[int, int]:
     return counts
 
 
-def _owed(given: Any, stages: tuple[tuple[int, ...], ...]) -> frozenset[tuple[int, int]]:
+def _residual(given: Any, stages: tuple[tuple[int, ...], ...]) -> frozenset[tuple[int, int]]:
     if given is None:
         return frozenset()
     if given == "all":

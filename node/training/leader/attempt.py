@@ -12,7 +12,7 @@ from node.core.journey import Plan, PlanMember, Unit, Version, in_cell
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import PUSH_AGAIN
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 
 STUCK_ROUNDS = 2
 """Rounds in a row without its parts after which an owner that lives, but does not step, owns

@@ -14,7 +14,7 @@ from node.training.leader.roster import Roster
 from node.training.protocol.cells import ANY, arrange
 from node.training.protocol.edges import mass_after, mass_of
 from node.training.protocol.meetings import Meetings
-from node.training.protocol.memory import PlanContext
+from node.training.protocol.plan_context import PlanContext
 
 
 @dataclass(frozen=True)

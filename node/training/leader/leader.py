@@ -32,8 +32,8 @@ from node.training.leader.starting_point import LOST_S, StartingPoint, counted
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD, Terms
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.memory import GENESIS, Memory, PlanContext
 from node.training.protocol.pace import ASK_AFTER, STANDS_S
+from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules, between
 
 RECALL_FROM = 4
@@ -315,7 +315,7 @@ class Leader:
         base = self._starting.choose(self.roster, self.tokens, now)
         if isinstance(base, str):
             self.waiting_for = nobody or base
-            if lost := self._starting.relent(self.roster, now):
+            if lost := self._starting.drop_agreement(self.roster, now):
                 return [reports.agreement_lost(lost), *self._try_plan(now)]
             if fallen := self._starting.fall_back(self.roster, now):
                 return [reports.stage_fell_back(fallen), *self._try_plan(now)]

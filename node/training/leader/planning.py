@@ -17,7 +17,7 @@ from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
 from node.training.protocol.events import RecordFact
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.memory import PlanContext
+from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import LEVEL, Rules
 
 DEPART_S = 15.0

@@ -50,7 +50,7 @@ def help_asked(m: Move) -> RecordFact:
 def out_of_room(why: OutOfResources) -> RecordFact:
     """The members' memory does not hold the optimizer's state."""
     return RecordFact(
-        "out-of-room", f"the members cannot own every parameter: {why}; {why.next_step}", "error"
+        "out-of-memory", f"the members cannot own every parameter: {why}; {why.next_step}", "error"
     )
 
 

@@ -327,7 +327,7 @@ class Roster:
         they are no news any more."""
         self.undone = {version, *(v for v in self.undone if v.epoch == version.epoch)}
 
-    def relent(self) -> tuple[int, ...]:
+    def drop_agreement(self) -> tuple[int, ...]:
         """Forget what was agreed where nobody who would take part holds it, though somebody claims
         the version: better to go on from what these hold than never again. The stages concerned."""
         gone = [

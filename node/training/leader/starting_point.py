@@ -1,6 +1,6 @@
 """Which version the next plan starts from, or what has to be waited for first. Pure. Enters: the
 roster, the tokens counted so far, the time. Leaves: a version, or a few words on what is missing.
-Never: what goes with a version (:mod:`node.training.protocol.memory`).
+Never: what goes with a version (:mod:`node.training.protocol.plan_context`).
 
 The end of the history with most tokens counts. Going back costs epochs, and what the bigger side of
 a parted network did is not undone because a few of the other side came first: both are waited for,
@@ -79,7 +79,7 @@ class StartingPoint:
         heard soon again."""
         self._courtesy_every = COURTESY_S / 2
 
-    def relent(self, roster: Roster, now: float) -> tuple[int, ...]:
+    def drop_agreement(self, roster: Roster, now: float) -> tuple[int, ...]:
         """Take what there is where what was agreed on is lost for good, once patience is over. The
         stages concerned, mostly none."""
         if (
@@ -88,7 +88,7 @@ class StartingPoint:
             or roster.startable()
         ):
             return ()
-        return roster.relent()
+        return roster.drop_agreement()
 
     def fall_back(self, roster: Roster, now: float) -> dict[int, Version]:
         """Let the stages that nobody holds at the newest version go on from what most there hold,

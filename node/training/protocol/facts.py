@@ -13,7 +13,7 @@ from node.core.journey import Path, Version
 from node.scheduler.router import Router
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.meetings import Meetings
-from node.training.protocol.memory import Cursor, PlanContext
+from node.training.protocol.plan_context import Cursor, PlanContext
 from node.training.protocol.rules import Read, Rules
 
 

@@ -12,7 +12,7 @@ from node.core.journey import Plan, Version, lineage
 from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import MOST_TERM
-from node.training.protocol.memory import makes
+from node.training.protocol.plan_context import makes
 from protos import training_pb2 as pb
 
 

@@ -1,6 +1,6 @@
 """What this peer gives to an outer round and makes of its result; anchor and outer momentum, where
 the run has them. Enters: parameters in place, what a round averaged, versions that are adopted,
-settled or undone. Leaves: the next parameters. Never: a round (that is the averaging room's), a
+settled or undone. Leaves: the next parameters. Never: a round (that is :mod:`node.averaging`'s), a
 file.
 
 Parameters: they travel, and are replaced by their mean. Deltas (DiLoCo): what they moved by since
@@ -28,7 +28,7 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.training.protocol.meetings import number
 from node.training.protocol.rules import LEVEL
-from node.training.rounds.owed import ErrorFeedback
+from node.training.rounds.error_feedback import ErrorFeedback
 from node.training.rounds.serving import Serving
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
@@ -61,7 +61,7 @@ class Anchor:
         self.settings = self.ahead = settings
         self._epochs = epochs
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
-        self.owed = ErrorFeedback(settings.codec)
+        self.residual = ErrorFeedback(settings.codec)
         self.serving: Serving[Tensor] = Serving()
         self.carried = frozenset(stage.parameters())
         """The parts that the round at hand carries."""
@@ -78,8 +78,8 @@ class Anchor:
         cells have averaged parameters."""
         if level:
             self.serving.forget()
-        if level or settings.codec != self.owed.codec:
-            self.owed = ErrorFeedback(settings.codec)
+        if level or settings.codec != self.residual.codec:
+            self.residual = ErrorFeedback(settings.codec)
         self.settings, self.ahead = LEVEL if level else settings, settings
         if level:
             self._stop()
@@ -143,13 +143,13 @@ class Anchor:
     def says(self, given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(what is said of a contribution, its bytes): with error feedback other numbers; without,
         those given and no bytes."""
-        whole = self.owed.catches_up(given) if self.settings.quorum else dict(given)
-        return self.owed.says(whole) if self.settings.feedback else (whole, {})
+        whole = self.residual.catches_up(given) if self.settings.quorum else dict(given)
+        return self.residual.says(whole) if self.settings.feedback else (whole, {})
 
     @property
     def makes(self) -> Step | None:
         """What an averager gives of the means it has made, before they are rounded; None: these."""
-        return self.owed.makes if self.settings.feedback else None
+        return self.residual.makes if self.settings.feedback else None
 
     def heard(
         self,
@@ -169,7 +169,9 @@ class Anchor:
             late = pseudo_gradient(
                 self.state, self._local(without) if of is None else {n: of[n] for n in without}
             )
-        self.owed.ended(outcome.parts, outcome.fresh, self._me, self._me in outcome.refused, late)
+        self.residual.ended(
+            outcome.parts, outcome.fresh, self._me, self._me in outcome.refused, late
+        )
 
     def takes(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters, from what the round averaged. Anchor and momentum are the new ones
@@ -178,7 +180,7 @@ class Anchor:
         Raises ValueError for numbers that are not finite, and for differences where there is no
         anchor.
         """
-        self.owed.moved()
+        self.residual.moved()
         if self.settings is LEVEL:
             # Everybody has the same now: anchors that are kept from here on begin equal.
             self._replace(OuterState.begin(mean) if self.kept else None)
@@ -225,20 +227,20 @@ class Anchor:
     def settled(self) -> None:
         """What is in place is final."""
         self._before, self._moved = None, False
-        self.owed.settled()
+        self.residual.settled()
         self.serving.settled()
 
     def rolled_back(self) -> None:
         """The last version was undone."""
         if self._moved:
             self.state, self._before, self._moved = self._before, None, False
-        self.owed.rolled_back()
+        self.residual.rolled_back()
         self.serving.undone()
 
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
         self.state, self._before, self._moved = None, None, False
-        self.owed, self.history = ErrorFeedback(self.ahead.codec), object()
+        self.residual, self.history = ErrorFeedback(self.ahead.codec), object()
         self.serving.forget()
         self._stop()
 
@@ -272,7 +274,7 @@ class Anchor:
             name + SAVED: {
                 "anchor": state.anchor[name],
                 "momentum": state.momentum[name],
-                **self.owed.saved(name),
+                **self.residual.saved(name),
             }
             for name in state.anchor
         }
@@ -286,7 +288,7 @@ class Anchor:
         ):
             parts = {name: found[name + SAVED] for name in names}
             for name, part in parts.items():
-                self.owed.restored(name, part, tuple(names[name].shape))
+                self.residual.restored(name, part, tuple(names[name].shape))
             self.state = OuterState(
                 {n: p["anchor"] for n, p in parts.items()},
                 {n: p["momentum"] for n, p in parts.items()},
@@ -319,7 +321,7 @@ class Anchor:
     async def copy(self, donors: Sequence[PeerId], version: Version) -> None:
         """Parameters of ``version`` are being copied from ``donors``: what goes with them. Without
         it this peer lacks it again."""
-        self.owed.copied(self._stage.parameters().keys())
+        self.residual.copied(self._stage.parameters().keys())
         if self.kept or self.settings is LEVEL:
             self._replace(await self._fetch(donors, version) if self.kept else None)
 
@@ -337,7 +339,7 @@ class Anchor:
             )
         if here is not None:
             found = OuterState(here.anchor | found.anchor, here.momentum | found.momentum)
-        self.owed.copied(self.carried)
+        self.residual.copied(self.carried)
         self._replace(found)
         return self._landed(found)
 

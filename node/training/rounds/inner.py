@@ -1,7 +1,7 @@
 """The round of an epoch of micro-batches at one member: gradients to their owners, the owners'
 steps, fresh parameters to all. Enters: a plan, the leader's word on each attempt. Leaves: the
 cell's next parameters, what the round came to. Never: another cell (that is
-:mod:`node.training.rounds.outer`), a byte on the wire (the averaging room's)."""
+:mod:`node.training.rounds.outer`), a byte on the wire (:mod:`node.averaging`'s)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from node.scheduler.assigned import assigned
 from node.training.protocol import events as ev
 from node.training.rounds.common import Rounds
 from node.training.state.engines import Engines
-from node.training.state.handover import Handover
 from node.training.state.stage import StageState
+from node.training.state.state_export import StateExport
 
 
 @dataclass
@@ -41,12 +41,17 @@ class InnerRound:
         self,
         stage: StageState,
         engines: Engines,
-        handover: Handover,
+        state_export: StateExport,
         rounds: Rounds,
         sequence: int,
         me: PeerId,
     ) -> None:
-        self._stage, self._engines, self._handover, self._rounds = stage, engines, handover, rounds
+        self._stage, self._engines, self._state_export, self._rounds = (
+            stage,
+            engines,
+            state_export,
+            rounds,
+        )
         self._sequence, self._me = sequence, me
         self._given: _Given | None = None
 
@@ -64,7 +69,7 @@ class InnerRound:
         home = plan.home(self._me)
         cell = [m for m in plan.cell(self._stage.stage, home) if m.peer not in r.dead]
         if not listener:
-            self._handover.opens(plan, owners, r.dead)
+            self._state_export.opens(plan, owners, r.dead)
         share = assigned(plan, self._stage.stage, self._sequence, r.dropped, home)
         request = RoundRequest(
             round=RoundId(plan.epoch, plan.term, r.attempt),
@@ -80,7 +85,7 @@ class InnerRound:
             token_limit=share.most,
             allowed=share.allowed,
             total=share.total,
-            ready=lambda names: self._handover.taking.ready(names, r.deadline_s),
+            ready=lambda names: self._state_export.taking.ready(names, r.deadline_s),
             hold=(lambda names: self._hold(plan, names)) if self._may_go_idle(plan) else None,
         )
         try:
@@ -90,7 +95,7 @@ class InnerRound:
         except ValueError as e:
             return self._rounds.absurd(plan, r, e), None
         finally:
-            self._handover.closes()
+            self._state_export.closes()
         return self._rounds.ended(
             plan, r, outcome, len(cell), outcome.fresh, outcome.missing
         ), dict(outcome.fresh)

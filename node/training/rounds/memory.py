@@ -22,14 +22,14 @@ class OuterBytes:
 
     anchor: int = 0
     undone: int = 0
-    owed: int = 0
+    residual: int = 0
     sent: int = 0
     served: int = 0
     device: int = 0
 
     @property
     def main(self) -> int:
-        return self.anchor + self.undone + self.owed + self.sent + self.served
+        return self.anchor + self.undone + self.residual + self.sent + self.served
 
 
 def outer_bytes(s: OuterSettings, sizes: Mapping[str, int], cells: int) -> OuterBytes:
@@ -50,7 +50,7 @@ def outer_bytes(s: OuterSettings, sizes: Mapping[str, int], cells: int) -> Outer
     return OuterBytes(
         anchor=2 * stage,
         undone=2 * stage,
-        owed=stage * (2 * s.feedback + (s.quorum > 0)),  # words and means; late words
+        residual=stage * (2 * s.feedback + (s.quorum > 0)),  # words and means; late words
         sent=under_way,
         served=(1 + cells) * share,
         device=under_way,

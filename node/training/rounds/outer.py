@@ -1,7 +1,7 @@
 """An outer round at one member, from plan to outcome: what its cell has goes out, the mean of what
 the cells have comes back. Enters: a plan, the leader's word on each attempt. Leaves: the next
 parameters, what the round came to. Never: when cells meet and in which groups
-(:mod:`node.training.protocol.meetings`), a byte on the wire (the averaging room's).
+(:mod:`node.training.protocol.meetings`), a byte on the wire (:mod:`node.averaging`'s).
 
 begin    a plan of whichever kind: its settings count, and an anchor that is lacking is looked for
 attempt  one speaker of each cell gives, every member of the group gathers the mean; again without
@@ -32,10 +32,10 @@ from node.training.protocol.rules import lands, levels
 from node.training.rounds.anchor import MOMENTUM, Anchor
 from node.training.rounds.common import Rounds
 from node.training.rounds.edge import along
+from node.training.rounds.in_flight import InFlightFragment
 from node.training.rounds.push import pushing
-from node.training.rounds.sending import InFlightFragment
 from node.training.state.engines import Engines
-from node.training.state.handover import Handover
+from node.training.state.state_export import StateExport
 
 Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
 """All parameters of this stage at a version, from these donors, of this digest if one is given.
@@ -61,15 +61,15 @@ class OuterRound:
         self,
         anchor: Anchor,
         engines: Engines,
-        handover: Handover,
+        state_export: StateExport,
         rounds: Rounds,
         tasks: Tasks,
         me: PeerId,
     ) -> None:
-        self._anchor, self._engines, self._handover, self._rounds, self._me = (
+        self._anchor, self._engines, self._state_export, self._rounds, self._me = (
             anchor,
             engines,
-            handover,
+            state_export,
             rounds,
             me,
         )
@@ -169,7 +169,7 @@ class OuterRound:
         self.arrived = ()
         if not listener:
             stepped = of_cell(plan.owners, plan.home(self._me))
-            self._handover.opens(plan, {name: stepped[name] for name in rounds.shapes}, r.dead)
+            self._state_export.opens(plan, {name: stepped[name] for name in rounds.shapes}, r.dead)
             await anchor.arrived(r.deadline_s)
             if anchor.lacking and r.attempt > len(members):
                 anchor.begin_here()
@@ -229,11 +229,11 @@ class OuterRound:
                 )
                 self._heard = (plan.hash, outcome.fresh)
             if not listener:
-                await self._handover.hold(plan, r.deadline_s)
+                await self._state_export.hold(plan, r.deadline_s)
         except ValueError as e:
             return rounds.absurd(plan, r, e), None
         finally:
-            self._handover.closes()
+            self._state_export.closes()
         holds = outcome.fresh.keys() & rounds.shapes.keys()
         missing = tuple(sorted({name.removesuffix(MOMENTUM) for name in outcome.missing}))
         if not anchor.believes or (plan.fragment and listener):
@@ -251,7 +251,7 @@ class OuterRound:
         """The round of a cell that meets no other."""
         if given is None:
             return None
-        self._anchor.owed.begin(plan.hash)
+        self._anchor.residual.begin(plan.hash)
         parts = {name: PartOrigin(self._me, 1, tuple(speaking)) for name in given}
         return RoundOutcome(given, 1, speaking, {}, 0, 0.0, parts=parts)
 
@@ -311,7 +311,7 @@ class OuterRound:
     async def _says(
         self, plan: Plan, given: Mapping[str, Tensor] | None
     ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-        self._anchor.owed.begin(plan.hash)
+        self._anchor.residual.begin(plan.hash)
         return (None, {}) if given is None else await self._engines.aside(self._anchor.says, given)
 
     async def copy(

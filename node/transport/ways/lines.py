@@ -21,8 +21,8 @@ from node.core.ids import PeerId, short
 from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.reach.ladder import Climb, ClimbAttempt, Rung
+from node.transport.auth import TOKEN_KEY
 from node.transport.channels import LabelledChannel
-from node.transport.doorman import TOKEN_KEY
 from node.transport.frames import Streams
 from node.transport.handshake import Acquaintance
 from node.transport.metering import ByteMeter

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from node.core.ids import PeerId
-from node.telemetry import sparing
+from node.telemetry import rate_limit
 from node.telemetry.events import Journal
-from node.telemetry.sparing import LINES, WINDOW_S, RateLimitedLog
+from node.telemetry.rate_limit import LINES, WINDOW_S, RateLimitedLog
 
 NOISY, QUIET = PeerId("12D3KooWNoisy"), PeerId("12D3KooWQuiet")
 
@@ -49,7 +49,7 @@ def test_what_was_kept_back_is_said_at_the_end_and_once() -> None:
 
 
 def test_many_peers_take_a_bounded_memory(monkeypatch) -> None:
-    monkeypatch.setattr(sparing, "PEERS_KEPT", 3)
+    monkeypatch.setattr(rate_limit, "PEERS_KEPT", 3)
     quiet, journal, _ = made()
     for i in range(10):
         for _ in range(LINES + 1):

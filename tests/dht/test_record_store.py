@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from node.core.errors import UsageFault, WireError
 from node.core.ids import RunId
 from node.dht.author import Author
-from node.dht.board import RecordStore
 from node.dht.record import unwrap, wrap
+from node.dht.record_store import RecordStore
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
@@ -21,7 +21,7 @@ RUN = RunId("ab" * 32)
 ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
 
 
-def board(**settings) -> RecordStore:
+def record_store(**settings) -> RecordStore:
     return RecordStore(RUN, DirectorySettings(**settings))
 
 
@@ -33,11 +33,11 @@ def sealed(
     key: str = "",
     admission: bytes = b"",
 ) -> bytes:
-    return seal(who, key or board().key, wrap(admission, packed), seq, until)
+    return seal(who, key or record_store().key, wrap(admission, packed), seq, until)
 
 
 def test_a_good_record_is_news_once(body) -> None:
-    b, raw = board(), sealed(ALICE, body().pack())
+    b, raw = record_store(), sealed(ALICE, body().pack())
     assert b.offer(ALICE.peer_id, raw, NOW + 15, NOW) is True
     assert b.offer(ALICE.peer_id, raw, NOW + 15, NOW + 1) is False
     assert b.entries(NOW)[ALICE.peer_id].body == body()
@@ -60,7 +60,7 @@ def test_a_good_record_is_news_once(body) -> None:
     ],
 )
 def test_an_expiry_that_was_not_signed_or_is_absurd_is_refused(body, expires: float) -> None:
-    b = board()
+    b = record_store()
     with pytest.raises(WireError):
         b.offer(ALICE.peer_id, sealed(ALICE, body().pack()), expires, NOW)
     assert (b.entries(NOW), b.refused) == ({}, 1)
@@ -68,11 +68,13 @@ def test_an_expiry_that_was_not_signed_or_is_absurd_is_refused(body, expires: fl
 
 def test_a_signed_expiry_too_far_away_is_refused(body) -> None:
     with pytest.raises(WireError):
-        board().offer(ALICE.peer_id, sealed(ALICE, body().pack(), until=NOW + 700), NOW + 700, NOW)
+        record_store().offer(
+            ALICE.peer_id, sealed(ALICE, body().pack(), until=NOW + 700), NOW + 700, NOW
+        )
 
 
 def test_another_writer_key_or_size_is_refused(body) -> None:
-    b, packed = board(), body().pack()
+    b, packed = record_store(), body().pack()
     for raw in (
         sealed(BOB, packed),  # Bob's record under Alice's name
         sealed(ALICE, packed, key="tutti/" + "cd" * 32 + "/peers"),  # of another run
@@ -92,7 +94,7 @@ def test_another_writer_key_or_size_is_refused(body) -> None:
 
 
 def test_an_old_record_cannot_come_back(body) -> None:
-    b = board()
+    b = record_store()
     first, second = (
         sealed(ALICE, body(epoch=1).pack(), 1),
         sealed(ALICE, body(epoch=2).pack(), 2, NOW + 16),
@@ -108,7 +110,7 @@ def test_an_old_record_cannot_come_back(body) -> None:
 
 
 def test_a_withdrawal_hides_the_writer_and_is_not_undone_by_a_replay(body) -> None:
-    b, old = board(), sealed(ALICE, body().pack(), 1, NOW + 100)
+    b, old = record_store(), sealed(ALICE, body().pack(), 1, NOW + 100)
     b.offer(ALICE.peer_id, old, NOW + 100, NOW)
     b.offer(ALICE.peer_id, sealed(ALICE, b"", 2, NOW + 101), NOW + 101, NOW)
     with pytest.raises(WireError):
@@ -117,7 +119,7 @@ def test_a_withdrawal_hides_the_writer_and_is_not_undone_by_a_replay(body) -> No
 
 
 def test_a_writer_is_forgotten_with_its_last_record(body) -> None:
-    b = board()
+    b = record_store()
     b.offer(ALICE.peer_id, sealed(ALICE, body().pack(), 100), NOW + 15, NOW)
     assert b.newest(ALICE.peer_id) == (100, NOW + 15)
     assert b.entries(NOW + 15) == {}
@@ -143,7 +145,7 @@ def test_the_number_of_writers_is_bounded_and_room_comes_back(body) -> None:
 @given(st.lists(st.integers(-2_000, 20_000), max_size=30))
 def test_every_record_of_an_author_is_news_whatever_its_clock_does(steps: list[int]) -> None:
     settings = DirectorySettings(max_ttl_s=60)
-    b, author, now = board(max_ttl_s=60), Author(ALICE, RUN, settings), NOW
+    b, author, now = record_store(max_ttl_s=60), Author(ALICE, RUN, settings), NOW
     for step in steps:
         now += step / 1000
         raw, expires = author.seal(b"", now, b.newest(ALICE.peer_id))
@@ -151,7 +153,7 @@ def test_every_record_of_an_author_is_news_whatever_its_clock_does(steps: list[i
 
 
 def test_a_restarted_author_continues_after_what_is_posted(body) -> None:
-    b, settings = board(), DirectorySettings()
+    b, settings = record_store(), DirectorySettings()
     raw, expires = Author(ALICE, RUN, settings).seal(body(epoch=1).pack(), NOW + 10)
     b.offer(ALICE.peer_id, raw, expires, NOW)
     raw, later = Author(ALICE, RUN, settings).seal(
@@ -162,7 +164,7 @@ def test_a_restarted_author_continues_after_what_is_posted(body) -> None:
 
 
 def test_an_author_whose_clock_was_far_ahead_recovers(body) -> None:
-    b, author = board(), Author(ALICE, RUN, DirectorySettings())
+    b, author = record_store(), Author(ALICE, RUN, DirectorySettings())
     author.seal(body().pack(), NOW + 86_400)
     raw, expires = author.seal(body().pack(), NOW)
     assert b.offer(ALICE.peer_id, raw, expires, NOW)

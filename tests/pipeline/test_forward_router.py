@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import node.inference.detour
+import node.inference.forward_router
 from node.core.errors import NetworkFault, PeerFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember
 from node.data.tokenizer import ByteTokenizer
-from node.inference.detour import ForwardRouter, decide, named
 from node.inference.evaluate import choose, evaluate
+from node.inference.forward_router import ForwardRouter, decide, named
 from node.inference.generate import speak
 from node.pipeline.settings import PipelineSettings
 from protos.control_pb2 import GenerateRequest, LeaveOut
@@ -122,7 +122,7 @@ async def test_work_that_is_lost_takes_another_way():
 
 
 async def test_work_that_hangs_behind_a_dead_hop_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(node.inference.detour, "WATCH_S", 0.0)
+    monkeypatch.setattr(node.inference.forward_router, "WATCH_S", 0.0)
     pings, ways, hung = Pings(), [], asyncio.Event()
     way = around(pings)
 
@@ -187,16 +187,17 @@ class Batches:
 async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_layers(
     make_swarm, monkeypatch
 ):
-    monkeypatch.setattr(node.inference.detour, "PING_S", 60.0)
+    monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
-    plan, room, text = swarm.plan(1), swarm.rooms["s0a"], Batches(swarm)
+    plan, pipeline, text = swarm.plan(1), swarm.pipelines["s0a"], Batches(swarm)
     swarm.adopt(plan)
 
     def through(asked: object) -> ForwardRouter:
-        return ForwardRouter(room.transport, room.settings, lambda: plan, asked)  # pyright: ignore
+        transport, settings = pipeline.transport, pipeline.settings
+        return ForwardRouter(transport, settings, lambda: plan, asked)  # pyright: ignore
 
     async def measured(*asked: int, share: float = 0.0) -> list[tuple]:
-        found = [f async for f in evaluate(room, text, through, asked, share, 8, 3)]
+        found = [f async for f in evaluate(pipeline, text, through, asked, share, 8, 3)]
         return [(f.asked, f.dead, pytest.approx(f.loss, abs=5e-6)) for f in found]
 
     assert await measured() == [((), (), text.loss(swarm, 1, 2, 3))]
@@ -220,9 +221,9 @@ async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_l
 
 
 async def test_a_text_goes_on_without_a_stage_that_dies_and_says_so(make_swarm, monkeypatch):
-    monkeypatch.setattr(node.inference.detour, "PING_S", 60.0)
+    monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=1)
-    plan, room = swarm.plan(1), swarm.rooms["s0a"]
+    plan, pipeline = swarm.plan(1), swarm.pipelines["s0a"]
     swarm.adopt(plan)
 
     class Letters(ByteTokenizer):
@@ -232,7 +233,7 @@ async def test_a_text_goes_on_without_a_stage_that_dies_and_says_so(make_swarm, 
             return [ord(c) % 31 for c in text]
 
     host = SimpleNamespace(
-        pipeline=room,
+        pipeline=pipeline,
         work=SimpleNamespace(plan=plan),
         tokenizer=Letters(),
         seq_len=swarm.model.seq_len,
@@ -240,7 +241,7 @@ async def test_a_text_goes_on_without_a_stage_that_dies_and_says_so(make_swarm, 
 
     async def said(request: GenerateRequest, dies: int = -1) -> tuple[str, list]:
         text, news = "", []
-        async for piece in speak(host, room.transport, request):  # pyright: ignore
+        async for piece in speak(host, pipeline.transport, request):  # pyright: ignore
             if piece.HasField("missing"):
                 news.append((len(text), list(piece.missing.asked), list(piece.missing.dead)))
             text += piece.text

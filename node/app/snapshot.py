@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from node.app.assembly import Assembled
     from node.app.daemon import Daemon
     from node.training.service import Training
-    from node.training.work import StageRuntime
+    from node.training.stage_runtime import StageRuntime
 
 HISTORY = 256
 """Losses kept for the picture."""

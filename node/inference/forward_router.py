@@ -33,7 +33,7 @@ TRIES = 5
 
 
 @dataclass(frozen=True)
-class Detour:
+class Reroute:
     """``live``: block stages that are visited, rising, each with peers that answer. ``asked``:
     stages left out because the operator says so, ``dead``: because nobody who serves them answers.
     ``stages``: block stages of the run."""
@@ -77,7 +77,7 @@ def named(stages: int, leave_out: Collection[int], after: int = 0) -> tuple[int,
 
 def decide(
     settings: PipelineSettings, live: Mapping[int, Sequence[PeerId]], asked: Collection[int]
-) -> Detour:
+) -> Reroute:
     """Leave out what was asked for, and what has nobody in ``live``, if all that is within the
     run's skip ratio.
 
@@ -104,7 +104,7 @@ def decide(
     found = tuple(
         (s, tuple(live[s])) for s in range(1, stages + 1) if s not in asked and s not in dead
     )
-    return Detour(found, tuple(sorted(asked)), dead, stages)
+    return Reroute(found, tuple(sorted(asked)), dead, stages)
 
 
 class ForwardRouter:
@@ -120,21 +120,21 @@ class ForwardRouter:
         settings: PipelineSettings,
         plan: Callable[[], Plan | None],
         asked: Collection[int] = (),
-        changed: Callable[[Detour], None] = lambda detour: None,
+        changed: Callable[[Reroute], None] = lambda reroute: None,
     ) -> None:
         self.transport, self.settings, self.asked = transport, settings, tuple(asked)
         self._plan, self._changed = plan, changed
         self._tasks = Tasks("around")
-        self._detour: Detour | None = None
+        self._reroute: Reroute | None = None
 
     @property
-    def detour(self) -> Detour:
+    def reroute(self) -> Reroute:
         """The way in use. Raises ValueError before the first :meth:`look`."""
-        if self._detour is None:
+        if self._reroute is None:
             raise ValueError("nobody has looked who lives")
-        return self._detour
+        return self._reroute
 
-    async def look(self) -> Detour:
+    async def look(self) -> Reroute:
         """Who lives now. Raises NetworkFault when that is not enough, or the swarm has not
         begun."""
         plan = self._plan()
@@ -147,9 +147,9 @@ class ForwardRouter:
         cells = [[m.peer for m in plan.stage(s) if m.current] for s in wanted]
         living = await asyncio.gather(*(self._living(peers) for peers in cells))
         found = decide(self.settings, dict(zip(wanted, living, strict=True)), self.asked)
-        if self._detour is None or found.missing != self._detour.missing:
+        if self._reroute is None or found.missing != self._reroute.missing:
             self._changed(found)
-        self._detour = found
+        self._reroute = found
         return found
 
     async def take(self, turn: int, work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]) -> T:
@@ -158,13 +158,13 @@ class ForwardRouter:
 
         Raises NetworkFault when a stage that may not be left out has nobody, or no way worked.
         """
-        detour, why = self._detour or await self.look(), ""
+        reroute, why = self._reroute or await self.look(), ""
         for _ in range(TRIES):
             try:
-                return await self._watched(detour.hops(turn), work)
+                return await self._watched(reroute.hops(turn), work)
             except PeerFault as e:
                 why, turn = str(e), turn + 1
-                detour = await self.look()
+                reroute = await self.look()
         raise NetworkFault(
             f"everybody answers, but forward work does not come home: {why}",
             "see tutti logs, here and there",

@@ -16,7 +16,7 @@ from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineSettings
 from node.training.protocol.edges import WHOLE, adds_up
 from node.training.protocol.meetings import Meetings, meeting
-from node.training.protocol.memory import worked_after
+from node.training.protocol.plan_context import worked_after
 from node.training.protocol.rules import LEVEL, Read, Rules, carries, due, levels, sends
 
 

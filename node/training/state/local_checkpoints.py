@@ -15,11 +15,11 @@ from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
 from node.core.tasks import Tasks
-from node.optim.spare import StateReplica
+from node.optim.state_replica import StateReplica
 from node.telemetry.events import Journal
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.cells import ANY
-from node.training.protocol.memory import PlanContext
+from node.training.protocol.plan_context import PlanContext
 
 TOLD = 3
 """Checkpoints that cannot be used are named in the status up to so many, the others are counted."""
@@ -52,14 +52,14 @@ class LocalCheckpoints:
         self._metas: dict[int, dict[str, Any]] | None = None
         self._bad: list[tuple[str, str]] = []
         self._told: set[tuple[str, str]] = set()
-        self._failed, self._owed = "", False
+        self._failed, self._residual = "", False
         self._size = size
 
     def due(self, epoch: int) -> bool:
         """Whether a checkpoint of this epoch is to be written: it is its turn, or the last one
         found no room and now there is."""
         every = self._store.settings.every
-        return bool(every) and (epoch % every == 0 or (self._owed and self._lacks() == ""))
+        return bool(every) and (epoch % every == 0 or (self._residual and self._lacks() == ""))
 
     def troubles(self) -> list[str]:
         """Sentences for the operator: why nothing is written, which checkpoints cannot be used.
@@ -67,7 +67,7 @@ class LocalCheckpoints:
         lacks = self._lacks() if self.writes else ""
         found = (
             [self._failed]
-            if self._failed and (lacks or not self._owed)
+            if self._failed and (lacks or not self._residual)
             else [lacks]
             if lacks
             else []
@@ -223,14 +223,14 @@ class LocalCheckpoints:
                         f"checkpoints are written again: {text}",
                         epoch=epoch,
                     )
-                self._failed, self._owed = "", False
+                self._failed, self._residual = "", False
                 self._journal.emit(
                     "checkpoint", "checkpoint-written", text, "debug", epoch=epoch, path=path
                 )
             except LocalFault as error:
                 # A quota leaves the disk itself with room: then the usual turn is waited for.
                 self._failed = error.what
-                self._owed = isinstance(error, OutOfResources) and bool(self._lacks())
+                self._residual = isinstance(error, OutOfResources) and bool(self._lacks())
                 self._journal.emit(
                     "checkpoint",
                     "checkpoint-failed",

@@ -104,8 +104,8 @@ class EpochCounts:
 
     def let_in(self, window: int) -> Iterator[int]:
         """The groups whose gradients may be here: the first ``window`` that are not fresh."""
-        for group, books in enumerate(self.groups):
-            if window and not books.names <= self.fresh:
+        for group, state in enumerate(self.groups):
+            if window and not state.names <= self.fresh:
                 window -= 1
                 yield group
 
@@ -113,27 +113,27 @@ class EpochCounts:
         """Whose contribution to a group of the current attempt may still come."""
         if self.current is None:
             return frozenset()
-        books = self.groups[group]
+        state = self.groups[group]
         out = (
             self.idle
             | self.missing
             | self.barred
-            | books.given.keys()
-            | books.present
-            | books.missing
+            | state.given.keys()
+            | state.present
+            | state.missing
         )
         return self.current.members - self.current.listeners - out
 
     def closes(self, group: int, now: float) -> float:
         """When a group is stepped without those whose contribution may still come."""
-        books, opened = self.groups[group], self.current
+        state, opened = self.groups[group], self.current
         if opened is None or not opened.quorum:
-            return books.contribute_by
+            return state.contribute_by
         # When nobody is left who may still come, nobody is waited for, however many a quorum is.
-        if books.closes is None and len(books.given) >= opened.quorum:
-            books.closes = now + grace(opened.grace_s, opened.spare_s, now - self.began)
+        if state.closes is None and len(state.given) >= opened.quorum:
+            state.closes = now + grace(opened.grace_s, opened.spare_s, now - self.began)
         return (
-            books.contribute_by if books.closes is None else min(books.closes, books.contribute_by)
+            state.contribute_by if state.closes is None else min(state.closes, state.contribute_by)
         )
 
     def wanted(self, stream: Stream) -> frozenset[str]:

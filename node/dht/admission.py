@@ -21,7 +21,7 @@ from hivemind.p2p import PeerID
 from node.core.clock import Clock
 from node.core.errors import Refused
 from node.core.ids import PeerId, short
-from node.dht.board import Admit
+from node.dht.record_store import Admit
 from node.identity.rates import TokenBucket
 
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 100.0

@@ -1,4 +1,4 @@
-"""Runs a program that must not outlive the process that wanted it: ``leash.py PARENT_PID PROGRAM
+"""Runs a program that must not outlive its parent: ``parent_watch.py PARENT_PID PROGRAM
 ARGUMENT…``.
 
 The kernel kills it when its parent dies, whatever the parent died of, and a Ctrl-C typed at the

@@ -19,14 +19,14 @@ from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
-from node.optim.spare import Spares, VersionTrail, wards
+from node.optim.state_replica import Spares, VersionTrail, wards
 from node.training.state.engines import Engines
 from node.training.state.parts import Parts, by_part
 from node.training.state.stage import StageState
-from node.training.state.takeover import TakeOver
+from node.training.state.state_import import StateImport
 
 
-class Handover:
+class StateExport:
     """The state of one stage's parts at one peer. ``owned`` are the parts it stepped, or was to
     step, in the last round."""
 
@@ -43,7 +43,7 @@ class Handover:
         self._every, self._tasks = buddy_every, tasks
         self.spares, self._trail = Spares(), VersionTrail()
         self._parts = Parts(stage, engines, optimizer)
-        self.taking = TakeOver(
+        self.taking = StateImport(
             self._parts, engines, self.spares, self._trail, stage.stage, me, tasks
         )
         self.owned: frozenset[str] | None = None

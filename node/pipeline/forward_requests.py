@@ -20,7 +20,7 @@ from node.pipeline.events import Claim, Direction
 from node.pipeline.hops.frames import Incoming, frames, loose_shape
 from node.pipeline.hops.inbound import say
 from node.pipeline.hops.outbound import read_chunks
-from node.pipeline.work import COMPUTE_ERRORS
+from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer, TensorReader
 from protos import pipeline_pb2 as pb
 
@@ -32,8 +32,8 @@ class ForwardRequests:
     """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is
     resumed."""
 
-    def __init__(self, room: Pipeline) -> None:
-        self._room = room
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
         self._numbers = count(1)
         self._waiting: dict[
             tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[TensorReader]]
@@ -46,13 +46,13 @@ class ForwardRequests:
         Raises ValueError for an impossible path or batch, PeerFault when no answer comes back in
         time.
         """
-        room, (sequences, length) = self._room, tokens.shape
+        pipeline, (sequences, length) = self._pipeline, tokens.shape
         if not hops or not (
-            1 <= sequences <= room.shape.sequences and 1 <= length <= room.shape.length
+            1 <= sequences <= pipeline.shape.sequences and 1 <= length <= pipeline.shape.length
         ):
             raise ValueError(f"an errand of {len(hops)} hops and {sequences}x{length} tokens")
-        shape = (sequences, length, room.shape.width)
-        index, me = next(self._numbers), Hop(ENDS, room.me)
+        shape = (sequences, length, pipeline.shape.width)
+        index, me = next(self._numbers), Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
         back: asyncio.Future[TensorReader] = asyncio.get_running_loop().create_future()
         self._waiting[purpose, index] = (
@@ -60,11 +60,11 @@ class ForwardRequests:
             ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape),
             back,
         )
-        timeout = room.hop_s * (len(hops) + 1)
+        timeout = pipeline.hop_s * (len(hops) + 1)
         try:
             async with asyncio.timeout(timeout):
-                output = await room.device.run(
-                    partial(room.math.embed_only, tokens), Priority.ERRAND
+                output = await pipeline.device.run(
+                    partial(pipeline.math.embed_only, tokens), Priority.FORWARD_ONLY
                 )
                 await self._pass_on(claim, purpose, timeout, shape, output, _ignore)
                 return await back
@@ -82,14 +82,14 @@ class ForwardRequests:
         if (
             way is not Direction.FORWARD
             or here == 0
-            or claim.journey[here].peer != self._room.me
+            or claim.journey[here].peer != self._pipeline.me
             or claim.journey[here - 1].peer != caller
         ):
             return await say(context, pb.REFUSED, "not yours to send, or not for me")
         if here == len(claim.journey) - 1:
             return await self._come_home(caller, incoming, context)
-        if claim.journey[here].stage != self._room.stage:
-            return await say(context, pb.REFUSED, f"I host stage {self._room.stage}")
+        if claim.journey[here].stage != self._pipeline.stage:
+            return await say(context, pb.REFUSED, f"I host stage {self._pipeline.stage}")
         await self._visit(incoming, context)
 
     async def _come_home(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
@@ -97,7 +97,7 @@ class ForwardRequests:
         if waiting is None or waiting[2].done():
             return await say(context, pb.REFUSED, "nobody waits for this")
         last, shape, back = waiting
-        if caller != last.peer and caller not in self._room.machine.replicas(last.stage):
+        if caller != last.peer and caller not in self._pipeline.machine.replicas(last.stage):
             return await say(context, pb.REFUSED, "not yours to bring")
         reader = await self._read(incoming, shape, context)
         if not back.done():
@@ -106,19 +106,19 @@ class ForwardRequests:
         await say(context, pb.DONE)
 
     async def _visit(self, incoming: Incoming, context: Any) -> None:
-        room, shape = self._room, loose_shape(incoming, self._room.shape)
-        cost = 2 * room.shape.nbytes(shape[0], shape[1])
-        if not room.make_room(cost):
+        pipeline, shape = self._pipeline, loose_shape(incoming, self._pipeline.shape)
+        cost = 2 * pipeline.shape.nbytes(shape[0], shape[1])
+        if not pipeline.make_room(cost):
             return await say(context, pb.BUSY, "my stash is full")
-        ticket = room.stash.reserve(cost)
+        ticket = pipeline.stash.reserve(cost)
         try:
             reader = await self._read(incoming, shape, context)
         except BaseException:
-            room.stash.cancel(ticket)
+            pipeline.stash.cancel(ticket)
             raise
         accepted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         # A task of its own: after ACCEPTED the frame is ours, also when the sender's stream ends.
-        room.tasks.spawn(self._work(incoming, reader, ticket, accepted), "errand")
+        pipeline.tasks.spawn(self._work(incoming, reader, ticket, accepted), "errand")
         await say(context, pb.ACCEPTED)
         try:
             await say(context, pb.DONE, compute_s=await accepted)
@@ -128,16 +128,16 @@ class ForwardRequests:
     async def _work(
         self, incoming: Incoming, reader: TensorReader, ticket: int, accepted: asyncio.Future[float]
     ) -> None:
-        room, claim = self._room, incoming.claim
+        pipeline, claim = self._pipeline, incoming.claim
         last_only = incoming.purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
         onward = Claim(claim.epoch, "", claim.index, claim.journey, claim.position + 1)
         try:
             async with asyncio.timeout(incoming.deadline_s):
-                began = room.clock.now()
-                output, shape = await room.device.run(
-                    partial(room.math.forward_only, reader, last_only), Priority.ERRAND
+                began = pipeline.clock.now()
+                output, shape = await pipeline.device.run(
+                    partial(pipeline.math.forward_only, reader, last_only), Priority.FORWARD_ONLY
                 )
-                seconds = room.clock.now() - began
+                seconds = pipeline.clock.now() - began
 
                 def tell() -> None:
                     if not accepted.done():
@@ -147,23 +147,23 @@ class ForwardRequests:
                     onward, incoming.purpose, incoming.deadline_s, shape, output, tell
                 )
         except (PeerFault, TimeoutError, *COMPUTE_ERRORS) as e:
-            room.telemetry.emit(
+            pipeline.telemetry.emit(
                 "errand-lost", f"forward-only work was lost: {e}", "warning", index=claim.index
             )
             if not accepted.done():
-                accepted.set_exception(PeerFault(room.me, str(e)))
+                accepted.set_exception(PeerFault(pipeline.me, str(e)))
                 accepted.exception()  # the sender may be gone: then nobody else looks at it
         finally:
-            room.stash.cancel(ticket)
+            pipeline.stash.cancel(ticket)
 
     async def _read(self, incoming: Incoming, shape: tuple[int, ...], context: Any) -> TensorReader:
-        room = self._room
-        reader = TensorReader([incoming.tensor.tensor], [("", shape)], room.shape.wire)
-        async with asyncio.timeout(room.hop_s):
+        pipeline = self._pipeline
+        reader = TensorReader([incoming.tensor.tensor], [("", shape)], pipeline.shape.wire)
+        async with asyncio.timeout(pipeline.hop_s):
             await read_chunks(context.read, reader)
-        if not room.guard.finite(reader):
+        if not pipeline.guard.finite(reader):
             raise WireError("an activation that is not finite or absurdly large")
-        room.received(incoming.claim.journey[incoming.claim.position - 1].peer, reader.nbytes)
+        pipeline.received(incoming.claim.journey[incoming.claim.position - 1].peer, reader.nbytes)
         return reader
 
     async def _pass_on(
@@ -177,11 +177,17 @@ class ForwardRequests:
     ) -> None:
         """Deliver to ``claim.position``, or to another replica of its stage. Raises PeerFault when
         nobody takes it."""
-        room, delivery, target = self._room, Delivery(claim.index), claim.journey[claim.position]
-        replicas = () if target.stage == ENDS else room.machine.replicas(target.stage)
-        until = room.clock.now() + deadline_s
+        pipeline, delivery, target = (
+            self._pipeline,
+            Delivery(claim.index),
+            claim.journey[claim.position],
+        )
+        replicas = () if target.stage == ENDS else pipeline.machine.replicas(target.stage)
+        until = pipeline.clock.now() + deadline_s
         while True:
-            choice = delivery.choose(target.peer, replicas, room.machine.suspects, room.clock.now())
+            choice = delivery.choose(
+                target.peer, replicas, pipeline.machine.suspects, pipeline.clock.now()
+            )
             if choice is None:
                 raise PeerFault(target.peer, f"no live replica of stage {target.stage}")
             if isinstance(choice, Pause):
@@ -193,20 +199,24 @@ class ForwardRequests:
                 *claim.journey[claim.position + 1 :],
             )
             onward = Claim(claim.epoch, "", claim.index, journey, claim.position)
-            messages = frames(onward, purpose, until - room.clock.now(), shape, buffer, room.shape)
+            messages = frames(
+                onward, purpose, until - pipeline.clock.now(), shape, buffer, pipeline.shape
+            )
 
             def held(seconds: float, peer: PeerId = choice) -> None:
-                if len(buffer) == room.shape.nbytes(room.shape.sequences, room.shape.length):
-                    room.timing.sent(peer, seconds, room.clock.now())
+                if len(buffer) == pipeline.shape.nbytes(
+                    pipeline.shape.sequences, pipeline.shape.length
+                ):
+                    pipeline.timing.sent(peer, seconds, pipeline.clock.now())
                 accepted()
 
-            outcome = await room.courier.outbound.send(
-                choice, Direction.FORWARD, messages, len(buffer), room.hop_s, held
+            outcome = await pipeline.sender.outbound.send(
+                choice, Direction.FORWARD, messages, len(buffer), pipeline.hop_s, held
             )
             if outcome.trouble is None:
                 return
             if outcome.trouble is Trouble.FAILED:
-                room.machine.suspects.add(choice, room.clock.now())
+                pipeline.machine.suspects.add(choice, pipeline.clock.now())
             delivery.turned(choice, outcome.trouble)
 
     def close(self) -> None:

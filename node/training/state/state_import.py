@@ -19,7 +19,7 @@ from node.core.errors import PeerFault, StepFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, in_cell, of_cell
 from node.core.tasks import Tasks
-from node.optim.spare import Spares, StateReplica, VersionTrail
+from node.optim.state_replica import Spares, StateReplica, VersionTrail
 from node.training.state.engines import Engines
 from node.training.state.parts import Parts
 
@@ -63,7 +63,7 @@ class Arrival:
         return not was
 
 
-class TakeOver:
+class StateImport:
     """``lost``: parts that went on without state; ``old``: parts that went on with an older copy,
     ``age`` the epochs the oldest of those was behind."""
 

@@ -11,7 +11,7 @@ from node.optim.parts import parts_of
 from node.training.rounds.memory import outer_bytes
 
 
-def room(
+def check_memory(
     config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside: int = 0
 ) -> Verdict:
     """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep

@@ -32,9 +32,9 @@ class Sender:
     """The sending half of the service. One attempt for each visit and direction is under way at a
     time."""
 
-    def __init__(self, room: Pipeline) -> None:
-        self._room = room
-        self.outbound = Outbound(room.transport, room.clock, room.telemetry)
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.outbound = Outbound(pipeline.transport, pipeline.clock, pipeline.telemetry)
         self.pace, self.timing = Pace(), Timing()
         self.hop_seconds: dict[tuple[PeerId, Direction], tuple[int, float]] = {}
         """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
@@ -56,7 +56,7 @@ class Sender:
 
     def send(self, action: ev.Send) -> None:
         """Start an attempt in place of the one that may be under way."""
-        attempt = self._room.tasks.spawn(self._send(action), "send")
+        attempt = self._pipeline.tasks.spawn(self._send(action), "send")
         self._replace(action.key, action.way, attempt)
 
     def later(self, key: Key, way: Direction, seconds: float) -> None:
@@ -79,39 +79,45 @@ class Sender:
             old.cancel()
 
     def _retry(self, key: Key, way: Direction) -> None:
-        room = self._room
+        pipeline = self._pipeline
         self._sending.pop((key, way), None)
-        work = room.stash.get(key)
+        work = pipeline.stash.get(key)
         if work is not None:
-            room.do(ev.Expired(key) if work.deadline < room.clock.now() else ev.Retry(key, way))
+            pipeline.do(
+                ev.Expired(key) if work.deadline < pipeline.clock.now() else ev.Retry(key, way)
+            )
 
     async def _send(self, action: ev.Send) -> None:
-        room, key, way, peer = self._room, action.key, action.way, action.peer
-        work, plan = room.stash.get(key), room.machine.plan
+        pipeline, key, way, peer = self._pipeline, action.key, action.way, action.peer
+        work, plan = pipeline.stash.get(key), pipeline.machine.plan
         buffer = (
             None if work is None else work.output if way is Direction.FORWARD else work.upstream
         )
         if work is None or buffer is None or plan is None:
             return
         claim = Claim(key.epoch, plan.hash, key.index, action.journey, action.position)
-        began = room.clock.now()
-        messages = frames(claim, pb.TRAIN, work.deadline - began, work.shape, buffer, room.shape)
+        began = pipeline.clock.now()
+        messages = frames(
+            claim, pb.TRAIN, work.deadline - began, work.shape, buffer, pipeline.shape
+        )
 
         def accepted(seconds: float) -> None:
-            self.timing.sent(peer, seconds, room.clock.now())
-            if room.machine.plan is plan:
-                room.do(ev.Passed(key, way, peer))
+            self.timing.sent(peer, seconds, pipeline.clock.now())
+            if pipeline.machine.plan is plan:
+                pipeline.do(ev.Passed(key, way, peer))
 
-        outcome = await self.outbound.send(peer, way, messages, len(buffer), room.hop_s, accepted)
-        if room.machine.plan is not plan:
+        outcome = await self.outbound.send(
+            peer, way, messages, len(buffer), pipeline.hop_s, accepted
+        )
+        if pipeline.machine.plan is not plan:
             return
         # this task is at its end; what comes next must not cancel it
         self._sending.pop((key, way), None)
         if outcome.trouble is None:
             self._measure(claim.journey[action.position], way, began, outcome.compute_s)
-            room.do(ev.Settled(key, way, peer))
+            pipeline.do(ev.Settled(key, way, peer))
             return
-        room.telemetry.emit(
+        pipeline.telemetry.emit(
             "hop-turned",
             f"{way.value} not done: {outcome.reason}",
             "debug",
@@ -119,23 +125,23 @@ class Sender:
             index=key.index,
             trouble=outcome.trouble.value,
         )
-        room.do(ev.Turned(key, way, peer, outcome.trouble))
+        pipeline.do(ev.Turned(key, way, peer, outcome.trouble))
 
     def _measure(self, hop: Hop, way: Direction, began: float, compute_s: float) -> None:
-        machine = self._room.machine
+        machine = self._pipeline.machine
         frames_so_far, seconds = self.hop_seconds.get((hop.peer, way), (0, 0.0))
         self.hop_seconds[hop.peer, way] = frames_so_far + 1, seconds + compute_s
-        self.pace.observe(hop.peer, began, self._room.clock.now())
+        self.pace.observe(hop.peer, began, self._pipeline.clock.now())
         siblings = machine.replicas(hop.stage)
         machine.suspects.slow = machine.suspects.slow - set(siblings) | self.pace.slow(siblings)
 
     async def fetch(self, action: ev.Fetch) -> None:
         """Get the input of a visit that takes a dead replica's place."""
-        room, key = self._room, action.key
-        work, plan = room.stash.get(key), room.machine.plan
+        pipeline, key = self._pipeline, action.key
+        work, plan = pipeline.stash.get(key), pipeline.machine.plan
         settled = False
         for peer in action.peers:
-            if work is None or plan is None or room.stash.get(key) is not work:
+            if work is None or plan is None or pipeline.stash.get(key) is not work:
                 return
             try:
                 reader = await self._ask(peer, key, action.skipped, plan.hash)
@@ -143,29 +149,29 @@ class Sender:
                 settled = True
                 break
             except WireError as e:
-                room.transport.fault(peer, str(e), 1.0)
+                pipeline.transport.fault(peer, str(e), 1.0)
             except PeerFault as e:
-                room.telemetry.emit("fetch-failed", str(e), "debug", peer=peer, index=key.index)
+                pipeline.telemetry.emit("fetch-failed", str(e), "debug", peer=peer, index=key.index)
             else:
-                if room.stash.get(key) is not work:
+                if pipeline.stash.get(key) is not work:
                     return
-                journey = room.machine.visits[key].journey
+                journey = pipeline.machine.visits[key].journey
                 stage = journey[beside(journey, key.position, Direction.BACKWARD)].stage
-                if room.guard.objection(Direction.FORWARD, stage, peer, key.index, reader):
+                if pipeline.guard.objection(Direction.FORWARD, stage, peer, key.index, reader):
                     continue
                 work.input = reader if work.y is None and work.x is None else work.input
-                room.do(ev.Fetched(key, peer))
+                pipeline.do(ev.Fetched(key, peer))
                 return
-        if room.stash.get(key) is work:
-            room.do(ev.NotFetched(key, settled))
+        if pipeline.stash.get(key) is work:
+            pipeline.do(ev.NotFetched(key, settled))
 
     async def _ask(
         self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str
     ) -> TensorReader:
-        room = self._room
-        if peer in room.machine.suspects.gone:
+        pipeline = self._pipeline
+        if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
-        shape, wire, timeout = room.shape_of(key.index), room.shape.wire, room.hop_s
+        shape, wire, timeout = pipeline.shape_of(key.index), pipeline.shape.wire, pipeline.hop_s
         read = self.outbound.fetch(
             peer,
             key,
@@ -174,7 +180,7 @@ class Sender:
             lambda head: TensorReader([head], [("", shape)], wire),
             timeout,
         )
-        call = room.tasks.spawn(_caught(read), "ask")
+        call = pipeline.tasks.spawn(_caught(read), "ask")
         self._asking.setdefault(peer, set()).add(call)
         try:
             await asyncio.wait((call,))
@@ -189,13 +195,13 @@ class Sender:
 
     async def tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
         """Nobody can finish this micro-batch."""
-        room, plan = self._room, self._room.machine.plan
-        room.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)
+        pipeline, plan = self._pipeline, self._pipeline.machine.plan
+        pipeline.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)
         if plan is not None:
             try:
-                await self.outbound.lost(origin, key, plan.hash, reason, room.hop_s)
+                await self.outbound.lost(origin, key, plan.hash, reason, pipeline.hop_s)
             except PeerFault as e:
-                room.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
+                pipeline.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
 
     def tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
         """Name the hops whose shares count. One note to a peer is under way at a time; what comes
@@ -204,24 +210,24 @@ class Sender:
             self._names.setdefault(peer, []).append(index)
             if peer not in self._naming:
                 self._naming.add(peer)
-                self._room.tasks.spawn(self._name(peer), "counted")
+                self._pipeline.tasks.spawn(self._name(peer), "counted")
 
     async def _name(self, peer: PeerId) -> None:
-        room = self._room
+        pipeline = self._pipeline
         try:
-            while (plan := room.machine.plan) is not None and (
+            while (plan := pipeline.machine.plan) is not None and (
                 indices := self._names.pop(peer, None)
             ):
                 for attempt in range(1, NOTE_TRIES + 1):
-                    began = room.clock.now()
+                    began = pipeline.clock.now()
                     try:
                         await self.outbound.counted(
-                            peer, plan.epoch, plan.hash, indices, room.hop_s
+                            peer, plan.epoch, plan.hash, indices, pipeline.hop_s
                         )
-                        room.transport.patience.took("named", room.clock.now() - began)
+                        pipeline.transport.patience.took("named", pipeline.clock.now() - began)
                         break
                     except PeerFault as e:
-                        room.telemetry.emit(
+                        pipeline.telemetry.emit(
                             "hop-not-told",
                             str(e),
                             "debug",
@@ -231,7 +237,7 @@ class Sender:
                         )
                     if attempt < NOTE_TRIES:
                         await asyncio.sleep(NOTE_PAUSE_S * attempt)
-                    if room.machine.plan is not plan:
+                    if pipeline.machine.plan is not plan:
                         break
         finally:
             self._naming.discard(peer)

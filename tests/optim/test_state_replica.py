@@ -6,7 +6,7 @@ import torch
 
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.optim.spare import Spares, VersionTrail, buddy, wards
+from node.optim.state_replica import Spares, VersionTrail, buddy, wards
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 LINE, OTHER = "0" * 32, "f" * 32

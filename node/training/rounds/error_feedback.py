@@ -167,6 +167,6 @@ class ErrorFeedback:
         return (WORDS, self.words), (MEANS, self.means), (LATE, self.late)
 
 
-def _sum(tensor: Tensor, owed: Tensor | None) -> Tensor:
+def _sum(tensor: Tensor, residual: Tensor | None) -> Tensor:
     here = tensor.detach().to("cpu", torch.float32)
-    return here if owed is None else here + owed
+    return here if residual is None else here + residual

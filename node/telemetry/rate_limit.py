@@ -39,7 +39,7 @@ class RateLimitedLog:
         self._windows: OrderedDict[PeerId, _Window] = OrderedDict()
 
     def emit(
-        self, peer: PeerId, room: str, kind: str, text: str, level: str = "info", **fields: Any
+        self, peer: PeerId, component: str, kind: str, text: str, level: str = "info", **fields: Any
     ) -> None:
         """As ``Journal.emit``, unless there were ``LINES`` about ``peer`` within ``WINDOW_S``
         already."""
@@ -52,7 +52,7 @@ class RateLimitedLog:
                 self._sum_up(*self._windows.popitem(last=False))
         if window.told < LINES:
             window.told += 1
-            self._journal.emit(room, kind, text, level, peer=peer, **fields)
+            self._journal.emit(component, kind, text, level, peer=peer, **fields)
         else:
             window.kept_back[kind] += 1
 

@@ -31,8 +31,8 @@ from node.training.colleagues import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.cells import ANY
-from node.training.protocol.memory import PlanContext, makes
-from node.training.protocol.objection import objection
+from node.training.protocol.plan_context import PlanContext, makes
+from node.training.protocol.plan_validation import objection
 from node.training.protocol.rules import Read, Rules
 from node.training.protocol.settings import TrainingSettings
 from node.training.rounds.anchor import SAVED, Anchor
@@ -40,10 +40,15 @@ from node.training.rounds.common import Rounds
 from node.training.rounds.inner import InnerRound
 from node.training.rounds.outer import OuterNews, OuterRound
 from node.training.state.engines import Engines
-from node.training.state.handover import Handover
-from node.training.state.shelf import LocalCheckpoints, cell_of, colleagues_of, copies_of
+from node.training.state.local_checkpoints import (
+    LocalCheckpoints,
+    cell_of,
+    colleagues_of,
+    copies_of,
+)
 from node.training.state.stage import StageState
-from node.training.state.takeover import WAIT_SHARE
+from node.training.state.state_export import StateExport
+from node.training.state.state_import import WAIT_SHARE
 
 __all__ = ["Engines", "StageRuntime"]
 
@@ -84,7 +89,9 @@ class StageRuntime:
             me,
         )
         self._tasks = Tasks("work", on_error)
-        self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
+        self.state_export = StateExport(
+            stage, engines, optimizer, settings.buddy_every, me, self._tasks
+        )
         self.colleagues = colleagues or Colleagues(me)
         """Whom this peer has worked with, before it was started again too as far as its disk
         tells."""
@@ -95,11 +102,13 @@ class StageRuntime:
         self._shapes = self.rounds.shapes
         size = sum(4 * prod(shape) for shape in self._shapes.values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
-        self._shelf = LocalCheckpoints(
+        self._local_checkpoints = LocalCheckpoints(
             engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size
         )
-        self._inner = InnerRound(stage, engines, self.handover, self.rounds, sequence, me)
-        self._outer = OuterRound(self.anchor, engines, self.handover, self.rounds, self._tasks, me)
+        self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, me)
+        self._outer = OuterRound(
+            self.anchor, engines, self.state_export, self.rounds, self._tasks, me
+        )
         self.sketch: Sketch = ()
         """Of the parameters in place, where there are other cells to compare them with and they
         came from an epoch."""
@@ -130,22 +139,22 @@ class StageRuntime:
     @property
     def momentum_lost(self) -> int:
         """Parts that went on here without optimizer state."""
-        return self.handover.taking.lost
+        return self.state_export.taking.lost
 
     @property
     def momentum_age(self) -> int:
         """Epochs that the oldest copy of optimizer state that had to do here was behind."""
-        return self.handover.taking.age
+        return self.state_export.taking.age
 
     def checkpoints(self) -> tuple[Version, ...]:
         """Versions this peer could go back to from its disk, oldest first: of the cell whose
         parameters are in place."""
-        return self._shelf.versions(self.cell)
+        return self._local_checkpoints.versions(self.cell)
 
     def troubles(self) -> list[str]:
         """What the operator must know of this peer's checkpoints and their disk; looks at the free
         space."""
-        return self._shelf.troubles()
+        return self._local_checkpoints.troubles()
 
     @property
     def outer(self) -> OuterNews:
@@ -198,18 +207,18 @@ class StageRuntime:
         if kind is StateKind.OUTER:
             return self.anchor.describe(epoch, lineage)
         if kind is not StateKind.PARAMETERS:
-            return self.handover.describe(kind, epoch, lineage)
+            return self.state_export.describe(kind, epoch, lineage)
         here = self.stage.version
         same = epoch in (None, here.epoch) and lineage in ("", here.lineage)
         return (here, self.stage.parameters()) if same else None
 
     def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
         """Parts there is optimizer state of here, each with its version."""
-        return self.handover.listing(kind) if stage == self.stage.stage else {}
+        return self.state_export.listing(kind) if stage == self.stage.stage else {}
 
     def served(self, kind: StateKind, version: Version, name: str) -> None:
         """A tensor of state has gone out to somebody."""
-        self.handover.served(kind, version, name)
+        self.state_export.served(kind, version, name)
 
     def objection(self, plan: Plan) -> str:
         """Why nobody could work by this plan, whoever signed it; empty for one that holds together
@@ -239,7 +248,7 @@ class StageRuntime:
             self.tokens, self.cell = plan.tokens, plan.home(self.me)
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
-        self.handover.begin(plan, listener)
+        self.state_export.begin(plan, listener)
 
     def lost(self, dead: Collection[PeerId]) -> None:
         """The leader has found these members of the plan in force dead: nothing here waits for them
@@ -305,7 +314,7 @@ class StageRuntime:
             await self.engines.aside(self._sketch) if len(plan.cells(self.stage.stage)) > 1 else ()
         )
         self.tokens, self.cell = plan.tokens + epoch.counted, plan.home(self.me)
-        self.handover.adopted()
+        self.state_export.adopted()
         return digest
 
     async def settle(self, epoch: int, plan: Plan | None) -> None:
@@ -314,10 +323,10 @@ class StageRuntime:
         self.rounds.forget(epoch - 1)
         self.stage.settle()
         self.anchor.settled()
-        self.handover.settled(epoch, plan)
+        self.state_export.settled(epoch, plan)
         # Of a stage that was left out it is an older version than the plan's that becomes final,
         # and nothing to go with it is known.
-        if self._shelf.due(epoch) and (plan is None or plan.epoch == epoch):
+        if self._local_checkpoints.due(epoch) and (plan is None or plan.epoch == epoch):
             self._save(epoch, plan)
 
     async def go_to(self, version: Version, how: str) -> None:
@@ -329,10 +338,10 @@ class StageRuntime:
             e.owner.abort(epoch)
             await self.engines.aside(self.stage.roll_back, epoch)
             self.anchor.rolled_back()
-            self.handover.went_to(version)
+            self.state_export.went_to(version)
         elif how == "left out":
             self.stage.stand(version)
-            self.handover.stood(version)
+            self.state_export.stood(version)
             e.journal.emit(
                 "training",
                 "stage-back",
@@ -355,16 +364,19 @@ class StageRuntime:
         self._plan = plan
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
-        self.handover.finished(plan)
+        self.state_export.finished(plan)
         # A peer that was still catching up holds something else, and must not write it down under
         # this name.
-        if self._shelf.writes and self.version == plan.base:
+        if self._local_checkpoints.writes and self.version == plan.base:
             await self.saved()  # the last checkpoint is the one that must not be skipped
             self._save(plan.epoch, plan)
 
     def _save(self, epoch: int, plan: Plan | None) -> None:
-        own, copies = self.handover.state_at(self.stage.settled), self.handover.spares.held()
-        self._shelf.save(
+        own, copies = (
+            self.state_export.state_at(self.stage.settled),
+            self.state_export.spares.held(),
+        )
+        self._local_checkpoints.save(
             epoch,
             plan,
             self.stage.parameters(),
@@ -384,7 +396,7 @@ class StageRuntime:
         changed.
         """
         e, epoch = self.engines, version.epoch
-        found = await self._shelf.load(version, self._shapes)
+        found = await self._local_checkpoints.load(version, self._shapes)
         await self.engines.aside(self.stage.adopt, found.parameters, epoch, version.lineage)
         self.stage.settle()
         self._holds_nothing(version)
@@ -395,7 +407,7 @@ class StageRuntime:
             if name.endswith(SAVED):
                 continue
             if name in copies:
-                self.handover.spares.put(name, copies[name], state)
+                self.state_export.spares.put(name, copies[name], state)
                 continue
             try:
                 e.owner.load_state(name, self._shapes[name], state, epoch - 1)
@@ -406,7 +418,10 @@ class StageRuntime:
                     f"optimizer state of {name} is not used: {why}",
                     "warning",
                 )
-        self.tokens, self.cell = self._shelf.tokens(epoch, found.meta), cell_of(found.meta)
+        self.tokens, self.cell = (
+            self._local_checkpoints.tokens(epoch, found.meta),
+            cell_of(found.meta),
+        )
 
     async def join(
         self,
@@ -435,8 +450,8 @@ class StageRuntime:
 
     def _holds_nothing(self, version: Version) -> None:
         """Parameters came from elsewhere: no state here belongs to them."""
-        self.handover.hold_nothing()
-        self.handover.went_to(version)
+        self.state_export.hold_nothing()
+        self.state_export.went_to(version)
 
     async def _fetch(
         self,
@@ -484,7 +499,9 @@ class StageRuntime:
         False when nobody is there to take it, or nothing more was fetched for ``timeout_s``, or for
         the longest that a step would have waited for it.
         """
-        return await self.handover.handed_over(max(timeout_s, WAIT_SHARE * self.rounds.deadline_s))
+        return await self.state_export.handed_over(
+            max(timeout_s, WAIT_SHARE * self.rounds.deadline_s)
+        )
 
     async def close(self) -> None:
         """Let a checkpoint that is being written finish, end the rest."""
@@ -493,11 +510,11 @@ class StageRuntime:
 
     async def saved(self) -> None:
         """Wait for the checkpoint that is being written, if any."""
-        await self._shelf.saved()
+        await self._local_checkpoints.saved()
 
     def recall(self, version: Version) -> PlanContext | None:
         """What goes with a version, as this peer's checkpoint of it has it; None without one."""
-        return self._shelf.recall(version)
+        return self._local_checkpoints.recall(version)
 
     # ----------------------------------------------------------- forward only
 
