@@ -1,11 +1,15 @@
-"""The code base, counted from its syntax trees, beside a commit before. No clock, nothing is run.
+"""The code base, counted from its syntax trees, beside a commit before; and what must not have
+become worse with it.
 
-  python -m benchmarks.codebase [--base COMMIT] [--list] [--json -]
+  python -m benchmarks.codebase [--base COMMIT] [--only 1,2,3] [--list] [--json -]
 
 1  statements of node/ and tests/ (docstrings are none; what moved out of node/ is not saved)
 2  files in the largest package; public functions of node/ that the program never reaches; lines
    over 100 columns; lines the formatter may not touch; classes that share a name
 3  files that an activation, a gradient and a plan pass, from the walks in docs/architecture.md
+4  the simulator: schedules, planted bugs, 1,000 peers (about an hour)
+5  speeds and losses beside the commit before; benchmarks whose rows must hold (two hours)
+6  the time of `make test` on a fresh clone
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.report import ROOT, Report
 from benchmarks.source import tree as source
+from benchmarks.source import unchanged
 from benchmarks.source.reached import unreached
 from benchmarks.source.tree import Tree
 from benchmarks.source.walks import check, read_walk
@@ -46,15 +51,25 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", metavar="COMMIT", default=BASE, help=f"default: {BASE}")
+    parser.add_argument("--only", default="1,2,3,4,5,6", help="which of the six")
     parser.add_argument("--list", action="store_true", help="name what was counted, on stderr")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
-    report = Report()
+    report, parts = Report(), args.only.split(",")
     now = source.read(ROOT)
     with source.at_commit(ROOT, args.base) as before:
-        size(report, now, before)
-        shape(report, now, before, named=args.list)
-    walks(report, now, named=args.list)
+        if "1" in parts:
+            size(report, now, before)
+        if "2" in parts:
+            shape(report, now, before, named=args.list)
+        if "3" in parts:
+            walks(report, now, named=args.list)
+        if "4" in parts:
+            unchanged.simulator(report)
+        if "5" in parts:
+            unchanged.beside(report, before, args.base)
+        if "6" in parts:
+            unchanged.tests(report)
     return report.end(args.json, base=args.base)
 
 

@@ -1,0 +1,200 @@
+"""What must not have become worse: speeds and losses beside a commit before, benchmarks whose rows
+must hold, the simulator, the time of all tests. Each is run as a person would, in a tree of its
+own."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.report import ROOT, Report
+from benchmarks.source.tree import Tree
+
+PAIRS = 5
+LEAST = 0.98
+SCHEDULES, SCHEDULES_S, LARGEST = 10_000, 1200, 1000
+TESTS_S = 15 * 60
+ONE_RUN_S = 2 * 3600
+FIELDS = ("unit", "peer", "target", "holds")
+GONE = ("peer", "chair", "labour", "pipe", "rounds", "edges", "streams", "past")
+"""What the simulator once had a copy of."""
+HOLDING = (
+    ("chaos", "--quick"),
+    ("scheduler",),
+    ("skipping",),
+    ("partition",),
+    ("exactness",),
+)
+"""Benchmarks whose rows must all hold."""
+LOSSES = """
+import tempfile
+from pathlib import Path
+import torch
+from node.manifest import Manifest
+from benchmarks.reference.swarm import Reference
+torch.set_num_threads(1)
+with tempfile.TemporaryDirectory() as home:
+    for row in Reference(Manifest.default_demo(), Path(home)).train(8):
+        print(float(row.loss).hex())
+"""
+
+
+def simulator(report: Report) -> None:
+    """Rows 4."""
+    left = [name for name in GONE if (ROOT / "node" / "sim" / f"{name}.py").exists()]
+    report.add(
+        "4 copies of services in node/sim", len(left), "files", ", ".join(left), "0", not left
+    )
+    done = _json(
+        ROOT, "-m", "benchmarks.simulator", "--schedules", str(SCHEDULES), "--sizes", "100,1000"
+    )
+    rows = {r["name"].partition(" ")[2]: r for r in done["results"]}
+    seconds, count = rows["schedules, wall"]["value"], rows["schedules"]["value"]
+    report.add(
+        f"4 {count} schedules",
+        seconds,
+        "s",
+        rows["schedules"]["peer"],
+        f"at most {SCHEDULES_S}",
+        count >= SCHEDULES and seconds <= SCHEDULES_S,
+    )
+    broken = rows["violations"]["value"]
+    report.add("4 schedules that broke an invariant", broken, "", "", "0", not broken)
+    cost = rows[f"cost per epoch and peer at {LARGEST} peers"]
+    report.add(f"4 epoch of {LARGEST} peers, each", cost["value"], "ms", cost["peer"])
+    caught = rows["planted bugs caught"]
+    report.add("4 planted bugs caught", caught["value"], *(caught[k] for k in FIELDS))
+
+
+def beside(report: Report, base: Tree, commit: str) -> None:
+    """Rows 5."""
+    was, here = Path(base.root), ROOT
+    for tree in (was, here):  # compiled files are made before the clock runs
+        subprocess.run([sys.executable, "-m", "compileall", "-q", "node"], cwd=tree, check=False)
+    losses = [_losses(tree) for tree in (was, here)]
+    report.add(
+        "5 reference losses",
+        "the same bits" if losses[0] == losses[1] else "other bits",
+        "",
+        f"{len(losses[0])} epochs, {commit} beside",
+        "the same bits",
+        losses[0] == losses[1] and bool(losses[0]),
+    )
+    golden = [_golden(tree) for tree in (was, here)]
+    report.add(
+        "5 golden curve and the tolerances of its tests",
+        "untouched" if golden[0] == golden[1] else "changed",
+        "",
+        f"beside {commit}",
+        "untouched",
+        golden[0] == golden[1],
+    )
+    rates: dict[str, list[tuple[float, float]]] = {}
+    for run in range(PAIRS):
+        pair = [_rates(tree) for tree in ((was, here) if run % 2 else (here, was))]
+        old, new = pair if run % 2 else reversed(pair)
+        for name in old.keys() & new.keys():
+            rates.setdefault(name, []).append((old[name], new[name]))
+        print(f"pair {run + 1} of {PAIRS} done", file=sys.stderr, flush=True)
+    for name, pairs in sorted(rates.items()):
+        ratio = median(new / old for old, new in pairs)
+        spread = ", ".join(f"{new / old:.2f}" for old, new in pairs)
+        beside = f"{commit}; pairs {spread}"
+        report.add(f"5 {name}", ratio, "x", beside, f"at least {LEAST}", ratio >= LEAST)
+    for name, *options in HOLDING:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            rows = _json(here, "-m", f"benchmarks.{name}", *options, may_fail=True)["results"]
+            wrong = [r["name"] for r in rows if r["holds"] is False]
+            asked = sum(r["holds"] is not None for r in rows)
+            report.add(
+                f"5 rows of benchmarks.{name} that hold",
+                asked - len(wrong),
+                f"of {asked}",
+                "; ".join(wrong),
+                "all",
+                not wrong and asked > 0,
+            )
+            continue
+        report.add(f"5 rows of benchmarks.{name} that hold", 0, "", "it failed", "all", False)
+
+
+def tests(report: Report) -> None:
+    """Rows 6: on a fresh clone, after `make setup`."""
+    with tempfile.TemporaryDirectory(prefix="tutti-tests-") as folder:
+        clone = Path(folder) / "clone"
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+        subprocess.run(["make", "setup"], cwd=clone, check=True, stdout=sys.stderr)
+        began = time.monotonic()
+        done = subprocess.run(["make", "test"], cwd=clone, stdout=sys.stderr, check=False)
+        seconds = time.monotonic() - began
+    report.add(
+        "6 make test",
+        round(seconds),
+        "s",
+        f"{os.cpu_count()} cores, " + ("green" if done.returncode == 0 else "red"),
+        f"green, at most {TESTS_S}",
+        done.returncode == 0 and seconds <= TESTS_S,
+    )
+
+
+def _run(tree: Path, *command: str, may_fail: bool = False) -> str:
+    """What a command of that tree prints on stdout. Raises CalledProcessError when it fails, and
+    TimeoutExpired after ``ONE_RUN_S``."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=ONE_RUN_S,
+        check=False,
+    )
+    if done.returncode and not (may_fail and done.stdout.strip()):
+        raise subprocess.CalledProcessError(done.returncode, command)
+    return done.stdout
+
+
+def _json(tree: Path, *command: str, may_fail: bool = False) -> dict[str, Any]:
+    """The object that a benchmark of that tree ends in."""
+    text = _run(tree, *command, "--json", "-", may_fail=may_fail)
+    return json.loads(text.splitlines()[-1])
+
+
+def _losses(tree: Path) -> list[str]:
+    return _run(tree, "-c", LOSSES).split()
+
+
+def _golden(tree: Path) -> tuple[bytes, Counter[float]]:
+    """The curve, and every number with a decimal point in the tests that use it."""
+    folder = tree / "tests" / "golden"
+    return (folder / "curve.json").read_bytes(), Counter(
+        node.value
+        for path in sorted(folder.glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, float)
+    )
+
+
+def _rates(tree: Path) -> dict[str, float]:
+    """Speeds of one run, by name: higher is better."""
+    demo = json.loads(_run(tree, "cli.py", "demo", "--json", "--epochs", "40").splitlines()[-1])
+    found = {"demo, tokens per second": demo["tokens_per_s"]}
+    for row in _json(tree, "-m", "benchmarks.pipeline", "--runs", "1", may_fail=True)["results"]:
+        if row["name"].endswith("tokens per second"):
+            found["benchmarks.pipeline, tokens per second"] = row["value"]
+    rounds = ("-m", "benchmarks.averaging", "--only", "1", "--runs", "1", "--ways", "ours")
+    for row in _json(tree, *rounds, may_fail=True)["results"]:
+        if row["unit"] == "s":
+            found[f"benchmarks.averaging, {row['name'][2:]}, rounds per second"] = 1 / row["value"]
+    return found
