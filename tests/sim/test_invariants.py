@@ -21,7 +21,7 @@ from node.sim.setup import NUMBERS, Setup
 from node.sim.swarm import SimSwarm
 from node.sim.values import code
 from node.sim.watch import OBJECTED
-from node.training.member import PlanMember as Following
+from node.training.member import Member as Following
 from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules
 
