@@ -459,8 +459,8 @@ class Daemon:
         self.stop(f"signal {signal.Signals(number).name}")
 
     def _failed(self, name: str, error: BaseException) -> None:
-        """A task raised an unexpected error: log it and shut down, for half a daemon helps
-        nobody."""
+        """A task raised an unexpected error: log it and shut down; never run with a failed
+        component."""
         if self._ending.is_set():
             # What breaks while everything is taken down is no news, and not why this daemon ends.
             self.journal.emit(

@@ -262,7 +262,7 @@ def _wait_for_start(swarm: DemoSwarm, show: Show, began: float) -> None:
             if not child.running:
                 raise LocalFault(
                     f"the daemon of {child.label} ended while starting",
-                    f"its last words:\n{child.tail()}",
+                    f"the end of its output:\n{child.tail()}",
                 )
         if time.monotonic() - began > START_S:
             raise TimedOut(

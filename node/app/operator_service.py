@@ -60,7 +60,7 @@ class OperatorService(Window):
             return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
         if kind == "peers":
             return ask.Answer(peers=self.peers())
-        raise LocalFault("this node has no such thing to tell", code=ExitCode.PROTOCOL)
+        raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)
 
     async def ping(self, peer: str, count: int, improve: bool = False) -> pb.PingReport:
         """Round trips on the path that work takes; with ``improve`` after every better way was

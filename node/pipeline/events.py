@@ -346,7 +346,7 @@ class TellCounted:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """For the record: nobody of ``stage`` can be had, so this micro-batch goes on without it."""
+    """For the record: no replica of ``stage`` can be reached; the micro-batch leaves it out."""
 
     key: Key
     stage: int

@@ -12,9 +12,9 @@ peer of every stage on that journey, once. So a micro-batch counts at most once 
 forked on the way: duplicates after a time-out, a hop thought dead and replaced or skipped that was
 alive after all. A name that gets lost costs a count and never adds one.
 
-When nobody of a block stage can be had, and the run allows it, a forward leaves that hop out; the
-gradient takes the same way back. Activations that came over different stages are different: a hop
-keeps to the one it took first.
+When no replica of a block stage can be reached, and the run allows it, a forward leaves that hop
+out; the gradient takes the same way back. Activations that came over different stages are
+different: a hop keeps to the one it took first.
 """
 
 from __future__ import annotations

@@ -401,7 +401,7 @@ class Pipeline:
             case ev.TellCounted(index, peers):
                 self.sender.tell_counted(index, peers)
             case ev.Skipped(key, stage):
-                text = f"nobody of stage {stage} can be had: this micro-batch goes on without it"
+                text = f"no replica of stage {stage} can be reached: the micro-batch leaves it out"
                 self.telemetry.emit("hop-skipped", text, "warning", index=key.index, stage=stage)
             case ev.FreeGraph(key):
                 if (work := self.stash.get(key)) is not None:

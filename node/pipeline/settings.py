@@ -19,8 +19,8 @@ class PipelineSettings:
     """A hop that has not answered DONE by then is treated as failed for this micro-batch. Where the
     plan gives an epoch more than ``training.epoch_timeout_s``, it has as many times as long."""
     may_skip: float = 0.0
-    """Share of the block stages that a micro-batch may leave out when nobody of them can be had; 0:
-    it is dropped instead."""
+    """Share of the block stages that a micro-batch may leave out when no replica of them can be
+    reached; 0: it is dropped instead."""
     watch: float = 8.0
     """A tensor whose size is so many mean absolute deviations off what its stage usually sends is
     refused; 0: none is."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from node.sim.swarm import SimSwarm
 
 M = TypeVar("M")
-OBJECTED = "a plan nobody could follow"
+OBJECTED = "invalid plan"
 
 
 class HistoryRecorder:

@@ -383,7 +383,7 @@ class Training(rpc.TrainingServicer):
             case "round":
                 event = notes.round_event(note, peer)
                 if why := self.facts.bounds.of_round(event):
-                    raise WireError(f"a round that cannot be: {why}")
+                    raise WireError(f"invalid round: {why}")
                 return await self.happens(event)
             case "dead":
                 return self.hear_of_dead(peer, note.dead)
@@ -398,7 +398,7 @@ class Training(rpc.TrainingServicer):
             return "this peer does not lead"
         event = notes.leader_event(note, peer)
         if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
-            raise WireError(f"a place where nobody can stand: {why}")
+            raise WireError(f"invalid stage or version: {why}")
         if isinstance(event, ev.Heartbeat) and event.change:
             try:
                 self.change(event.change)
@@ -412,7 +412,7 @@ class Training(rpc.TrainingServicer):
         if plan.leader != peer:
             raise WireError("a plan that its sender does not lead")
         if why := self.facts.bounds.of_plan(plan):
-            raise WireError(f"a plan that cannot be: {why}")
+            raise WireError(f"invalid plan: {why}")
         if plan.term > (most := self.terms.most(self.clock.wall())):
             raise WireError(f"a plan of term {plan.term}, and at most {most} can have been reached")
         # A leader knows us because we took it for the leader and told it that we are here; nobody
@@ -424,7 +424,7 @@ class Training(rpc.TrainingServicer):
         except Refused as e:
             raise WireError("a plan whose signature is wrong") from e
         if why := self.work.objection(plan):
-            raise WireError(f"a plan nobody could follow: {why}")
+            raise WireError(f"invalid plan: {why}")
         if old := self.standing.refuses(plan, self.work.read(plan.change)):
             self._hurry.set()
             return old

@@ -54,7 +54,7 @@ class Asking:
         try:
             return Answer.FromString(raw)
         except DecodeError as e:
-            raise PeerFault(peer, "an answer that makes no sense", 1.0) from e
+            raise PeerFault(peer, "an answer that does not fit the question", 1.0) from e
 
     async def serve(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

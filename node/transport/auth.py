@@ -21,7 +21,7 @@ TOKEN_KEY = "tutti-token"
 
 LONGEST_S = 1e6
 """A call is not watched for an end of admission that is further away: no call lasts so long."""
-_EXPIRED = grpc.StatusCode.UNAUTHENTICATED, "your admission has run out; shake hands again"
+_EXPIRED = grpc.StatusCode.UNAUTHENTICATED, "admission expired; repeat the handshake"
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 _MAKERS = {

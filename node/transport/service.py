@@ -480,7 +480,7 @@ class Transport:
         PeerFault."""
         mine, reachable = self.reachable.seen(), self.reachable
         if not mine:
-            raise PeerFault(peer, "nobody has told us our public address")
+            raise PeerFault(peer, "no peer has told us our public address")
         if reachable.moving_ports():
             raise PeerFault(peer, "our router gives every connection another port")
         self._punching.add(peer)
@@ -638,7 +638,7 @@ class Transport:
 
     def _limited(self, peer: PeerId) -> None:
         self._rate_limit.emit(
-            peer, "transport", "rate-limited", f"{short(peer)} asks too much and is put off"
+            peer, "transport", "rate-limited", f"{short(peer)} asks too often and is put off"
         )
 
     def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:

@@ -1,4 +1,4 @@
-"""Who is too loud, and who only looks like it."""
+"""Which contributions are outliers, and which only look like it."""
 
 from __future__ import annotations
 

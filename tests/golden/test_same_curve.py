@@ -175,7 +175,7 @@ async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
         async with asyncio.timeout(120):
             await asyncio.gather(*(p.training.finished.wait() for p in peers))
         events = peers[0].journal.recent(10_000)
-        # What a leader may sign and nobody could follow is refused before anything is done about
+        # What a leader may sign and members cannot follow is refused before anything is done about
         # it.
         work, plan = peers[1].work, next(p for p in seen if p.paths)
         path, hop = plan.paths[0], plan.paths[0].hops[0]

@@ -196,7 +196,7 @@ def test_old_news_and_forgeries_change_nothing_and_count_against_who_brings_them
     assert said[3] is not None
     assert "under change 0" in said[3]
     assert said[4] is not None
-    assert said[4].startswith("a plan nobody could follow")
+    assert said[4].startswith("invalid plan")
     assert liar.standing.tells(chief.name) == "one cell", "whoever leads is told what is in force"
     swarm.finish()
     assert {p.standing.in_force for p in swarm.live()} == {WHOLE}

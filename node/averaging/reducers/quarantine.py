@@ -1,6 +1,6 @@
-"""Which contributions are too loud to be summed: a comparison of norms, with the others' or with
-those of epochs past. Enters: norms. Leaves: who is left out of this step, and why. Never: a tensor,
-a ban."""
+"""Which contributions have outlying norms and are left out: a comparison of norms, with the others'
+or with those of epochs past. Enters: norms. Leaves: who is left out of this step, and why. Never: a
+tensor, a ban."""
 
 from __future__ import annotations
 

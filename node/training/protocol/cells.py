@@ -93,8 +93,8 @@ def _at_home(
     most: int,
     seniors: Collection[PeerId],
 ) -> tuple[dict[int, list[PeerId]], dict[frozenset[int], list[PeerId]]]:
-    """Who stays where it was, and by where else they could be, those for whom that is full, or
-    nowhere."""
+    """Split peers into those that keep their cell and those that must move, grouped by the
+    cells they could join."""
     cells: dict[int, list[PeerId]] = {}
     homeless: dict[frozenset[int], list[PeerId]] = defaultdict(list)
     for peer in sorted(

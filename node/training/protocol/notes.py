@@ -295,13 +295,13 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
 
 def _finite(value: float) -> float:
     if not (math.isfinite(value) and 0 <= value <= MAX_AMOUNT):
-        raise WireError("expected a number from 0 to a believable size")
+        raise WireError("expected a number from 0 to the limit")
     return value
 
 
 def _count(value: int, most: int = MAX_COUNT) -> int:
     if value > most:
-        raise WireError("a count beyond belief")
+        raise WireError("a count above the limit")
     return value
 
 

@@ -113,7 +113,7 @@ class VersionHistory:
         try:
             found, past = notes.parse_history(version, reply)
             if found.plan is not None and (why := self._bounds.of_plan(found.plan)):
-                raise WireError(f"a plan that cannot have been: {why}")
+                raise WireError(f"invalid earlier plan: {why}")
             return found, past
         except WireError as e:
             self._transport.fault(peer, str(e), 1.0)
