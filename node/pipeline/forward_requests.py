@@ -7,7 +7,7 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -19,21 +19,19 @@ from node.pipeline.device import Priority
 from node.pipeline.events import Claim, Direction
 from node.pipeline.hops.frames import Incoming, frames, loose_shape
 from node.pipeline.hops.inbound import say
-from node.pipeline.hops.outbound import read_chunks
+from node.pipeline.hops.outbound import Outbound, read_chunks
+from node.pipeline.hops.port import PipelinePort
 from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer, TensorReader
 from protos import pipeline_pb2 as pb
-
-if TYPE_CHECKING:
-    from node.pipeline.service import Pipeline
 
 
 class ForwardRequests:
     """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is
     resumed."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: PipelinePort, outbound: Outbound) -> None:
+        self._pipeline, self._outbound = pipeline, outbound
         self._numbers = count(1)
         self._waiting: dict[
             tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[TensorReader]]
@@ -210,7 +208,7 @@ class ForwardRequests:
                     pipeline.timing.sent(peer, seconds, pipeline.clock.now())
                 accepted()
 
-            outcome = await pipeline.sender.outbound.send(
+            outcome = await self._outbound.send(
                 choice, Direction.FORWARD, messages, len(buffer), pipeline.hop_s, held
             )
             if outcome.trouble is None:

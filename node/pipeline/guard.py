@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node.core.ids import PeerId
 from node.pipeline.events import Direction
-from node.pipeline.hops.outbound import Telemetry
+from node.pipeline.telemetry import Telemetry
 from node.pipeline.watch import ActivationGuard
 from node.transport.port import TransportPort
 from node.wire.tensors import Buffer, TensorReader, dtype_of

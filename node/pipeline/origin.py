@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from node.core.journey import Path
 from node.pipeline.events import Drop, Key, Start
+from node.pipeline.hops.port import PipelinePort
 from node.pipeline.visit_buffers import VisitBuffers
-
-if TYPE_CHECKING:
-    from node.pipeline.service import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class MicroBatchDone:
 class Origin:
     """Starts micro-batches and hears how they end."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelinePort) -> None:
         self._pipeline = pipeline
         self._results: dict[int, asyncio.Future[MicroBatchDone]] = {}
 

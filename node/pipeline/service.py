@@ -27,13 +27,14 @@ from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import Guard, NotFinite
 from node.pipeline.hops.frames import FrameShape
 from node.pipeline.hops.inbound import Inbound
-from node.pipeline.hops.outbound import Silence, Telemetry
+from node.pipeline.hops.port import Waiter
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import MicroBatchDone, Origin
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
+from node.pipeline.telemetry import Silence, Telemetry
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
@@ -42,7 +43,6 @@ from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 
 Batch = tuple[Tensor, Tensor]
-Waiter = asyncio.Future[tuple[bool, str, float]]
 RECEIPTS_S = 1.0
 """Wait for notes at the end of an epoch: a way there and back, and more where notes are measured to
 take longer or this process runs late."""
@@ -101,7 +101,7 @@ class Pipeline:
         self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes)
         self.tasks = Tasks("pipeline", self._on_error)
         self.sender = Sender(self)
-        self.forward_requests = ForwardRequests(self)
+        self.forward_requests = ForwardRequests(self, self.sender.outbound)
         self.plan_changed = asyncio.Event()
         self._gradients = gradients or GradientSum()
         self._origin = Origin(self)
@@ -110,7 +110,9 @@ class Pipeline:
         self._handled = asyncio.Event()
         self._plan_until = 0.0
         self._idle_seen = 0.0
-        add_PipelineServicer_to_server(Inbound(self), transport.server)
+        add_PipelineServicer_to_server(
+            Inbound(self, self.forward_requests.receive), transport.server
+        )
 
     # What training calls
     # ------------------------------------------------------------

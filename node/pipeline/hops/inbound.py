@@ -4,7 +4,8 @@ is the service's."""
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 
@@ -24,20 +25,21 @@ from node.pipeline.events import (
 )
 from node.pipeline.hops.frames import Incoming, frames, parse_head
 from node.pipeline.hops.outbound import EOF, read_chunks
+from node.pipeline.hops.port import PipelinePort
 from node.pipeline.route import beside
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
 
-if TYPE_CHECKING:
-    from node.pipeline.service import Pipeline
+ForwardOnly = Callable[[Direction, PeerId, Incoming, Any], Awaitable[None]]
+"""Takes a frame that belongs to no micro-batch of a plan."""
 
 
 class Inbound(PipelineServicer):
     """Carries no state of its own."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: PipelinePort, forward_only: ForwardOnly) -> None:
+        self._pipeline, self._forward_only = pipeline, forward_only
 
     async def Forward(self, request_iterator: Any, context: Any) -> None:
         await self._receive(Direction.FORWARD, context)
@@ -57,7 +59,7 @@ class Inbound(PipelineServicer):
             if incoming.train:
                 await self._train(way, caller, incoming, context)
             else:
-                await pipeline.forward_requests.receive(way, caller, incoming, context)
+                await self._forward_only(way, caller, incoming, context)
         except WireError as e:
             pipeline.transport.fault(caller, str(e), 1.0)
             await say(context, pb.REFUSED, str(e))

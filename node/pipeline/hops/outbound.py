@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,37 +16,13 @@ from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Direction, Key
+from node.pipeline.telemetry import Telemetry
 from node.transport.port import TransportPort, printable, translate
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
 
 EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
-
-
-class Telemetry(Protocol):
-    """What the pipeline reports. Never blocks, never raises."""
-
-    def spent(self, kind: str, seconds: float) -> None:
-        """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``
-        (device idle inside an epoch)."""
-        ...
-
-    def bytes(self, sent: int, received: int) -> None:
-        """Tensor bytes moved."""
-        ...
-
-    def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
-        """One fact for the record."""
-        ...
-
-
-class Silence:
-    """A telemetry nobody listens to."""
-
-    def spent(self, kind: str, seconds: float) -> None: ...
-    def bytes(self, sent: int, received: int) -> None: ...
-    def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

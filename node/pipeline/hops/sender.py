@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -14,14 +14,12 @@ from node.pipeline import events as ev
 from node.pipeline.events import Claim, Direction, Key
 from node.pipeline.hops.frames import frames
 from node.pipeline.hops.outbound import AlreadyThere, Outbound
+from node.pipeline.hops.port import PipelinePort
 from node.pipeline.pace import Pace
 from node.pipeline.route import beside
 from node.pipeline.timing import Timing
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
-
-if TYPE_CHECKING:
-    from node.pipeline.service import Pipeline
 
 NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
 """A hop that cannot be told that it counts loses that count: worth asking again, not worth waiting
@@ -32,7 +30,7 @@ class Sender:
     """The sending half of the service. One attempt for each visit and direction is under way at a
     time."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: PipelinePort) -> None:
         self._pipeline = pipeline
         self.outbound = Outbound(pipeline.transport, pipeline.clock, pipeline.telemetry)
         self.pace, self.timing = Pace(), Timing()
