@@ -9,20 +9,24 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from node.core.clock import Clock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
+from node.core.tasks import Tasks
+from node.identity.keys import Signer
 from node.scheduler.router import Routes, SearchJob, search
+from node.telemetry.events import Journal
+from node.training.leader.leader import Leader
+from node.training.member import Member
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
+from node.training.protocol.version_history import VersionHistory
+from node.training.stage_runtime import StageRuntime
 from protos import training_pb2 as pb
-
-if TYPE_CHECKING:
-    from node.training.service import Training
-
 
 Search = Callable[[SearchJob], Awaitable[tuple[Routes, float]]]
 """A search for better paths: a job to what :func:`node.scheduler.router.search` gives."""
@@ -42,10 +46,32 @@ class Unheard(PeerFault):
         self.since = since
 
 
+class EpochPort(Protocol):
+    """What the leader needs of its daemon: :class:`node.training.service.Training`."""
+
+    me: PeerId
+    identity: Signer
+    clock: Clock
+    journal: Journal
+    tasks: Tasks
+    leader: Leader | None
+    member: Member
+    past: VersionHistory
+    work: StageRuntime
+    on_move: Callable[[int], str]
+
+    async def happens(self, event: Any) -> str | None: ...
+    async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None: ...
+    async def word(
+        self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
+    ) -> str | None: ...
+    def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None: ...
+
+
 class LeaderService:
     """Of one peer. ``domain``: that plans of this run are signed in."""
 
-    def __init__(self, training: Training, domain: str, search: Search) -> None:
+    def __init__(self, training: EpochPort, domain: str, search: Search) -> None:
         self._training, self._domain, self._search_paths = training, domain, search
         self._tasks, self._journal, self._me = training.tasks, training.journal, training.me
         self._probing: set[PeerId] = set()
