@@ -52,10 +52,6 @@ class Handle:
     def cancelled(self) -> bool:
         return self.callback is None
 
-    def when(self) -> float:
-        """Virtual seconds."""
-        return self.at
-
 
 class World:
     """The queue. ``rng`` is where chance comes from; :meth:`halt` ends :meth:`run`, which raises
@@ -65,7 +61,7 @@ class World:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.events = 0
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.loops: list[ProcessLoop] = []
         _worlds.append(self)
         self._number = 0
@@ -105,7 +101,7 @@ class World:
         """Call it in its turn, at this time."""
         self._ready.append(handle)
 
-    def halt(self, error: Exception) -> None:
+    def halt(self, error: BaseException) -> None:
         """Nothing happens any more. The first error counts."""
         self.error = self.error or error
 
@@ -215,9 +211,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         future: asyncio.Future[Any] = asyncio.Future(loop=self)
         try:
             result = func(*args)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - the waiter gets it, as from a thread
+        except Exception as error:  # noqa: BLE001 - the waiter gets it, as from a thread
             self._later(future, future.set_exception, error)
         else:
             self._later(future, future.set_result, result)

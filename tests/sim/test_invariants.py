@@ -56,7 +56,7 @@ class Peer:
     name: PeerId
     stage: int
     digest: str = "same"
-    member: Any = None
+    member: Any = field(default_factory=lambda: SimpleNamespace(dropped=()))
     work: Any = field(
         default_factory=lambda: SimpleNamespace(version=Version(0), cell=0, plan=None)
     )
@@ -183,6 +183,25 @@ def test_i5_a_mean_that_is_none(swarm: Swarm, a: Any) -> None:
     mean.step(a, opened(plan_hash=again.hash), Step(ROUND, 0, ("1.0",), (A, B), 48))
     with broken("I5"):
         mean.stepping(a, again, {"1.0": right})
+
+
+def test_i5_a_share_that_was_named_before_its_micro_batch_was_given_up(
+    swarm: Swarm, a: Any
+) -> None:
+    """The sum that has it counts for the one micro-batch that the plan gave its giver."""
+    mean = swarm.watch.mean
+    whole = plan(paths=tuple(Path(i, E0, (i,), (Hop(1, p),)) for i, p in enumerate((A, B, B))))
+    for giver, given in ((A, taken(0, 2)), (B, taken(1))):
+        mean.gave(whole.hash, giver, given)
+    mean.step(a, opened(plan_hash=whole.hash), Step(ROUND, 0, ("1.0",), (A, B), 48))
+    plain, weighed = (code(0) + code(1) + code(2)) / 3, (code(0) + code(2)) / 4 + code(1) / 2
+    mean.stepping(a, whole, {"1.0": plain})
+    with broken("I5"):
+        mean.stepping(a, whole, {"1.0": weighed})
+    a.member.dropped = (2,)
+    mean.stepping(a, whole, {"1.0": weighed})
+    with broken("I5"):
+        mean.stepping(a, whole, {"1.0": plain})
 
 
 def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: Swarm, a: Any) -> None:
