@@ -28,6 +28,7 @@ from node.training.protocol import events as ev
 from node.training.protocol.meetings import pieces
 from node.training.protocol.memory import makes
 from node.training.protocol.rules import between
+from node.wire.tensors import digest as of_tensors
 
 if TYPE_CHECKING:
     from node.sim.process import SimPeer
@@ -139,8 +140,13 @@ class EqualDigests(Checker):
         _shorten(self._met)
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
-        me = plan.member(peer.name)
-        digest = peer.digest
+        me, stage = plan.member(peer.name), peer.work.stage
+        digest = stage.digest
+        if of_tensors(stage.parameters()) != digest:
+            raise self.broken(
+                f"{peer.name} begins epoch {plan.epoch} with parameters of another digest than it "
+                "says"
+            )
         cell = me.cell if me and (plan.base, peer.stage) not in self._met else 0
         first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
         if first[0] != digest:
