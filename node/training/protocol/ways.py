@@ -12,8 +12,8 @@ from node.training.protocol.pace import MOST_WAYS
 def whom_to_measure(
     me: PeerId, stage: int, company: Mapping[PeerId, int], leader: PeerId | None
 ) -> list[PeerId]:
-    """At most :data:`MOST_WAYS` peers of ``company`` (with their stages): all where they are no more,
-    else the leader, replicas of the own stage, of each other stage as many. The leader itself
+    """At most :data:`MOST_WAYS` peers of ``company`` (with their stages): all where they are no
+    more, else the leader, replicas of the own stage, of each other stage as many. The leader itself
     measures all.
 
     A pair is of use only if both measure it. So of a larger stage those choose each other that
