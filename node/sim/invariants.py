@@ -28,7 +28,6 @@ from node.training.protocol import events as ev
 from node.training.protocol.meetings import pieces
 from node.training.protocol.memory import makes
 from node.training.protocol.rules import between
-from node.wire.tensors import digest as of_tensors
 
 if TYPE_CHECKING:
     from node.sim.process import SimPeer
@@ -140,9 +139,8 @@ class EqualDigests(Checker):
         _shorten(self._met)
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
-        me, stage = plan.member(peer.name), peer.work.stage
-        digest = stage.digest
-        if of_tensors(stage.parameters()) != digest:
+        me, digest = plan.member(peer.name), peer.digest
+        if peer.in_place() != digest:
             raise self.broken(
                 f"{peer.name} begins epoch {plan.epoch} with parameters of another digest than it "
                 "says"
@@ -566,7 +564,7 @@ class PurePlan(Checker):
     nobody objects to one."""
 
     id = "I9"
-    EVERY = 29
+    EVERY = 61
 
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)

@@ -31,17 +31,16 @@ STOP_EVERY = 64
 class Handle:
     """A callback that is due. ``lost``: called instead when its process is dead."""
 
-    __slots__ = ("args", "at", "callback", "lost", "loop")
+    __slots__ = ("args", "callback", "lost", "loop")
 
     def __init__(
         self,
         loop: ProcessLoop | None,
-        at: float,
         callback: Callable[..., object],
         args: tuple[Any, ...],
         lost: Callable[[], object] | None = None,
     ) -> None:
-        self.loop, self.at, self.lost = loop, at, lost
+        self.loop, self.lost = loop, lost
         self.callback: Callable[..., object] | None = callback
         self.args = args
 
@@ -77,10 +76,10 @@ class World:
         lost: Callable[[], object] | None = None,
     ) -> Handle:
         """Call it ``seconds`` from now, in the process of ``loop`` or in nobody's."""
-        handle = Handle(loop, self.now + seconds, do, args, lost)
+        handle = Handle(loop, do, args, lost)
         if seconds > 0:
             self._number += 1
-            heapq.heappush(self._later, (handle.at, self._number, handle))
+            heapq.heappush(self._later, (self.now + seconds, self._number, handle))
         else:
             self._ready.append(handle)
         return handle
@@ -166,7 +165,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
-        handle = Handle(self, self.world.now, callback, args)
+        handle = Handle(self, callback, args)
         self.world._ready.append(handle)
         return handle
 

@@ -56,10 +56,14 @@ class Peer:
     name: PeerId
     stage: int
     digest: str = "same"
+    placed: str = ""
     member: Any = field(default_factory=lambda: SimpleNamespace(dropped=()))
     work: Any = field(
         default_factory=lambda: SimpleNamespace(version=Version(0), cell=0, plan=None)
     )
+
+    def in_place(self) -> str:
+        return self.placed or self.digest
 
 
 @pytest.fixture
@@ -86,6 +90,12 @@ def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: Swarm, a: Any, b: A
         swarm.watch.began(b, plan(), False)
     with broken("I1"):
         swarm.watch.began(a, plan(term=2, digests={(1, 0): "agreed"}), False)
+
+
+def test_i1_parameters_that_are_not_those_of_the_digest(swarm: Swarm, a: Any) -> None:
+    a.placed = "undone"
+    with broken("I1"):
+        swarm.watch.began(a, plan(), False)
 
 
 @pytest.mark.parametrize("owner", [C, PeerId("nobody")])
