@@ -158,7 +158,8 @@ class Band:
     def honest(self) -> dict[PeerId, PeerBody]:
         """Everybody else who hosts a stage, as the first of them sees it."""
         mine = {one.me for one in self.all}
-        return {p: e.body for p, e in self.chief.presence.hosts().items() if p not in mine}
+        presence = self.chief.presence
+        return {p: presence.others()[p].body for p in presence.hosts() if p not in mine}
 
     async def do_look(self) -> dict[str, Any]:
         return {"peers": [len(one.presence.others()) for one in self.all]}

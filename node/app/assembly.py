@@ -342,7 +342,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     o.transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
     o.transport.on_lost(cell.gone)
     o.transport.on_lost(outer.gone)
-    training.company = lambda: o.presence.hosts().keys()
+    training.company = o.presence.hosts
     training.follows = o.presence.follows
     training.coming = o.presence.coming
     training.on_lead = o.presence.changed

@@ -105,6 +105,7 @@ class Timing:
 
     def keep(self, peers: Collection[PeerId]) -> None:
         """Forget everybody else."""
-        self._tensors = {p: a for p, a in self._tensors.items() if p in peers}
-        self._trips = {p: a for p, a in self._trips.items() if p in peers}
-        self._failed = {p: f for p, f in self._failed.items() if p in peers}
+        kept = set(peers)
+        for known in (self._tensors, self._trips, self._failed):
+            for peer in known.keys() - kept:
+                del known[peer]

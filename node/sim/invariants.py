@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from node.averaging.exchange.events import Opened, ReduceAndStep, StepFailed
+from node.averaging.reducers.weights import weights
 from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Version, lineage_after
 from node.optim.owner import Owner
+from node.scheduler.assigned import assigned
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import pieces
@@ -137,8 +139,12 @@ class EqualDigests(Checker):
         _shorten(self._met)
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
-        me = plan.member(peer.name)
-        digest = peer.digest
+        me, digest = plan.member(peer.name), peer.digest
+        if peer.in_place() != digest:
+            raise self.broken(
+                f"{peer.name} begins epoch {plan.epoch} with parameters of another digest than it "
+                "says"
+            )
         cell = me.cell if me and (plan.base, peer.stage) not in self._met else 0
         first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
         if first[0] != digest:
@@ -385,19 +391,43 @@ class WeightedMean(Checker):
             plan_hash, by = self._by.get((peer.name, name), ("", ()))
             if plan_hash != plan.hash or not all(self.swarm.honest(p) for p in by):
                 continue
-            given = [self.of(plan.hash, p) for p in by]
-            if any(g is None for g in given):
+            given = {p: g for p in by if (g := self.of(plan.hash, p)) is not None}
+            if len(given) != len(by):
                 raise self.broken(
                     f"{peer.name} averages gradients that belong to another plan than that of "
                     f"epoch {plan.epoch}"
                 )
-            tokens = sum(g.tokens for g in given if g)
-            total = sum((g.sums for g in given if g), start=mean * 0.0)
+            counts = self._counts(peer, plan, given)
+            tokens = sum(counts.values())
+            total = mean * 0.0
+            for p, g in given.items():
+                total = total + (g.sums if counts[p] == g.tokens else g.sums * counts[p] / g.tokens)
             if not tokens or (total / tokens - mean).abs().max().item() > NEAR * SCALE:
                 raise self.broken(
                     f"{peer.name} steps {name} of epoch {plan.epoch} by a mean that is not the "
                     f"mean of what {', '.join(by)} gave"
                 )
+
+    def _counts(
+        self, peer: SimPeer, plan: Plan, given: Mapping[PeerId, TakenBatches]
+    ) -> Mapping[PeerId, int]:
+        """Tokens for which each contribution counts: all that it is of. Of a micro-batch that was
+        given up after its origin had named who did it, a share is in a sum already; then the sum
+        counts for no more than what the plan leaves to its giver."""
+        claims = {p: g.tokens for p, g in given.items()}
+        dropped = peer.member.dropped
+        lost = {s for path in plan.paths if path.index in dropped for s in path.samples}
+        if not any(lost.intersection(g.samples) for g in given.values()):
+            return claims
+        setup = self.swarm.setup
+        share = assigned(
+            plan,
+            peer.stage,
+            setup.tokens // setup.micro_batch,
+            dropped,
+            plan.home(peer.name),
+        )
+        return weights(claims, share.allowed, share.total)
 
 
 SCALE = 64.0
@@ -535,7 +565,7 @@ class PurePlan(Checker):
     nobody objects to one."""
 
     id = "I9"
-    EVERY = 29
+    EVERY = 61
 
     def __init__(self, swarm: SimSwarm) -> None:
         super().__init__(swarm)

@@ -31,17 +31,16 @@ STOP_EVERY = 64
 class TimerHandle:
     """A callback that is due. ``lost``: called instead when its process is dead."""
 
-    __slots__ = ("args", "at", "callback", "lost", "loop")
+    __slots__ = ("args", "callback", "lost", "loop")
 
     def __init__(
         self,
         loop: ProcessLoop | None,
-        at: float,
         callback: Callable[..., object],
         args: tuple[Any, ...],
         lost: Callable[[], object] | None = None,
     ) -> None:
-        self.loop, self.at, self.lost = loop, at, lost
+        self.loop, self.lost = loop, lost
         self.callback: Callable[..., object] | None = callback
         self.args = args
 
@@ -52,10 +51,6 @@ class TimerHandle:
     def cancelled(self) -> bool:
         return self.callback is None
 
-    def when(self) -> float:
-        """Virtual seconds."""
-        return self.at
-
 
 class VirtualTime:
     """The queue. ``rng`` is where chance comes from; :meth:`halt` ends :meth:`run`, which raises
@@ -65,7 +60,7 @@ class VirtualTime:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.events = 0
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.loops: list[ProcessLoop] = []
         _worlds.append(self)
         self._number = 0
@@ -81,10 +76,10 @@ class VirtualTime:
         lost: Callable[[], object] | None = None,
     ) -> TimerHandle:
         """Call it ``seconds`` from now, in the process of ``loop`` or in nobody's."""
-        handle = TimerHandle(loop, self.now + seconds, do, args, lost)
+        handle = TimerHandle(loop, do, args, lost)
         if seconds > 0:
             self._number += 1
-            heapq.heappush(self._later, (handle.at, self._number, handle))
+            heapq.heappush(self._later, (self.now + seconds, self._number, handle))
         else:
             self._ready.append(handle)
         return handle
@@ -105,7 +100,7 @@ class VirtualTime:
         """Call it in its turn, at this time."""
         self._ready.append(handle)
 
-    def halt(self, error: Exception) -> None:
+    def halt(self, error: BaseException) -> None:
         """Nothing happens any more. The first error counts."""
         self.error = self.error or error
 
@@ -170,7 +165,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
-        handle = TimerHandle(self, self.world.now, callback, args)
+        handle = TimerHandle(self, callback, args)
         self.world._ready.append(handle)
         return handle
 
@@ -215,9 +210,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         future: asyncio.Future[Any] = asyncio.Future(loop=self)
         try:
             result = func(*args)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - the waiter gets it, as from a thread
+        except Exception as error:  # noqa: BLE001 - the waiter gets it, as from a thread
             self._later(future, future.set_exception, error)
         else:
             self._later(future, future.set_result, result)

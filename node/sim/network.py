@@ -522,6 +522,9 @@ class Context:
             return
         except Exception as e:  # noqa: BLE001 - as gRPC: the caller gets UNKNOWN
             error = _error(grpc.StatusCode.UNKNOWN, f"{type(e).__name__}: {e}")
+        except BaseException as e:  # noqa: BLE001 - nobody asks this task what it raised
+            self.call.here.net.world.halt(e)
+            return
         self._flush(True, error)
 
     def gone(self) -> None:

@@ -53,6 +53,7 @@ from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
+from node.wire.tensors import digest
 
 if TYPE_CHECKING:
     from node.sim.swarm import SimSwarm
@@ -259,8 +260,10 @@ class SimPeer:
         self.disk.change = change
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> None:
-        """A bit flips on the way into its place, where that is to happen."""
-        if self.flip and isinstance(tensors, dict):
+        """A bit flips on the way into its place, where that is to happen: of what is new, not of
+        what was kept to go back to."""
+        back = self.assembled is not None and tensors is self.assembled.stage._before
+        if self.flip and isinstance(tensors, dict) and not back:
             self.flip = False
             name = min(tensors)
             tensors[name] = tensors[name] + 0.125
@@ -393,8 +396,12 @@ class SimPeer:
 
     @property
     def digest(self) -> str:
-        """Of its parameters."""
+        """Of its parameters, as it says."""
         return self.work.stage.digest
+
+    def in_place(self) -> str:
+        """The digest of the parameters that are in place."""
+        return digest(self.work.stage.parameters())
 
     @property
     def standing(self) -> ChangeStatus:

@@ -15,7 +15,7 @@ from node.sim.setup import Setup
 from node.sim.swarm import MachineFactory, SimSwarm
 from node.training.leader.starting_point import NOTHING_IN_COMMON
 
-EVERY = 8
+EVERY = 24
 """Runs between two collections of what they have left."""
 PATIENCE_S = 120.0
 """When every fault is over, the swarm commits again within so long."""

@@ -98,10 +98,6 @@ class Setup:
     def peers(self) -> int:
         return self.ends + self.stages * self.replicas + self.extra
 
-    def size_of(self, part: str) -> int:
-        """Bytes of a part in fp32."""
-        return self._sizes[part]
-
     @property
     def operations_per_s(self) -> float:
         """What an optimizer's step does in a second here; 0 where it takes no time."""
@@ -160,13 +156,10 @@ class Setup:
         return sum(found) / len(found) / (4 * NUMBERS)
 
     def __post_init__(self) -> None:
-        sizes = {p.name: p.bytes for parts in self.parts.values() for p in parts}
-        object.__setattr__(self, "_sizes", sizes)
         object.__setattr__(
             self, "names", {s: tuple(p.name for p in parts) for s, parts in self.parts.items()}
         )
 
-    _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
     names: Mapping[int, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     """Part names of every stage."""
 

@@ -82,8 +82,11 @@ class HistoryRecorder:
         self.counts[kind] = self.counts.get(kind, 0) + by
 
     def crashed(self, peer: SimPeer, name: str, error: BaseException) -> None:
-        """A task of a peer raised what nobody expected: the daemon would end."""
-        if not isinstance(error, InvariantViolation):
+        """A task of a peer raised what nobody expected: the daemon would end. What is no
+        Exception is meant for who runs the simulator, as a test's time limit is."""
+        if not isinstance(error, Exception):
+            self.swarm.world.halt(error)
+        elif not isinstance(error, InvariantViolation):
             text = f"{name} of {peer.name} ended with {type(error).__name__}: {error}"
             found = InvariantViolation(
                 "crash", self.swarm.world.now, text, self.swarm.seed, list(self.recent)

@@ -51,7 +51,9 @@ class Election:
         self._me, self._started = me, started
         self._colleagues = colleagues if colleagues is not None else Colleagues(me)
         self._seen: Mapping[PeerId, Sighting] = {}
-        self._follows: Mapping[PeerId, PeerId] = {}
+        self._follows: Mapping[PeerId, PeerId] | None = None
+        self._behind: dict[PeerId, set[PeerId]] = {}
+        """Who says that it follows whom, by the followed."""
         self._shunned: dict[PeerId, tuple[float, int]] = {}
         self._doubted: dict[PeerId, float] = {}
         self._told: dict[PeerId, float] = {}
@@ -64,7 +66,11 @@ class Election:
     ) -> None:
         """The other ends peers the directory shows now, and of all other peers whose plan each says
         that it follows."""
-        self._seen, self._follows = ends, follows or {}
+        self._seen = ends
+        if follows is not self._follows:
+            self._follows, self._behind = follows, {}
+            for peer, whom in (follows or {}).items():
+                self._behind.setdefault(whom, set()).add(peer)
         self._shunned = {p: (until, seq) for p, (until, seq) in self._shunned.items() if p in ends}
 
     def tells(self, peer: PeerId, now: float) -> None:
@@ -141,7 +147,7 @@ class Election:
 
     def _support(self, leader: PeerId) -> int:
         """How many say that they follow it, itself included."""
-        followers = {p for p, whom in self._follows.items() if whom == leader} | {leader}
+        followers = {*self._behind.get(leader, ()), leader}
         if self.following == leader:
             followers.add(self._me)
         if not self._colleagues:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 
 from node.core.clock import Clock
 from node.core.ids import ENDS, PeerId
@@ -28,6 +29,49 @@ COMING = ("choosing", "starting", "joining")
 """States of a peer that does not take part yet."""
 LEAVING = ("draining", "stopping", "finished-leaving")
 """States of a peer that soon will not be where its record says."""
+
+
+class View:
+    """What one reading says of everybody else. It is asked many times before the next one: each
+    answer is made once."""
+
+    def __init__(self, others: Mapping[PeerId, PeerEntry]) -> None:
+        self.others = others
+        self._placed: dict[int, Mapping[PeerId, Placed]] = {}
+
+    @cached_property
+    def ends(self) -> Mapping[PeerId, Sighting]:
+        able = {
+            p: e
+            for p, e in self.others.items()
+            if e.body.stage == ENDS and e.body.role == "ends" and _works(e)
+        }
+        return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
+
+    @cached_property
+    def follows(self) -> Mapping[PeerId, PeerId]:
+        return {p: PeerId(e.body.follows) for p, e in self.others.items() if e.body.follows}
+
+    @cached_property
+    def hosts(self) -> Mapping[PeerId, int]:
+        built = {
+            p: e.body
+            for p, e in self.others.items()
+            if e.body.state not in ("choosing", "starting")
+        }
+        return {p: b.stage for p, b in built.items() if b.role in ("ends", "stage")}
+
+    @cached_property
+    def coming(self) -> Mapping[PeerId, int | None]:
+        return {p: _stage(e.body) for p, e in self.others.items() if e.body.state in COMING}
+
+    def placed(self, stages: int) -> Mapping[PeerId, Placed]:
+        if stages not in self._placed:
+            here = {p: e.body for p, e in self.others.items() if e.body.state not in LEAVING}
+            self._placed[stages] = {
+                p: _placed(b, stages) for p, b in here.items() if b.role != "rendezvous"
+            }
+        return self._placed[stages]
 
 
 class Presence:
@@ -55,6 +99,7 @@ class Presence:
         self._own: PeerBody | None = None
         self._changed = asyncio.Event()
         self._seen: dict[PeerId, PeerEntry] = {}
+        self._view = View({})
         self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
@@ -84,33 +129,25 @@ class Presence:
         """The own state is another one: post it now rather than with the next refresh."""
         self._changed.set()
 
-    def others(self) -> dict[PeerId, PeerEntry]:
+    def others(self) -> Mapping[PeerId, PeerEntry]:
         """Everybody but this peer whose record holds."""
-        return {p: e for p, e in self._seen.items() if p != self.me}
+        return self._view.others
 
     def lost(self) -> dict[PeerId, tuple[PeerEntry, float]]:
         """Peers whose record has gone lately, with the wall-clock time it was first missed."""
         return dict(self._lost)
 
-    def ends(self) -> dict[PeerId, Sighting]:
+    def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""
-        able = {
-            p: e
-            for p, e in self.others().items()
-            if e.body.stage == ENDS and e.body.role == "ends" and _works(e)
-        }
-        return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
+        return self._view.ends
 
-    def follows(self) -> dict[PeerId, PeerId]:
+    def follows(self) -> Mapping[PeerId, PeerId]:
         """Of other peers, whose plan each says that it follows."""
-        return {p: PeerId(e.body.follows) for p, e in self.others().items() if e.body.follows}
+        return self._view.follows
 
-    def hosts(self) -> dict[PeerId, PeerEntry]:
-        """Other peers that host a stage, also those who do not take part in it yet."""
-        built = {
-            p: e for p, e in self.others().items() if e.body.state not in ("choosing", "starting")
-        }
-        return {p: e for p, e in built.items() if e.body.role in ("ends", "stage")}
+    def hosts(self) -> Mapping[PeerId, int]:
+        """The stages of other peers that host one, also of those who do not take part in it yet."""
+        return self._view.hosts
 
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""
@@ -119,16 +156,13 @@ class Presence:
             p: e for p, e in self.others().items() if e.body.stage == stage and e.body.role == role
         }
 
-    def placed(self, stages: int) -> dict[PeerId, Placed]:
+    def placed(self, stages: int) -> Mapping[PeerId, Placed]:
         """Where others are or will be, in a run of so many block stages; not those who leave."""
-        here = {p: e.body for p, e in self.others().items() if e.body.state not in LEAVING}
-        hosts = {p: b for p, b in here.items() if b.role != "rendezvous"}
-        return {p: _placed(b, stages) for p, b in hosts.items()}
+        return self._view.placed(stages)
 
-    def coming(self) -> dict[PeerId, int | None]:
+    def coming(self) -> Mapping[PeerId, int | None]:
         """Who is about to take part, and at which stage; None while it chooses one."""
-        here = {p: e.body for p, e in self.others().items() if e.body.state in COMING}
-        return {p: _stage(b) for p, b in here.items()}
+        return self._view.coming
 
     async def _watch(self) -> None:
         while True:
@@ -151,7 +185,7 @@ class Presence:
                 p: e.body for p, e in self._seen.items()
             }
             self._same = self._same + 1 if unchanged else 0
-            self._seen = seen
+            self._seen, self._view = seen, View({p: e for p, e in seen.items() if p != self.me})
             for peer, entry in self.others().items():
                 self._learn(peer, entry.body)
             if self.others():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -34,7 +34,6 @@ from node.training.protocol.pace import (
     CALM_AFTER_S,
     CALM_BEAT_S,
     HEARTBEAT_S,
-    MOST_WAYS,
     PROBE_AGAIN_S,
     PROBE_FAILED_S,
     PROBE_TIMEOUT_S,
@@ -47,6 +46,7 @@ from node.training.protocol.pace import (
 )
 from node.training.protocol.rules import ChangeStatus, Rules
 from node.training.protocol.version_history import VersionHistory
+from node.training.protocol.ways import whom_to_measure
 from node.training.stage_runtime import StageRuntime
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
@@ -121,15 +121,15 @@ class Training(rpc.TrainingServicer):
         """Who is about to take part, and at which stage, as the directory shows it."""
         self.on_change: Callable[[str], None] = lambda change: None
         """A newer change is known: keep it."""
-        self.company: Callable[[], Set[PeerId]] = self._members
-        """Peers of the run that a path may have to lead to."""
+        self.company: Callable[[], Mapping[PeerId, int]] = self._members
+        """Peers of the run that a path may have to lead to, and their stages."""
         self.follows: Callable[[], Mapping[PeerId, PeerId]] = dict
         """Of other peers, whose plan each says that it follows."""
         rpc.add_TrainingServicer_to_server(self, transport.server)
 
-    def _members(self) -> Set[PeerId]:
+    def _members(self) -> Mapping[PeerId, int]:
         plan = self.work.plan
-        return {m.peer for m in plan.members} if plan else set[PeerId]()
+        return {m.peer: m.stage for m in plan.members} if plan else {}
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
@@ -143,10 +143,11 @@ class Training(rpc.TrainingServicer):
             self.tasks.spawn(self._measure_ways(), "ways", eternal=True)
 
     async def _measure_ways(self) -> None:
-        """A small message to every peer of the run, at once to new ones: a plan uses no pair of
+        """A small message to other peers of the run, at once to new ones: a plan uses no pair of
         peers that is not proven so."""
         timing = self.work.engines.pipeline.timing
         measuring: set[PeerId] = set()
+        there, seen = list[PeerId](), None
 
         async def measure(peer: PeerId) -> None:
             try:
@@ -164,7 +165,8 @@ class Training(rpc.TrainingServicer):
 
         while True:
             await asyncio.sleep(self.facts.probe_every_s)
-            there = sorted(self.company() - {self.me})[:MOST_WAYS]
+            if (about := (self.company(), self.leader_id())) != seen:
+                seen, there = about, whom_to_measure(self.me, self.stage, *about)
             timing.keep(there)
             due = timing.due(
                 [p for p in there if p not in measuring],
@@ -658,7 +660,7 @@ class Training(rpc.TrainingServicer):
 
     def unproven(self) -> list[PeerId]:
         """Peers of the run that do not answer this one, on any way."""
-        there = self.company() - {self.me}
+        there = self.company().keys() - {self.me}
         return sorted(there & self.work.engines.pipeline.timing.silent())
 
     def waiting_for(self) -> str:

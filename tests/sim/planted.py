@@ -3,6 +3,7 @@ the hunt for a schedule that shows them."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +16,22 @@ from node.core.ids import PeerId
 from node.core.journey import Version
 from node.pipeline.events import Counted
 from node.pipeline.machine import PipelineMachine
+from node.sim.faults import Fault, Schedule
 from node.sim.process import SimPeer
 from node.sim.run import ScheduleOutcome, run
 from node.sim.scenarios import lay
-from node.sim.setup import Setup
+from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.leader.roster import Roster
 from node.training.member import Member
 from node.training.protocol.facts import RunFacts
 
-MOST = 300
+MOST = 60
+SHORT = Setup(epochs=8, checkpoint_every=2)
+"""Long enough for a fault, its end and what comes of it."""
+CROWDED = Setup(epochs=5, micro_batches=6, forward_s=0.2, jitter_s=0.2, checkpoint_every=2)
+"""Many tensors are on their way at any time."""
 
 
 class NoLatch(RoundMachine):
@@ -55,8 +61,9 @@ class StepsAgain(RoundMachine):
     """What was claimed is forgotten when the next attempt opens."""
 
     def _opened(self, opened: Any, now: float) -> list[Action]:
-        if (epoch := self._epochs.get(opened.round.epoch)) is not None:
-            epoch.claimed, epoch.fresh = set(), set()
+        for (number, _), epoch in self._epochs.items():
+            if number == opened.round.epoch:
+                epoch.claimed, epoch.fresh = set(), set()
         return super()._opened(replace(opened, held=frozenset()), now)
 
 
@@ -209,14 +216,34 @@ def _reads_other_data(peer: SimPeer) -> None:
         object.__setattr__(text, "at", lambda samples: true([s + 1 for s in samples]))
 
 
+def _parted_again_and_again(seed: int) -> Schedule:
+    """Five partitions through the middle, each long enough that both sides may go on."""
+    dice = random.Random(seed)
+    return Schedule(
+        seed,
+        tuple(
+            Fault(
+                4.0 + 14.0 * i, "partition", dice.randrange(1 << 16), -1, dice.uniform(3, 12), 0.5
+            )
+            for i in range(5)
+        ),
+    )
+
+
 @dataclass(frozen=True)
 class Bug:
-    """``scenarios`` in which it shows, as one of these invariants."""
+    """``scenarios`` in which it shows, or a schedule by its seed, as one of these invariants."""
 
     name: str
     make: MachineFactory
-    scenarios: tuple[str, ...]
+    scenarios: tuple[str, ...] | Callable[[int], Schedule]
     ids: frozenset[str]
+    setup: Setup = SHORT
+
+    def schedule(self, seed: int) -> Schedule:
+        if callable(self.scenarios):
+            return self.scenarios(seed)
+        return lay(self.scenarios, self.setup, seed)
 
 
 BUGS = (
@@ -224,10 +251,16 @@ BUGS = (
     Bug(
         "no plan hash",
         Planted(pipeline=AnyPlanPipeline, round=AnyPlanRound),
-        ("one-way", "leader-kill"),
+        ("leader-kill",),
         frozenset({"I3", "I5"}),
+        CROWDED,
     ),
-    Bug("applied twice", Planted(round=StepsAgain), ("kill", "pause"), frozenset({"I5", "I8"})),
+    Bug(
+        "applied twice",
+        Planted(round=StepsAgain),
+        ("each-stage", "one-way"),
+        frozenset({"I5", "I8"}),
+    ),
     Bug("counted twice", Planted(pipeline=CountsUnnamed), ("one-way",), frozenset({"I3"})),
     Bug(
         "no digests",
@@ -238,8 +271,11 @@ BUGS = (
     Bug(
         "mixed histories",
         Planted(roster=EpochsAreVersions, member=AnyHistory),
-        ("partition",),
-        frozenset({"I1", "I5", "I8"}),
+        _parted_again_and_again,
+        # A leader that takes any version of an epoch for every other one plans from parameters that
+        # it has not itself; then an epoch is given up that no fault has touched (I10).
+        frozenset({"I1", "I5", "I8", "I10"}),
+        Setup(epochs=60, stages=1, replicas=4, parts=toy_parts(1, 3), checkpoint_every=2),
     ),
 )
 
@@ -250,21 +286,26 @@ IN_SERVICES = (
     Bug(
         "not rolled back",
         InServices(_does_not_roll_back),
-        ("corrupt", "one-way"),
+        ("corrupt",),
         frozenset({"I1", "I5"}),
     ),
     Bug("saved too late", InServices(_saves_too_late), ("restart",), frozenset({"I6"})),
     Bug("reads other data", InServices(_reads_other_data), ("quiet",), frozenset({"I3"})),
-    Bug("counts for all", InServices(_counts_for_all), ("one-way",), frozenset({"I3", "I5"})),
+    Bug(
+        "counts for all",
+        InServices(_counts_for_all),
+        ("slow-peer", "one-way"),
+        frozenset({"I3", "I5"}),
+        CROWDED,
+    ),
 )
 ALL_BUGS = BUGS + IN_SERVICES
 
 
 def hunt(bug: Bug, most: int = MOST) -> tuple[ScheduleOutcome | None, int]:
     """The first schedule that breaks an invariant, and how many were tried."""
-    setup = Setup()
     for seed in range(most):
-        outcome = run(setup, lay(bug.scenarios, setup, seed), bug.make)
+        outcome = run(bug.setup, bug.schedule(seed), bug.make)
         if outcome.violation is not None:
             return outcome, seed + 1
     return None, most

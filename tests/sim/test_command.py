@@ -156,6 +156,6 @@ def test_a_swarm_of_the_manifest_has_its_parts_and_as_many_peers_as_asked() -> N
     assert (setup.stages, setup.epochs, setup.ends) == (5, 7, 2)
     assert setup.micro_batches == m.training.target_batch // m.pipeline.micro_batch
     assert (
-        sum(setup.size_of(p) for names in setup.names.values() for p in names)
+        sum(part.bytes for parts in setup.parts.values() for part in parts)
         > 4 * m.parameter_count() * 0.9
     )

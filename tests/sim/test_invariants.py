@@ -56,10 +56,14 @@ class Peer:
     name: PeerId
     stage: int
     digest: str = "same"
-    member: Any = None
+    placed: str = ""
+    member: Any = field(default_factory=lambda: SimpleNamespace(dropped=()))
     work: Any = field(
         default_factory=lambda: SimpleNamespace(version=Version(0), cell=0, plan=None)
     )
+
+    def in_place(self) -> str:
+        return self.placed or self.digest
 
 
 @pytest.fixture
@@ -86,6 +90,12 @@ def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: SimSwarm, a: Any, b
         swarm.watch.began(b, plan(), False)
     with broken("I1"):
         swarm.watch.began(a, plan(term=2, digests={(1, 0): "agreed"}), False)
+
+
+def test_i1_parameters_that_are_not_those_of_the_digest(swarm: SimSwarm, a: Any) -> None:
+    a.placed = "undone"
+    with broken("I1"):
+        swarm.watch.began(a, plan(), False)
 
 
 @pytest.mark.parametrize("owner", [C, PeerId("nobody")])
@@ -183,6 +193,25 @@ def test_i5_a_mean_that_is_none(swarm: SimSwarm, a: Any) -> None:
     mean.step(a, opened(plan_hash=again.hash), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
     with broken("I5"):
         mean.stepping(a, again, {"1.0": right})
+
+
+def test_i5_a_share_that_was_named_before_its_micro_batch_was_given_up(
+    swarm: SimSwarm, a: Any
+) -> None:
+    """The sum that has it counts for the one micro-batch that the plan gave its giver."""
+    mean = swarm.watch.mean
+    whole = plan(paths=tuple(Path(i, E0, (i,), (Hop(1, p),)) for i, p in enumerate((A, B, B))))
+    for giver, given in ((A, taken(0, 2)), (B, taken(1))):
+        mean.gave(whole.hash, giver, given)
+    mean.step(a, opened(plan_hash=whole.hash), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
+    plain, weighed = (code(0) + code(1) + code(2)) / 3, (code(0) + code(2)) / 4 + code(1) / 2
+    mean.stepping(a, whole, {"1.0": plain})
+    with broken("I5"):
+        mean.stepping(a, whole, {"1.0": weighed})
+    a.member.dropped = (2,)
+    mean.stepping(a, whole, {"1.0": weighed})
+    with broken("I5"):
+        mean.stepping(a, whole, {"1.0": plain})
 
 
 def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: SimSwarm, a: Any) -> None:

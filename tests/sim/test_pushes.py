@@ -59,7 +59,7 @@ def groups_of(plan: Plan, stage: int) -> int:
     (group,) = {m.group for m in plan.stage(stage)}
     by = of_cell(plan.reducers, group)
     owned = [
-        {n: PAIRS.size_of(n) for n in PAIRS.names[stage] if by[n] == peer}
+        {p.name: p.bytes for p in PAIRS.parts[stage] if by[p.name] == peer}
         for peer in sorted(set(by.values()))
     ]
     return sum(len(micro_groups(sizes, PAIRS.group_bytes)) for sizes in owned if sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -25,9 +25,15 @@ from node.sim.disk import DiskStore, SimDisk
 from node.sim.links import Links, Wall
 from node.sim.loop import ProcessLoop, VirtualTime
 from node.sim.network import DIAL_S, EOF, SILENT_S, SimNet, SimTransport
+from node.sim.setup import Setup
+from node.sim.swarm import SimSwarm
 
 A, B = PeerId("a"), PeerId("b")
 METHOD = "/test/Ask"
+
+
+class TimeIsUp(BaseException):
+    """Raised by a signal wherever the program is, as the end of a test's time is."""
 
 
 class Host:
@@ -57,6 +63,8 @@ class Host:
         except asyncio.CancelledError:
             self.say("gone")
             raise
+        if request == "time is up":
+            raise TimeIsUp
         if request == "no":
             await context.abort(grpc.StatusCode.NOT_FOUND, "not here")
         return request
@@ -233,6 +241,41 @@ def test_an_error_halts_the_world_and_is_raised_where_it_runs() -> None:
     with pytest.raises(ValueError, match="first"):
         world.run(5.0)
     assert world.now == 1.0
+
+
+async def _raises() -> None:
+    raise TimeIsUp
+
+
+async def _raises_aside() -> None:
+    def job() -> None:
+        raise TimeIsUp
+
+    await asyncio.to_thread(job)
+
+
+def test_what_is_no_error_of_the_program_ends_the_run_of_a_handler() -> None:
+    world, _, a, _ = pair()
+    a.ask("time is up")
+    with pytest.raises(TimeIsUp):
+        world.run(60.0)
+    assert round(world.now, 3) == 0.3
+
+
+@pytest.mark.parametrize("work", [_raises, _raises_aside])
+def test_what_is_no_error_of_the_program_ends_the_run_of_a_task(
+    work: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    swarm = SimSwarm(Setup())
+    peer = swarm.peers[PeerId("e00-000")]
+
+    def begin() -> None:
+        peer.world.push(0.0, lambda: peer.tasks.spawn(work(), "work"), loop=peer.loop)
+
+    swarm.world.push(1.0, begin)
+    with pytest.raises(TimeIsUp):
+        swarm.world.run(60.0)
+    assert swarm.world.now < 2.0
 
 
 def body(state: str = "training", **more: Any) -> PeerBody:

@@ -35,7 +35,7 @@ def test_who_is_on_its_way_counts_where_it_goes() -> None:
     first = balance.look(roster, BASE, 10.0)
     assert [(m.source, m.target) for m in first] == [(1, 2), (1, 2)], "two at once, as many as pay"
     for m in first:
-        del roster.candidates[m.peer]  # they have left their stage and are not in the other one yet
+        roster.gone(m.peer)  # they have left their stage and are not in the other one yet
     assert balance.look(roster, BASE, 20.0) == [], "4 and 3 then: nothing to gain"
     for m in first:
         hear(roster, m.peer, 2)
@@ -46,7 +46,7 @@ def test_one_that_never_comes_back_is_forgotten() -> None:
     roster, balance = swarm("abcdef", "z")
     first = balance.look(roster, BASE, 10.0)
     for m in first:
-        del roster.candidates[m.peer]
+        roster.gone(m.peer)
     assert balance.look(roster, BASE, 100.0) == []
     second = balance.look(roster, BASE, 110.0)
     assert [(m.source, m.target) for m in second] == [(1, 2)], "4 and 1 now"
@@ -92,7 +92,7 @@ def test_where_peers_come_and_go_a_small_gain_does_not_pay() -> None:
             hear(roster, f"q{k}", 1 + k % 2, speed=1.0)
         balance.look(roster, BASE, 10.0)
         for k in range(churn):
-            del roster.candidates[PeerId(f"q{k}")]
+            roster.gone(PeerId(f"q{k}"))
         return len(balance.look(roster, BASE, 20.0))
 
     assert asked(0) > 0
@@ -130,7 +130,7 @@ def test_a_stage_that_nobody_hosts_gets_one_peer_of_the_stage_that_has_most() ->
     assert peer in "cde"
     assert stage == 3
     assert w.asks(PATIENCE_S + 0.25, 3) is None, "it is on its way"
-    del w.roster.candidates[PeerId(peer)]
+    w.roster.gone(PeerId(peer))
     assert w.asks(PATIENCE_S + COMING_S - 1, 3) is None
     assert (w.asks(PATIENCE_S + COMING_S, 3) or ("", 0))[1] == 3, "somebody else"
 

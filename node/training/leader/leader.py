@@ -193,11 +193,14 @@ class Leader:
             last = self.memory.history
             missing = last is not None and last.member(e.peer) is None
             return done + (self._try_plan(now) if missing and e.at == self.base else [])
-        return done + (self._try_plan(now) if self.phase is Phase.GATHER else [])
+        # What only measures again is heard from everybody every second: it waits for the next look
+        # at the clock.
+        news = before is None or self.roster.candidates[e.peer].says() != before.says()
+        return done + (self._try_plan(now) if news and self.phase is Phase.GATHER else [])
 
     def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:
         self._asked.pop(peer, None)
-        known = self.roster.candidates.pop(peer, None) if peer != self.me else None
+        known = self.roster.gone(peer) if peer != self.me else None
         if known is None:
             return []
         self._changed = now

@@ -56,6 +56,11 @@ class Candidate:
     pause: float = 0.0
     """The longest silence of it lately, which counts half after :data:`HALF_LIFE_S`."""
 
+    def says(self) -> tuple[object, ...]:
+        """All but what is measured, which differs from one word to the next."""
+        held = (self.stage, self.at, self.digest, self.reachable, self.tokens, self.cell)
+        return *held, self.leaving, self.room, self.arrived, self.term
+
 
 class Roster:
     """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each
@@ -88,11 +93,16 @@ class Roster:
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
+        self._here: dict[int, list[PeerId]] | None = None
+        self._taking: dict[int, list[PeerId]] | None = None
 
     def hear(self, e: ev.Heartbeat, now: float) -> Candidate | None:
         """Note a sign of life; what was known of the peer before, None for a stranger."""
-        old, self._table = self.candidates.get(e.peer), None
-        self._reach[e.peer] = frozenset(p for p, _ in e.costs.ways)
+        old, reach = self.candidates.get(e.peer), frozenset(p for p, _ in e.costs.ways)
+        self._table = None
+        same = old is not None and (old.stage, old.leaving) == (e.stage, e.leaving)
+        if not same or reach != self._reach.get(e.peer):
+            self._reach[e.peer], self._here, self._taking = reach, None, None
         self.candidates[e.peer] = Candidate(
             e.stage,
             e.at,
@@ -112,6 +122,11 @@ class Roster:
         )
         return old
 
+    def gone(self, peer: PeerId) -> Candidate | None:
+        """It is here no more; what was known of it, None for a stranger."""
+        self._here = self._taking = self._table = None
+        return self.candidates.pop(peer, None)
+
     def alive(self, peer: PeerId, now: float) -> None:
         """A sign of life that says nothing else."""
         if (c := self.candidates.get(peer)) is not None:
@@ -122,22 +137,23 @@ class Roster:
         machine is heard less regularly."""
         return max(least_s, PAUSES * min(self.candidates[peer].pause, MOST_PAUSE_S))
 
-    def replicas(self) -> dict[int, list[PeerId]]:
+    def replicas(self) -> Mapping[int, Sequence[PeerId]]:
         """Who would take part, by stage."""
-        stages = self.present()
-        return (
-            stages
-            if self._me is None
-            else {s: self._joined(s, peers) for s, peers in stages.items()}
-        )
+        if self._me is None:
+            return self.present()
+        if self._taking is None:
+            self._taking = {s: self._joined(s, peers) for s, peers in self.present().items()}
+        return self._taking
 
-    def present(self) -> dict[int, list[PeerId]]:
+    def present(self) -> Mapping[int, Sequence[PeerId]]:
         """Who is here and does not leave, by stage."""
-        stages: dict[int, list[PeerId]] = {stage: [] for stage in range(self._stages + 1)}
-        for peer, c in sorted(self.candidates.items()):
-            if c.stage in stages and not c.leaving:
-                stages[c.stage].append(peer)
-        return stages
+        if self._here is None:
+            stages = self._here = {stage: list[PeerId]() for stage in range(self._stages + 1)}
+            for peer in sorted(self.candidates):
+                c = self.candidates[peer]
+                if c.stage in stages and not c.leaving:
+                    stages[c.stage].append(peer)
+        return self._here
 
     def proven(self, a: PeerId, b: PeerId) -> bool:
         """Whether two peers reach each other: both say so. Always where that is not asked."""
@@ -164,15 +180,16 @@ class Roster:
         """Replicas that reach the leader and each other, so that every one can give to every owner.
         Who was among them stays as long as that holds, before others come in."""
         before = self._together.get(stage, set())
-        chosen: list[PeerId] = []
+        chosen: set[PeerId] = set()
         for peer in sorted(peers, key=lambda p: (p != self._me, p not in before, p)):
             if (
                 self._me is not None
                 and self.proven(peer, self._me)
-                and all(self.proven(peer, p) for p in chosen)
+                and chosen <= self._reach[peer]
+                and all(peer in self._reach[p] for p in chosen)
             ):
-                chosen.append(peer)
-        self._together[stage] = set(chosen)
+                chosen.add(peer)
+        self._together[stage] = chosen
         return sorted(chosen)
 
     def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
@@ -412,7 +429,7 @@ class Roster:
         return self.tokens_of(version), version
 
     @staticmethod
-    def _present(stages: Mapping[int, list[PeerId]]) -> list[PeerId]:
+    def _present(stages: Mapping[int, Sequence[PeerId]]) -> list[PeerId]:
         return [p for peers in stages.values() for p in peers]
 
 

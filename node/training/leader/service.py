@@ -86,11 +86,12 @@ class LeaderService:
             match action:
                 case ev.SendPlan(plan):
                     signature = t.identity.sign(plan.canonical(), self._domain)
+                    note = notes.plan_note(plan, signature)
                     for m in plan.members:
                         # Who has to load an older version first takes as long as that takes.
                         told = self._deliver(
                             m.peer,
-                            notes.plan_note(plan, signature),
+                            note,
                             ev.PlanArrived(plan),
                             plan.deadline_s,
                         )

@@ -1,0 +1,56 @@
+"""Whom a peer measures its way to, in runs with more peers than it can tell of."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.core.ids import PeerId
+from node.training.protocol.pace import MOST_WAYS
+from node.training.protocol.ways import whom_to_measure
+
+LEADER = PeerId("e000")
+
+
+def company(ends: int, stages: int, replicas: int) -> dict[PeerId, int]:
+    found = {PeerId(f"e{i:03d}"): 0 for i in range(ends)}
+    return found | {
+        PeerId(f"s{s}{i:03d}"): s for s in range(1, stages + 1) for i in range(replicas)
+    }
+
+
+def chosen(everybody: dict[PeerId, int]) -> dict[PeerId, list[PeerId]]:
+    return {
+        me: whom_to_measure(me, stage, {p: s for p, s in everybody.items() if p != me}, LEADER)
+        for me, stage in everybody.items()
+    }
+
+
+def test_in_a_small_run_everybody_measures_everybody() -> None:
+    everybody = company(2, 3, 20)
+    for me, ways in chosen(everybody).items():
+        assert sorted(ways) == sorted(everybody.keys() - {me})
+
+
+@pytest.mark.parametrize("replicas", [33, 120])
+def test_in_a_large_run_the_leader_replicas_and_neighbours_choose_each_other(replicas: int) -> None:
+    everybody = company(2, 3, replicas)
+    ways = chosen(everybody)
+    assert len(ways[LEADER]) == len(everybody) - 1
+    for me, others in ways.items():
+        assert me not in others
+        assert len(set(others)) == len(others)
+        assert me == LEADER or len(others) <= MOST_WAYS
+        assert me == LEADER or LEADER in others
+    both = {(a, b) for a, others in ways.items() for b in others if a in ways[b]}
+    for stage in (1, 2, 3):
+        first = [p for p, s in everybody.items() if s == stage][: MOST_WAYS // 2]
+        assert all((a, b) in both for a in first for b in first if a != b)
+    for a, stage in everybody.items():
+        after = {p for p, s in everybody.items() if s == stage + 1}
+        assert stage == 3 or any((a, b) in both for b in after), f"{a} has no way on"
+
+
+def test_a_leader_that_nobody_sees_yet_is_left_out() -> None:
+    seen = {PeerId("s1000"): 1}
+    assert whom_to_measure(PeerId("s1001"), 1, seen, None) == ["s1000"]
+    assert whom_to_measure(PeerId("s1001"), 1, seen, LEADER) == ["s1000"]
