@@ -91,7 +91,7 @@ def run_averaging(
 def setup_of(o: SimulateOptions) -> Setup:
     """The swarm that is asked for. Raises UsageFault for numbers that do not fit together."""
     if o.small:
-        return Setup()
+        return Setup(epochs=o.epochs or Setup.epochs)
     manifest = read_manifest(o.manifest) if o.manifest else Manifest.default_demo()
     ends = o.ends or max(1, o.peers // 12)
     return Setup.of(manifest, o.peers, ends, o.epochs or None, o.stages or None)
