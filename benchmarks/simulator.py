@@ -3,8 +3,8 @@ costs to simulate.
 
     python -m benchmarks.simulator [--schedules 10000] [--sizes 10,100,1000] [--json -]
 
-Schedules are those of ``tutti simulate --small --epochs 6 --scenario random --seed N``, N from 0. A schedule
-that breaks an invariant is shrunk and printed. Cost is processor time for one epoch and one peer
+Schedules are those of ``tutti simulate --small --epochs 6 --scenario random --seed N``, N from 0. A
+schedule that breaks an invariant is shrunk and printed. Cost is processor time for one epoch and one peer
 under churn, of one process.
 """
 
@@ -71,7 +71,8 @@ def _schedules(report: Report, count: int, first: int, workers: int) -> bool:
             broken, lost = broken + part[4], lost + part[5]
     for seed, what in sorted(broken):
         print(
-            f"seed {seed}: {what}\n  tutti simulate --small --epochs 6 --scenario random --seed {seed}",
+            f"seed {seed}: {what}\n"
+            f"  tutti simulate --small --epochs 6 --scenario random --seed {seed}",
             file=sys.stderr,
         )
     for seed, _ in sorted(broken)[:3]:
