@@ -243,16 +243,18 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
 
     code = ExitCode.DEVICE_UNFIT
     try:
-        chosen = Device.pick(ours.device)
+        chosen = Device.pick(ours.node.device)
     except LocalFault as e:
         return [fault("device", code, e.what, e.next_step)]
     manifest, said = _manifest(ours), chosen.describe()
     if manifest is None:
         return [passed("device", said)]
-    limit = ours.memory_limit(chosen.memory_limit()) * (ours.local_devices if chosen.is_cuda else 1)
+    limit = ours.memory_limit(chosen.memory_limit()) * (
+        ours.node.local_devices if chosen.is_cuda else 1
+    )
     main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
     wanted = [ours.stage] if ours.stage is not None else [ENDS, 1]
-    wanted = {"ends": [ENDS], "stage": [s for s in wanted if s != ENDS]}.get(ours.role, wanted)
+    wanted = {"ends": [ENDS], "stage": [s for s in wanted if s != ENDS]}.get(ours.node.role, wanted)
     verdicts = [check_memory(ours, manifest, stage, limit, main) for stage in wanted]
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):
@@ -473,13 +475,13 @@ def data(ours: NodeConfig) -> list[DoctorCheck]:
     if manifest is None:
         return [passed("data", "no swarm is remembered here, so none is needed")]
     d = manifest.data
-    if ours.role in ("stage", "rendezvous") or (ours.stage or ENDS) != ENDS:
+    if ours.node.role in ("stage", "rendezvous") or (ours.stage or ENDS) != ENDS:
         return [passed("data", "a block stage needs none")]
     try:
         m = manifest.model
         corpus, _ = open_data(d, m.seq_len, m.vocab, ours.home, ours.places(manifest.run_id))
     except LocalFault as e:
-        needed = ours.role == "ends" or _founded(ours, manifest)
+        needed = ours.node.role == "ends" or _founded(ours, manifest)
         return [fault("data", ExitCode.DATA_UNFIT, e.what, e.next_step, warning=not needed)]
     told = "as the run asks" if d.sha256 else "the run asks for no hash"
     tokens = len(corpus.train) + len(corpus.held_out)

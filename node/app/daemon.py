@@ -92,14 +92,14 @@ class Daemon:
         self._since = Since(self.clock)
         self._new_key = not config.identity_path.exists()
         self.identity = Identity.load_or_create(config.identity_path)
-        self.name = config.name or self.identity.name
+        self.name = config.node.name or self.identity.name
         sinks = [
             JsonlSink(config.events_path),
-            StreamSink(sys.stderr, config.log_format, level=config.log_level),
+            StreamSink(sys.stderr, config.node.log_format, level=config.node.log_level),
         ]
         self.journal, self.metrics = Journal(sinks), Metrics()
         self.tasks = Tasks("daemon", self._failed)
-        self.role = config.role
+        self.role = config.node.role
         self.transport = Transport(
             self.identity,
             config.transport,
@@ -357,8 +357,8 @@ class Daemon:
             )
             if host:
                 arguments += ("--listen", host)
-            if self.config.local_devices > 1:
-                arguments += ("--local-devices", str(self.config.local_devices))
+            if self.config.node.local_devices > 1:
+                arguments += ("--local-devices", str(self.config.node.local_devices))
             for flag in ("max_up", "max_down"):
                 if cap := getattr(self.config.transport, flag):
                     arguments += ("--" + flag.replace("_", "-"), str(cap))
@@ -489,7 +489,7 @@ class Daemon:
 
     def _bootstrap(self) -> list[str]:
         addresses = list(self.invite.addresses) if self.invite else []
-        addresses += [p for p in self.config.join if p.startswith("/")]
+        addresses += [p for p in self.config.node.join if p.startswith("/")]
         m = self.manifest
         if m is not None and (addresses or m.swarm.owner != self.identity.peer_id):
             # The owner who starts its swarm anew asks nobody; whoever joined it finds it without
