@@ -139,7 +139,7 @@ class Daemon:
         try:
             await control.start()
             if self.config.metrics_port is not None:
-                self.metrics_url = self.metrics.serve("127.0.0.1", self.config.metrics_port)
+                self.metrics_url = self.metrics.serve(self.config.metrics_port)
             self.transport.answer_with(self.view.answer)
             self._quiet_logs()
             await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())

@@ -209,12 +209,6 @@ class Announcer(_Multicast):
         self._facts = facts
         self._tasks.spawn(self._follow(), "follow", eternal=True)
 
-    async def update(self, facts: Advert) -> None:
-        """Announce ``facts`` instead, after a goodbye for the old ones. Returns at once."""
-        if facts != self._facts:
-            self._facts, self._opened = facts, None
-            self._wake.set()
-
     async def _use(self, mdns: AsyncZeroconf, here: Interfaces) -> None:
         if (facts := self._facts) is None:
             return
