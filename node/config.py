@@ -386,7 +386,8 @@ class NodeConfig:
     def keep_acquaintances(self, run_id: str, addresses: Sequence[str]) -> None:
         """Remember them, so that a start finds the swarm when whoever made the invite is gone."""
         with contextlib.suppress(OSError):
-            _write(self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses))
+            text = "".join(f"{a}\n" for a in addresses)
+            write_atomically(self.swarm_dir(run_id) / "peers", text.encode())
 
     def places(self, run_id: str) -> Places:
         """Where the files of a run are: as set, else where they were found last if something is
@@ -407,7 +408,7 @@ class NodeConfig:
             return
         kept = json.dumps({"data": places.data, "tokenizer": places.tokenizer})
         with contextlib.suppress(OSError):
-            _write(self.swarm_dir(run_id) / "places.json", kept)
+            write_atomically(self.swarm_dir(run_id) / "places.json", kept.encode())
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""
@@ -506,18 +507,11 @@ def _kept(path: Path) -> str:
         return ""
 
 
-def _write(path: Path, text: str) -> None:
-    """:func:`write_atomically`, in a directory that is made when it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomically(path, text.encode())
-
-
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Make the directory of ``path``. What keeps it from being written is raised as Refused, or
-    OutOfResources for a full disk."""
+    """What keeps ``path`` from being written is raised as Refused, or OutOfResources for a full
+    disk."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         yield
     except OSError as e:
         kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
@@ -549,8 +543,9 @@ def rate_of(text: str) -> float | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Raises
-    OSError."""
+    """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Makes the
+    directory where there is none, for this user alone. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as f:
