@@ -314,17 +314,16 @@ class Manifest:
             ("pipeline.stages", before.pipeline.stages, self.pipeline.stages),
             ("optimizer.name", before.optimizer.name, self.optimizer.name),
         ):
-            if old != new:
-                raise UsageFault(
-                    f"{name} differs from the run to continue",
-                    "leave it as it is, or begin anew with  --from",
-                )
-        if self.training.epochs <= before.training.epochs:
-            raise UsageFault(
-                f"training.epochs = {self.training.epochs}, and the run to continue has "
-                f"{before.training.epochs}",
-                f"give more:  --epochs {2 * before.training.epochs}",
+            step = "leave it as it is, or begin anew with  --from"
+            _refuse((old != new, f"{name} differs from the run to continue", step))
+        had, epochs = before.training.epochs, self.training.epochs
+        _refuse(
+            (
+                epochs <= had,
+                f"training.epochs = {epochs}, and the run to continue has {had}",
+                f"give more:  --epochs {2 * had}",
             )
+        )
 
     def immutable(self) -> bytes:
         """The bytes that are hashed and signed: JSON of :meth:`_kept`, keys sorted, with the
