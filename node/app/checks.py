@@ -165,12 +165,10 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
     try:
         with ControlClient(ours.control_socket, home=ours.home) as client:
             running = client.status().version
-        if running != VERSION:
-            cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
-            found.append(
-                fault("versions", code, cause, "tutti drain , then  tutti start", warning=True)
-            )
-        with ControlClient(ours.control_socket, home=ours.home) as client:
+            if running != VERSION:
+                cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
+                step = "tutti drain , then  tutti start"
+                found.append(fault("versions", code, cause, step, warning=True))
             answer = client.peers()
         apart = incompatible_peers(answer)
         live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
@@ -184,7 +182,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
             )
     except LocalFault:
         pass  # none runs, or it does not answer, which is for  tutti status  to say
-    torch = next((v for n, v in _installed(("torch",))), "?")
+    torch = _installed("torch") or "?"
     said = f"tutti {VERSION}, {PROTOCOLS}, python {sys.version.split()[0]}, torch {torch}"
     return found if any(not one.finding.ok for one in found) else [passed("versions", said), *found]
 
@@ -210,17 +208,17 @@ def unfit_packages() -> Iterator[tuple[str, str]]:
             continue
         if one.marker is not None and not one.marker.evaluate({"extra": ""}):
             continue
-        there = next((v for _, v in _installed((one.name,))), "")
+        there = _installed(one.name)
         if not there or not one.specifier.contains(there, prereleases=True):
             yield f"{one.name}{one.specifier}", there
 
 
-def _installed(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+def _installed(name: str) -> str:
+    """The version of a package that is here, "" for none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def p2p_daemon() -> Path | None:

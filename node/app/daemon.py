@@ -296,7 +296,6 @@ class Daemon:
 
         self.lan = Browser(self.journal, found, self._failed)
         await self.lan.start()
-        self._announcer = Announcer(self.journal, self._failed)
         swarm = manifest.swarm
         advert = Advert(
             manifest.run_id,
@@ -307,7 +306,8 @@ class Daemon:
             manifest.pipeline.stages,
             self.transport.ports[0],
         )
-        await self._announcer.start(advert)
+        self._announcer = Announcer(self.journal, advert, self._failed)
+        await self._announcer.start()
 
     def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
         """The owner's newest change to how cells average, as this peer last knew it; and newer ones

@@ -51,8 +51,11 @@ async def announce(number: str) -> None:
     telling = asyncio.ensure_future(tell(journal))
 
     async def announced(name: str) -> nearby.Announcer:
-        made = nearby.Announcer(journal, lambda name, error: say("error", text=f"{name}: {error}"))
-        await made.start(advert(int(number), name))
+        def told(kind: str, error: BaseException) -> None:
+            say("error", text=f"{kind}: {error}")
+
+        made = nearby.Announcer(journal, advert(int(number), name), told)
+        await made.start()
         return made
 
     announcer = await announced("first")
