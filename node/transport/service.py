@@ -150,7 +150,7 @@ class Transport:
             self.p2p,
             self.reach_settings,
             self._relay_for,
-            self._relaying,
+            lambda: self.reach_settings.relay and self.reachable.standing is Standing.OPEN,
             journal,
             metrics,
             self.traffic,
@@ -529,9 +529,6 @@ class Transport:
             )
 
     # ----------------------------------------------------------- relaying for others
-
-    def _relaying(self) -> bool:
-        return self.reach_settings.relay and self.reachable.standing is Standing.OPEN
 
     def _relay_for(self, peer: PeerId, request: RelayAsk) -> None:
         """Raises LocalFault for whom this node does not relay."""

@@ -357,14 +357,12 @@ class Lines:
                 elif attempt is ClimbAttempt.CONNECT:
                     await connect(peer)
                 # Its addresses, or it itself, may be others than when it was met.
+                dial = attempt is ClimbAttempt.DIAL
+                only_relayed = dial and line.via and not self.how(line.met.peer)
                 met = await (
-                    self.greet_through(peer, line.via)
-                    if self._only_relayed(line, attempt)
-                    else self._greet(peer)
+                    self.greet_through(peer, line.via) if only_relayed else self._greet(peer)
                 )
-                made = await (
-                    self._direct(met) if attempt is ClimbAttempt.DIAL else self._tunnelled(met)
-                )
+                made = await (self._direct(met) if dial else self._tunnelled(met))
         except PeerFault as e:
             why = e.reason
         except TimeoutError:
@@ -378,9 +376,6 @@ class Lines:
                 await _end(made)
             return
         self._take(peer, made)
-
-    def _only_relayed(self, line: Connection, attempt: ClimbAttempt) -> bool:
-        return attempt is ClimbAttempt.DIAL and bool(line.via) and not self.how(line.met.peer)
 
     def _of(self, peer: PeerId) -> Tried:
         known = self._tried.get(peer)
