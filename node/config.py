@@ -17,7 +17,7 @@ import shlex
 import tempfile
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,14 +257,6 @@ class NodeConfig:
         )
 
     @property
-    def name(self) -> str:
-        return self.node.name
-
-    @property
-    def role(self) -> str:
-        return self.node.role
-
-    @property
     def stage(self) -> int | None:
         """The stage to host, asked for by the user or by the swarm since; None: choose one."""
         if self.moved_to is not None:
@@ -280,29 +272,13 @@ class NodeConfig:
     @property
     def open_to(self) -> str:
         """The stages it would host instead: "auto" any, "stage" block stages, "" none."""
-        if not self.may_move or self.role not in ("auto", "stage"):
+        if not self.may_move or self.node.role not in ("auto", "stage"):
             return ""
-        return self.role if self.node.stage == "auto" else "stage"
-
-    @property
-    def device(self) -> str:
-        return self.node.device
-
-    @property
-    def threads(self) -> int:
-        return self.node.threads
-
-    @property
-    def local_devices(self) -> int:
-        return self.node.local_devices
+        return self.node.role if self.node.stage == "auto" else "stage"
 
     @property
     def swarm(self) -> Path | None:
         return Path(self.node.swarm).expanduser() if self.node.swarm else None
-
-    @property
-    def join(self) -> tuple[str, ...]:
-        return self.node.join
 
     @property
     def admission(self) -> bytes:
@@ -312,14 +288,6 @@ class NodeConfig:
     def metrics_port(self) -> int | None:
         """Port of the metrics page, 0 for a free one; None: no page."""
         return None if self.node.metrics_port < 0 else self.node.metrics_port
-
-    @property
-    def log_format(self) -> str:
-        return self.node.log_format
-
-    @property
-    def log_level(self) -> str:
-        return self.node.log_level
 
     def memory_limit(self, total: int) -> int:
         """Bytes this peer may use of a device that has ``total``."""
@@ -389,28 +357,21 @@ class NodeConfig:
         """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs.
         Returns its file."""
         path = self.manifest_path(manifest.run_id)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _writing(path):
             _keep(path, manifest.to_toml())
             if invite:
                 _keep(path.parent / "invite", f"{invite}\n".encode())
             _keep(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
-        except OSError as e:
-            kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
-            raise kind(
-                f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home"
-            ) from e
         return path
 
     def ports(self) -> tuple[int, int]:
         """The libp2p and the gRPC port that this home listened on last, so that invites outlive a
         restart; zeros for none."""
         try:
-            p2p, grpc = (self.home / "ports").read_text().split()
-            found = int(p2p), int(grpc)
-        except (OSError, ValueError):
+            p2p, grpc = map(int, _kept(self.home / "ports").split())
+        except ValueError:
             return 0, 0
-        return found if all(_PORT.allows(port) for port in found) else (0, 0)
+        return (p2p, grpc) if _PORT.allows(p2p) and _PORT.allows(grpc) else (0, 0)
 
     def keep_ports(self, p2p: int, grpc: int) -> None:
         """Remember them; that they cannot be written costs a fresh invite after the next start and
@@ -420,26 +381,20 @@ class NodeConfig:
 
     def acquaintances(self, run_id: str) -> tuple[str, ...]:
         """Multiaddrs of peers of a run that others could dial when this peer last saw them."""
-        try:
-            lines = (self.swarm_dir(run_id) / "peers").read_text().splitlines()
-        except (OSError, ValueError):
-            return ()
-        return within_limits(lines)
+        return within_limits(_kept(self.swarm_dir(run_id) / "peers").splitlines())
 
     def keep_acquaintances(self, run_id: str, addresses: Sequence[str]) -> None:
         """Remember them, so that a start finds the swarm when whoever made the invite is gone."""
         with contextlib.suppress(OSError):
-            self.swarm_dir(run_id).mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(
-                self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses).encode()
-            )
+            text = "".join(f"{a}\n" for a in addresses)
+            write_atomically(self.swarm_dir(run_id) / "peers", text.encode())
 
     def places(self, run_id: str) -> Places:
         """Where the files of a run are: as set, else where they were found last if something is
         still there."""
         kept: dict[str, str] = {}
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-            found = json.loads((self.swarm_dir(run_id) / "places.json").read_bytes())
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            found = json.loads(_kept(self.swarm_dir(run_id) / "places.json"))
             kept = {
                 k: v for k, v in dict(found).items() if isinstance(v, str) and os.path.exists(v)
             }
@@ -451,31 +406,19 @@ class NodeConfig:
         """Remember them, so that the next start of this run needs no flag."""
         if places == AS_NAMED:
             return
-        path = self.swarm_dir(run_id) / "places.json"
+        kept = json.dumps({"data": places.data, "tokenizer": places.tokenizer})
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(
-                path, json.dumps({"data": places.data, "tokenizer": places.tokenizer}).encode()
-            )
+            write_atomically(self.swarm_dir(run_id) / "places.json", kept.encode())
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""
         path = self.swarm_dir(run_id) / "change"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _writing(path):
             write_atomically(path, change.encode())
-        except OSError as e:
-            kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
-            raise kind(
-                f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home"
-            ) from e
 
     def change(self, run_id: str) -> str:
         """What was kept of a run, "" for nothing."""
-        try:
-            return (self.swarm_dir(run_id) / "change").read_text()
-        except (OSError, ValueError):
-            return ""
+        return _kept(self.swarm_dir(run_id) / "change")
 
     def keep_reference(self, run_id: str, loss: float) -> None:
         """Keep the loss that this peer saw first of a run, which later ones are shown beside; lost,
@@ -486,8 +429,8 @@ class NodeConfig:
     def reference(self, run_id: str) -> float:
         """What was kept, 0 for nothing that can be a loss."""
         try:
-            found = float((self.swarm_dir(run_id) / "reference").read_text())
-        except (OSError, ValueError):
+            found = float(_kept(self.swarm_dir(run_id) / "reference"))
+        except ValueError:
             return 0.0
         return found if 0 < found < 1e6 else 0.0
 
@@ -498,10 +441,9 @@ class NodeConfig:
         when there are several.
         """
         swarms = self.home / "swarms"
-        with contextlib.suppress(OSError, ValueError):
-            name = (swarms / "current").read_text().strip()
-            if _RUN.fullmatch(name) and (swarms / name).is_dir():
-                return name
+        name = _kept(swarms / "current").strip()
+        if _RUN.fullmatch(name) and (swarms / name).is_dir():
+            return name
         try:
             runs = sorted(p.name for p in swarms.iterdir() if _RUN.fullmatch(p.name) and p.is_dir())
         except OSError:
@@ -557,6 +499,27 @@ class NodeConfig:
         return text
 
 
+def _kept(path: Path) -> str:
+    """What a file holds, "" when it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What keeps ``path`` from being written is raised as Refused, or OutOfResources for a full
+    disk."""
+    try:
+        yield
+    except OSError as e:
+        kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
+        raise kind(
+            f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home"
+        ) from e
+
+
 def _keep(path: Path, content: bytes) -> None:
     """:func:`write_atomically`, unless that is there already: on a full disk a daemon starts again
     with what it has."""
@@ -580,8 +543,9 @@ def rate_of(text: str) -> float | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Raises
-    OSError."""
+    """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Makes the
+    directory where there is none, for this user alone. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as f:

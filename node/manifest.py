@@ -245,57 +245,67 @@ class Manifest:
                 f"swarm.protocol = {self.swarm.protocol}, this tutti speaks protocol {PROTOCOL}",
                 UPDATE,
             )
-        if m.d_model % m.heads or (m.d_model // m.heads) % 2:
-            raise UsageFault(
+        a, d = self.averaging, self.data
+        _refuse(
+            (
+                m.d_model % m.heads or (m.d_model // m.heads) % 2,
                 f"model.heads = {m.heads}",
                 f"must cut model.d_model = {m.d_model} into heads of equal, even width (rotary "
                 "pairs)",
-            )
-        if m.heads % m.kv_heads:
-            raise UsageFault(
-                f"model.kv_heads = {m.kv_heads}", f"must divide model.heads = {m.heads}"
-            )
-        if p.stages > m.layers:
-            raise UsageFault(
+            ),
+            (
+                m.heads % m.kv_heads,
+                f"model.kv_heads = {m.kv_heads}",
+                f"must divide model.heads = {m.heads}",
+            ),
+            (
+                p.stages > m.layers,
                 f"pipeline.stages = {p.stages}",
                 f"at most model.layers = {m.layers}: a stage holds a layer or more",
-            )
-        if t.target_batch % p.micro_batch:
-            raise UsageFault(
+            ),
+            (
+                t.target_batch % p.micro_batch,
                 f"training.target_batch = {t.target_batch}",
                 f"must be a multiple of pipeline.micro_batch = {p.micro_batch}",
-            )
+            ),
+        )
         self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
-        a = self.averaging
-        if 0 < a.quarantine < 2:
-            raise UsageFault(
+        _refuse(
+            (
+                0 < a.quarantine < 2,
                 f"averaging.quarantine = {a.quarantine}",
                 "0 for off, or 2 and more: honest norms differ",
-            )
-        if a.reducer == "trimmed-mean" and a.trim == 0:
-            raise UsageFault(
-                "averaging.trim = 0", 'must be above 0 while averaging.reducer = "trimmed-mean"'
-            )
+            ),
+            (
+                a.reducer == "trimmed-mean" and a.trim == 0,
+                "averaging.trim = 0",
+                'must be above 0 while averaging.reducer = "trimmed-mean"',
+            ),
+        )
         carried(self.outer, a.peers)
-        if a.peers and self.scheduler.skip:
-            raise UsageFault(
+        _refuse(
+            (
+                a.peers and self.scheduler.skip,
                 f"scheduler.skip = {self.scheduler.skip:g} with averaging.cell = {a.cell}",
                 "paths stay within a column of cells, by turns and through every stage: cell = "
                 '"all", or skip = 0',
-            )
-        if self.data.tokenizer == "bytes" and self.data.tokenizer_sha256:
-            raise UsageFault(
+            ),
+            (
+                d.tokenizer == "bytes" and d.tokenizer_sha256,
                 "data.tokenizer_sha256 is set",
                 'leave it empty: data.tokenizer = "bytes" is no file',
-            )
-        if self.data.tokenizer == "bytes" and m.vocab < BYTE_VOCAB:
-            raise UsageFault(
-                f"model.vocab = {m.vocab}", f'data.tokenizer = "bytes" needs {BYTE_VOCAB}'
-            )
-        if t.eval_every and self.data.holdout == 0.0:
-            raise UsageFault(
-                "data.holdout = 0", f"must be above 0 while training.eval_every = {t.eval_every}"
-            )
+            ),
+            (
+                d.tokenizer == "bytes" and m.vocab < BYTE_VOCAB,
+                f"model.vocab = {m.vocab}",
+                f'data.tokenizer = "bytes" needs {BYTE_VOCAB}',
+            ),
+            (
+                t.eval_every and d.holdout == 0.0,
+                "data.holdout = 0",
+                f"must be above 0 while training.eval_every = {t.eval_every}",
+            ),
+        )
 
     def check_continues(self, before: Manifest) -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
@@ -304,17 +314,16 @@ class Manifest:
             ("pipeline.stages", before.pipeline.stages, self.pipeline.stages),
             ("optimizer.name", before.optimizer.name, self.optimizer.name),
         ):
-            if old != new:
-                raise UsageFault(
-                    f"{name} differs from the run to continue",
-                    "leave it as it is, or begin anew with  --from",
-                )
-        if self.training.epochs <= before.training.epochs:
-            raise UsageFault(
-                f"training.epochs = {self.training.epochs}, and the run to continue has "
-                f"{before.training.epochs}",
-                f"give more:  --epochs {2 * before.training.epochs}",
+            step = "leave it as it is, or begin anew with  --from"
+            _refuse((old != new, f"{name} differs from the run to continue", step))
+        had, epochs = before.training.epochs, self.training.epochs
+        _refuse(
+            (
+                epochs <= had,
+                f"training.epochs = {epochs}, and the run to continue has {had}",
+                f"give more:  --epochs {2 * had}",
             )
+        )
 
     def immutable(self) -> bytes:
         """The bytes that are hashed and signed: JSON of :meth:`_kept`, keys sorted, with the
@@ -494,6 +503,13 @@ SECTIONS: dict[str, type] = {
 
 
 _WHOLE = "take the whole file again from who signed it"
+
+
+def _refuse(*rules: tuple[object, str, str]) -> None:
+    """Raises UsageFault for the first rule that is broken: what is set, and what is allowed."""
+    for broken, what, allowed in rules:
+        if broken:
+            raise UsageFault(what, allowed)
 
 
 def left_out(raw: bytes) -> list[str]:

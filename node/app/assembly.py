@@ -360,15 +360,15 @@ def parts_of_stages(manifest: Manifest) -> dict[int, tuple[ParameterPart, ...]]:
 
 def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     """Names of the devices that hold the stage, and the CPU threads of each (0: all cores)."""
-    if config.local_devices == 1:
-        return [config.device], config.threads
+    if config.node.local_devices == 1:
+        return [config.node.device], config.node.threads
     # One device needs nothing of torch's distributed half, which takes a second to load.
     from node.local.opening import device_names, threads_each
     from node.local.split import check_devices
 
-    check_devices(manifest.model, config.local_devices)
-    names = device_names(config.device, config.local_devices)
-    return names, threads_each(config.threads, names)
+    check_devices(manifest.model, config.node.local_devices)
+    names = device_names(config.node.device, config.node.local_devices)
+    return names, threads_each(config.node.threads, names)
 
 
 def under(manifest: Manifest, rules: Rules) -> Manifest:

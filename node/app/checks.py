@@ -165,12 +165,10 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
     try:
         with ControlClient(ours.control_socket, home=ours.home) as client:
             running = client.status().version
-        if running != VERSION:
-            cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
-            found.append(
-                fault("versions", code, cause, "tutti drain , then  tutti start", warning=True)
-            )
-        with ControlClient(ours.control_socket, home=ours.home) as client:
+            if running != VERSION:
+                cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
+                step = "tutti drain , then  tutti start"
+                found.append(fault("versions", code, cause, step, warning=True))
             answer = client.peers()
         apart = incompatible_peers(answer)
         live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
@@ -184,7 +182,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
             )
     except LocalFault:
         pass  # none runs, or it does not answer, which is for  tutti status  to say
-    torch = next((v for n, v in _installed(("torch",))), "?")
+    torch = _installed("torch") or "?"
     said = f"tutti {VERSION}, {PROTOCOLS}, python {sys.version.split()[0]}, torch {torch}"
     return found if any(not one.finding.ok for one in found) else [passed("versions", said), *found]
 
@@ -210,17 +208,17 @@ def unfit_packages() -> Iterator[tuple[str, str]]:
             continue
         if one.marker is not None and not one.marker.evaluate({"extra": ""}):
             continue
-        there = next((v for _, v in _installed((one.name,))), "")
+        there = _installed(one.name)
         if not there or not one.specifier.contains(there, prereleases=True):
             yield f"{one.name}{one.specifier}", there
 
 
-def _installed(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+def _installed(name: str) -> str:
+    """The version of a package that is here, "" for none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def p2p_daemon() -> Path | None:
@@ -243,16 +241,18 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
 
     code = ExitCode.DEVICE_UNFIT
     try:
-        chosen = Device.pick(ours.device)
+        chosen = Device.pick(ours.node.device)
     except LocalFault as e:
         return [fault("device", code, e.what, e.next_step)]
     manifest, said = _manifest(ours), chosen.describe()
     if manifest is None:
         return [passed("device", said)]
-    limit = ours.memory_limit(chosen.memory_limit()) * (ours.local_devices if chosen.is_cuda else 1)
+    limit = ours.memory_limit(chosen.memory_limit()) * (
+        ours.node.local_devices if chosen.is_cuda else 1
+    )
     main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
     wanted = [ours.stage] if ours.stage is not None else [ENDS, 1]
-    wanted = {"ends": [ENDS], "stage": [s for s in wanted if s != ENDS]}.get(ours.role, wanted)
+    wanted = {"ends": [ENDS], "stage": [s for s in wanted if s != ENDS]}.get(ours.node.role, wanted)
     verdicts = [check_memory(ours, manifest, stage, limit, main) for stage in wanted]
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):
@@ -473,13 +473,13 @@ def data(ours: NodeConfig) -> list[DoctorCheck]:
     if manifest is None:
         return [passed("data", "no swarm is remembered here, so none is needed")]
     d = manifest.data
-    if ours.role in ("stage", "rendezvous") or (ours.stage or ENDS) != ENDS:
+    if ours.node.role in ("stage", "rendezvous") or (ours.stage or ENDS) != ENDS:
         return [passed("data", "a block stage needs none")]
     try:
         m = manifest.model
         corpus, _ = open_data(d, m.seq_len, m.vocab, ours.home, ours.places(manifest.run_id))
     except LocalFault as e:
-        needed = ours.role == "ends" or _founded(ours, manifest)
+        needed = ours.node.role == "ends" or _founded(ours, manifest)
         return [fault("data", ExitCode.DATA_UNFIT, e.what, e.next_step, warning=not needed)]
     told = "as the run asks" if d.sha256 else "the run asks for no hash"
     tokens = len(corpus.train) + len(corpus.held_out)

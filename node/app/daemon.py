@@ -8,10 +8,12 @@ import faulthandler
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -22,7 +24,7 @@ from node.app.launch import Child, stop_all
 from node.app.moving import Mover, again
 from node.app.operator_service import OperatorService
 from node.app.placing import Placing
-from node.app.posting import Reachability, body_of, state_of
+from node.app.posting import Reachability, body_of
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.service import ControlService
@@ -92,14 +94,14 @@ class Daemon:
         self._since = Since(self.clock)
         self._new_key = not config.identity_path.exists()
         self.identity = Identity.load_or_create(config.identity_path)
-        self.name = config.name or self.identity.name
+        self.name = config.node.name or self.identity.name
         sinks = [
             JsonlSink(config.events_path),
-            StreamSink(sys.stderr, config.log_format, level=config.log_level),
+            StreamSink(sys.stderr, config.node.log_format, level=config.node.log_level),
         ]
         self.journal, self.metrics = Journal(sinks), Metrics()
         self.tasks = Tasks("daemon", self._failed)
-        self.role = config.role
+        self.role = config.node.role
         self.transport = Transport(
             self.identity,
             config.transport,
@@ -139,7 +141,7 @@ class Daemon:
         try:
             await control.start()
             if self.config.metrics_port is not None:
-                self.metrics_url = self.metrics.serve("127.0.0.1", self.config.metrics_port)
+                self.metrics_url = self.metrics.serve(self.config.metrics_port)
             self.transport.answer_with(self.view.answer)
             self._quiet_logs()
             await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())
@@ -155,7 +157,7 @@ class Daemon:
             self.manifest = await self._find_manifest(self.invite)
         solo = self._solo()
         self._banner(solo)
-        self.tasks.spawn(self.view.picture.keep_telling(), "telling", eternal=True)
+        self.tasks.spawn(self.view.keep_telling(), "telling", eternal=True)
         if self.manifest is None:
             self.role = "rendezvous"
             self.journal.emit(
@@ -217,27 +219,38 @@ class Daemon:
         ends = solo or self.role == "ends"
         stages, company = self.manifest.pipeline.stages, bool(bootstrap)
         stage = await self.placing.take(self.presence, stages, ends=ends, company=company)
+        build = partial(
+            assemble,
+            self.config,
+            self.manifest,
+            identity=self.identity,
+            transport=self.transport,
+            presence=self.presence,
+            clock=self.clock,
+            journal=self.journal,
+            metrics=self.metrics,
+            on_error=self._failed,
+        )
         try:
-            a = await self._assemble(self.manifest, stage, self.presence)
+            a = await build(stage)
         except LocalFault as e:
             stage = await self.placing.instead(self.presence, e)
-            a = await self._assemble(self.manifest, stage, self.presence)
+            a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         await self.transport.serve()
         self.assembled = a
         self.tasks.spawn(self.placing.watch(self.presence), "placing", eternal=True)
-        a.training.on_plan = self.view.picture.planned
+        a.training.on_plan = self.view.planned
         a.training.on_move = self.mover.asked
         self._recall_change(a, self.manifest)
-        self.tasks.spawn(self.view.picture.keep_measuring(), "measure", eternal=True)
+        self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         if worth(self.manifest, stage, a.device.device):
             self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
         self.presence.changed()
-        self.journal.emit(
-            "daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage
-        )
+        what = f"stage {stage}, layers {a.layers}" if stage else "the ends (embedding, head, data)"
+        self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest)
         await catch_up(
@@ -248,20 +261,6 @@ class Daemon:
         )
         a.training.start()
         self.presence.changed()
-
-    async def _assemble(self, manifest: Manifest, stage: int, presence: Presence) -> Assembled:
-        return await assemble(
-            self.config,
-            manifest,
-            stage,
-            self.identity,
-            self.transport,
-            presence,
-            self.clock,
-            self.journal,
-            self.metrics,
-            self._failed,
-        )
 
     def _members(self) -> set[PeerId]:
         """Who hosts a stage of the run, as the noticeboard or the newest plan shows it."""
@@ -297,7 +296,6 @@ class Daemon:
 
         self.lan = Browser(self.journal, found, self._failed)
         await self.lan.start()
-        self._announcer = Announcer(self.journal, self._failed)
         swarm = manifest.swarm
         advert = Advert(
             manifest.run_id,
@@ -308,7 +306,8 @@ class Daemon:
             manifest.pipeline.stages,
             self.transport.ports[0],
         )
-        await self._announcer.start(advert)
+        self._announcer = Announcer(self.journal, advert, self._failed)
+        await self._announcer.start()
 
     def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
         """The owner's newest change to how cells average, as this peer last knew it; and newer ones
@@ -357,8 +356,8 @@ class Daemon:
             )
             if host:
                 arguments += ("--listen", host)
-            if self.config.local_devices > 1:
-                arguments += ("--local-devices", str(self.config.local_devices))
+            if self.config.node.local_devices > 1:
+                arguments += ("--local-devices", str(self.config.node.local_devices))
             for flag in ("max_up", "max_down"):
                 if cap := getattr(self.config.transport, flag):
                     arguments += ("--" + flag.replace("_", "-"), str(cap))
@@ -393,18 +392,9 @@ class Daemon:
                 # One that cannot start says why in its last words, and is not started every second
                 # for ever.
                 again[child.label] = now + pause, min(2 * pause, CHILD_PAUSE_S)
-                why = next(
-                    (
-                        line
-                        for line in reversed(child.tail().splitlines())
-                        if line.startswith("tutti: ")
-                    ),
-                    "",
-                )
-                text = (
-                    f"the local daemon of {child.label} ended "
-                    f"({why.removeprefix('tutti: ') or 'see ' + str(child.log)})"
-                )
+                said = re.findall(r"^tutti: (.*)", child.tail(), re.MULTILINE)
+                why = said[-1] if said else ""
+                text = f"the local daemon of {child.label} ended ({why or f'see {child.log}'})"
                 self.child_trouble[child.label] = text
                 self.journal.emit("daemon", "child-ended", f"{text}; starting it again", "warning")
                 child.start()
@@ -420,11 +410,8 @@ class Daemon:
         await self.transport.server.stop(None)
         a = self.assembled
         if a is not None:
-            await a.training.close()
-            await a.work.close()
-            await a.pipeline.close()
-            await a.cell.close()
-            await a.outer.close()
+            for service in (a.training, a.work, a.pipeline, a.cell, a.outer):
+                await service.close()
             a.thread.close()
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)
@@ -481,15 +468,14 @@ class Daemon:
         self.stop(text, ExitCode.UNEXPECTED)
 
     def _quiet_logs(self) -> None:
-        root = logging.getLogger()
-        root.handlers[:] = [JournalHandler(self.journal)]
+        logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
         faulthandler.enable()
 
     # ----------------------------------------------------------- the swarm
 
     def _bootstrap(self) -> list[str]:
         addresses = list(self.invite.addresses) if self.invite else []
-        addresses += [p for p in self.config.join if p.startswith("/")]
+        addresses += [p for p in self.config.node.join if p.startswith("/")]
         m = self.manifest
         if m is not None and (addresses or m.swarm.owner != self.identity.peer_id):
             # The owner who starts its swarm anew asks nobody; whoever joined it finds it without
@@ -653,10 +639,6 @@ class Daemon:
                 kept = found
                 await asyncio.to_thread(self.config.keep_acquaintances, manifest.run_id, found)
 
-    def state(self) -> str:
-        """One word for the screen and the noticeboard."""
-        return state_of(self)
-
     def body(self) -> PeerBody:
         """This peer's record on the noticeboard."""
         return body_of(self)
@@ -677,13 +659,6 @@ class Daemon:
             t.relays.held,
             t.relay.room,
             t.relay.rate_left,
-        )
-
-    def _what(self, stage: int, a: Assembled) -> str:
-        return (
-            "the ends (embedding, head, data)"
-            if stage == ENDS
-            else f"stage {stage}, layers {a.layers}"
         )
 
     def _banner(self, solo: bool) -> None:

@@ -12,11 +12,10 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
 from node.core.ids import ENDS
 from node.identity.keys import Identity
 from node.manifest import Manifest
+from node.reach.interfaces import free_port
 from protos.control_pb2 import GenerateRequest, Snapshot
 
 START_S = 180.0
@@ -121,7 +121,7 @@ class DemoSwarm:
         )
         self.swarm_toml = home / "swarm.toml"
         self.swarm_toml.write_bytes(self.manifest.to_toml())
-        self._port = _free_port()
+        self._port = free_port(["127.0.0.1"])
         host = (
             Identity.load_or_create(home / "rendezvous" / "identity.key")
             if options.rendezvous
@@ -238,7 +238,7 @@ def play(options: DemoOptions) -> DemoOutcome:
                 _wait_for_start(swarm, show, began)
                 outcome.start_seconds = round(time.monotonic() - began, 1)
                 _watch(swarm, options, outcome, show)
-            _finish(swarm, outcome)
+            outcome = _finish(swarm, outcome)
         except KeyboardInterrupt:
             _say("stopping every daemon")
             raise
@@ -326,25 +326,30 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: S
         time.sleep(POLL_S)
 
 
-def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> None:
+def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
     time.sleep(POLL_S)
     snapshots = [s for s in swarm.poll() if s.state != "lost"]
     ends = next(s for s in snapshots if s.role == "ends")
     compared, unequal = compare_digests(snapshots)
-    outcome.epochs, outcome.tokens = ends.epoch, ends.tokens
-    outcome.tokens_per_s = round(ends.tokens / max(outcome.seconds, 1e-9), 1)
-    outcome.loss_first, outcome.loss_val = round(ends.loss_first, 4), round(ends.loss_val, 4)
-    outcome.compared, outcome.digests_equal = (
-        compared,
-        compared > 0 and not unequal and not any(s.digest_mismatches for s in snapshots),
+    kinds = sorted({kind for s in snapshots for kind in s.time_s})
+    outcome = dataclasses.replace(
+        outcome,
+        epochs=ends.epoch,
+        tokens=ends.tokens,
+        tokens_per_s=round(ends.tokens / max(outcome.seconds, 1e-9), 1),
+        loss_first=round(ends.loss_first, 4),
+        loss_val=round(ends.loss_val, 4),
+        compared=compared,
+        digests_equal=compared > 0
+        and not unequal
+        and not any(s.digest_mismatches for s in snapshots),
+        failures=len([d for d in swarm.deaths if d != outcome.killed]),
+        bytes_sent=sum(s.bytes_sent for s in snapshots),
+        time_s={k: round(sum(s.time_s.get(k, 0.0) for s in snapshots), 1) for k in kinds},
+        cpu_s=round(sum(s.cpu_s for s in snapshots), 1),
     )
-    outcome.failures = len([d for d in swarm.deaths if d != outcome.killed])
-    outcome.bytes_sent = sum(s.bytes_sent for s in snapshots)
-    for kind in sorted({k for s in snapshots for k in s.time_s}):
-        outcome.time_s[kind] = round(sum(s.time_s[kind] for s in snapshots if kind in s.time_s), 1)
-    outcome.cpu_s = round(sum(s.cpu_s for s in snapshots), 1)
     if not swarm.options.sample:
-        return
+        return outcome
     _say("\na sample, generated through the swarm:")
     request = GenerateRequest(
         prompt=PROMPT, max_tokens=SAMPLE_TOKENS, temperature=0.7, seed=1, top_k=40
@@ -359,6 +364,7 @@ def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> None:
         )
         sys.stderr.flush()
     _say("\n")
+    return outcome
 
 
 def _summary(o: DemoOutcome) -> None:
@@ -384,14 +390,11 @@ def _summary(o: DemoOutcome) -> None:
 # ------------------------------------------------------------ what the person sees
 
 
-class Show:
-    """Called with every poll; draws, or says a line now and then."""
-
-    def __call__(self, snapshots: list[Snapshot], note: str) -> None:
-        raise TypeError("drawn by a subclass")
+Show = Callable[[list[Snapshot], str], None]
+"""Called with every poll and a note; draws, or says a line now and then."""
 
 
-class _Lines(Show):
+class _Lines:
     """For pipes and logs: a line when a new tenth of the epochs is reached."""
 
     def __init__(self, epochs: int) -> None:
@@ -420,19 +423,11 @@ def _picture(options: DemoOptions, swarm: DemoSwarm) -> Iterator[Show]:
     console = Console(stderr=True)
     with Live(console=console, refresh_per_second=4, transient=False) as live:
 
-        class Drawn(Show):
-            def __call__(self, snapshots: list[Snapshot], note: str) -> None:
-                size = console.size
-                live.update(
-                    swarm_picture(
-                        snapshots,
-                        width=min(size.width, 120),
-                        height=min(size.height, 30) - 1,
-                        note=note,
-                    )
-                )
+        def draw(snapshots: list[Snapshot], note: str) -> None:
+            width, height = min(console.width, 120), min(console.height, 30) - 1
+            live.update(swarm_picture(snapshots, width=width, height=height, note=note))
 
-        yield Drawn()
+        yield draw
 
 
 @contextlib.contextmanager
@@ -451,12 +446,6 @@ def _home(options: DemoOptions) -> Iterator[Path]:
         _say(f"the daemons' files are in {home}")
     else:
         shutil.rmtree(home, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def _say(text: str) -> None:

@@ -51,7 +51,8 @@ LAN_S = 4.0
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
     """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
-    places = [*([what] if what and what.startswith("/") and "/p2p/" in what else []), *ours.join]
+    dialled = [what] if what and what.startswith("/") and "/p2p/" in what else []
+    places = [*dialled, *ours.node.join]
     invite = next(
         (Invite.decode(text) for text in ([what] if what else []) + places if is_invite(text)), None
     )
@@ -67,7 +68,7 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     elif invite is not None:
         # Not known yet: the daemon asks the swarm for it and checks it against the invite.
         manifest = _known(ours, invite)
-    elif addresses and ours.role != "rendezvous":
+    elif addresses and ours.node.role != "rendezvous":
         manifest, _ = look(ours, *addresses)
         ours.remember(manifest)
     else:
@@ -95,7 +96,7 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
         return _mended(ours, e)
     if known is not None:
         return known[0], Invite.decode(known[1]) if known[1] else None
-    if ours.role == "rendezvous":
+    if ours.node.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
     manifest, _ = with_hashes(

@@ -21,29 +21,16 @@ from protos import control_pb2 as pb
 
 if TYPE_CHECKING:
     from node.app.assembly import Assembled
-    from node.app.daemon import Daemon
 
 
-class OperatorService(Window):
-    """The daemon behind the unix socket. ``stop`` and ``drain`` end it through ``daemon``."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._d = daemon
-        self.picture = SnapshotBuilder(daemon)
+class OperatorService(SnapshotBuilder, Window):
+    """The daemon behind the unix socket. ``stop`` and ``drain`` end it through its ``stop``."""
 
     @property
     def journal(self) -> Journal:
         return self._d.journal
 
     # ----------------------------------------------------------- what is told
-
-    def snapshot(self) -> pb.Snapshot:
-        """Everything one screen needs; no waiting."""
-        return self.picture.snapshot()
-
-    def peers(self) -> ask.PeersAnswer:
-        """Every peer in sight, this one first."""
-        return self.picture.peers()
 
     async def answer(self, peer: PeerId, question: ask.Ask) -> ask.Answer:
         """A stranger's question over libp2p. Private facts (addresses, files) are not among the
@@ -82,10 +69,6 @@ class OperatorService(Window):
         report.path, report.via = d.transport.path(found), link.via if link else ""
         report.tried.update(d.transport.tried(found))
         return report
-
-    def reach(self) -> pb.ReachReport:
-        """How this peer is reached, and its ways to others."""
-        return self.picture.reach()
 
     def _resolve(self, text: str) -> PeerId:
         if text.startswith("/"):

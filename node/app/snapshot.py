@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from node.app.moving import place
+from node.app.posting import state_of
 from node.averaging.reducers.spread import ERROR
 from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short
@@ -121,17 +122,19 @@ class SnapshotBuilder:
     def snapshot(self) -> pb.Snapshot:
         """Everything one screen needs; no waiting."""
         d, t = self._d, self.tally
-        now = time.monotonic()
+        transport, manifest = d.transport, d.manifest
+        traffic = transport.traffic
+        up_rate, down_rate = traffic.rates()
         s = pb.Snapshot(
             peer=d.identity.peer_id,
             name=d.name,
             version=VERSION,
-            up_s=now - d.started,
-            state=d.state(),
+            up_s=time.monotonic() - d.started,
+            state=state_of(d),
             home=str(d.config.home),
             metrics_url=d.metrics_url,
             addresses=d.addresses(),
-            p2pd_restarts=d.transport.p2p.restarts,
+            p2pd_restarts=transport.p2p.restarts,
             role=d.role,
             loss=t.loss,
             loss_val=t.loss_val,
@@ -139,86 +142,75 @@ class SnapshotBuilder:
             tokens=t.tokens,
             tokens_per_s=t.tokens_per_s,
             loss_history=t.losses,
+            swarm=self._swarm(manifest) if manifest is not None else None,
+            cpu_s=time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0,
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
+            max_up=traffic.max_up,
+            max_down=traffic.max_down,
+            up_rate=up_rate,
+            down_rate=down_rate,
+            paths_to=Counter(p.path for p in transport.peers().values() if p.path),
+            reachable=transport.reachable.words(len(transport.relays.held)),
+            warnings=d.child_trouble.values(),
         )
-        if d.manifest is not None:
-            s.swarm.CopyFrom(self._swarm(d.manifest))
-        s.cpu_s = time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0
-        links = d.transport.peers()
-        traffic = d.transport.traffic
-        s.bytes_sent, s.bytes_received, s.max_up, s.max_down = (
-            traffic.sent,
-            traffic.received,
-            traffic.max_up,
-            traffic.max_down,
-        )
-        s.up_rate, s.down_rate = traffic.rates()
-        s.paths_to.update(Counter(p.path for p in links.values() if p.path))
-        s.reachable = d.transport.reachable.words(len(d.transport.relays.held))
-        s.warnings.extend(d.child_trouble.values())
-        if d.assembled is not None:
-            self._work(s)
+        if d.assembled is not None and manifest is not None:
+            s.MergeFrom(self._work(d.assembled, manifest))
         s.healthy, s.reason, s.next_step = self._health(s)
         return s
 
-    def _work(self, s: pb.Snapshot) -> None:
-        d = self._d
-        a = d.assembled
-        if a is None or d.manifest is None:
-            return
-        work, training = a.work, a.training
-        s.stage, s.layers = a.stage.stage, a.layers
-        s.replicas = 1 + len(d.presence.replicas(a.stage.stage)) if d.presence else 1
-        s.epoch, s.digest = a.stage.epoch, a.stage.digest
-        to = d.mover.target
-        s.phase = training.member.state.value if to is None else f"to {place(to)}"
-        s.leader = training.leader_id() or ""
-        s.device, s.memory_used, s.memory_limit = (
-            a.device_said,
-            a.device.memory_used(),
-            a.memory_limit,
-        )
-        s.stash_bytes, s.stash_limit = a.pipeline.stash.used, d.config.limits.stash_bytes
-        s.micro_batches, s.last_work_s = (
-            a.meter.micro_batches,
-            max(0.0, time.monotonic() - a.meter.last_work),
-        )
-        for kind, seconds in d.metrics.totals().items():
-            s.time_s[kind] = seconds
-        s.round.CopyFrom(
-            pb.RoundLine(
+    def _work(self, a: Assembled, m: Manifest) -> pb.Snapshot:
+        """What there is to say of the stage that is hosted."""
+        d, work, training, here = self._d, a.work, a.training, a.stage.stage
+        leader, to = training.leader, d.mover.target
+        s = pb.Snapshot(
+            stage=here,
+            layers=a.layers,
+            replicas=1 + len(d.presence.replicas(here)) if d.presence else 1,
+            epoch=a.stage.epoch,
+            digest=a.stage.digest,
+            phase=training.member.state.value if to is None else f"to {place(to)}",
+            leader=training.leader_id() or "",
+            device=a.device_said,
+            memory_used=a.device.memory_used(),
+            memory_limit=a.memory_limit,
+            stash_bytes=a.pipeline.stash.used,
+            stash_limit=d.config.limits.stash_bytes,
+            micro_batches=a.meter.micro_batches,
+            last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
+            time_s=d.metrics.totals(),
+            round=pb.RoundLine(
                 done=work.rounds.done,
                 failed=work.rounds.failed,
                 last_s=work.rounds.seconds,
                 members=work.rounds.members,
                 contributors=work.rounds.contributors,
                 bytes=work.rounds.nbytes,
-                repaired=training.leader.repaired if training.leader else 0,
-            )
+                repaired=leader.repaired if leader else 0,
+            ),
+            digest_mismatches=leader.mismatches if leader else 0,
+            progress=work.fetching,
+            momentum_lost=work.momentum_lost,
+            momentum_age=work.momentum_age,
         )
         if work.plan is not None and work.plan.paths:
-            s.paths.CopyFrom(
-                self._paths(
-                    work.plan,
-                    d.manifest,
-                    training.leader.routing.costs if training.leader else None,
-                )
-            )
+            costs = leader.routing.costs if leader else None
+            s.paths.CopyFrom(self._paths(work.plan, m, costs))
         if training.standing.in_force.cell or work.outer.number:
             s.outer.CopyFrom(outer_line(work, training.member.cell))
         if training.standing.known.revision:
             s.change.CopyFrom(change_line(training, work.plan))
-        s.digest_mismatches = training.leader.mismatches if training.leader else 0
-        s.progress = work.fetching
-        s.momentum_lost, s.momentum_age = work.momentum_lost, work.momentum_age
-        if training.past.given_up_epochs:
-            n, tokens = training.past.given_up_epochs, training.past.given_up_tokens
+        if given_up := training.past.given_up_epochs:
+            tokens = training.past.given_up_tokens
             s.warnings.append(
-                f"{n} epochs ({tokens} tokens) of this side were given up when the network healed"
+                f"{given_up} epochs ({tokens} tokens) of this side were given up when the network "
+                "healed"
             )
         s.warnings.extend(self._troubles)
-        if s.replicas == 1 and d.manifest.training.epochs > s.epoch:
-            what = "the ends have" if a.stage.stage == ENDS else f"stage {a.stage.stage} has"
+        if s.replicas == 1 and m.training.epochs > s.epoch:
+            what = "the ends have" if here == ENDS else f"stage {here} has"
             s.warnings.append(f"{what} one peer only: when it leaves, training waits")
+        return s
 
     def _paths(self, plan: Plan, m: Manifest, costs: Costs | None) -> pb.PathsLine:
         t = self.tally

@@ -174,7 +174,6 @@ def read_times(path: Path, machine: str) -> Times | None:
 
 def write_times(path: Path, machine: str, times: Times) -> None:
     """Whole or not at all. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = _content(machine, [[*trial, seconds] for trial, seconds in times.items()])
     write_atomically(path, json.dumps({**content, "digest": _digest(content)}).encode())
 

@@ -255,8 +255,9 @@ class CheckpointStore:
         with directory(name, at) as fd:
             for file, entry in manifest.files.items():
                 try:
-                    if _hash_in(fd, file) != entry.sha256:
-                        return f"{file} is not the file its manifest describes"
+                    with reading(file, fd) as (opened, _):
+                        if sha256_of(opened) != entry.sha256:
+                            return f"{file} is not the file its manifest describes"
                 except (OSError, Refused) as e:
                     return f"{file}: {e}"
         return ""
@@ -414,11 +415,6 @@ def _exists(name: str, at: int) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _hash_in(fd: int, name: str) -> str:
-    with reading(name, fd) as (file, _):
-        return sha256_of(file)
 
 
 def _check_size(name: str, size: int, entry: FileEntry) -> None:

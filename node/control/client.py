@@ -34,7 +34,10 @@ class ControlClient:
         self.path, self.timeout_s = path, timeout_s
         pid = listener(path)
         if pid is None:
-            raise not_running(home or path.parent)
+            raise NotRunning(
+                f"no daemon is running in {home or path.parent}",
+                "start one with  tutti start , or name its directory with  --home DIR",
+            )
         self.pid = pid
         """Process id of the daemon, 0 when the system does not tell."""
         self._open: list[grpc.Channel] = []
@@ -190,11 +193,3 @@ class ControlClient:
             "the daemon did not answer in time",
             f"it may be busy; see  tutti logs , socket {self.path}",
         )
-
-
-def not_running(home: Path) -> NotRunning:
-    """The error of every command that needs a daemon."""
-    return NotRunning(
-        f"no daemon is running in {home}",
-        "start one with  tutti start , or name its directory with  --home DIR",
-    )

@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -27,6 +28,7 @@ from protos.control_pb2 import (
     Missing,
     OuterLine,
     PingReport,
+    RoundLine,
     Snapshot,
     SpreadLine,
 )
@@ -63,103 +65,64 @@ def status_lines(s: Snapshot) -> list[Text]:
     lines = [_headline(s)]
     if not s.healthy:
         lines.append(_line("  cause", clean(s.reason) or "not said", "yellow"))
-        if s.next_step:
-            lines.append(_line("  fix", clean(s.next_step)))
-    if s.swarm.run_id:
-        lines.append(
-            _line("swarm", f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}")
-        )
+    run = f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"
+    leader = short(PeerId(clean(s.leader))) + (" (this node)" if s.leader == s.peer else "")
+    facts = [
+        ("  fix", "" if s.healthy else clean(s.next_step)),
+        ("swarm", run if s.swarm.run_id else ""),
+        ("my work", _my_work(s)),
+        ("counted", _counted(s) if s.tokens or s.micro_batches else ""),
+        ("rounds", _rounds(s.round) if s.round.done or s.round.failed else ""),
+        *_paths(s),
+        ("cell", _outer(s.outer) if s.HasField("outer") else ""),
+        ("", _spread(s.outer.spread) if s.outer.spread.cells else ""),
+        *(_change(s.change) if s.change.revision else ()),
+        ("time", _shares(s.time_s)),
+        ("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"),
+        ("", _caps(s)),
+        ("reachable", clean(s.reachable, 100)),
+        ("device", clean(s.device, 66)),
+        ("memory", _memory(s) if s.device else ""),
+        ("metrics", clean(s.metrics_url)),
+        ("leader", leader if s.leader else ""),
+    ]
+    lines += [_line(label, text) for label, text in facts if text]
+    if n := s.digest_mismatches:
+        text = f"{n} digest mismatches: replicas disagreed on parameters"
+        lines.append(_line("warning", text, "red"))
+    counted = {
+        "{} parts went on without optimizer state; tutti logs says why": s.momentum_lost,
+        "optimizer state came from copies up to {} epochs old": s.momentum_age,
+        "the p2p daemon was restarted {} times": s.p2pd_restarts,
+    }
+    warnings = [text.format(n) for text, n in counted.items() if n] + [*map(clean, s.warnings)]
+    return lines + [_line("warning", text, "yellow") for text in warnings]
+
+
+def _my_work(s: Snapshot) -> str:
     if s.role == "rendezvous":
-        lines.append(
-            _line("my work", "rendezvous: helps others find each other, holds no part of the model")
-        )
-    elif s.state == "choosing":
-        lines.append(_line("my work", "chooses the stage that most needs a peer"))
-    elif s.role or s.layers:
-        place = "the ends" if s.stage == ENDS else f"stage {s.stage} of {s.swarm.stages}"
-        last = (
-            f"   last useful work {span(s.last_work_s)} ago"
-            if s.micro_batches
-            else "   no micro-batch yet"
-        )
-        replicas = f", {s.replicas} replica{'s' * (s.replicas != 1)}" if s.replicas else ""
-        lines.append(_line("my work", f"{place} ({clean(s.layers, 24)}){replicas}{last}"))
-    if s.tokens or s.micro_batches:
-        done = f"{count(s.micro_batches)} micro-batches here, {count(s.tokens)} tokens by the swarm"
-        lines.append(
-            _line("counted", done + (f"   {count(s.tokens_per_s)} tok/s" if s.tokens_per_s else ""))
-        )
-    if s.round.done or s.round.failed:
-        r = s.round
-        last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {size(r.bytes)}"
-        lines.append(
-            _line(
-                "rounds", f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"
-            )
-        )
-    lines.extend(_paths(s))
-    if s.HasField("outer"):
-        lines.append(_line("cell", _outer(s.outer)))
-        if s.outer.spread.cells:
-            lines.append(_line("", _spread(s.outer.spread)))
-    if s.change.revision:
-        lines.extend(
-            _line("averaging" if i == 0 else "", text) for i, text in enumerate(_change(s.change))
-        )
-    spent = _shares(s.time_s)
-    if spent:
-        lines.append(_line("time", spent))
-    lines.append(_line("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"))
-    if s.max_up or s.max_down:
-        caps = (("up", s.max_up), ("down", s.max_down))
-        lines.append(
-            _line("", "capped at " + ", ".join(f"{bits(cap)} {way}" for way, cap in caps if cap))
-        )
-    if s.reachable:
-        lines.append(_line("reachable", clean(s.reachable, 100)))
-    if s.device:
-        lines.append(_line("device", clean(s.device, 66)))
-        lines.append(_line("memory", _memory(s)))
-    if s.metrics_url:
-        lines.append(_line("metrics", clean(s.metrics_url)))
-    if s.leader:
-        lines.append(
-            _line(
-                "leader",
-                f"{short(PeerId(clean(s.leader)))}"
-                + (" (this node)" if s.leader == s.peer else ""),
-            )
-        )
-    if s.digest_mismatches:
-        lines.append(
-            _line(
-                "warning",
-                f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters",
-                "red",
-            )
-        )
-    if s.momentum_lost:
-        lines.append(
-            _line(
-                "warning",
-                f"{s.momentum_lost} parts went on without optimizer state; tutti logs says why",
-                "yellow",
-            )
-        )
-    if s.momentum_age:
-        lines.append(
-            _line(
-                "warning",
-                f"optimizer state came from copies up to {s.momentum_age} epochs old",
-                "yellow",
-            )
-        )
-    if s.p2pd_restarts:
-        lines.append(
-            _line("warning", f"the p2p daemon was restarted {s.p2pd_restarts} times", "yellow")
-        )
-    lines.extend(_line("warning", clean(w), "yellow") for w in s.warnings)
-    return lines
+        return "rendezvous: helps others find each other, holds no part of the model"
+    if s.state == "choosing":
+        return "chooses the stage that most needs a peer"
+    if not (s.role or s.layers):
+        return ""
+    place = "the ends" if s.stage == ENDS else f"stage {s.stage} of {s.swarm.stages}"
+    last = (
+        f"last useful work {span(s.last_work_s)} ago" if s.micro_batches else "no micro-batch yet"
+    )
+    replicas = f", {s.replicas} replica{'s' * (s.replicas != 1)}" if s.replicas else ""
+    return f"{place} ({clean(s.layers, 24)}){replicas}   {last}"
+
+
+def _counted(s: Snapshot) -> str:
+    speed = f"   {count(s.tokens_per_s)} tok/s" if s.tokens_per_s else ""
+    here = f"{count(s.micro_batches)} micro-batches here"
+    return f"{here}, {count(s.tokens)} tokens by the swarm{speed}"
+
+
+def _rounds(r: RoundLine) -> str:
+    last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {size(r.bytes)}"
+    return f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"
 
 
 LEAST = (
@@ -250,7 +213,7 @@ def doing(s: Snapshot) -> tuple[str, str]:
     return s.state, f"{clean(s.state, 12)}: {', '.join(said)}"
 
 
-def _paths(s: Snapshot) -> list[Text]:
+def _paths(s: Snapshot) -> list[tuple[str, str]]:
     """How the micro-batches go, what that should take and took; then why."""
     p = s.paths
     if not p.how:
@@ -259,8 +222,8 @@ def _paths(s: Snapshot) -> list[Text]:
     took = f"   last took {p.last_took_s:.2f} s" if p.last_took_s else ""
     took += f" of {p.last_said_s:.2f} s" if p.last_took_s and p.last_said_s else ""
     return [
-        _line("paths", f"{clean(p.how, 16)}{said}{took}"),
-        *(_line("", clean(why, 100)) for why in p.why),
+        ("paths", f"{clean(p.how, 16)}{said}{took}"),
+        *(("", clean(why, 100)) for why in p.why),
     ]
 
 
@@ -280,10 +243,7 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
         ("VER", 1),
     ):
         table.add_column(title, no_wrap=True, justify="right" if right else "left")
-    lines = sorted(
-        (p for p in answer.peers if stage is None or p.stage == stage),
-        key=lambda p: sort_key(p, sort),
-    )
+    lines = sorted((p for p in answer.peers if stage is None or p.stage == stage), key=SORTS[sort])
     for p in lines:
         table.add_row(*peer_cells(p, answer.swarm.stages))
     seen = (
@@ -349,20 +309,16 @@ def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:
     )
 
 
-def sort_key(p: PeerLine, by: str) -> tuple[object, ...]:
-    """Order of ``tutti peers --sort``: names upward, numbers best first, unknown last."""
-    if by == "rtt":
-        return (p.rtt_s <= 0, p.rtt_s, p.peer)
-    if by == "speed":
-        return (-p.tokens_per_s, p.peer)
-    if by in ("epoch", "up"):
-        return (-(p.epoch if by == "epoch" else p.up_s), p.peer)
-    if by in ("name", "state"):
-        return (p.name if by == "name" else p.state, p.peer)
-    return (p.stage, p.name, p.peer)
-
-
-SORTS = ("stage", "name", "state", "rtt", "speed", "epoch", "up")
+SORTS: dict[str, Callable[[PeerLine], tuple[Any, ...]]] = {
+    "stage": lambda p: (p.stage, p.name, p.peer),
+    "name": lambda p: (p.name, p.peer),
+    "state": lambda p: (p.state, p.peer),
+    "rtt": lambda p: (p.rtt_s <= 0, p.rtt_s, p.peer),
+    "speed": lambda p: (-p.tokens_per_s, p.peer),
+    "epoch": lambda p: (-p.epoch, p.peer),
+    "up": lambda p: (-p.up_s, p.peer),
+}
+"""Orders of ``tutti peers --sort``: names upward, numbers best first, unknown last."""
 
 
 def paths_words(paths: Mapping[str, int]) -> str:
@@ -449,35 +405,26 @@ def banner(
 ) -> list[str]:
     """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is "
     --home DIR" when not the default; ``everywhere``: it listens on all addresses."""
-    solo_note = "a solo swarm: every stage runs on this machine until others join"
-    lines = [f"tutti {version}" + (f"   {solo_note}" if solo else "")]
-    lines.append(
-        _plain("identity", f"{name}  {short(PeerId(peer))}" + ("   a new key" if new_key else ""))
-    )
-    shape = f"{count(parameters)} parameters: {model}" if model else ""
-    lines.append(_plain("key", f"{key_path}   keep a backup: without it nobody is this peer again"))
-    for label, value in (
+    solo_note = "   a solo swarm: every stage runs on this machine until others join"
+    heard = "listening on one address only, as --listen says" if listening else ""
+    if everywhere:
+        heard = "listening on all addresses; tutti status says how others reach this peer"
+    rows = (
+        ("identity", f"{name}  {short(PeerId(peer))}" + ("   a new key" if new_key else "")),
+        ("key", f"{key_path}   keep a backup: without it nobody is this peer again"),
         ("home", home),
         ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""),
-        ("model", shape),
-    ):
-        if value:
-            lines.append(_plain(label, value))
-    lines.extend(
-        _plain("network" if i == 0 else "", address) for i, address in enumerate(listening)
+        ("model", f"{count(parameters)} parameters: {model}" if model else ""),
+        *(("" if i else "network", address) for i, address in enumerate(listening)),
+        ("", heard),
+        ("metrics", metrics_url),
     )
-    if everywhere:
-        lines.append(
-            _plain("", "listening on all addresses; tutti status says how others reach this peer")
-        )
-    elif listening:
-        lines.append(_plain("", "listening on one address only, as --listen says"))
-    if metrics_url:
-        lines.append(_plain("metrics", metrics_url))
-    lines.append(f"Watch it:                tutti monitor{home_flag}")
-    if invite:
-        lines.append(f"Invite another machine:  tutti join {invite}")
-    return lines
+    return [
+        f"tutti {version}" + (solo_note if solo else ""),
+        *(_plain(label, value) for label, value in rows if value),
+        f"Watch it:                tutti monitor{home_flag}",
+        *([f"Invite another machine:  tutti join {invite}"] if invite else []),
+    ]
 
 
 def consent_lines(
@@ -663,19 +610,15 @@ def _outer(o: OuterLine) -> str:
     return f"{where}   {met}   next after {o.next} epochs"
 
 
-def _change(c: ChangeLine) -> list[str]:
+def _change(c: ChangeLine) -> list[tuple[str, str]]:
     """What cells go by, and what the owner has signed and no plan is under yet."""
-    said = [
-        f"by the owner's change {c.in_force}, since epoch {c.since}"
-        if c.in_force
-        else "by the manifest"
+    by = f"the owner's change {c.in_force}, since epoch {c.since}" if c.in_force else "the manifest"
+    coming = f"change {c.revision} comes into force with the next plan"
+    return [
+        ("averaging", f"by {by}"),
+        ("", clean(c.says, 68)),
+        ("", "" if c.in_force == c.revision else coming),
     ]
-    said.append(clean(c.says, 68))
-    return (
-        said
-        if c.in_force == c.revision
-        else [*said, f"change {c.revision} comes into force with the next plan"]
-    )
 
 
 def _spread(s: SpreadLine) -> str:
@@ -697,6 +640,12 @@ def _traffic(s: Snapshot) -> str:
     """All that went over the wire, and how fast it does now."""
     now = f" ({bits(s.up_rate)} up, {bits(s.down_rate)} down)" if s.up_rate or s.down_rate else ""
     return f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}{now}"
+
+
+def _caps(s: Snapshot) -> str:
+    caps = (("up", s.max_up), ("down", s.max_down))
+    said = ", ".join(f"{bits(cap)} {way}" for way, cap in caps if cap)
+    return f"capped at {said}" if said else ""
 
 
 def _memory(s: Snapshot) -> str:

@@ -10,9 +10,10 @@ the own clock: a process whose timers woke seconds late has not had the time to 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+
+from node.core.newest import Newest
 
 SPARE = 2.0
 """Times what an answer is expected to take."""
@@ -55,7 +56,7 @@ class Patience:
     """Of one process. ``what`` names a kind of answer: a word, or a word and a peer."""
 
     def __init__(self) -> None:
-        self._took: OrderedDict[Hashable, Took] = OrderedDict()
+        self._took: Newest[Hashable, Took] = Newest(KNOWN)
         self._late, self._at = 0.0, -math.inf
 
     # ----------------------------------------------------------- the own clock
@@ -75,11 +76,8 @@ class Patience:
 
     def took(self, what: Hashable, seconds: float) -> None:
         """An answer of this kind came after so long."""
-        found = self._took.pop(what, None) or Took()
+        self._took[what] = found = self._took.get(what) or Took()
         found.add(seconds)
-        self._took[what] = found
-        if len(self._took) > KNOWN:
-            self._took.popitem(last=False)
 
     def within(self, what: Hashable, floor_s: float, now: float) -> float:
         """Seconds to wait for an answer of this kind: what is expected with room to spare, never

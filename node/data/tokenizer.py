@@ -27,7 +27,6 @@ class Tokenizer(Protocol):
     vocab: int
     bos: int | None
     eos: int | None
-    pad: int | None
     digest: str
 
     def encode(self, text: str | bytes) -> np.ndarray:
@@ -50,7 +49,6 @@ class ByteTokenizer:
     vocab = 259
     bos: int | None = 256
     eos: int | None = 257
-    pad: int | None = 258
     digest = "bytes-1"
     SPECIAL = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}
 
@@ -150,7 +148,6 @@ class FileTokenizer:
         self.eos = self._special(
             "<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"
         )
-        self.pad = self._special("<|pad|>", "<pad>")
 
     def _special(self, *words: str) -> int | None:
         return next((i for i in map(self._inner.token_to_id, words) if i is not None), None)

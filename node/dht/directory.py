@@ -88,7 +88,9 @@ class Directory:
         self._searches: dict[str, asyncio.Task[Any]] = {}
         self._serving, self._seeds = True, tuple[str, ...]()
         self._met_later: dict[PeerId, list[Multiaddr]] = {}
-        self._tasks = Tasks("dht", self._task_failed)
+        self._tasks = Tasks(
+            "dht", lambda name, error: self._tell("task_failed", f"{name}: {error!r}", "error")
+        )
 
     @property
     def refused(self) -> int:
@@ -325,9 +327,6 @@ class Directory:
         # Not wait_for: on Python 3.11 it loses a cancellation that comes with the result, and
         # close() waits for ever.
         return asyncio.timeout(self._settings.lookup_timeout_s)
-
-    def _task_failed(self, name: str, error: BaseException) -> None:
-        self._tell("task_failed", f"{name}: {error!r}", level="error")
 
     def _tell_of(self, peer: PeerId, kind: str, text: str) -> None:
         if self._rate_limit is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -152,7 +153,7 @@ class PeerBody:
             rate=_amount(body, "rate"),
             open_to=body["open_to"] if body.get("open_to") in ("auto", "stage") else "",
             settled=body.get("settled") is not False,
-            follows=_peer(body["follows"]) if body["follows"] else "",
+            follows=_peer(body, "follows") if body["follows"] else "",
             protocols=_window(body),
         )
 
@@ -174,68 +175,77 @@ class PeerEntry:
         return self.seq / 1000.0
 
 
-def _natural(body: dict[str, Any], name: str, below: int) -> int:
+def _field(body: dict[str, Any], name: str, good: Callable[[Any], bool], what: str) -> Any:
+    """The value of a field. Raises WireError, which says that it is not ``what``."""
     value = body.get(name)
-    if type(value) is not int or not 0 <= value < below:
-        raise WireError(f"{name} in a peer's record is not a number from 0 to {below - 1}")
+    if not good(value):
+        raise WireError(f"{name} in a peer's record is not {what}")
     return value
+
+
+def _natural(body: dict[str, Any], name: str, below: int) -> int:
+    what = f"a number from 0 to {below - 1}"
+    return _field(body, name, lambda v: type(v) is int and 0 <= v < below, what)
 
 
 def _amount(body: dict[str, Any], name: str) -> float:
-    value: Any = body.get(name)
-    if type(value) not in (int, float) or not 0 <= value < 1e15:  # false for NaN as well
-        raise WireError(f"{name} in a peer's record is not a finite number that is not negative")
-    return float(value)
+    def good(value: Any) -> bool:
+        return type(value) in (int, float) and 0 <= value < 1e15  # false for NaN as well
+
+    return float(_field(body, name, good, "a finite number that is not negative"))
 
 
 def _word(body: dict[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not _WORD.fullmatch(value):
-        raise WireError(f"{name} in a peer's record is not a word")
-    return value
+    return _field(body, name, lambda v: isinstance(v, str) and bool(_WORD.fullmatch(v)), "a word")
 
 
 def _label(body: dict[str, Any], name: str, longest: int) -> str:
     # Printable only: these end up on terminals, where a control character could rewrite the screen.
-    value = body.get(name)
-    if not isinstance(value, str) or len(value) > longest or not value.isprintable():
-        raise WireError(f"{name} in a peer's record is not a short printable text")
-    return value
+    return _field(
+        body, name, lambda v: _short(v, longest) and v.isprintable(), "a short printable text"
+    )
 
 
-def _peer(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 64:
-        raise WireError("follows in a peer's record is not a peer")
+def _peer(body: dict[str, Any], name: str) -> str:
+    value = _field(body, name, lambda v: _short(v, 64), "a peer")
     public_key_of(value)
     return value
 
 
 def _window(body: dict[str, Any]) -> tuple[int, int]:
-    value = body.get("protocols")
-    if not isinstance(value, list) or len(value) != 2 or any(type(v) is not int for v in value):
-        raise WireError("protocols in a peer's record is not a pair of numbers")
+    value = _field(
+        body,
+        "protocols",
+        lambda v: isinstance(v, list) and len(v) == 2 and all(type(n) is int for n in v),
+        "a pair of numbers",
+    )
     found = Protocols.said(*value)
     return found.oldest, found.newest
 
 
 def _peers(body: dict[str, Any]) -> tuple[str, ...]:
-    value = body.get("relays")
-    if (
-        not isinstance(value, list)
-        or len(value) > MAX_RELAYS
-        or not all(isinstance(p, str) and len(p) <= 64 for p in value)
-    ):
-        raise WireError(f"relays in a peer's record is not a list of at most {MAX_RELAYS} peers")
+    value = _field(
+        body,
+        "relays",
+        lambda v: _listed(v, MAX_RELAYS) and all(_short(p, 64) for p in v),
+        f"a list of at most {MAX_RELAYS} peers",
+    )
     for peer in value:
         public_key_of(peer)
     return tuple(value)
 
 
 def _addresses(body: dict[str, Any]) -> tuple[str, ...]:
-    value = body.get("maddrs")
-    if not isinstance(value, list) or len(value) > MAX_MADDRS:
-        raise WireError(f"maddrs in a peer's record is not a list of at most {MAX_MADDRS}")
-    for item in value:
-        if not isinstance(item, str) or len(item) > MAX_MADDR or not _MADDR.fullmatch(item):
-            raise WireError("an address in a peer's record is not a multiaddr")
+    what = f"a list of at most {MAX_MADDRS}"
+    value = _field(body, "maddrs", lambda v: _listed(v, MAX_MADDRS), what)
+    if not all(_short(v, MAX_MADDR) and _MADDR.fullmatch(v) for v in value):
+        raise WireError("an address in a peer's record is not a multiaddr")
     return tuple(value)
+
+
+def _short(value: Any, longest: int) -> bool:
+    return isinstance(value, str) and len(value) <= longest
+
+
+def _listed(value: Any, most: int) -> bool:
+    return isinstance(value, list) and len(value) <= most

@@ -20,12 +20,12 @@ from __future__ import annotations
 import math
 import secrets
 import struct
-from collections import OrderedDict
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
+from node.core.newest import Newest
 from node.identity.keys import SIGNATURE_BYTES, Identity, verify
 from node.identity.peers import KEY_BYTES, peer_id_of, public_key_of
 from node.identity.records import milliseconds
@@ -124,7 +124,7 @@ class Gate:
 
     def __init__(self, run_id: RunId, owner: PeerId, private: bool) -> None:
         self.run_id, self.owner, self.private = run_id, owner, private
-        self._known: OrderedDict[tuple[PeerId, bytes], float] = OrderedDict()
+        self._known: Newest[tuple[PeerId, bytes], float] = Newest(KEPT)
 
     def admit(self, peer: PeerId, token: bytes, now_wall: float) -> float:
         """The Unix time until which ``peer`` may take part, infinity for no end. Raises Refused
@@ -138,8 +138,6 @@ class Gate:
                 token, run_id=self.run_id, owner=self.owner, peer=peer, now_wall=now_wall
             )
             self._known[peer, token] = until
-            if len(self._known) > KEPT:
-                self._known.popitem(last=False)
         return until
 
 

@@ -4,10 +4,11 @@ argument."""
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
+from node.core.newest import Newest
 
 _REMEMBERED = 64  # faults of one peer that count at once
 
@@ -40,13 +41,8 @@ class FaultBook:
         max_peers: int = 4096,
     ) -> None:
         self._threshold, self._window = threshold, window_s
-        self._base, self._longest, self._forgive, self._max_peers = (
-            base_ban_s,
-            max_ban_s,
-            forgive_s,
-            max_peers,
-        )
-        self._pages: OrderedDict[PeerId, _Page] = OrderedDict()
+        self._base, self._longest, self._forgive = base_ban_s, max_ban_s, forgive_s
+        self._pages: Newest[PeerId, _Page] = Newest(max_peers)
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -62,10 +58,7 @@ class FaultBook:
             raise ValueError(f"a weight is not negative and finite, not {weight}")
         if weight == 0:
             return 0.0
-        page = self._pages.setdefault(peer, _Page())
-        self._pages.move_to_end(peer)
-        if len(self._pages) > self._max_peers:
-            self._pages.popitem(last=False)
+        self._pages[peer] = page = self._pages.get(peer) or _Page()
         if now < page.until:
             return 0.0
         if page.bans and now - page.until >= self._forgive:
@@ -83,7 +76,3 @@ class FaultBook:
         """Seconds until the peer is listened to again; 0 when it is now."""
         page = self._pages.get(peer)
         return max(0.0, page.until - now) if page is not None else 0.0
-
-    def forgive(self, peer: PeerId) -> None:
-        """Forget everything about a peer: an operator's wish."""
-        self._pages.pop(peer, None)

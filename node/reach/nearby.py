@@ -200,25 +200,16 @@ class Announcer(_Multicast):
     hears of errors that nobody expected.
     """
 
-    def __init__(self, journal: Journal, on_error: OnError | None = None) -> None:
+    def __init__(self, journal: Journal, facts: Advert, on_error: OnError | None = None) -> None:
         super().__init__("announcer", journal, on_error)
-        self._facts: Advert | None = None
-
-    async def start(self, facts: Advert) -> None:
-        """Announce ``facts`` from now on. Returns at once."""
         self._facts = facts
+
+    async def start(self) -> None:
+        """Announce the ``facts`` from now on. Returns at once."""
         self._tasks.spawn(self._follow(), "follow", eternal=True)
 
-    async def update(self, facts: Advert) -> None:
-        """Announce ``facts`` instead, after a goodbye for the old ones. Returns at once."""
-        if facts != self._facts:
-            self._facts, self._opened = facts, None
-            self._wake.set()
-
     async def _use(self, mdns: AsyncZeroconf, here: Interfaces) -> None:
-        if (facts := self._facts) is None:
-            return
-        _, hosts = here
+        facts, (_, hosts) = self._facts, here
         info = AsyncServiceInfo(
             TYPE,
             f"{facts.peer}.{TYPE}",

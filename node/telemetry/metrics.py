@@ -6,7 +6,6 @@ The attribute of a metric is its name without ``tutti_``: ``metrics.epoch.set(3)
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 from wsgiref.simple_server import WSGIServer
 
@@ -18,8 +17,9 @@ from prometheus_client import (
     start_http_server,
 )
 
-from node.core.errors import NetworkFault, UsageFault
+from node.core.errors import NetworkFault
 
+HOST = "127.0.0.1"
 TIME_KINDS = ("compute", "wire", "wait", "round")
 
 
@@ -120,43 +120,21 @@ class Metrics:
                 found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return found
 
-    def total(self, name: str) -> float:
-        """The sum of a metric over its labels; ``name`` as the attribute:
-        ``total("bytes_sent_total")``. 0 when unknown."""
-        wanted = f"tutti_{name}"
-        return sum(
-            s.value
-            for family in self.registry.collect()
-            for s in family.samples
-            if s.name == wanted
-        )
+    def serve(self, port: int = 0) -> str:
+        """Answer scrapes on loopback, on a thread of its own, even while the event loop is busy;
+        returns the URL. Port 0 picks a free one.
 
-    def serve(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Answer scrapes on a thread of its own, even while the event loop is busy; returns the
-        URL. Port 0 picks a free one.
-
-        Raises UsageFault for a host that is not loopback, NetworkFault when the port is taken.
+        Raises NetworkFault when the port is taken.
         """
-        address = "127.0.0.1" if host == "localhost" else host
-        try:
-            loopback = ipaddress.ip_address(address).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback:
-            raise UsageFault(
-                f"metrics are served on loopback only, not on {host}",
-                "use 127.0.0.1 and scrape through a tunnel",
-            )
         if self._server is None:
             try:
-                self._server = start_http_server(port, address, self.registry)
+                self._server = start_http_server(port, HOST, self.registry)
             except OSError as e:
                 raise NetworkFault(
-                    f"cannot serve metrics on {host}:{port}: {e.strerror}",
+                    f"cannot serve metrics on {HOST}:{port}: {e.strerror}",
                     "choose another --metrics-port",
                 ) from e
-        shown = f"[{address}]" if ":" in address else address
-        return f"http://{shown}:{self._server[0].server_port}/metrics"
+        return f"http://{HOST}:{self._server[0].server_port}/metrics"
 
     def close(self) -> None:
         """Stop serving. Safe to call twice."""

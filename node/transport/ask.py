@@ -7,12 +7,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from google.protobuf.message import DecodeError
-
 from node.core.errors import ExitCode, LocalFault, PeerFault, WireError
 from node.core.ids import PeerId
 from node.identity.rates import TokenBucket
-from node.transport.frames import Streams, converse, read_frame, see_off, write_frame
+from node.transport.frames import Streams, converse, parsed, read_frame, see_off, write_frame
 from node.transport.handshake import Facts
 from protos.ask_pb2 import Answer, Ask, PingAnswer, ReachAnswer, Refusal
 
@@ -52,8 +50,8 @@ class Asking:
             self._streams, peer, STREAM, question.SerializeToString(), ANSWER_BYTES, timeout
         )
         try:
-            return Answer.FromString(raw)
-        except DecodeError as e:
+            return parsed(Answer, raw, "an answer")
+        except WireError as e:
             raise PeerFault(peer, "an answer that does not fit the question", 1.0) from e
 
     async def serve(
@@ -61,11 +59,7 @@ class Asking:
     ) -> None:
         """Answer one question. Raises WireError or TimeoutError when there is none."""
         async with asyncio.timeout(READ_TIMEOUT_S):
-            raw = await read_frame(reader, QUESTION_BYTES)
-        try:
-            question = Ask.FromString(raw)
-        except DecodeError as e:
-            raise WireError(f"not a question: {e}") from e
+            question = parsed(Ask, await read_frame(reader, QUESTION_BYTES), "a question")
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             answer = self._with_versions(await self._answer(peer, question))
             reply = answer.SerializeToString()

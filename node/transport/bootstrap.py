@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
+from node.core.newest import Newest
 from node.transport.addresses import split_multiaddr
 from node.transport.limits import PEERS_KEPT
 
@@ -27,7 +27,7 @@ class AddressBook:
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
-        self._pages: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
+        self._pages: Newest[PeerId, tuple[str, ...]] = Newest(PEERS_KEPT)
 
     def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
         """Remember multiaddrs that end in ``peer``; other text is ignored."""
@@ -39,10 +39,8 @@ class AddressBook:
                     good.append(address)
         if not good or peer == self._me:
             return
-        old = [a for a in self._pages.pop(peer, ()) if a not in good]
+        old = [a for a in self._pages.get(peer, ()) if a not in good]
         self._pages[peer] = tuple((good + old)[:ADDRESSES_KEPT])
-        if len(self._pages) > PEERS_KEPT:
-            self._pages.popitem(last=False)
 
     def of(self, peer: PeerId) -> tuple[str, ...]:
         """Addresses without the PeerId, newest first."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
+
+M = TypeVar("M", bound=Message)
 
 _LENGTH = 4
 
@@ -48,6 +52,14 @@ async def read_frame(reader: FrameReader, limit: int) -> bytes:
         return await reader.readexactly(length)
     except asyncio.IncompleteReadError as e:
         raise StreamEnded("the stream ended inside a message") from e
+
+
+def parsed(kind: type[M], raw: bytes, what: str) -> M:
+    """The message in ``raw``. Raises WireError, which says that it is not ``what``."""
+    try:
+        return kind.FromString(raw)
+    except DecodeError as e:
+        raise WireError(f"not {what}: {e}") from e
 
 
 async def write_frame(writer: Writer, message: bytes) -> None:

@@ -16,8 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from node.core.errors import (
     ExitCode,
     LocalFault,
@@ -35,6 +33,7 @@ from node.transport.frames import (
     Streams,
     Writer,
     converse,
+    parsed,
     read_frame,
     see_off,
     write_frame,
@@ -330,10 +329,7 @@ class Handshake:
 
 
 def _parse(raw: bytes) -> HandshakeFrame:
-    try:
-        frame = HandshakeFrame.FromString(raw)
-    except DecodeError as e:
-        raise WireError(f"not a handshake: {e}") from e
+    frame = parsed(HandshakeFrame, raw, "a handshake")
     if frame.WhichOneof("say") is None:
         raise WireError("an empty handshake")
     return frame

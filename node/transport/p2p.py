@@ -258,10 +258,6 @@ class P2pDaemon:
 
         return dict(zip(multiaddrs, await asyncio.gather(*map(one, multiaddrs)), strict=True))
 
-    async def connected(self) -> list[PeerId]:
-        """Peers p2pd has a connection to. Raises NetworkFault while it is down."""
-        return list(await self.look())
-
     async def add_stream(self, name: str, handler: StreamHandler, *, carrier: bool = False) -> None:
         """Call ``handler(peer, reader, writer)`` for each stream a peer opens under ``name``, also
         after restarts.

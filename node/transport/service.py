@@ -22,13 +22,14 @@ import grpc.aio
 
 from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId, short
+from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.identity.faults import FaultBook
 from node.identity.rates import TokenBucket
 from node.reach.ladder import Rung
-from node.reach.secure import Secured, Shown
+from node.reach.secure import Shown
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.telemetry.rate_limit import RateLimitedLog
@@ -114,7 +115,7 @@ class Transport:
             settings,
             self.reach_settings,
             journal,
-            self._ask_reach,
+            lambda peer, question, timeout: self._asking.ask(peer, question, timeout),
             lambda: self._port,
             hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(),
             on_error,
@@ -128,7 +129,7 @@ class Transport:
             self._admit_unless_banned,
             self._mismatched,
         )
-        self._incompatible: OrderedDict[PeerId, tuple[Protocols, float]] = OrderedDict()
+        self._incompatible: Newest[PeerId, tuple[Protocols, float]] = Newest(PEERS_KEPT)
         self._rate = TokenBucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         self._lines = Lines(
             self.p2p,
@@ -149,26 +150,19 @@ class Transport:
             self.p2p,
             self.reach_settings,
             self._relay_for,
-            self._relaying,
+            lambda: self.reach_settings.relay and self.reachable.standing is Standing.OPEN,
             journal,
             metrics,
             self.traffic,
         )
-        near = (
-            settings.host
-            if settings.host not in ("", "0.0.0.0", "::")
-            else "::1"
-            if settings.host == "::"
-            else "127.0.0.1"
-        )
-        self._near = near
-        end = tunnel.TunnelEnd(
-            near,
+        own = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+        self._near = own.get(settings.host, settings.host)
+        self._tunnel_end = tunnel.TunnelEnd(
+            self._near,
             lambda: self._port,
             lambda p: self._tokens.knows(p) and not self._banned(p),
             self._carry,
         )
-        self._tunnel_end = end
         self.relays = self._lines.relays = Relays(
             self.p2p,
             identity,
@@ -177,8 +171,8 @@ class Transport:
             self._serves,
             lambda: facts().admission,
             self.reachable.relays,
-            self._meet_relayed,
-            end.serve,
+            lambda peer, stream: self._welcome(peer, stream, stream),
+            self._tunnel_end.serve,
             journal,
             on_error,
         )
@@ -297,14 +291,14 @@ class Transport:
         self._rate_limit.close()
 
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
-        self._refuse_banned(peer)
+        if (left := self._banned(peer)) > 0:
+            raise PeerFault(peer, f"is refused for {left:.0f} s more")
         if peer == self.peer_id:
             raise PeerFault(peer, "that is ourselves")
         theirs, since = self._incompatible.get(peer, (None, 0.0))
         if theirs is not None and time.monotonic() < since + INCOMPATIBLE_S:
             raise IncompatiblePeer(peer, self._facts().protocols, theirs)
-        line = await self._lines.get(peer)
-        return line.channel
+        return (await self._lines.get(peer)).channel
 
     def caller(self, context: Any) -> PeerId:
         peer = self._auth.caller(context.invocation_metadata())
@@ -536,9 +530,6 @@ class Transport:
 
     # ----------------------------------------------------------- relaying for others
 
-    def _relaying(self) -> bool:
-        return self.reach_settings.relay and self.reachable.standing is Standing.OPEN
-
     def _relay_for(self, peer: PeerId, request: RelayAsk) -> None:
         """Raises LocalFault for whom this node does not relay."""
         ours = self._serves()
@@ -554,12 +545,6 @@ class Transport:
         met = await self._handshake.greet_over(peer, stream, 2 * self._handshake_s())
         self._remember(met)
         return met
-
-    async def _meet_relayed(self, peer: PeerId, stream: Secured) -> None:
-        await self._welcome(peer, stream, stream)
-
-    async def _ask_reach(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
-        return await self._asking.ask(peer, question, timeout)
 
     # ----------------------------------------------------------- meeting
 
@@ -599,10 +584,8 @@ class Transport:
 
     def _mismatched(self, peer: PeerId, theirs: Protocols, version: str) -> None:
         """Says so once, and again only when the peer has come with other versions."""
-        known = self._incompatible.pop(peer, None)
+        known = self._incompatible.get(peer)
         self._incompatible[peer] = theirs, time.monotonic()
-        if len(self._incompatible) > PEERS_KEPT:
-            self._incompatible.popitem(last=False)
         if known is None or known[0] != theirs:
             ours = self._facts().protocols
             self._rate_limit.emit(
@@ -631,10 +614,6 @@ class Transport:
 
     def _banned(self, peer: PeerId) -> float:
         return self._book.banned(peer, time.monotonic())
-
-    def _refuse_banned(self, peer: PeerId) -> None:
-        if (left := self._banned(peer)) > 0:
-            raise PeerFault(peer, f"is refused for {left:.0f} s more")
 
     def _limited(self, peer: PeerId) -> None:
         self._rate_limit.emit(

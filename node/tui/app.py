@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 
 from node.control.client import ControlClient
 from node.control.commands import local_time
-from node.control.text import event_line, peer_cells, sort_key
+from node.control.text import SORTS, event_line, peer_cells
 from node.control.words import clean
 from node.core.errors import LocalFault
 from node.core.ids import PeerId, short
@@ -224,7 +224,7 @@ class Monitor(App[str]):
         table.border_subtitle = trouble[0][:70] if trouble else ""
         at = table.scroll_y
         table.clear()
-        for line in sorted(answer.peers, key=lambda p: sort_key(p, "stage")):
+        for line in sorted(answer.peers, key=SORTS["stage"]):
             table.add_row(*peer_cells(line, answer.swarm.stages)[: len(COLUMNS)])
         table.scroll_to(y=at, animate=False)
 

@@ -26,8 +26,8 @@ def test_flags_beat_environment_beats_named_file_beats_user_file_beats_default(t
     config = NodeConfig.load({"config": named, "p2p_port": 4, "grpc_port": None}, env)
     assert config.home == tmp_path
     assert config.limits.in_flight == 2
-    assert config.threads == 2
-    assert config.role == "rendezvous"
+    assert config.node.threads == 2
+    assert config.node.role == "rendezvous"
     assert config.transport.p2p_port == 4
     assert config.transport.grpc_port == 0
     assert config.sources["role"] == "TUTTI_ROLE"
@@ -52,13 +52,13 @@ def test_every_variable_of_a_container_is_read(tmp_path):
     config = NodeConfig.load({}, env)
     assert config.stage == 2
     assert str(config.swarm) == "/etc/swarm.toml"
-    assert config.join == ("tutti2abc", "/dns4/b/tcp/1/p2p/X")
+    assert config.node.join == ("tutti2abc", "/dns4/b/tcp/1/p2p/X")
     assert config.transport.host == "0.0.0.0"
     assert config.transport.announce == ("a:1", "b:2")
     assert config.transport.force_tunnel is True
     assert config.directory.ttl_s == 20.0
     assert config.metrics_port is None
-    assert config.device == "auto"  # empty means not given
+    assert config.node.device == "auto"  # empty means not given
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_the_gate_checks_a_token_once_and_its_time_always(monkeypatch: pytest.Mo
     with pytest.raises(Refused, match="expired"):
         gate.admit(GUEST.peer_id, TOKEN, NOW + 60)
     monkeypatch.setattr(admission, "KEPT", 2)
+    gate = Gate(RUN, OWNER.peer_id, True)
     crowd = [Identity.ephemeral() for _ in range(4)]
     for one in crowd:
         gate.admit(one.peer_id, shown(GRANT, one, RUN), NOW)

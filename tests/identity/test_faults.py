@@ -66,13 +66,6 @@ def test_late_messages_of_the_same_misdeed_do_not_lengthen_the_ban() -> None:
     assert book.count(A, 1, 10) == 0
 
 
-def test_forgetting_is_possible() -> None:
-    book = FaultBook()
-    book.count(A, 3, 0)
-    book.forgive(A)
-    assert book.banned(A, 0) == 0
-
-
 def test_a_thousand_bans_do_not_overflow() -> None:
     book, now = FaultBook(), 0.0
     for _ in range(2000):

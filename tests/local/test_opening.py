@@ -87,10 +87,10 @@ def test_threads_are_shared_between_the_devices(monkeypatch):
 def test_the_setting_comes_from_a_file_the_environment_or_the_command_line(tmp_path):
     (tmp_path / "config.toml").write_text("local_devices = 2\n")
     env = {"TUTTI_HOME": str(tmp_path)}
-    assert NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path / "other")}).local_devices == 1
-    assert NodeConfig.load({}, env).local_devices == 2
-    assert NodeConfig.load({}, {**env, "TUTTI_LOCAL_DEVICES": "4"}).local_devices == 4
-    assert NodeConfig.load({"local_devices": 8}, env).local_devices == 8
+    assert NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path / "other")}).node.local_devices == 1
+    assert NodeConfig.load({}, env).node.local_devices == 2
+    assert NodeConfig.load({}, {**env, "TUTTI_LOCAL_DEVICES": "4"}).node.local_devices == 4
+    assert NodeConfig.load({"local_devices": 8}, env).node.local_devices == 8
     with pytest.raises(UsageFault, match="local_devices"):
         NodeConfig.load({"local_devices": 0}, env)
 

@@ -138,10 +138,11 @@ def test_the_code_reads_from_them_what_is_meant(
             env["TUTTI_CONFIG"] = str(tmp_path / "node.toml")
         config = NodeConfig.load({}, env)
         stage = int(name.split("-")[1]) if name.startswith("stage-") else None
-        assert (config.name, config.role, config.stage) == (name, name.split("-")[0], stage)
+        own = config.node
+        assert (own.name, own.role, config.stage) == (name, name.split("-")[0], stage)
         assert str(config.home) == "/state"
         assert str(config.swarm) == "/swarm/swarm.toml"
-        assert bool(config.join) == (name != "rendezvous"), "nobody dials himself"
+        assert bool(config.node.join) == (name != "rendezvous"), "nobody dials himself"
         assert config.transport.host == "0.0.0.0"
         assert config.transport.announce == (f"{name}:{config.transport.grpc_port}",), (
             "others dial the service's name"
@@ -269,7 +270,7 @@ def test_the_founder_writes_what_the_others_read(
     config = NodeConfig.load(
         {}, {**peers["ends"]["environment"], "TUTTI_CONFIG": str(swarm / "node.toml")}
     )
-    assert config.join == (
+    assert config.node.join == (
         f"/dns4/rendezvous/tcp/{config.transport.p2p_port}/p2p/{manifest.swarm.owner}",
     )
     assert (state / "identity.key").stat().st_mode & 0o077 == 0

@@ -49,11 +49,20 @@ async def announce(number: str) -> None:
     listening = socket.create_server(("::", PORT), family=socket.AF_INET6, dualstack_ipv6=True)
     journal = Journal()
     telling = asyncio.ensure_future(tell(journal))
-    announcer = nearby.Announcer(journal, lambda name, error: say("error", text=f"{name}: {error}"))
-    await announcer.start(advert(int(number), "first"))
+
+    async def announced(name: str) -> nearby.Announcer:
+        def told(kind: str, error: BaseException) -> None:
+            say("error", text=f"{kind}: {error}")
+
+        made = nearby.Announcer(journal, advert(int(number), name), told)
+        await made.start()
+        return made
+
+    announcer = await announced("first")
     reader = await lines()
     while name := (await reader.readline()).decode().strip():
-        await announcer.update(advert(int(number), name))
+        await announcer.close()
+        announcer = await announced(name)
     begun = time.monotonic()
     await announcer.close()
     took = time.monotonic() - begun

@@ -285,8 +285,8 @@ async def test_no_interface_is_one_event_and_nothing_else(monkeypatch):
     monkeypatch.setattr(nearby, "_interfaces", none)
     monkeypatch.setattr(nearby, "RESCAN_S", 0.01)
     journal, errors = Journal(), []
-    announcer = Announcer(journal, lambda name, error: errors.append(error))
-    await announcer.start(ADVERT)
+    announcer = Announcer(journal, ADVERT, lambda name, error: errors.append(error))
+    await announcer.start()
     await asyncio.wait_for(looked.wait(), 10)
     await announcer.close()
     assert [(e.kind, e.level) for e in journal.recent()] == [("lan-unavailable", "info")]
@@ -309,7 +309,7 @@ async def test_complaints_of_zeroconf_are_one_debug_event_each(monkeypatch, capl
     monkeypatch.setattr(nearby, "_interfaces", lambda: (("192.168.9.10",), ("192.168.9.10",)))
     monkeypatch.setattr(nearby, "AsyncZeroconf", refuse)
     journal = Journal()
-    announcer = Announcer(journal)
+    announcer = Announcer(journal, ADVERT)
     log.addHandler(announcer._log)  # as of a browser that is open at the same time
     browser = Browser(journal, lambda found: None)
     await browser.start()

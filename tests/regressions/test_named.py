@@ -546,7 +546,7 @@ async def test_12_without_bootstrap_peers_nobody_is_contacted(peers) -> None:
     assert "bootstrapPeers" not in flags
     assert flags["b"] == "0", "p2pd's switch for the public peers it knows"
     assert not any("bootstrap.libp2p.io" in w or "/dnsaddr/" in w for w in words)
-    assert await lonely.p2p.connected() == []
+    assert await lonely.p2p.look() == {}
     assert lonely.p2p.bootstrap == {}
     directory = Directory(
         Identity.ephemeral(),
@@ -557,5 +557,5 @@ async def test_12_without_bootstrap_peers_nobody_is_contacted(peers) -> None:
     await directory.attach(lonely.p2p.p2p)
     assert await directory.read() == {}
     assert directory.neighbours == 0
-    assert await lonely.p2p.connected() == []
+    assert await lonely.p2p.look() == {}
     await directory.close()

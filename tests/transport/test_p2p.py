@@ -87,7 +87,7 @@ async def test_dead_initial_peers_neither_stop_the_start_nor_hide(swarm):
     assert result[a.p2p.addresses()[0]] == ""
     assert result[NOBODY]
     assert "not a multiaddr" in result["/ip4/127.0.0.1/tcp/1"]
-    assert a.peer_id in await b.p2p.connected()
+    assert a.peer_id in await b.p2p.look()
 
 
 async def test_a_peer_behind_no_address_is_reached_through_the_connection_it_made(swarm):

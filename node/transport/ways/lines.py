@@ -202,31 +202,35 @@ class Lines:
         ]
         for relay in self.relays.of(peer) if self.relays is not None else ():
             ways.append((f"relay {short(relay)}", self._through(peer, relay)))
-        return await self._race(peer, ways)
+        return await self._race(peer, ways, self._of(peer).outcome)
 
     async def _race(
-        self, peer: PeerId, ways: Sequence[tuple[str, Coroutine[Any, Any, Connection]]]
+        self,
+        peer: PeerId,
+        ways: Sequence[tuple[str, Coroutine[Any, Any, Connection]]],
+        outcome: dict[str, str],
+        head_start_s: float = HEAD_START_S,
+        kind: str = "dial",
     ) -> Connection:
-        """Start each way ``HEAD_START_S`` after the one before, or when that has failed; the first
-        line wins. Raises PeerFault."""
+        """Start each way ``head_start_s`` after the one before, or when that has failed; the first
+        line wins. What came of each is written to ``outcome``; ``kind`` names the tasks. Raises
+        PeerFault."""
         reasons: dict[str, PeerFault] = {}
         waiting, running = list(ways), dict[asyncio.Task[Connection | PeerFault], str]()
         try:
             while waiting or running:
                 if waiting:
                     name, way = waiting.pop(0)
-                    running[self._tasks.spawn(_caught(way), f"dial {short(peer)} {name}")] = name
+                    running[self._tasks.spawn(_caught(way), f"{kind} {short(peer)} {name}")] = name
                 done, _ = await asyncio.wait(
                     running,
-                    timeout=HEAD_START_S if waiting else None,
+                    timeout=head_start_s if waiting else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 won: Connection | None = None
                 for one in done:
                     name, made = running.pop(one), one.result()
-                    self._of(peer).outcome[name] = (
-                        made.reason if isinstance(made, PeerFault) else ""
-                    )
+                    outcome[name] = made.reason if isinstance(made, PeerFault) else ""
                     if isinstance(made, PeerFault):
                         reasons[name] = made
                     elif won is None:
@@ -241,13 +245,12 @@ class Lines:
                 one.add_done_callback(self._discard)
             for _, way in waiting:
                 way.close()
-        first = next(iter(reasons.values()))
         if len(reasons) == 1:
-            raise first
+            raise next(iter(reasons.values()))
         raise PeerFault(
             peer,
             "; ".join(f"{name}: {e.reason}" for name, e in reasons.items()),
-            max(e.weight for e in reasons.values()),
+            max((e.weight for e in reasons.values()), default=0.0),
         )
 
     def _discard(self, late: asyncio.Task[Connection | PeerFault]) -> None:
@@ -262,7 +265,8 @@ class Lines:
         ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = (
             [("tcp", self._direct(met))] if met.targets else []
         )
-        return await self._race(peer, [*ways, ("tunnel", self._tunnelled(met))])
+        ways = [*ways, ("tunnel", self._tunnelled(met))]
+        return await self._race(peer, ways, self._of(peer).outcome)
 
     async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
         return await self._tunnelled(await self.greet_through(peer, relay), relay)
@@ -353,14 +357,12 @@ class Lines:
                 elif attempt is ClimbAttempt.CONNECT:
                     await connect(peer)
                 # Its addresses, or it itself, may be others than when it was met.
+                dial = attempt is ClimbAttempt.DIAL
+                only_relayed = dial and line.via and not self.how(line.met.peer)
                 met = await (
-                    self.greet_through(peer, line.via)
-                    if self._only_relayed(line, attempt)
-                    else self._greet(peer)
+                    self.greet_through(peer, line.via) if only_relayed else self._greet(peer)
                 )
-                made = await (
-                    self._direct(met) if attempt is ClimbAttempt.DIAL else self._tunnelled(met)
-                )
+                made = await (self._direct(met) if dial else self._tunnelled(met))
         except PeerFault as e:
             why = e.reason
         except TimeoutError:
@@ -375,9 +377,6 @@ class Lines:
             return
         self._take(peer, made)
 
-    def _only_relayed(self, line: Connection, attempt: ClimbAttempt) -> bool:
-        return attempt is ClimbAttempt.DIAL and bool(line.via) and not self.how(line.met.peer)
-
     def _of(self, peer: PeerId) -> Tried:
         known = self._tried.get(peer)
         if known is None:
@@ -390,38 +389,24 @@ class Lines:
         """TCP to the first of its addresses that answers. Raises PeerFault."""
         patience = self._dial_s(met.peer)
 
-        async def one(target: str) -> tuple[str, LabelledChannel] | None:
+        async def one(target: str) -> Connection:
             channel, good = self._channel(met, target), False
             try:
                 good = await self._ready(channel, patience)
             finally:
                 if not good:
                     await channel.close()
-            return (target, channel) if good else None
+            if not good:
+                raise PeerFault(met.peer, "no answer")
+            rung = Rung.MAPPED if target in met.mapped else Rung.DIRECT
+            return Connection(met, rung, channel, None, time.time())
 
-        trying = {
-            self._tasks.spawn(one(target), f"tcp {short(met.peer)}") for target in met.targets
-        }
-        won: tuple[str, LabelledChannel] | None = None
+        ways = [(target, one(target)) for target in met.targets]
         try:
-            while trying and won is None:
-                done, trying = await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
-                for answer in [found for task in done if (found := task.result()) is not None]:
-                    if won is None:
-                        won = answer
-                    else:
-                        await answer[1].close()
-        finally:
-            for task in trying:
-                task.cancel()
-        if won is None:
-            raise PeerFault(
-                met.peer, f"none of its {len(met.targets)} addresses answers in {patience:.3g} s"
-            )
-        target, channel = won
-        return Connection(
-            met, Rung.MAPPED if target in met.mapped else Rung.DIRECT, channel, None, time.time()
-        )
+            return await self._race(met.peer, ways, {}, head_start_s=0.0, kind="tcp")
+        except PeerFault as e:
+            why = f"none of its {len(ways)} addresses answers in {patience:.3g} s"
+            raise PeerFault(met.peer, why) from e
 
     async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Connection:
         timeout = 2 * self._dial_s(met.peer)

@@ -145,25 +145,14 @@ class Reachable:
         links = self._p2p.links()
         return {p: 0.0 for p, k in self._known.items() if k.room > 0 and p in links}
 
-    def mapped_by(self) -> str:
-        """How the router was asked to map the libp2p port: "UPnP", "NAT-PMP", "PCP", "" for not at
-        all."""
-        return next(
-            (
-                m.how
-                for m in self._mappings()
-                if (m.protocol, m.internal) == ("tcp", self._p2p.port)
-            ),
-            "",
-        )
-
     def words(self, relays: int) -> str:
         """One line for people: how others reach this peer, which holds ``relays`` reservations."""
         if self.local:
             return "on this machine only"
         if self.standing is Standing.OPEN:
-            how = self.mapped_by()
-            return f"direct, by a port that the router maps ({how})" if how else "direct"
+            port = "tcp", self._p2p.port
+            how = [m.how for m in self._mappings() if (m.protocol, m.internal) == port]
+            return f"direct, by a port that the router maps ({how[0]})" if how else "direct"
         if self.standing is Standing.UNKNOWN:
             return "not known yet: nobody has tried to dial this peer"
         punched = sum(self._p2p.how(p) == "punched" for p in self._p2p.links())

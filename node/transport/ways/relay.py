@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
-from node.core.errors import LocalFault, PeerFault, WireError
+from node.core.errors import LocalFault, PeerFault
 from node.core.ids import PeerId, short
 from node.reach.settings import ReachSettings
-from node.transport.frames import Streams, read_frame, write_frame
+from node.transport.frames import Streams, parsed, read_frame, write_frame
 from node.transport.port import printable
 from node.transport.share import Share
 from node.transport.traffic import Traffic
@@ -97,11 +95,7 @@ class Relay:
     ) -> None:
         """One question of ``peer``. Raises WireError or TimeoutError when there is none."""
         async with asyncio.timeout(FIRST_WORD_S):
-            raw = await read_frame(reader, ASK_BYTES)
-        try:
-            ask = RelayAsk.FromString(raw)
-        except DecodeError as e:
-            raise WireError(f"not a question to a relay: {e}") from e
+            ask = parsed(RelayAsk, await read_frame(reader, ASK_BYTES), "a question to a relay")
         if why := self._refusal(peer, ask):
             await write_frame(writer, RelayAnswer(granted=False, reason=why).SerializeToString())
             await asyncio.wait_for(reader.read(1), FIRST_WORD_S)

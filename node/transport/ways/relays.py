@@ -11,20 +11,18 @@ import hmac
 import math
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId, short
+from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
 from node.reach import secure
 from node.reach.reserve import WANTED, Reservations
 from node.transport import handshake
-from node.transport.frames import StreamEnded, Streams, read_frame, write_frame
+from node.transport.frames import StreamEnded, Streams, parsed, read_frame, write_frame
 from node.transport.limits import PEERS_KEPT
 from node.transport.ways import tunnel
 from node.transport.ways.relay import ASK_BYTES, FIRST_WORD_S, RELAY
@@ -73,8 +71,8 @@ class Relays:
         self._run_id, self._admission, self._offers = run_id, admission, offers
         self._meet, self._serve_tunnel, self._journal = meet, serve_tunnel, journal
         self._choice = Reservations(secrets.token_bytes(16))
-        self._of: OrderedDict[PeerId, tuple[PeerId, ...]] = OrderedDict()
-        self._used: OrderedDict[bytes, None] = OrderedDict()
+        self._of: Newest[PeerId, tuple[PeerId, ...]] = Newest(PEERS_KEPT)
+        self._used: Newest[bytes, None] = Newest(NONCES)
         self._blamed: dict[PeerId, float] = {}
         self._tasks = Tasks("relays", on_error)
         self.on_change: Callable[[], None] = lambda: None
@@ -161,11 +159,7 @@ class Relays:
         if relay not in self._choice.held:
             return
         async with asyncio.timeout(FIRST_WORD_S):
-            raw = await read_frame(reader, ASK_BYTES)
-        try:
-            word = Relayed.FromString(raw)
-        except DecodeError as e:
-            raise WireError(f"not a relayed stream: {e}") from e
+            word = parsed(Relayed, await read_frame(reader, ASK_BYTES), "a relayed stream")
         if word.stream == handshake.STREAM:
             async with asyncio.timeout(FIRST_WORD_S):
                 peer, stream = await secure.answer(
@@ -184,8 +178,6 @@ class Relays:
             ):
                 raise Refused(f"a relayed tunnel that {short(peer)} did not open")
             self._used[nonce] = None
-            if len(self._used) > NONCES:
-                self._used.popitem(last=False)
             await self._serve_tunnel(peer, reader, writer)
 
     # ----------------------------------------------------------- reaching others
@@ -195,8 +187,6 @@ class Relays:
         self._of.pop(peer, None)
         if relays:
             self._of[peer] = tuple(relays[:WANTED])
-            if len(self._of) > PEERS_KEPT:
-                self._of.popitem(last=False)
 
     def of(self, peer: PeerId) -> tuple[PeerId, ...]:
         """Relays of ``peer``, those over which a connection broke lately last. This very peer and
@@ -245,12 +235,12 @@ class Relays:
         reader, writer = await self._streams.open_stream(relay, RELAY, OPEN_S)
         try:
             await write_frame(writer, ask.SerializeToString())
-            answer = RelayAnswer.FromString(await read_frame(reader, ASK_BYTES))
+            answer = parsed(RelayAnswer, await read_frame(reader, ASK_BYTES), "an answer")
             if not answer.granted:
                 raise PeerFault(relay, handshake.printable(answer.reason) or "it says no")
         except BaseException as e:
             writer.close()
-            if isinstance(e, WireError | DecodeError | OSError):
+            if isinstance(e, WireError | OSError):
                 raise PeerFault(relay, f"the relay broke off: {e}") from e
             raise
         return reader, writer
