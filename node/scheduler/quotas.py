@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from statistics import median
 from typing import TypeVar
 
@@ -36,8 +37,9 @@ def working_speeds(speeds: Sequence[tuple[P, float]]) -> dict[P, float]:
     return out
 
 
-def turns(speeds: Sequence[tuple[P, float]]) -> Iterator[P]:
-    """Name the peer of the next job, for ever: always the one that would finish it first.
+def turns(speeds: Sequence[tuple[P, float]], had: int = 0) -> Iterator[P]:
+    """Name the peer of the next job, for ever: always the one that would finish it first. Each has
+    ``had`` so many already.
 
     This is interleaved weighted round robin (Ryabinin et al., SWARM Parallelism, arXiv 2301.11913)
     with a job charged before the choice instead of after it. For equal jobs the first n turns have
@@ -49,7 +51,7 @@ def turns(speeds: Sequence[tuple[P, float]]) -> Iterator[P]:
         raise ValueError("nobody to give work to")
     # The finish time is a product, not a running sum: equal speeds tie exactly, whatever was dealt
     # before.
-    heap = [(seconds, peer, 1) for peer, seconds in pace.items()]
+    heap = [(seconds * (had + 1), peer, had + 1) for peer, seconds in pace.items()]
     heapq.heapify(heap)
     while True:
         _, peer, dealt = heap[0]
@@ -73,14 +75,9 @@ def quotas(
         raise ValueError(
             f"{total} micro-batches do not cover {at_least} for each of {len(speeds)} peers"
         )
-    pace = {peer: 1.0 / speed for peer, speed in working_speeds(speeds).items()}
-    if not pace:
+    out = dict.fromkeys(sorted(working_speeds(speeds)), at_least)
+    if not out:
         raise ValueError("nobody to give work to")
-    out = dict.fromkeys(sorted(pace), at_least)
-    heap = [(seconds * (at_least + 1), peer) for peer, seconds in pace.items()]
-    heapq.heapify(heap)
-    for _ in range(total - at_least * len(pace)):
-        _, peer = heap[0]
+    for peer in islice(turns(speeds, at_least), total - at_least * len(out)):
         out[peer] += 1
-        heapq.heapreplace(heap, (pace[peer] * (out[peer] + 1), peer))
     return out

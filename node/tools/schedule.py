@@ -162,16 +162,13 @@ def _given(document: Any, problem: PathProblem) -> tuple[Route, ...] | None:
                 'give {"origin": 0, "hops": [5, 9, 13]}, as `tutti schedule --json` does',
             )
         routes.append(tuple(hops))
-    why = broken(problem, routes, replay(problem, routes) if _countable(problem, routes) else None)
+    countable = all(route[0] in problem.counts for route in routes)
+    why = broken(problem, routes, replay(problem, routes) if countable else None)
     if why:
         raise UsageFault(
             f"the plan breaks a rule: {why}", "plan again:  tutti schedule PROBLEM.json --json"
         )
     return tuple(routes)
-
-
-def _countable(problem: PathProblem, routes: list[Route]) -> bool:
-    return all(route[0] in problem.counts for route in routes)
 
 
 def _paths(routes: tuple[Route, ...]) -> list[dict[str, Any]]:

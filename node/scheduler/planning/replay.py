@@ -101,9 +101,7 @@ class ReplayedRun:
         self.problem, self.now, self.tick = problem, 0.0, 0
         size = len(problem.compute)
         self.routes = [list(route) for route in routes]
-        self.waiting: dict[int, deque[int]] = {o: deque() for o in sorted(problem.counts)}
-        for i, route in enumerate(routes):
-            self.waiting[route[0]].append(i)
+        self.waiting = {o: deque(mine) for o, mine in problem.launches(routes).items()}
         self.tasks: list[ReplayTask] = []
         self.log: list[tuple[float, int, int]] = []
         """As :attr:`Replayed.held`."""
