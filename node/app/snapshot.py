@@ -209,7 +209,10 @@ class SnapshotBuilder:
             s.change.CopyFrom(change_line(training, work.plan))
         s.digest_mismatches = training.leader.mismatches if training.leader else 0
         s.progress = work.fetching
-        s.momentum_lost, s.momentum_age = work.momentum_lost, work.momentum_age
+        s.momentum_lost, s.momentum_age = (
+            work.state_export.taking.lost,
+            work.state_export.taking.age,
+        )
         if training.past.given_up_epochs:
             n, tokens = training.past.given_up_epochs, training.past.given_up_tokens
             s.warnings.append(
@@ -377,7 +380,9 @@ class SnapshotBuilder:
         while True:
             if self._d.assembled is not None:
                 # A network disk may take its time to answer.
-                self._troubles = await asyncio.to_thread(self._d.assembled.work.troubles)
+                self._troubles = await asyncio.to_thread(
+                    self._d.assembled.work.local_checkpoints.troubles
+                )
             self.measure()
             await asyncio.sleep(MEASURE_S)
 

@@ -401,8 +401,13 @@ class Pipeline:
             case ev.TellCounted(index, peers):
                 self.sender.tell_counted(index, peers)
             case ev.Skipped(key, stage):
-                text = f"nobody of stage {stage} can be had: this micro-batch goes on without it"
-                self.telemetry.emit("hop-skipped", text, "warning", index=key.index, stage=stage)
+                self.telemetry.emit(
+                    "hop-skipped",
+                    f"nobody of stage {stage} can be had: this micro-batch goes on without it",
+                    "warning",
+                    index=key.index,
+                    stage=stage,
+                )
             case ev.FreeGraph(key):
                 if (work := self.stash.get(key)) is not None:
                     work.free_graph()

@@ -107,10 +107,11 @@ class Presence:
 
     def hosts(self) -> dict[PeerId, PeerEntry]:
         """Other peers that host a stage, also those who do not take part in it yet."""
-        built = {
-            p: e for p, e in self.others().items() if e.body.state not in ("choosing", "starting")
+        return {
+            p: e
+            for p, e in self.others().items()
+            if e.body.role in ("ends", "stage") and e.body.state not in ("choosing", "starting")
         }
-        return {p: e for p, e in built.items() if e.body.role in ("ends", "stage")}
 
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""
@@ -121,14 +122,15 @@ class Presence:
 
     def placed(self, stages: int) -> dict[PeerId, Placed]:
         """Where others are or will be, in a run of so many block stages; not those who leave."""
-        here = {p: e.body for p, e in self.others().items() if e.body.state not in LEAVING}
-        hosts = {p: b for p, b in here.items() if b.role != "rendezvous"}
-        return {p: _placed(b, stages) for p, b in hosts.items()}
+        return {
+            p: _placed(e.body, stages)
+            for p, e in self.others().items()
+            if e.body.state not in LEAVING and e.body.role != "rendezvous"
+        }
 
     def coming(self) -> dict[PeerId, int | None]:
         """Who is about to take part, and at which stage; None while it chooses one."""
-        here = {p: e.body for p, e in self.others().items() if e.body.state in COMING}
-        return {p: _stage(b) for p, b in here.items()}
+        return {p: _stage(e.body) for p, e in self.others().items() if e.body.state in COMING}
 
     async def _watch(self) -> None:
         while True:

@@ -304,7 +304,7 @@ class Rig:
     async def copied(self, *peers: Peer) -> None:
         """Wait until no copy of optimizer state and no checkpoint is under way."""
         for p in peers:
-            await p.work.saved()
+            await p.work.local_checkpoints.saved()
             copying = p.work.state_export._copying
             if copying is not None:
                 await asyncio.wait([copying[1]])

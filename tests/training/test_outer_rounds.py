@@ -470,7 +470,7 @@ async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
     state, residual, version = d.anchored, d.work.anchor.residual, makes(plan, ())
     assert residual.means
     assert d.work.checkpoints()[-1] == version
-    past = d.work.recall(version)
+    past = d.work.local_checkpoints.recall(version)
     assert past is not None
     assert past.worked == {(1, 1): 4}
     assert past.mass == {(1, 0): 5, (1, 1): 7}

@@ -61,7 +61,7 @@ async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(
     assert d.me in third.values()
     for p in (a, b, d):
         same(p.parameters(), alone.parameters)
-        assert p.work.momentum_lost == p.work.momentum_age == 0
+        assert p.work.state_export.taking.lost == p.work.state_export.taking.age == 0
         for name in (n for n, o in third.items() if o == p.me):
             assert p.owner.after(name, 5)["steps"].tolist() == [6.0]
 
@@ -79,7 +79,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
     for epoch in range(4):
         alone.epoch(("a", "b", "c"), epoch)
     for p in peers:
-        await p.work.saved()
+        await p.work.local_checkpoints.saved()
     for back, new in (("ab", ""), ("abc", "de")):
         again = type(rig)(rig.home)
         again.optim = rig.optim
@@ -91,7 +91,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
             for p in await again.add(*new, buddy_every=1):
                 await p.work.join([q.me for q in here], None)
                 here.append(p)
-            past = here[0].work.recall(version)
+            past = here[0].work.local_checkpoints.recall(version)
             assert past is not None
             assert past.owners == before
             owners = placed(again, here, past.owners)
@@ -111,8 +111,8 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
                 here[0].parameters(),
                 {n: alone.stepped_from(n, 3 if n in old else 4, givers, 4) for n in rig.shapes},
             )
-            assert sum(p.work.momentum_lost for p in here) == 0
-            assert max(p.work.momentum_age for p in here) == (1 if old else 0)
+            assert sum(p.work.state_export.taking.lost for p in here) == 0
+            assert max(p.work.state_export.taking.age for p in here) == (1 if old else 0)
         finally:
             await again.close()
 

@@ -87,8 +87,8 @@ async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(
     other = c if heir == "b" else b
     (old,) = taker.events("momentum-old")
     assert (old.fields["parts"], old.fields["age"]) == (2, 1)
-    assert (taker.work.momentum_age, taker.work.momentum_lost) == (1, 0)
-    assert (other.work.momentum_age, other.work.momentum_lost) == (0, 0)
+    assert (taker.work.state_export.taking.age, taker.work.state_export.taking.lost) == (1, 0)
+    assert (other.work.state_export.taking.age, other.work.state_export.taking.lost) == (0, 0)
     assert not taker.events("state-lost")
     # The next epoch goes on from what this one left.
     after = rig.plan((b, c), owners(taker, b, c), last)
@@ -115,7 +115,7 @@ async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> No
         b.parameters(),
         {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes},
     )
-    assert b.work.momentum_age == 1
+    assert b.work.state_export.taking.age == 1
 
 
 async def test_without_a_copy_the_loss_is_said_with_its_reason(rig: Any, alone: Any) -> None:
@@ -136,7 +136,11 @@ async def test_without_a_copy_the_loss_is_said_with_its_reason(rig: Any, alone: 
     (lost,) = b.events("state-lost")
     assert lost.fields["parts"] == 2
     assert "its owner a died" in lost.text
-    assert (b.work.momentum_lost, b.work.momentum_age, c.work.momentum_lost) == (2, 0, 0)
+    assert (
+        b.work.state_export.taking.lost,
+        b.work.state_export.taking.age,
+        c.work.state_export.taking.lost,
+    ) == (2, 0, 0)
 
 
 async def test_an_owner_gone_between_two_epochs(rig: Any, alone: Any) -> None:
@@ -154,7 +158,7 @@ async def test_an_owner_gone_between_two_epochs(rig: Any, alone: Any) -> None:
     }
     same(c.parameters(), expected)
     assert [e.fields["age"] for e in c.events("momentum-old")] == [2]
-    assert c.work.momentum_age == 2
+    assert c.work.state_export.taking.age == 2
 
 
 async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alone: Any) -> None:
@@ -166,7 +170,7 @@ async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alo
         alone.epoch(CELL, epoch)
     same(c.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in c.events("state-moved")] == [2]
-    assert c.work.momentum_lost == c.work.momentum_age == 0
+    assert c.work.state_export.taking.lost == c.work.state_export.taking.age == 0
     # Who gave it keeps what it had as a copy, and offers it as nothing else.
     await rig.begin(rig.plan((a, b, c), owners(c, b, c), rig.peers["a"].plan), a, b, c)
     assert a.owner.names() == ()
@@ -208,7 +212,7 @@ async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(
     same(c.parameters(), expected)
     assert [(e.fields["parts"], e.fields["age"]) for e in c.events("momentum-old")] == [(2, 1)]
     assert len(c.events("state-not-moved")) == 1
-    assert c.work.momentum_lost == 0
+    assert c.work.state_export.taking.lost == 0
 
 
 async def test_the_reason_says_when_the_owner_lived_and_gave_nothing(rig: Any) -> None:
@@ -312,7 +316,7 @@ async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(
         c.parameters(),
         {n: alone.stepped_from(n, 5 if n == "layers.1.a" else 4, ("c",), 5) for n in rig.shapes},
     )
-    assert c.work.momentum_lost == 0
+    assert c.work.state_export.taking.lost == 0
 
 
 async def test_who_stepped_a_part_and_lost_it_in_the_next_attempt_does_not_offer_it(
@@ -352,7 +356,7 @@ async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any
     assert await leaving
     same(b.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in a.events("handed-over")] == [2]
-    assert b.work.momentum_lost == 0
+    assert b.work.state_export.taking.lost == 0
     assert await a.work.handed_over(60.0), "what was given is given"
 
 
@@ -394,7 +398,7 @@ async def test_who_leaves_in_the_middle_of_an_epoch_gives_what_that_epoch_ends_w
     for epoch in range(6):
         alone.epoch(CELL if epoch < 5 else ("b", "c"), epoch)
     same(c.parameters(), alone.parameters)
-    assert c.work.momentum_age == c.work.momentum_lost == 0
+    assert c.work.state_export.taking.age == c.work.state_export.taking.lost == 0
 
 
 async def test_who_leaves_in_its_first_epoch_waits_for_the_state_that_epoch_makes(rig: Any) -> None:
@@ -408,7 +412,7 @@ async def test_who_leaves_in_its_first_epoch_waits_for_the_state_that_epoch_make
     await rig.epoch(rig.plan((b,), owners(b, b, b), first, moved=moved), b)
     assert await leaving
     assert b.owner.staged(1) == set(rig.shapes)
-    assert b.work.momentum_lost == 0
+    assert b.work.state_export.taking.lost == 0
 
 
 async def test_who_leaves_says_when_nobody_came(rig: Any) -> None:
@@ -494,4 +498,4 @@ async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, 
         },
     )
     assert [(p, w) for p, _, w in c.transport.faults] == [(b.me, 1.0)]
-    assert (c.work.momentum_lost, c.work.momentum_age) == (1, 1)
+    assert (c.work.state_export.taking.lost, c.work.state_export.taking.age) == (1, 1)
