@@ -228,13 +228,13 @@ class Member:
 
     def _ended(self, e: ev.RoundEnded) -> list[Any]:
         plan = self.plan
-        if plan is None or self.state not in (MemberState.AVERAGE, MemberState.COPY):
+        if (
+            plan is None
+            or self.state not in (MemberState.AVERAGE, MemberState.COPY)
+            or (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, self.attempt)
+        ):
             return []
-        if (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, self.attempt):
-            return []
-        if e.missing:
-            return [ev.TellIncomplete(plan, e)]
-        return [ev.AdoptParts(plan, e)]
+        return [ev.TellIncomplete(plan, e) if e.missing else ev.AdoptParts(plan, e)]
 
     def _adopted(self, e: ev.Adopted) -> list[Any]:
         plan = self.plan

@@ -124,7 +124,7 @@ class BytesReader:
             raise WireError(f"{len(heads)} tensors announced, expected {len(wanted)}")
         for head, want in zip(heads, wanted, strict=True):
             compare(head, want, wire)
-        self._wanted, self._done = wanted, list[torch.Tensor]()
+        self._wanted, self._parts = wanted, list[torch.Tensor]()
         self._into = memoryview(b"")
         """What is still to be filled of the last tensor."""
         self.nbytes = self.remaining = sum(head.nbytes for head in wanted)
@@ -150,13 +150,13 @@ class BytesReader:
         """The tensors as they came, in order. Raises WireError when bytes are missing."""
         if self.remaining:
             raise WireError(f"the stream ended {self.remaining} bytes short of {self.nbytes}")
-        while len(self._done) < len(self._wanted):  # what is left has no bytes
+        while len(self._parts) < len(self._wanted):  # what is left has no bytes
             self._open()
-        return self._done
+        return self._parts
 
     def _open(self) -> memoryview:
-        part = torch.empty(self._wanted[len(self._done)].nbytes, dtype=torch.uint8)
-        self._done.append(part)
+        part = torch.empty(self._wanted[len(self._parts)].nbytes, dtype=torch.uint8)
+        self._parts.append(part)
         return part.numpy().data
 
 
@@ -181,13 +181,13 @@ class TensorReader(BytesReader):
 
     def _widen(self) -> None:
         # One tensor at a time, as it gets full: two copies of everything never exist together.
-        if self._done:
-            self._done[-1] = self._done[-1].float()
+        if self._parts:
+            self._parts[-1] = self._parts[-1].float()
 
     def _open(self) -> memoryview:
         self._widen()
-        tensor = torch.empty(tuple(self._wanted[len(self._done)].shape), dtype=self._dtype)
-        self._done.append(tensor)
+        tensor = torch.empty(tuple(self._wanted[len(self._parts)].shape), dtype=self._dtype)
+        self._parts.append(tensor)
         return _words(tensor.reshape(-1)).view(np.uint8).data
 
 

@@ -129,9 +129,11 @@ class Swarm:
         )
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def adopt(self, plan: Plan) -> None:
+    def adopt(self, plan: Plan) -> Plan:
+        """Put the plan in force at every peer; the plan."""
         for pipeline in self.pipelines.values():
             pipeline.set_plan(plan)
+        return plan
 
     async def run(self, plan: Plan) -> dict[int, MicroBatchDone]:
         """Run all paths of s0a; every micro-batch must be reported exactly once."""

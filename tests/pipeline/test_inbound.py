@@ -42,8 +42,7 @@ async def answers(swarm, sender, receiver, messages, method="Forward"):
 @pytest.fixture
 async def ready(make_swarm):
     swarm = await make_swarm().fill(replicas=2, plan_wait_s=0.05)
-    plan = swarm.plan(2, choose=lambda i, s: "a")
-    swarm.adopt(plan)
+    plan = swarm.adopt(swarm.plan(2, choose=lambda i, s: "a"))
     return swarm, plan
 
 

@@ -280,11 +280,12 @@ class Rig:
 
         return list(await asyncio.gather(*(one(p) for p in peers)))
 
-    async def epoch(self, plan: Plan, *peers: Peer) -> None:
-        """Begin and finish a plan in which nothing goes wrong."""
+    async def epoch(self, plan: Plan, *peers: Peer) -> Plan:
+        """Begin and finish a plan in which nothing goes wrong; the plan."""
         await self.begin(plan, *peers)
         for ended in await self.average(plan, *peers):
             assert not ended.missing, ended
+        return plan
 
     async def train(
         self,

@@ -47,15 +47,13 @@ async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(
     # c leaves: its parts are fetched from it while the next epoch runs.
     second = placed(rig, (a, b), first)
     moved = {n: rig.peers[first[n]] for n in first if first[n] != second[n]}
-    plan = rig.plan((a, b), by_peer(rig, second), plan, moved=moved)
-    await rig.epoch(plan, a, b)
+    plan = await rig.epoch(rig.plan((a, b), by_peer(rig, second), plan, moved=moved), a, b)
     # d joins: parameters from the others, state of its parts from their owners.
     (d,) = await rig.add("d", buddy_every=1)
     await d.work.join((a.me, b.me), None)
     third = placed(rig, (a, b, d), second)
     moved = {n: rig.peers[second[n]] for n in second if second[n] != third[n]}
-    plan = rig.plan((a, b, d), by_peer(rig, third), plan, moved=moved)
-    await rig.epoch(plan, a, b, d)
+    plan = await rig.epoch(rig.plan((a, b, d), by_peer(rig, third), plan, moved=moved), a, b, d)
     for epoch, givers in enumerate(["abc"] * 4 + ["ab", "abd"]):
         alone.epoch(tuple(givers), epoch)
     assert d.me in third.values()

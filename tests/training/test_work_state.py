@@ -164,8 +164,7 @@ async def test_a_download_goes_on_where_it_broke_off_although_training_went_on(
     assert c.work.fetching == 1.0
     assert len(list(incoming.iterdir())) == 1
     was, given = a.work.version, a.state.bytes_given[c.me]
-    last = rig.plan((a,), owners(a, a), plan)
-    await rig.epoch(last, a)
+    await rig.epoch(rig.plan((a,), owners(a, a), plan), a)
     a.state.broken = False
     await c.work.join((a.me,), None, partial=partial)
     assert c.work.version == was != a.work.version

@@ -620,9 +620,12 @@ class Leader:
         return [reports.digest_mismatch(peer, stage) for stage, peer in strays]
 
     def _was_evaluated(self, epoch: int, loss: float, now: float) -> list[Any]:
-        if self.phase is not Phase.EVALUATE or self.base is None or self._epoch is None:
-            return []
-        if epoch != self.base.epoch:
+        if (
+            self.phase is not Phase.EVALUATE
+            or self.base is None
+            or self._epoch is None
+            or epoch != self.base.epoch
+        ):
             return []
         self._evaluated = self.base
         done: list[Any] = []

@@ -40,11 +40,7 @@ class Arrival:
         self.lock = threading.Lock()
         self.task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        self._closed = False
-
-    @property
-    def open(self) -> bool:
-        return not self._closed
+        self.open = True
 
     def end(self) -> None:
         """Nothing more will come."""
@@ -59,8 +55,8 @@ class Arrival:
     def close(self) -> bool:
         """Take no more of what is on its way. False when it was closed already."""
         with self.lock:
-            was, self._closed = self._closed, True
-        return not was
+            was, self.open = self.open, False
+        return was
 
 
 class StateImport:
