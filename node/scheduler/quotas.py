@@ -37,9 +37,8 @@ def working_speeds(speeds: Sequence[tuple[P, float]]) -> dict[P, float]:
     return out
 
 
-def turns(speeds: Sequence[tuple[P, float]], had: int = 0) -> Iterator[P]:
-    """Name the peer of the next job, for ever: always the one that would finish it first. Each has
-    ``had`` so many already.
+def turns(speeds: Sequence[tuple[P, float]]) -> Iterator[P]:
+    """Name the peer of the next job, for ever: always the one that would finish it first.
 
     This is interleaved weighted round robin (Ryabinin et al., SWARM Parallelism, arXiv 2301.11913)
     with a job charged before the choice instead of after it. For equal jobs the first n turns have
@@ -51,7 +50,7 @@ def turns(speeds: Sequence[tuple[P, float]], had: int = 0) -> Iterator[P]:
         raise ValueError("nobody to give work to")
     # The finish time is a product, not a running sum: equal speeds tie exactly, whatever was dealt
     # before.
-    heap = [(seconds * (had + 1), peer, had + 1) for peer, seconds in pace.items()]
+    heap = [(seconds, peer, 1) for peer, seconds in pace.items()]
     heapq.heapify(heap)
     while True:
         _, peer, dealt = heap[0]
@@ -59,25 +58,18 @@ def turns(speeds: Sequence[tuple[P, float]], had: int = 0) -> Iterator[P]:
         yield peer
 
 
-def quotas(
-    total: int, speeds: Sequence[tuple[PeerId, float]], at_least: int = 0
-) -> dict[PeerId, int]:
+def quotas(total: int, speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, int]:
     """Split ``total`` micro-batches over peers by their speeds.
 
-    Every peer first gets ``at_least`` (a peer without work can never show that it has become
-    faster), the rest is dealt by :func:`turns` on top of that, which minimises ``max(quota /
-    speed)``: the Jefferson apportionment. The quotas sum to ``total``. Raises ValueError when
-    ``total`` is negative, does not cover ``at_least`` each, or there is no peer.
+    They are dealt by :func:`turns`, which minimises ``max(quota / speed)``: the Jefferson
+    apportionment. The quotas sum to ``total``. Raises ValueError when ``total`` is negative or
+    there is no peer.
     """
-    if total < 0 or at_least < 0:
+    if total < 0:
         raise ValueError("a number of micro-batches is not negative")
-    if total < at_least * len(speeds):
-        raise ValueError(
-            f"{total} micro-batches do not cover {at_least} for each of {len(speeds)} peers"
-        )
-    out = dict.fromkeys(sorted(working_speeds(speeds)), at_least)
+    out = dict.fromkeys(sorted(working_speeds(speeds)), 0)
     if not out:
         raise ValueError("nobody to give work to")
-    for peer in islice(turns(speeds, at_least), total - at_least * len(out)):
+    for peer in islice(turns(speeds), total):
         out[peer] += 1
     return out

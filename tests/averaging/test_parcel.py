@@ -22,6 +22,7 @@ from node.core.ids import RoundId
 from node.training.rounds.error_feedback import ErrorFeedback
 from node.wire.tensors import compare
 from protos import averaging_pb2
+from tests.averaging.conftest import with_peers
 
 SIZES = st.lists(st.integers(0, 400), max_size=6)
 
@@ -171,8 +172,7 @@ async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(
 
 
 async def test_values_are_averaged_by_tokens_and_not_divided_by_them(cell_of, bits, grads):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     for equal in (True, False):
         tokens = {p0: 7, p1: 7 if equal else 21}
         changes = {
@@ -193,8 +193,7 @@ async def test_values_are_averaged_by_tokens_and_not_divided_by_them(cell_of, bi
 
 
 async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     net = cell.net
     outer = {}
     for peer in ("q0", "q1"):
@@ -218,8 +217,7 @@ async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
 
 
 async def test_a_survivor_serves_the_bytes_it_was_given_when_the_owner_is_dead(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     owners = cell.owners([p2])
     changes = {"owners": owners, "listeners": frozenset({p1}), "down": "int8"}
     first, _ = await asyncio.gather(
