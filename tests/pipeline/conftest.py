@@ -4,8 +4,9 @@ loopback."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -220,6 +221,12 @@ class Swarm:
         await self.net.close()
         for pipeline in self.pipelines.values():
             pipeline.device.close()
+
+
+async def begun(filling: Awaitable[Swarm], count: int, **how: Any) -> tuple[Swarm, Plan]:
+    """A swarm whose peers have all adopted a plan of ``count`` micro-batches; the plan."""
+    swarm = await filling
+    return swarm, swarm.adopt(swarm.plan(count, **how))
 
 
 @pytest.fixture
