@@ -4,8 +4,8 @@ costs to simulate.
     python -m benchmarks.simulator [--schedules 10000] [--sizes 10,100,1000] [--json -]
 
 Schedules are those of ``tutti simulate --small --epochs 6 --scenario random --seed N``, N from 0. A
-schedule that breaks an invariant is shrunk and printed. Cost is processor time for one epoch and one peer
-under churn, of one process.
+schedule that breaks an invariant is shrunk and printed. Cost is processor time for one epoch and
+one peer under churn, of one process.
 """
 
 from __future__ import annotations

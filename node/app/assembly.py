@@ -476,7 +476,7 @@ def run_facts(
         assign_paths=lay,
         sampler=sampler,
         cursor=cursor,
-        recall=work.recall,
+        recall=work.local_checkpoints.recall,
         run_id=manifest.run_id,
         sequence=m.seq_len,
         rebalance_every_s=t.rebalance_every_s,

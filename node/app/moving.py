@@ -74,7 +74,7 @@ class Mover:
             try:
                 async with asyncio.timeout(timeout_s or DRAIN_S):
                     await a.training.leave("drain")
-                    await a.work.saved()
+                    await a.work.local_checkpoints.saved()
             except TimeoutError as e:
                 d.draining = False
                 a.training.stay()
@@ -93,7 +93,7 @@ class Mover:
         try:
             async with asyncio.timeout(MOVE_S):
                 await a.training.leave(f"moves to {place(stage)}")
-                await a.work.saved()
+                await a.work.local_checkpoints.saved()
         except TimeoutError:
             why = f"the epoch did not end in {MOVE_S:.0f} s; moving all the same"
             d.journal.emit("daemon", "move-hasty", why, "warning")

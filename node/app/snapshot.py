@@ -190,8 +190,8 @@ class SnapshotBuilder:
             ),
             digest_mismatches=leader.mismatches if leader else 0,
             progress=work.fetching,
-            momentum_lost=work.momentum_lost,
-            momentum_age=work.momentum_age,
+            momentum_lost=work.state_export.taking.lost,
+            momentum_age=work.state_export.taking.age,
         )
         if work.plan is not None and work.plan.paths:
             costs = leader.routing.costs if leader else None
@@ -369,7 +369,9 @@ class SnapshotBuilder:
         while True:
             if self._d.assembled is not None:
                 # A network disk may take its time to answer.
-                self._troubles = await asyncio.to_thread(self._d.assembled.work.troubles)
+                self._troubles = await asyncio.to_thread(
+                    self._d.assembled.work.local_checkpoints.troubles
+                )
             self.measure()
             await asyncio.sleep(MEASURE_S)
 

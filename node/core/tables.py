@@ -142,10 +142,10 @@ def unknown(
     near = _meant(name, known)
     section, dot, _ = name.rpartition(".")
     beside = sorted(k for k in known if k.rpartition(".")[0] == section) if dot else []
-    hint = (
-        f"did you mean  {near}  ?" if near else "known here: " + ", ".join(beside or sorted(known))
+    return UsageFault(
+        f"{name} is not a setting{_where(source)}",
+        f"did you mean  {near}  ?" if near else "known here: " + ", ".join(beside or sorted(known)),
     )
-    return UsageFault(f"{name} is not a setting{_where(source)}", hint)
 
 
 def _meant(name: str, known: list[str]) -> str:

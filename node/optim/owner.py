@@ -216,9 +216,13 @@ class Owner:
             if method == "adamw":
                 fresh[name], staged[name] = adamw(settings, parameter, gradient, state, lr["adamw"])
             else:
-                declared = state_shapes(name, shape, settings)
                 fresh[name], staged[name] = WRAPPED[method].step(
-                    settings, parameter, gradient, state, lr[method], declared
+                    settings,
+                    parameter,
+                    gradient,
+                    state,
+                    lr[method],
+                    state_shapes(name, shape, settings),
                 )
         for name, (new, state) in zip(
             matrices, self._muon(matrices, parameters, gradients, lr["muon"]), strict=True

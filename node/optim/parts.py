@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.optim.settings import OptimSettings
-from node.partition.cost import Method, Rates, muon_flops, shampoo_flops, soap_flops
+from node.partition.cost import Method, muon_flops, shampoo_flops, soap_flops
 from node.partition.matrices import Unit
 
 ELEMENT_FLOPS = 500
@@ -126,18 +126,18 @@ def step_cost(name: str, shape: tuple[int, ...], settings: OptimSettings) -> flo
 
 
 def parts_of(
-    shapes: Mapping[str, tuple[int, ...]], settings: OptimSettings, rates: Rates | None = None
+    shapes: Mapping[str, tuple[int, ...]], settings: OptimSettings
 ) -> tuple[ParameterPart, ...]:
-    """All parts of a stage, sorted by name; ``rates``: measurements that correct the cost of
-    matrices."""
-    return tuple(_part(name, tuple(shapes[name]), settings, rates) for name in sorted(shapes))
+    """All parts of a stage, sorted by name."""
+    return tuple(_part(name, tuple(shapes[name]), settings) for name in sorted(shapes))
 
 
-def _part(
-    name: str, shape: tuple[int, ...], settings: OptimSettings, rates: Rates | None
-) -> ParameterPart:
-    cost, matrix = step_cost(name, shape, settings), method_of(name, shape, settings) != "adamw"
-    if rates is not None and matrix:
-        cost = float(rates.corrected(int(cost), shape[0], shape[1]))
-    size = FP32 * math.prod(shape)
-    return ParameterPart(name, shape, cost, size, matrix, state_bytes(name, shape, settings))
+def _part(name: str, shape: tuple[int, ...], settings: OptimSettings) -> ParameterPart:
+    return ParameterPart(
+        name,
+        shape,
+        step_cost(name, shape, settings),
+        FP32 * math.prod(shape),
+        method_of(name, shape, settings) != "adamw",
+        state_bytes(name, shape, settings),
+    )

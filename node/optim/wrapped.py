@@ -75,10 +75,11 @@ class Wrapped:
                 ) from e
         made = self._read(optimizer.state[p]) | {"steps": torch.full((1,), float(steps + 1))}
         if {name: tuple(t.shape) for name, t in made.items()} != dict(shapes):
-            what = (
-                f"{type(optimizer).__name__} keeps {sorted(made)} of a matrix, not {sorted(shapes)}"
+            raise StepFault(
+                f"{type(optimizer).__name__} keeps {sorted(made)} of a matrix, not "
+                f"{sorted(shapes)}",
+                "install the version that constraints.txt names",
             )
-            raise StepFault(what, "install the version that constraints.txt names")
         if not bool(torch.isfinite(p.detach().sum(dtype=torch.float64))):
             raise StepFault(
                 f"the fresh {tuple(p.shape)} matrix is not finite", "take a smaller learning rate"

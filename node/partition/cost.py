@@ -79,17 +79,19 @@ def flops(
 ) -> int:
     """Floating-point operations of one step; of AdamW 12 for each number. Raises UsageFault for an
     unknown method."""
-    if method == "muon":
-        return muon_flops(rows, cols, steps, scheme)
-    if method == "soap":
-        return soap_flops(rows, cols)
-    if method == "shampoo":
-        return shampoo_flops(rows, cols)
-    if method == "adamw":
-        return 12 * rows * cols
-    raise UsageFault(
-        f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}"
-    )
+    match method:
+        case "muon":
+            return muon_flops(rows, cols, steps, scheme)
+        case "soap":
+            return soap_flops(rows, cols)
+        case "shampoo":
+            return shampoo_flops(rows, cols)
+        case "adamw":
+            return 12 * rows * cols
+        case _:
+            raise UsageFault(
+                f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}"
+            )
 
 
 def state_bytes(method: Method, rows: int, cols: int) -> int:

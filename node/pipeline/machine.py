@@ -87,7 +87,8 @@ class PipelineMachine:
         self.closed = False
         self.visits: dict[Key, Visit] = {}
         self.suspects = Suspects()
-        self._paths: dict[int, Path] = {}
+        self.paths: dict[int, Path] = {}
+        """The plan's path of each micro-batch."""
         self._replicas: dict[int, tuple[PeerId, ...]] = {}
         self._stage = ENDS
         self._share_s: dict[PeerId, float] = {}
@@ -109,10 +110,6 @@ class PipelineMachine:
         return sum(
             v.undecided(k.position) and k.index not in besides for k, v in self.visits.items()
         )
-
-    def path(self, index: int) -> Path | None:
-        """The plan's path of a micro-batch."""
-        return self._paths.get(index)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event at clock time ``now``; the actions are to be carried out in order."""
@@ -176,7 +173,7 @@ class PipelineMachine:
         self.visits.clear()
         self.suspects.gone.clear()
         self.plan, self.closed = plan, False
-        self._paths = {p.index: p for p in plan.paths} if plan else {}
+        self.paths = {p.index: p for p in plan.paths} if plan else {}
         mine = plan.member(self.me) if plan else None
         self._stage = mine.stage if mine else ENDS
         stages: dict[int, list[PeerId]] = {}
@@ -219,7 +216,7 @@ class PipelineMachine:
         claim = event.claim
         answer = self._in_force(claim.epoch, claim.plan_hash)
         if answer is None:
-            path = self._paths.get(claim.index)
+            path = self.paths.get(claim.index)
             reason = (
                 "the plan has no such micro-batch"
                 if path is None
@@ -267,9 +264,7 @@ class PipelineMachine:
         if visit.forward.step is Step.HELD:  # backward follows when forward is computed
             return [Answer(Say.TAKE)]
         before = visit.journey[beside(visit.journey, key.position, BACKWARD)]
-        others = [
-            p for p in self._allowed(self._paths[key.index], before.stage) if p != before.peer
-        ]
+        others = [p for p in self._allowed(self.paths[key.index], before.stage) if p != before.peer]
         return [
             Answer(Say.TAKE),
             Fetch(key, (before.peer, *others), skipped(visit.journey, key.position)),
@@ -389,7 +384,7 @@ class PipelineMachine:
                 leg.delivery = Delivery(key.index)
             position = beside(visit.journey, key.position, way)
             there = visit.journey[position]
-            able = self._allowed(self._paths[key.index], there.stage)
+            able = self._allowed(self.paths[key.index], there.stage)
             choice = leg.delivery.choose(there.peer, able, self.suspects, now, self._done_s)
             leg.target = None
             if isinstance(choice, Pause):
@@ -414,9 +409,8 @@ class PipelineMachine:
         origin = visit.journey[0].peer
         if origin == self.me:
             return self._drop(key.index, reason)
-        if visit.leg(way).told:
-            return [TellOrigin(key, origin, reason)]
-        return [Failed(key, way, reason)]
+        told = visit.leg(way).told
+        return [TellOrigin(key, origin, reason) if told else Failed(key, way, reason)]
 
     def _passed(self, key: Key, way: Direction, peer: PeerId) -> list[Action]:
         self.suspects.clear(peer)
@@ -486,7 +480,7 @@ class PipelineMachine:
         if skipped(visit.journey, before) != tuple(i for i in event.skipped if i < before):
             return [Answer(Say.REFUSED, "mine came over other stages")]
         stage = visit.journey[event.position].stage
-        if event.caller not in self._allowed(self._paths[event.index], stage):
+        if event.caller not in self._allowed(self.paths[event.index], stage):
             return [Answer(Say.REFUSED, "not yours to ask")]
         if visit.backward.step is not Step.ABSENT:
             return [Answer(Say.SETTLED, "its gradient is here")]
@@ -530,7 +524,7 @@ class PipelineMachine:
     # ------------------------------------------------------------
 
     def _start(self, index: int) -> list[Action]:
-        path = self._paths.get(index)
+        path = self.paths.get(index)
         if (
             self.plan is None
             or self.closed
@@ -554,7 +548,7 @@ class PipelineMachine:
     def _counted(self, event: Counted) -> list[Action]:
         if (answer := self._in_force(event.epoch, event.plan_hash)) is not None:
             return [Answer(Say.REFUSED, answer.reason)]
-        path = self._paths.get(event.index)
+        path = self.paths.get(event.index)
         if path is None or event.caller != path.origin:
             return [Answer(Say.REFUSED, "not yours to say")]
         here = next(
@@ -578,7 +572,7 @@ class PipelineMachine:
         return actions
 
     def _mine(self, index: int) -> Sequence[Key]:
-        if self.plan is None or (path := self._paths.get(index)) is None or path.origin != self.me:
+        if self.plan is None or (path := self.paths.get(index)) is None or path.origin != self.me:
             return ()
         keys = (Key(self.plan.epoch, index, 0), Key(self.plan.epoch, index, len(path.hops) + 1))
         return [k for k in keys if k in self.visits]
@@ -586,7 +580,7 @@ class PipelineMachine:
     def _lost(self, event: Lost) -> list[Action]:
         if self._in_force(event.epoch, event.plan_hash) is not None:
             return [Answer(Say.REFUSED, "not the plan in force")]
-        path = self._paths.get(event.index)
+        path = self.paths.get(event.index)
         if path is None or not any(event.caller in self.replicas(hop.stage) for hop in path.hops):
             return [Answer(Say.REFUSED, "not yours to say")]
         return [Answer(Say.TAKE), *self._drop(event.index, event.reason)]

@@ -63,7 +63,7 @@ class Origin:
     async def _one(self, path: Path, batch: Callable[[], tuple[Tensor, Tensor]]) -> MicroBatchDone:
         pipeline, index = self._pipeline, path.index
         plan, left = pipeline.machine.plan, pipeline.time_left(path)
-        if plan is None or pipeline.machine.path(index) != path or index in self._results:
+        if plan is None or pipeline.machine.paths.get(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is not in force any more
         result = self._results[index] = asyncio.get_running_loop().create_future()
         work = VisitBuffers(pipeline.clock.now() + left, pipeline.shape_of(index), batch=batch)
@@ -100,7 +100,7 @@ class Origin:
 
     def at_last(self, key: Key) -> VisitBuffers | None:
         """What this origin holds at the end of the journey of ``key``."""
-        path = self._pipeline.machine.path(key.index)
+        path = self._pipeline.machine.paths.get(key.index)
         return (
             None
             if path is None

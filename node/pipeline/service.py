@@ -35,7 +35,6 @@ from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
 from node.pipeline.telemetry import Silence, Telemetry
-from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
 from node.wire.tensors import TensorReader
@@ -101,6 +100,8 @@ class Pipeline:
         self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes)
         self.tasks = Tasks("pipeline", self._on_error)
         self.sender = Sender(self)
+        self.timing = self.sender.timing
+        """What work and ways cost, as measured here."""
         self.forward_requests = ForwardRequests(self, self.sender.outbound)
         self.plan_changed = asyncio.Event()
         self._gradients = gradients or GradientSum()
@@ -159,11 +160,6 @@ class Pipeline:
         """Micro-batches per second of the peers this one sent frames to, measured from sending to
         DONE."""
         return self.sender.pace.rates()
-
-    @property
-    def timing(self) -> Timing:
-        """What work and ways cost, as measured here."""
-        return self.sender.timing
 
     def slots(self) -> int:
         """Micro-batches that this peer holds at once: an ends peer its window, a block stage what
@@ -321,7 +317,7 @@ class Pipeline:
 
     def shape_of(self, index: int) -> tuple[int, ...]:
         """(B, T, D) of a planned micro-batch."""
-        path = self.machine.path(index)
+        path = self.machine.paths.get(index)
         return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
 
     def cost(self, index: int) -> int:
@@ -331,7 +327,7 @@ class Pipeline:
         return 2 * self.shape.nbytes(shape[0], shape[1]) + self.math.graph_bytes.get(shape, 0)
 
     def at_origin(self, key: Key) -> bool:
-        path = self.machine.path(key.index)
+        path = self.machine.paths.get(key.index)
         return path is not None and path.origin == self.me
 
     def make_room(self, nbytes: int) -> bool:
@@ -371,8 +367,7 @@ class Pipeline:
     def do(self, event: Event) -> None:
         """Give the machine an event that nobody waits to be answered."""
         self._handled.set()
-        for action in self.machine.handle(event, self.clock.now()):
-            self._carry_out(action)
+        self.carry_out(self.machine.handle(event, self.clock.now()))
 
     def _carry_out(self, action: ev.Action) -> None:
         match action:

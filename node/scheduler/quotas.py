@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from statistics import median
 from typing import TypeVar
 
@@ -57,30 +58,18 @@ def turns(speeds: Sequence[tuple[P, float]]) -> Iterator[P]:
         yield peer
 
 
-def quotas(
-    total: int, speeds: Sequence[tuple[PeerId, float]], at_least: int = 0
-) -> dict[PeerId, int]:
+def quotas(total: int, speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, int]:
     """Split ``total`` micro-batches over peers by their speeds.
 
-    Every peer first gets ``at_least`` (a peer without work can never show that it has become
-    faster), the rest is dealt by :func:`turns` on top of that, which minimises ``max(quota /
-    speed)``: the Jefferson apportionment. The quotas sum to ``total``. Raises ValueError when
-    ``total`` is negative, does not cover ``at_least`` each, or there is no peer.
+    They are dealt by :func:`turns`, which minimises ``max(quota / speed)``: the Jefferson
+    apportionment. The quotas sum to ``total``. Raises ValueError when ``total`` is negative or
+    there is no peer.
     """
-    if total < 0 or at_least < 0:
+    if total < 0:
         raise ValueError("a number of micro-batches is not negative")
-    if total < at_least * len(speeds):
-        raise ValueError(
-            f"{total} micro-batches do not cover {at_least} for each of {len(speeds)} peers"
-        )
-    pace = {peer: 1.0 / speed for peer, speed in working_speeds(speeds).items()}
-    if not pace:
+    out = dict.fromkeys(sorted(working_speeds(speeds)), 0)
+    if not out:
         raise ValueError("nobody to give work to")
-    out = dict.fromkeys(sorted(pace), at_least)
-    heap = [(seconds * (at_least + 1), peer) for peer, seconds in pace.items()]
-    heapq.heapify(heap)
-    for _ in range(total - at_least * len(pace)):
-        _, peer = heap[0]
+    for peer in islice(turns(speeds), total):
         out[peer] += 1
-        heapq.heapreplace(heap, (pace[peer] * (out[peer] + 1), peer))
     return out

@@ -161,7 +161,7 @@ class Router:
         estimator, ages = Estimator(problem), dict(task.owed)
         best: tuple[float, Routes, str, float] | None = None
         for routes, how in options:
-            makespan = _makespan(estimator, routes)
+            makespan = estimator.play(routes, problem.launches(routes))
             debt = DEBT * sum(ages[d] for d in _unpaid(task, problem, routes))
             price = makespan * (1 + debt) if planned else debt
             if (best is None or price < best[0]) and _holds(problem, routes):
@@ -253,13 +253,6 @@ def _partial(problem: PathProblem, sets: Sequence[StageSet]) -> int:
     """Partial paths that an insertion looks at, roughly."""
     widest = max((len(peers) for peers in problem.stages[1:]), default=1)
     return problem.total * problem.hops * min(widest, 9) * 8 * min(12, len(set(sets)))
-
-
-def _makespan(estimator: Estimator, routes: Routes) -> float:
-    orders: dict[int, list[int]] = {o: [] for o in estimator.problem.counts}
-    for i, route in enumerate(routes):
-        orders[route[0]].append(i)
-    return estimator.play(routes, orders)
 
 
 def _unpaid(task: PathTask, problem: PathProblem, routes: Routes) -> list[tuple[PeerId, int]]:

@@ -184,7 +184,7 @@ def _collect(swarm: SimSwarm, o: ScheduleOutcome) -> None:
     o.samples_back, o.samples_counted = watch.samples_back, watch.samples_counted
     o.samples_lost = max((abs(b.lost) for b in watch.samples.books.values()), default=0)
     o.given_up_epochs, o.given_up_tokens = watch.given_up_epochs, watch.given_up_tokens
-    o.moments_lost = sum(p.work.momentum_lost for p in swarm.live())
+    o.moments_lost = sum(p.work.state_export.taking.lost for p in swarm.live())
     times = [at for at, *_ in o.commits]
     for at, *_ in o.struck:
         after = next((t for t in times if t > at), None)

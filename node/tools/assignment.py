@@ -97,10 +97,8 @@ def epoch(
         if not go_on():
             return math.inf
         routes = round_robin(problem, sets)
-    orders: dict[int, list[int]] = {o: [] for o in problem.counts}
-    for i, route in enumerate(routes):
-        orders[route[0]].append(i)
-    return Estimator(problem).play(routes, orders) + problem.sync_ratio * worst_link(problem)
+    makespan = Estimator(problem).play(routes, problem.launches(routes))
+    return makespan + problem.sync_ratio * worst_link(problem)
 
 
 def worst_link(problem: PathProblem) -> float:

@@ -88,8 +88,9 @@ def _shown(problem: PathProblem, by: dict[int, list[ReplayTask]]) -> list[int]:
         return list(by)
     each = max(1, LINES // len(problem.stages))
     busy = {n: sum(t.end - t.start for t in tasks) for n, tasks in by.items()}
-    kept = [n for stage in problem.stages for n in sorted(stage, key=lambda n: -busy[n])[:each]]
-    return kept[:LINES]
+    return [n for stage in problem.stages for n in sorted(stage, key=lambda n: -busy[n])[:each]][
+        :LINES
+    ]
 
 
 def svg(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> str:

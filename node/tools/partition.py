@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.core.errors import UsageFault
+from node.model.cost import human
 from node.partition.cost import METHODS, KernelRate, Method, Rates, units_of
 from node.partition.matrices import Matrix, equal_splits
 from node.partition.plan import OwnershipPlan, make_plan
@@ -87,8 +88,14 @@ def parse(document: Any) -> PartitionRequest:
 def planned(asked: PartitionRequest) -> OwnershipPlan:
     """The plan that was asked for. Raises UsageFault and OutOfResources as :func:`make_plan`
     does."""
-    units = units_of(asked.matrices, asked.method, asked.rates)
-    return make_plan(units, asked.speeds, asked.method, asked.previous, asked.room, asked.tensor)
+    return make_plan(
+        units_of(asked.matrices, asked.method, asked.rates),
+        asked.speeds,
+        asked.method,
+        asked.previous,
+        asked.room,
+        asked.tensor,
+    )
 
 
 def document(plan: OwnershipPlan) -> dict[str, Any]:
@@ -120,7 +127,7 @@ def picture(plan: OwnershipPlan, asked: PartitionRequest) -> list[str]:
             f"{r:>5}" if asked.tensor == 1 else f"{r // asked.tensor}.{r % asked.tensor}".rjust(5)
         )
         lines.append(
-            f"{where}  {plan.speeds[r]:>8.3g}  {count[r]:>5}  {_size(held[r]):>9}  "
+            f"{where}  {plan.speeds[r]:>8.3g}  {count[r]:>5}  {human(held[r]):>9}  "
             f"{times[r]:>7.3f}  {bar}"
         )
     if len(order) > LINES:
@@ -134,8 +141,8 @@ def picture(plan: OwnershipPlan, asked: PartitionRequest) -> list[str]:
         f"{asked.method}",
         f"makespan  {plan.over_ideal:.4f} × ideal",
         f"floor     {plan.floor_over_ideal:.4f} × ideal: no plan of whole units is shorter",
-        f"moved     {_size(plan.moved)} of state"
-        + (f"; any plan at the floor moves about {_size(plan.least)}" if asked.previous else ""),
+        f"moved     {human(plan.moved)} of state"
+        + (f"; any plan at the floor moves about {human(plan.least)}" if asked.previous else ""),
         f"hash      {plan.hash}",
     ]
     idle = sum(1 for c in count if not c)
@@ -278,12 +285,3 @@ def _whole(value: Any, what: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise UsageFault(f"{what} is {str(value)[:40]}", f"give a whole number from 1 to {most}")
     return value
-
-
-def _size(count: int) -> str:
-    value, unit = float(count), "B"
-    for bigger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, bigger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

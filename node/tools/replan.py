@@ -1,7 +1,7 @@
 """Plan again while an epoch runs: only what a death, a stall, a drift or a newcomer touches, in
 milliseconds. Pure.
 
-Enters: Running and an Event. Leaves: the same Running with other paths, and what it came to. First
+Enters: ReplayedRun and an Event. Leaves: the same run with other paths, and what it came to. First
 what must change is changed, to the replica that costs least by way and by load; then a few more
 changes are tried, each played to its end on a copy.
 """
@@ -16,8 +16,8 @@ from typing import Any, Literal, cast
 
 from node.core.errors import UsageFault
 from node.scheduler.planning.problem import MOST_PEERS, PathProblem, Route, seconds, whole
+from node.scheduler.planning.replay import ReplayedRun
 from node.scheduler.planning.rules import bounded_jumps, bounded_swaps
-from node.tools.running import ReplayedRun
 
 TRIALS = {"death": 8, "busy": 6, "join": 12, "drift": 16}
 AFTERTHOUGHTS, PAUSE = 8, 0.25
@@ -62,7 +62,7 @@ def play(
     clock: Callable[[], float] = lambda: 0.0,
     seed: int = 0,
 ) -> tuple[ReplayedRun, list[Replanned]]:
-    """An epoch with these events, planned again at each. The Running is over; dropped micro-batches
+    """An epoch with these events, planned again at each. The run is over; dropped micro-batches
     have no end."""
     running = ReplayedRun(problem, routes)
     dice = random.Random(seed)

@@ -123,20 +123,25 @@ def planned(problem: PathProblem, options: Options) -> PathPlan:
     limit = options.limit or usual_limit(problem)
     if not 0 < limit <= LONGEST_S:
         raise UsageFault(f"--limit {limit}", f"give seconds from 0.1 to {LONGEST_S:.0f}")
-    clock = _clock()
-    if options.moves:
-        # A number of moves alone: the same plan on every machine.
-        return make_plan(problem, clock=clock, moves=options.moves, seed=options.seed)
-    return make_plan(problem, clock=clock, limit_s=limit, seed=options.seed)
+    # A number of moves alone: the same plan on every machine.
+    return make_plan(
+        problem,
+        clock=_clock(),
+        limit_s=None if options.moves else limit,
+        moves=options.moves or None,
+        seed=options.seed,
+    )
 
 
 def assigned(problem: PathProblem, options: Options) -> Assignment:
     """Peers put where they are best, in as many seconds as planning gets, or half as many moves."""
-    limit = options.limit or usual_limit(problem)
-    clock = _clock()
-    if options.moves:
-        return assign(problem, clock=clock, moves=max(1, options.moves // 2), seed=options.seed)
-    return assign(problem, clock=clock, limit_s=limit, seed=options.seed)
+    return assign(
+        problem,
+        clock=_clock(),
+        limit_s=None if options.moves else options.limit or usual_limit(problem),
+        moves=max(1, options.moves // 2) if options.moves else None,
+        seed=options.seed,
+    )
 
 
 def _clock() -> Callable[[], float]:
@@ -162,16 +167,13 @@ def _given(document: Any, problem: PathProblem) -> tuple[Route, ...] | None:
                 'give {"origin": 0, "hops": [5, 9, 13]}, as `tutti schedule --json` does',
             )
         routes.append(tuple(hops))
-    why = broken(problem, routes, replay(problem, routes) if _countable(problem, routes) else None)
+    countable = all(route[0] in problem.counts for route in routes)
+    why = broken(problem, routes, replay(problem, routes) if countable else None)
     if why:
         raise UsageFault(
             f"the plan breaks a rule: {why}", "plan again:  tutti schedule PROBLEM.json --json"
         )
     return tuple(routes)
-
-
-def _countable(problem: PathProblem, routes: list[Route]) -> bool:
-    return all(route[0] in problem.counts for route in routes)
 
 
 def _paths(routes: tuple[Route, ...]) -> list[dict[str, Any]]:

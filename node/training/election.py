@@ -133,11 +133,8 @@ class Election:
         support = {p: self._support(p) for p in incumbents}
         if any(support.values()):
             return min(support, key=lambda p: (-support[p], p))
-        if not able:
-            return self._next(others)
-        if others and now - self._started < LOOK_S:
-            return self._next(others)
-        return self._next({*others, self._me})
+        waits = not able or (others and now - self._started < LOOK_S)
+        return self._next(others if waits else {*others, self._me})
 
     def _next(self, able: Collection[PeerId]) -> PeerId | None:
         """Who takes over where nobody leads. Who has worked with nobody takes all for equal, itself

@@ -60,7 +60,8 @@ class Member:
         self.plan: Plan | None = None
         self.term = 0
         self.attempt = 0
-        self._dropped: tuple[int, ...] = ()
+        self.dropped: tuple[int, ...] = ()
+        """Micro-batches of the plan in force that do not count, as the leader closed it."""
         self._counted = 0
         self._older: list[tuple[Plan, tuple[int, ...]]] = []
 
@@ -75,11 +76,6 @@ class Member:
         undo = () if self.before is None else (self.before,)
         return tuple(sorted({*self.checkpoints, *undo} - {self.at}))
 
-    @property
-    def dropped(self) -> tuple[int, ...]:
-        """Micro-batches of the plan in force that do not count, as the leader closed it."""
-        return self._dropped
-
     def remembers(self, version: Version) -> tuple[Plan | None, tuple[int, ...]]:
         """The newest plan from or to ``version``, and what of it does not count; None when it is
         not known here.
@@ -88,7 +84,7 @@ class Member:
         what it can go back to it must be able to explain, because a leader of another side knows
         nothing of it.
         """
-        known = [] if self.plan is None else [(self.plan, self._dropped)]
+        known = [] if self.plan is None else [(self.plan, self.dropped)]
         return next(
             (k for k in [*known, *self._older] if version in (k[0].base, makes(*k))), (None, ())
         )
@@ -96,7 +92,7 @@ class Member:
     def _remember(self) -> None:
         """Another plan comes: keep the last one, because what it made may be on its way to the
         disk, and of every version that can be put in place the newest that explains it."""
-        kept = {} if self.plan is None else {self.plan.term: (self.plan, self._dropped)}
+        kept = {} if self.plan is None else {self.plan.term: (self.plan, self.dropped)}
         for version in (self.at, *self.checkpoints):
             plan, dropped = self.remembers(version)
             if plan is not None:
@@ -183,7 +179,7 @@ class Member:
             self.at, self.tokens, self.cell = plan.base, plan.tokens, me.cell
         self.before = None
         self._remember()
-        self.plan, self.term, self.attempt, self._dropped = plan, plan.term, 0, ()
+        self.plan, self.term, self.attempt, self.dropped = plan, plan.term, 0, ()
         if plan.last:
             self.state = MemberState.FINISHED
             return [*done, ev.Finish(plan)]
@@ -223,7 +219,7 @@ class Member:
         if self.me in r.dead:
             return [ev.RefuseCaller("the leader counts this peer as dead")]
         me = plan.member(self.me)
-        self.attempt, self._dropped, self._counted = r.attempt, r.dropped, r.tokens
+        self.attempt, self.dropped, self._counted = r.attempt, r.dropped, r.tokens
         if r.sources:
             self.state = MemberState.COPY
             return [ev.CopyFrom(plan, r)]
@@ -232,13 +228,13 @@ class Member:
 
     def _ended(self, e: ev.RoundEnded) -> list[Any]:
         plan = self.plan
-        if plan is None or self.state not in (MemberState.AVERAGE, MemberState.COPY):
+        if (
+            plan is None
+            or self.state not in (MemberState.AVERAGE, MemberState.COPY)
+            or (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, self.attempt)
+        ):
             return []
-        if (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, self.attempt):
-            return []
-        if e.missing:
-            return [ev.TellIncomplete(plan, e)]
-        return [ev.AdoptParts(plan, e)]
+        return [ev.TellIncomplete(plan, e) if e.missing else ev.AdoptParts(plan, e)]
 
     def _adopted(self, e: ev.Adopted) -> list[Any]:
         plan = self.plan
@@ -251,7 +247,7 @@ class Member:
         me = plan.member(self.me)
         # A listener never held the version before, so it has nothing to go back to.
         self.before = plan.base if me is not None and me.current else None
-        self.at, self.cell = makes(plan, self._dropped), self.cell if me is None else me.cell
+        self.at, self.cell = makes(plan, self.dropped), self.cell if me is None else me.cell
         self.tokens = plan.tokens + self._counted
         self.state = MemberState.DONE
         return [ev.TellCommitted(plan, e.attempt, e.digest, e.contributors)]

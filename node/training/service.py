@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -344,7 +344,7 @@ class Training(rpc.TrainingServicer):
             # counted.
             self.facts.bounds.counted(m.at.epoch, m.tokens),
             self.leaving,
-            tuple(sorted(self.work.seen().items())),
+            tuple(sorted(self.work.engines.pipeline.rates().items())),
             self.work.room,
             self.work.costs(),
             m.cell,
@@ -478,8 +478,9 @@ class Training(rpc.TrainingServicer):
         began = self.clock.now()
         try:
             async with asyncio.timeout(timeout):
-                stub = rpc.TrainingStub(await self.transport.channel(peer))
-                reply = await stub.Tell(note, timeout=timeout)
+                reply = await rpc.TrainingStub(await self.transport.channel(peer)).Tell(
+                    note, timeout=timeout
+                )
         except TimeoutError as e:
             raise PeerFault(peer, "no answer in time") from e
         except grpc.aio.AioRpcError as e:
@@ -518,10 +519,17 @@ class Training(rpc.TrainingServicer):
             self._broken = peer
             self._hurry.set()  # nobody else can be told: the next word to it shows whether it lives
             return
-        note = pb.Note(
-            epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer, reason=reason[:200])
+        self.tasks.spawn(
+            self._tell_leader(
+                plan,
+                pb.Note(
+                    epoch=plan.epoch,
+                    term=plan.term,
+                    fault=pb.FaultNote(about=peer, reason=reason[:200]),
+                ),
+            ),
+            "accuse",
         )
-        self.tasks.spawn(self._tell_leader(plan, note), "accuse")
 
     # ----------------------------------------------------------- taking part
 
@@ -583,19 +591,26 @@ class Training(rpc.TrainingServicer):
                     self._epoch_tasks.append(
                         self.tasks.spawn(self.work.run(plan, self._done), "run")
                     )
-            case ev.StartRound():
-                self._epoch_tasks.append(self.tasks.spawn(self._average(action), "average"))
-            case ev.CopyFrom():
-                self._epoch_tasks.append(self.tasks.spawn(self._copy(action), "copy"))
+            case ev.StartRound(plan, r, listener):
+                average = self._end(self.work.average(plan, r, listener))
+                self._epoch_tasks.append(self.tasks.spawn(average, "average"))
+            case ev.CopyFrom(plan, r):
+                copy = self._end(self.work.copy(plan, r))
+                self._epoch_tasks.append(self.tasks.spawn(copy, "copy"))
             case ev.AdoptParts(plan, ended):
                 digest = await self.work.adopt(plan)
                 self.work.engines.meter.worked()
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
             case ev.TellCommitted(plan):
-                note = notes.committed_note(
-                    action, self.work.speed(), self.work.sketch, self.work.arrived
+                self.tasks.spawn(
+                    self._tell_leader(
+                        plan,
+                        notes.committed_note(
+                            action, self.work.speed(), self.work.sketch, self.work.arrived
+                        ),
+                    ),
+                    "committed",
                 )
-                self.tasks.spawn(self._tell_leader(plan, note), "committed")
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
                     self.accuse(peer, "its fresh parts did not come")
@@ -634,11 +649,8 @@ class Training(rpc.TrainingServicer):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _average(self, action: ev.StartRound) -> None:
-        await self.happens(await self.work.average(action.plan, action.round, action.listener))
-
-    async def _copy(self, action: ev.CopyFrom) -> None:
-        await self.happens(await self.work.copy(action.plan, action.round))
+    async def _end(self, round: Awaitable[ev.RoundEnded]) -> None:
+        await self.happens(await round)
 
     def _done(self, result: ev.MicroBatchResult) -> None:
         self._results.append(result)

@@ -31,7 +31,7 @@ from node.training.colleagues import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.cells import ANY
-from node.training.protocol.plan_context import PlanContext, makes
+from node.training.protocol.plan_context import makes
 from node.training.protocol.plan_validation import objection
 from node.training.protocol.rules import Read, Rules
 from node.training.protocol.settings import TrainingSettings
@@ -102,7 +102,7 @@ class StageRuntime:
         self._shapes = self.rounds.shapes
         size = sum(4 * prod(shape) for shape in self._shapes.values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
-        self._local_checkpoints = LocalCheckpoints(
+        self.local_checkpoints = LocalCheckpoints(
             engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size
         )
         self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, me)
@@ -120,7 +120,8 @@ class StageRuntime:
         """Whose parameters are in place; :data:`~node.training.protocol.cells.ANY` for no
         cell's."""
         self._epoch: _Epoch | None = None
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
+        """The newest plan this peer takes part in."""
         self.fetching, self.fetched_at = 1.0, 0.0
         """Share of the state that has come, 1 while none is fetched; when bytes of it came last,
         seconds of a steady clock."""
@@ -136,25 +137,10 @@ class StageRuntime:
         """Of the parameters in place."""
         return self.stage.version
 
-    @property
-    def momentum_lost(self) -> int:
-        """Parts that went on here without optimizer state."""
-        return self.state_export.taking.lost
-
-    @property
-    def momentum_age(self) -> int:
-        """Epochs that the oldest copy of optimizer state that had to do here was behind."""
-        return self.state_export.taking.age
-
     def checkpoints(self) -> tuple[Version, ...]:
         """Versions this peer could go back to from its disk, oldest first: of the cell whose
         parameters are in place."""
-        return self._local_checkpoints.versions(self.cell)
-
-    def troubles(self) -> list[str]:
-        """What the operator must know of this peer's checkpoints and their disk; looks at the free
-        space."""
-        return self._local_checkpoints.troubles()
+        return self.local_checkpoints.versions(self.cell)
 
     @property
     def outer(self) -> OuterNews:
@@ -173,10 +159,6 @@ class StageRuntime:
         tensor = p.shape.nbytes(p.settings.micro_batch, self.sequence)
         return capped(self.engines.meter.speed, least(*self.engines.transport.caps()), tensor)
 
-    def seen(self) -> dict[PeerId, float]:
-        """Micro-batches per second of this peer's neighbours, as it measures them."""
-        return self.engines.pipeline.rates()
-
     def costs(self) -> Measured:
         """What work and ways cost this peer, as it measures them."""
         p = self.engines.pipeline
@@ -188,14 +170,13 @@ class StageRuntime:
         )
         each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
         up, down = self.engines.transport.caps()
-        tera = self.engines.meter.tera_s
         return Measured(
             *(a.steady(STEADY) for a in each),
             slots=p.slots(),
             ways=ways,
             up=up,
             down=down,
-            tera_s=tera,
+            tera_s=self.engines.meter.tera_s,
         )
 
     def describe(
@@ -225,7 +206,7 @@ class StageRuntime:
         here."""
         settings, epochs = self.engines.pipeline.settings, self.settings.epochs
         return objection(
-            plan, self.me, self.rounds, settings, self.read, epochs, self.version, self._plan
+            plan, self.me, self.rounds, settings, self.read, epochs, self.version, self.plan
         )
 
     # ----------------------------------------------------------- the epoch
@@ -236,7 +217,7 @@ class StageRuntime:
         if self._epoch is not None and self._epoch.plan.epoch >= plan.epoch:
             self._void(plan.epoch)
         self._epoch = _Epoch(plan)
-        self._plan = plan
+        self.plan = plan
         self._inner.begin(plan)
         self._outer.begin(plan, self.read(plan.change).outer, listener)
         if listener:
@@ -253,7 +234,7 @@ class StageRuntime:
     def lost(self, dead: Collection[PeerId]) -> None:
         """The leader has found these members of the plan in force dead: nothing here waits for them
         any longer."""
-        known = {m.peer for m in self._plan.members} if self._plan is not None else set[PeerId]()
+        known = {m.peer for m in self.plan.members} if self.plan is not None else set[PeerId]()
         for peer in sorted(known & set(dead)):
             self.engines.transport.doubt(peer)
             self.engines.pipeline.gone(peer)
@@ -326,7 +307,7 @@ class StageRuntime:
         self.state_export.settled(epoch, plan)
         # Of a stage that was left out it is an older version than the plan's that becomes final,
         # and nothing to go with it is known.
-        if self._local_checkpoints.due(epoch) and (plan is None or plan.epoch == epoch):
+        if self.local_checkpoints.due(epoch) and (plan is None or plan.epoch == epoch):
             self._save(epoch, plan)
 
     async def go_to(self, version: Version, how: str) -> None:
@@ -361,14 +342,16 @@ class StageRuntime:
 
     async def finish(self, plan: Plan) -> None:
         """The run is complete: keep serving forward passes, write the last checkpoint."""
-        self._plan = plan
+        self.plan = plan
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         self.state_export.finished(plan)
         # A peer that was still catching up holds something else, and must not write it down under
         # this name.
-        if self._local_checkpoints.writes and self.version == plan.base:
-            await self.saved()  # the last checkpoint is the one that must not be skipped
+        if self.local_checkpoints.writes and self.version == plan.base:
+            await (
+                self.local_checkpoints.saved()
+            )  # the last checkpoint is the one that must not be skipped
             self._save(plan.epoch, plan)
 
     def _save(self, epoch: int, plan: Plan | None) -> None:
@@ -376,7 +359,7 @@ class StageRuntime:
             self.state_export.state_at(self.stage.settled),
             self.state_export.spares.held(),
         )
-        self._local_checkpoints.save(
+        self.local_checkpoints.save(
             epoch,
             plan,
             self.stage.parameters(),
@@ -396,7 +379,7 @@ class StageRuntime:
         changed.
         """
         e, epoch = self.engines, version.epoch
-        found = await self._local_checkpoints.load(version, self._shapes)
+        found = await self.local_checkpoints.load(version, self._shapes)
         await self.engines.aside(self.stage.adopt, found.parameters, epoch, version.lineage)
         self.stage.settle()
         self._holds_nothing(version)
@@ -419,7 +402,7 @@ class StageRuntime:
                     "warning",
                 )
         self.tokens, self.cell = (
-            self._local_checkpoints.tokens(epoch, found.meta),
+            self.local_checkpoints.tokens(epoch, found.meta),
             cell_of(found.meta),
         )
 
@@ -505,16 +488,8 @@ class StageRuntime:
 
     async def close(self) -> None:
         """Let a checkpoint that is being written finish, end the rest."""
-        await self.saved()
+        await self.local_checkpoints.saved()
         await self._tasks.close()
-
-    async def saved(self) -> None:
-        """Wait for the checkpoint that is being written, if any."""
-        await self._local_checkpoints.saved()
-
-    def recall(self, version: Version) -> PlanContext | None:
-        """What goes with a version, as this peer's checkpoint of it has it; None without one."""
-        return self._local_checkpoints.recall(version)
 
     # ----------------------------------------------------------- forward only
 
@@ -545,11 +520,6 @@ class StageRuntime:
             peers = [m.peer for m in plan.cell(stage, cells[turn % len(cells)]) if m.current]
             hops.append(Hop(stage, peers[turn // len(cells) % len(peers)]))
         return tuple(hops)
-
-    @property
-    def plan(self) -> Plan | None:
-        """The newest plan this peer takes part in."""
-        return self._plan
 
     # ----------------------------------------------------------- parts of the above
 

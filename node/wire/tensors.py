@@ -62,16 +62,23 @@ def head_of(name: str, tensor: torch.Tensor, wire: str) -> tensor_pb2.TensorHead
 def check_head(head: tensor_pb2.TensorHead, name: str, shape: Shape, wire: str) -> None:
     """Raises WireError unless ``head`` announces exactly this name, shape, format and number of
     bytes."""
+    compare(head, expected_head(name, shape, wire), wire)
+
+
+def compare(head: tensor_pb2.TensorHead, wanted: tensor_pb2.TensorHead, wire: str) -> None:
+    """Raises WireError unless ``head`` is the one that is ``wanted``, for a tensor in format
+    ``wire``."""
+    name = wanted.name
     if head.name != name:
         raise WireError(f"tensor {head.name[:80]!r} where {name!r} belongs")
-    if len(head.shape) != len(shape) or any(a != b for a, b in zip(head.shape, shape, strict=True)):
-        raise WireError(f"tensor {name!r} has shape {list(head.shape[:8])}, expected {list(shape)}")
-    if head.wire != _known(wire)[0]:
-        raise WireError(f"tensor {name!r} travels as format {head.wire}, expected {wire}")
-    if head.nbytes != nbytes_of(shape, wire):
+    if head.shape != wanted.shape:
         raise WireError(
-            f"tensor {name!r} announces {head.nbytes} bytes, expected {nbytes_of(shape, wire)}"
+            f"tensor {name!r} has shape {list(head.shape[:8])}, expected {list(wanted.shape)}"
         )
+    if head.wire != wanted.wire:
+        raise WireError(f"tensor {name!r} travels as format {head.wire}, expected {wire}")
+    if head.nbytes != wanted.nbytes:
+        raise WireError(f"tensor {name!r} announces {head.nbytes} bytes, expected {wanted.nbytes}")
 
 
 def encode(tensor: torch.Tensor, wire: str) -> memoryview:
@@ -98,35 +105,30 @@ def chunks(buffer: Buffer, size: int) -> Iterator[bytes]:
         yield bytes(view[start : start + size])
 
 
-class TensorReader:
-    """Puts a stream of chunks back together.
+class BytesReader:
+    """Puts a stream of chunks back together, as the bytes of each tensor.
 
-    ``expected`` lists the (name, shape) this side knows must come, in order, all in format
-    ``wire``. The heads are compared with it when the reader is made (WireError). Memory for a
-    tensor is set aside when its first byte arrives, once, at its final size: a peer that sends
-    heads and then nothing costs nothing.
+    ``wanted`` are the heads this side knows must come, in order, all in format ``wire``. Those that
+    came are compared with them when the reader is made (WireError). Memory for a tensor is set
+    aside when its first byte arrives, once, at its final size: a peer that sends heads and then
+    nothing costs nothing.
     """
 
     def __init__(
         self,
         heads: Sequence[tensor_pb2.TensorHead],
-        expected: Sequence[tuple[str, Shape]],
+        wanted: Sequence[tensor_pb2.TensorHead],
         wire: str,
     ) -> None:
-        self._dtype = dtype_of(wire)
-        if len(heads) != len(expected):
-            raise WireError(f"{len(heads)} tensors announced, expected {len(expected)}")
-        for head, (name, shape) in zip(heads, expected, strict=True):
-            check_head(head, name, shape, wire)
-        self._shapes = [tuple(int(d) for d in shape) for _, shape in expected]
-        self._sizes = [nbytes_of(shape, wire) for shape in self._shapes]
-        self._done: list[torch.Tensor] = []
-        self._bytes: memoryview | None = None  # of the tensor being filled
-        self._filled = 0
-        self.nbytes = sum(self._sizes)
-        """Bytes the whole stream has."""
-        self.remaining = self.nbytes
-        """Bytes still missing."""
+        if len(heads) != len(wanted):
+            raise WireError(f"{len(heads)} tensors announced, expected {len(wanted)}")
+        for head, want in zip(heads, wanted, strict=True):
+            compare(head, want, wire)
+        self._wanted, self._parts = wanted, list[torch.Tensor]()
+        self._into = memoryview(b"")
+        """What is still to be filled of the last tensor."""
+        self.nbytes = self.remaining = sum(head.nbytes for head in wanted)
+        """Bytes of the whole stream, and those still missing."""
 
     def feed(self, data: Buffer) -> None:
         """Take the next bytes; chunks may cross tensors. Raises WireError, taking nothing, when
@@ -138,44 +140,54 @@ class TensorReader:
             )
         self.remaining -= len(view)
         while len(view):
-            target = self._target()
-            taken = min(len(view), len(target) - self._filled)
-            target[self._filled : self._filled + taken] = view[:taken]
-            self._filled += taken
-            view = view[taken:]
+            while not len(self._into):
+                self._into = self._open()
+            taken = min(len(view), len(self._into))
+            self._into[:taken] = view[:taken]
+            self._into, view = self._into[taken:], view[taken:]
+
+    def raw(self) -> list[torch.Tensor]:
+        """The tensors as they came, in order. Raises WireError when bytes are missing."""
+        if self.remaining:
+            raise WireError(f"the stream ended {self.remaining} bytes short of {self.nbytes}")
+        while len(self._parts) < len(self._wanted):  # what is left has no bytes
+            self._open()
+        return self._parts
+
+    def _open(self) -> memoryview:
+        part = torch.empty(self._wanted[len(self._parts)].nbytes, dtype=torch.uint8)
+        self._parts.append(part)
+        return part.numpy().data
+
+
+class TensorReader(BytesReader):
+    """The same as numbers: ``expected`` lists the (name, shape) that must come."""
+
+    def __init__(
+        self,
+        heads: Sequence[tensor_pb2.TensorHead],
+        expected: Sequence[tuple[str, Shape]],
+        wire: str,
+    ) -> None:
+        self._dtype = dtype_of(wire)
+        super().__init__(heads, [expected_head(n, shape, wire) for n, shape in expected], wire)
 
     def finish(self) -> list[torch.Tensor]:
-        """The tensors, fp32 on the CPU, in order. Raises WireError when bytes are missing."""
+        """The tensors, fp32 on the CPU, in order. Raises WireError when bytes are missing. Before,
+        :meth:`raw` gives the last one still in the wire's format, for a look at the numbers."""
         done = self.raw()
         self._widen()
         return done
 
-    def raw(self) -> list[torch.Tensor]:
-        """The tensors as they came, the last still in the wire's format. Raises WireError when
-        bytes are missing.
-
-        For a look at the numbers before :meth:`finish` widens them.
-        """
-        if self.remaining:
-            raise WireError(f"the stream ended {self.remaining} bytes short of {self.nbytes}")
-        while len(self._done) < len(self._shapes):  # what is left has no bytes
-            self._open()
-        return self._done
-
-    def _target(self) -> memoryview:
-        while self._bytes is None or self._filled == len(self._bytes):
-            self._bytes, self._filled = self._open(), 0
-        return self._bytes
-
     def _widen(self) -> None:
         # One tensor at a time, as it gets full: two copies of everything never exist together.
-        if self._done:
-            self._done[-1] = self._done[-1].float()
+        if self._parts:
+            self._parts[-1] = self._parts[-1].float()
 
     def _open(self) -> memoryview:
         self._widen()
-        tensor = torch.empty(self._shapes[len(self._done)], dtype=self._dtype)
-        self._done.append(tensor)
+        tensor = torch.empty(tuple(self._wanted[len(self._parts)].shape), dtype=self._dtype)
+        self._parts.append(tensor)
         return _words(tensor.reshape(-1)).view(np.uint8).data
 
 

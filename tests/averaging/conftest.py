@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -132,6 +133,12 @@ def stepped(name: str, mean: torch.Tensor) -> torch.Tensor:
 def same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
     """Bit for bit."""
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+async def with_peers(making: Awaitable[Cell]) -> tuple[Any, ...]:
+    """The cell and each of its peers."""
+    cell = await making
+    return cell, *cell.peers
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
-from tests.averaging.conftest import SHAPES, Cell, gradients_of, same
+from tests.averaging.conftest import SHAPES, Cell, gradients_of, same, with_peers
 from tests.averaging.test_machine import ALONE, OPEN, A, B, C, D, P, began, feed
 
 E = PeerId("e")
@@ -249,8 +249,9 @@ class Servers:
 
 
 async def test_every_cell_gets_the_value_as_it_is_when_its_push_has_come(cell_of):
-    cell = await cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
-    p0, p1, p2, p3 = cell.peers
+    cell, p0, p1, p2, p3 = await with_peers(
+        cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
+    )
     cells, servers = {p0: 0, p1: 1, p2: 1, p3: 2}, Servers(cell)
 
     async def one(peer: PeerId, **changes: object):
@@ -276,8 +277,9 @@ async def test_every_cell_gets_the_value_as_it_is_when_its_push_has_come(cell_of
 async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_attempt(
     cell_of, monkeypatch
 ):
-    cell = await cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
-    p0, p1, p2, p3 = cell.peers
+    cell, p0, p1, p2, p3 = await with_peers(
+        cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
+    )
     cells, servers = {p0: 0, p1: 1, p2: 2, p3: 2}, Servers(cell)
     await cell.net.kill(p2)
     begin = ExchangeServer.open
@@ -308,8 +310,9 @@ async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_at
 
 
 async def test_who_begins_to_serve_a_part_has_pushed_to_it_before(cell_of):
-    cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(
+        cell_of(3, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
+    )
     servers, here = Servers(cell), {p0: 0, p1: 1}
     first = await asyncio.gather(*(cell.run(servers.request(p, here, [p0]), p) for p in (p0, p1)))
     assert [o.missing for o in first] == [(), ()]
@@ -326,8 +329,9 @@ async def test_who_begins_to_serve_a_part_has_pushed_to_it_before(cell_of):
 
 
 async def test_who_only_serves_again_asks_nobody_and_has_all(cell_of):
-    cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(
+        cell_of(3, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
+    )
     cells, servers = {p0: 0, p1: 1, p2: 2}, Servers(cell)
     here = {p: {k: v for k, v in cells.items() if k != p2} for p in (p0, p1)}
     first = await asyncio.gather(
@@ -348,8 +352,9 @@ async def test_who_only_serves_again_asks_nobody_and_has_all(cell_of):
 async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_the_cell(
     cell_of, monkeypatch
 ):
-    cell = await cell_of(3, AveragingSettings(round_timeout_s=60.0, group_bytes=256))
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(
+        cell_of(3, AveragingSettings(round_timeout_s=60.0, group_bytes=256))
+    )
     cells, servers = {p0: 0, p1: 1, p2: 2}, Servers(cell)
     first, others = (servers.request(p0, among, [p0]) for among in (cells, {p0: 0, p2: 2}))
     busy, goes_on, came, tell = (
@@ -428,8 +433,7 @@ def test_what_is_dropped_while_a_step_takes_its_own():
 
 
 async def test_what_is_not_finite_is_refused_and_its_cell_gets_what_is_there(cell_of, monkeypatch):
-    cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0))
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3, AveragingSettings(round_timeout_s=20.0)))
     cells, servers = {p0: 0, p1: 1, p2: 1}, Servers(cell)
     bad = {n: torch.full(s, float("nan")) for n, s in SHAPES.items()}
     monkeypatch.setattr(cell.rounds[p1], "_fit_to_give", _blindly)

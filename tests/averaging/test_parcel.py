@@ -20,7 +20,9 @@ from node.averaging.settings import AveragingSettings
 from node.core.errors import WireError
 from node.core.ids import RoundId
 from node.training.rounds.error_feedback import ErrorFeedback
+from node.wire.tensors import compare
 from protos import averaging_pb2
+from tests.averaging.conftest import with_peers
 
 SIZES = st.lists(st.integers(0, 400), max_size=6)
 
@@ -78,7 +80,7 @@ def test_a_reader_gives_back_what_was_sent(counts: list[int], size: int, codec: 
     assert reader.nbytes == sum(nbytes_of(n, codec) for n in counts)
     for message in parcel.messages(parts, max(size, -(-reader.nbytes // parcel.FEWEST_MESSAGES))):
         reader.feed(parcel.payload(message))
-    assert all(torch.equal(a, b) for a, b in zip(reader.finish(), parts, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(reader.raw(), parts, strict=True))
 
 
 def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_aside_before_a_byte(
@@ -92,7 +94,7 @@ def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_asid
     with pytest.raises(WireError, match="7 were left"):
         reader.feed(memoryview(bytes(8)))
     with pytest.raises(WireError, match="7 bytes short"):
-        reader.finish()
+        reader.raw()
 
 
 @pytest.mark.parametrize(
@@ -100,12 +102,12 @@ def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_asid
 )
 def test_each_lie_in_a_head_is_refused(change: dict) -> None:
     head = parcel.head_of("a", (2, 5), "int8")
-    parcel.check_head(head, "a", (2, 5), "int8")
+    compare(head, parcel.head_of("a", (2, 5), "int8"), "int8")
     for field, value in change.items():
         head.ClearField(field)
         head.MergeFrom(type(head)(**{field: value}))
     with pytest.raises(WireError):
-        parcel.check_head(head, "a", (2, 5), "int8")
+        compare(head, parcel.head_of("a", (2, 5), "int8"), "int8")
 
 
 def means(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -170,8 +172,7 @@ async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(
 
 
 async def test_values_are_averaged_by_tokens_and_not_divided_by_them(cell_of, bits, grads):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     for equal in (True, False):
         tokens = {p0: 7, p1: 7 if equal else 21}
         changes = {
@@ -192,8 +193,7 @@ async def test_values_are_averaged_by_tokens_and_not_divided_by_them(cell_of, bi
 
 
 async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     net = cell.net
     outer = {}
     for peer in ("q0", "q1"):
@@ -217,8 +217,7 @@ async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
 
 
 async def test_a_survivor_serves_the_bytes_it_was_given_when_the_owner_is_dead(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     owners = cell.owners([p2])
     changes = {"owners": owners, "listeners": frozenset({p1}), "down": "int8"}
     first, _ = await asyncio.gather(

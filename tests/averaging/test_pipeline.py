@@ -19,6 +19,7 @@ from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
+from tests.averaging.conftest import with_peers
 
 EACH = 1
 """Bytes of a group that make every part a group of its own."""
@@ -77,8 +78,7 @@ async def test_many_groups_give_the_bits_of_one(cell_of, cut, bits, wire):
 
 
 async def test_a_listener_and_one_with_spoiled_gradients_get_every_group(cut, bits, grads):
-    cell = await cut(4)
-    p0, p1, p2, p3 = cell.peers
+    cell, p0, p1, p2, p3 = await with_peers(cut(4))
     changes = {"listeners": frozenset({p3}), "owners": cell.owners([p0, p1])}
     spoiled = grads(p2) | {"c.weight": torch.full((5,), float("nan"))}
     requests = {p: cell.request(p, **changes) for p in (p0, p1)}
@@ -91,8 +91,7 @@ async def test_a_listener_and_one_with_spoiled_gradients_get_every_group(cut, bi
 
 
 async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
-    cell = await cut(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cut(2))
     owners = cell.owners([p0])
     gates = Gates(cell.step_of(p0))
     running = [asyncio.ensure_future(cell.rounds[p0].run(cell.request(p0, owners=owners), gates))]
@@ -108,8 +107,7 @@ async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
 
 
 async def test_an_owner_killed_in_mid_round_leaves_its_finished_groups(cut, bits):
-    cell = await cut(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cut(3))
     owners = cell.owners([p2])
     gates = Gates(cell.step_of(p2))
     victim = asyncio.ensure_future(cell.rounds[p2].run(cell.request(p2, owners=owners), gates))
@@ -140,8 +138,7 @@ async def test_an_owner_killed_in_mid_round_leaves_its_finished_groups(cut, bits
 
 
 async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
-    cell = await cut(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cut(3))
     owners = cell.owners([p0])
     requests = {p: cell.request(p, owners=owners, deadline_s=300.0) for p in (p0, p1)}
     running = asyncio.ensure_future(cell.run_all(requests))
@@ -157,8 +154,7 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
 
 
 async def test_a_step_that_fails_keeps_the_groups_before_it_and_is_repaired(cut, bits):
-    cell = await cut(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cut(2))
     owners = cell.owners([p1])
     step = cell.step_of(p1)
 
@@ -213,8 +209,7 @@ async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(
 
 
 async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
-    cell = await cut(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cut(2))
     request = cell.request(p1, owners=cell.owners([p0]), up="fp32")
     running = asyncio.ensure_future(
         cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0)
@@ -240,8 +235,7 @@ async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
 
 
 async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(cut, bits):
-    cell = await cut(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cut(2))
     owners = cell.owners([p1])
     gates = Gates(cell.step_of(p1))
     running = asyncio.ensure_future(cell.rounds[p1].run(cell.request(p1, owners=owners), gates))
@@ -257,8 +251,7 @@ async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(
 
 
 async def test_groups_go_up_in_order_though_a_later_one_is_encoded_first(cut, bits, monkeypatch):
-    cell = await cut(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cut(2))
     encode, later = RoundRequest.bytes_of, threading.Event()
 
     def slow(request, name):
@@ -354,8 +347,7 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
     ],
 )
 async def test_groups_are_cut_by_what_travels_and_bounded_in_memory(cell_of, up, down, groups):
-    cell = await cell_of(2)
-    mine, other = cell.peers
+    cell, mine, other = await with_peers(cell_of(2))
     shapes = {f"p{i}": (1 << 10,) for i in range(8)}
     owners = dict.fromkeys(shapes, other)
     gradients = {n: torch.ones(s) for n, s in shapes.items()}

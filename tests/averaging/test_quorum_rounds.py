@@ -24,6 +24,7 @@ from node.averaging.exchange.events import (
 from node.averaging.exchange.group_state import grace
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.settings import AveragingSettings
+from tests.averaging.conftest import with_peers
 from tests.averaging.test_machine import OPEN, A, B, C, P, began, feed
 
 TWO = replace(OPEN, quorum=2, grace_s=5.0)
@@ -107,8 +108,7 @@ def test_a_grace_is_what_the_overlap_leaves() -> None:
 
 
 async def test_an_owner_wakes_when_the_grace_is_over(cell_of):
-    cell = await cell_of(3, AveragingSettings(round_timeout_s=600.0))
-    p0, p1, _ = cell.peers
+    cell, p0, p1, _ = await with_peers(cell_of(3, AveragingSettings(round_timeout_s=600.0)))
     owners = dict.fromkeys(cell.owners(), p0)
     asked = {p: cell.request(p, owners=owners, quorum=2, grace_s=0.01) for p in (p0, p1)}
     outcomes = await asyncio.wait_for(cell.run_all(asked), 100)

@@ -10,7 +10,7 @@ import torch
 
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
-from tests.averaging.conftest import SHAPES
+from tests.averaging.conftest import SHAPES, with_peers
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
@@ -47,8 +47,7 @@ async def test_the_wire_rounds_the_owners_own_gradients_too(cell_of, bits, reduc
 
 
 async def test_a_listener_gathers_and_gives_nothing(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     changes = {"listeners": frozenset({p2}), "owners": cell.owners([p0, p1])}
     requests = {p: cell.request(p, **changes) for p in (p0, p1)}
     requests[p2] = cell.request(p2, gradients=None, tokens=0, **changes)
@@ -58,8 +57,7 @@ async def test_a_listener_gathers_and_gives_nothing(cell_of, bits):
 
 
 async def test_a_late_listener_and_a_late_duplicate_are_served_the_same_bytes(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     changes = {"listeners": frozenset({p2}), "owners": cell.owners([p0, p1])}
     first = await cell.run_all({p: cell.request(p, **changes) for p in (p0, p1)})
     steps = {p: list(s) for p, s in cell.steps.items()}
@@ -73,8 +71,7 @@ async def test_a_late_listener_and_a_late_duplicate_are_served_the_same_bytes(ce
 
 
 async def test_members_may_be_faster_than_the_owner(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     early = [asyncio.ensure_future(cell.run(cell.request(p), p)) for p in (p1, p2)]
     while len(cell.rounds[p0]._owner._lines) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
@@ -84,8 +81,7 @@ async def test_members_may_be_faster_than_the_owner(cell_of, bits):
 
 
 async def test_a_member_dead_before_its_upload_is_left_out_at_the_deadline(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     await cell.net.kill(p2)
     owners = cell.owners([p0, p1])
     outcomes = await cell.run_all(
@@ -96,8 +92,7 @@ async def test_a_member_dead_before_its_upload_is_left_out_at_the_deadline(cell_
 
 
 async def test_a_member_told_dead_is_not_waited_for(cell_of, bits):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     running = asyncio.ensure_future(
         cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0)
     )
@@ -109,8 +104,7 @@ async def test_a_member_told_dead_is_not_waited_for(cell_of, bits):
 
 
 async def test_an_owner_that_cannot_be_reached_is_not_waited_for_either(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     await cell.net.kill(p2)
     outcomes = await asyncio.wait_for(
         cell.run_all({p: cell.request(p, deadline_s=100.0) for p in (p0, p1)}), 20.0
@@ -139,8 +133,7 @@ async def test_a_dead_owner_is_replaced_by_a_repair(cell_of, bits):
 
 
 async def test_a_survivor_that_has_the_dead_owners_bytes_serves_them(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     await cell.run_all({p: cell.request(p) for p in cell.peers})
     await cell.net.kill(p2)
     repaired = {n: o if o != p2 else p0 for n, o in cell.owners().items()}
@@ -150,8 +143,7 @@ async def test_a_survivor_that_has_the_dead_owners_bytes_serves_them(cell_of, bi
 
 
 async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bits):
-    cell = await cell_of(4)
-    p0, p1, p2, late = cell.peers
+    cell, p0, p1, p2, late = await with_peers(cell_of(4))
     p1_owns = {"d.weight", "e.weight"}
     owners = {n: p1 if n in p1_owns else p0 for n in cell.owners()}
 
@@ -175,8 +167,7 @@ async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bit
 
 
 async def test_an_owner_that_dies_while_stepping_fails_alone(cell_of, bits):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     stuck, loop = threading.Event(), asyncio.get_running_loop()
     stepping = asyncio.Event()
 
@@ -199,8 +190,7 @@ async def test_an_owner_that_dies_while_stepping_fails_alone(cell_of, bits):
 
 
 async def test_own_gradients_that_are_not_finite_make_a_listener(cell_of, bits, grads):
-    cell = await cell_of(3)
-    p0, p1, p2 = cell.peers
+    cell, p0, p1, p2 = await with_peers(cell_of(3))
     spoiled = grads(p2)
     spoiled["a.weight"][0, 0] = float("nan")
     requests = {p: cell.request(p) for p in (p0, p1)} | {p2: cell.request(p2, gradients=spoiled)}
@@ -211,8 +201,7 @@ async def test_own_gradients_that_are_not_finite_make_a_listener(cell_of, bits, 
 
 
 async def test_a_step_that_fails_fails_the_owner_and_can_be_repaired(cell_of, bits):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
 
     def broken(means):
         raise RuntimeError("out of memory")
@@ -229,8 +218,9 @@ async def test_a_step_that_fails_fails_the_owner_and_can_be_repaired(cell_of, bi
 
 
 async def test_what_others_gave_and_cannot_be_sent_back_fails_the_round_and_ends_nobody(cell_of):
-    cell = await cell_of(2, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(
+        cell_of(2, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
+    )
     huge = {n: torch.full(s, 1e6) for n, s in SHAPES.items()}  # fit, and more than fp16 has
     changes = {
         "owners": dict.fromkeys(SHAPES, p0),
@@ -272,8 +262,7 @@ async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits,
 
 
 async def test_a_silent_owner_costs_no_more_than_the_deadline(cell_of, bits):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     cell.net.mute(p1)
     outcome = await asyncio.wait_for(cell.run(cell.request(p0, deadline_s=0.5), p0), 20)
     assert set(outcome.failed) == {p1}
@@ -282,8 +271,7 @@ async def test_a_silent_owner_costs_no_more_than_the_deadline(cell_of, bits):
 
 
 async def test_requests_that_contradict_themselves_are_ours_to_fix(cell_of, grads):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     wrong = grads(p0) | {"a.weight": torch.zeros(4, 6)}
     for changes in (
         {"members": (p1,)},
@@ -296,8 +284,7 @@ async def test_requests_that_contradict_themselves_are_ours_to_fix(cell_of, grad
 
 
 async def test_the_same_attempt_is_not_run_twice_and_stays_served(cell_of, bits):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     owners = cell.owners([p0])
     changes = {"listeners": frozenset({p1}), "owners": owners}
     await cell.run(cell.request(p0, **changes), p0)
@@ -308,8 +295,7 @@ async def test_the_same_attempt_is_not_run_twice_and_stays_served(cell_of, bits)
 
 
 async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     await cell.run_all({p: cell.request(p) for p in cell.peers})
     for peer in cell.peers:
         cell.rounds[peer].forget(9)
@@ -326,8 +312,7 @@ async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
 
 
 async def test_a_forgotten_epoch_is_refused(cell_of):
-    cell = await cell_of(2)
-    p0, p1 = cell.peers
+    cell, p0, p1 = await with_peers(cell_of(2))
     cell.rounds[p1].forget(7)
     outcome = await cell.run(cell.request(p0, owners=cell.owners([p1]), deadline_s=100.0), p0)
     assert "forgotten" in outcome.failed[p1]

@@ -135,7 +135,7 @@ class FakeDaemon:
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
         self.assembled.training = SimpleNamespace(leave=self.leave, standing=ChangeStatus(Rules()))
-        self.assembled.work = SimpleNamespace(saved=self.saved)
+        self.assembled.work = SimpleNamespace(local_checkpoints=SimpleNamespace(saved=self.saved))
         self.mover = Mover(self)  # type: ignore[arg-type]
 
     async def leave(self, reason: str) -> None:

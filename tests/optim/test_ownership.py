@@ -15,7 +15,6 @@ from node.core.ids import PeerId
 from node.optim.ownership import assign, makespan, ownership_hash
 from node.optim.parts import ParameterPart, parts_of, state_bytes, state_shapes, step_cost
 from node.optim.settings import OptimSettings
-from node.partition.cost import KernelRate, Rates
 from node.partition.cost import state_bytes as planned_bytes
 from node.partition.repair import MUST
 
@@ -196,18 +195,6 @@ def test_costs_follow_the_method():
     assert not by_name["lm_head.weight"].atomic
     assert not by_name["model.layers.0.input_layernorm.weight"].atomic
     assert by_name[UP].bytes == 4 * 64 * 192
-
-
-def test_measured_rates_correct_the_cost_of_matrices_alone():
-    shapes = {
-        UP: (64, 192),
-        "model.layers.0.self_attn.q_proj.weight": (64, 64),
-        "lm_head.weight": (259, 64),
-    }
-    plain = {p.name: p for p in parts_of(shapes, OptimSettings())}
-    rates = Rates([KernelRate(64, 192, 100.0), KernelRate(64, 64, 25.0)])
-    measured = {p.name: p for p in parts_of(shapes, OptimSettings(), rates)}
-    assert [measured[n].cost / plain[n].cost for n in shapes] == pytest.approx([1, 4, 1])
 
 
 @pytest.mark.parametrize("method", ["muon", "shampoo", "soap", "adamw"])

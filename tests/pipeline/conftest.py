@@ -4,8 +4,9 @@ loopback."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -129,9 +130,11 @@ class Swarm:
         )
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def adopt(self, plan: Plan) -> None:
+    def adopt(self, plan: Plan) -> Plan:
+        """Put the plan in force at every peer; the plan."""
         for pipeline in self.pipelines.values():
             pipeline.set_plan(plan)
+        return plan
 
     async def run(self, plan: Plan) -> dict[int, MicroBatchDone]:
         """Run all paths of s0a; every micro-batch must be reported exactly once."""
@@ -218,6 +221,12 @@ class Swarm:
         await self.net.close()
         for pipeline in self.pipelines.values():
             pipeline.device.close()
+
+
+async def begun(filling: Awaitable[Swarm], count: int, **how: Any) -> tuple[Swarm, Plan]:
+    """A swarm whose peers have all adopted a plan of ``count`` micro-batches; the plan."""
+    swarm = await filling
+    return swarm, swarm.adopt(swarm.plan(count, **how))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from protos import pipeline_pb2 as pb
 from protos import tensor_pb2
 from protos.pipeline_pb2_grpc import PipelineStub
+from tests.pipeline.conftest import begun
 
 
 def head(plan, **changes):
@@ -41,9 +42,9 @@ async def answers(swarm, sender, receiver, messages, method="Forward"):
 
 @pytest.fixture
 async def ready(make_swarm):
-    swarm = await make_swarm().fill(replicas=2, plan_wait_s=0.05)
-    plan = swarm.plan(2, choose=lambda i, s: "a")
-    swarm.adopt(plan)
+    swarm, plan = await begun(
+        make_swarm().fill(replicas=2, plan_wait_s=0.05), 2, choose=lambda i, s: "a"
+    )
     return swarm, plan
 
 

@@ -16,12 +16,11 @@ from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Sett
 from node.pipeline.hops.outbound import AlreadyThere
 from node.pipeline.service import STRETCH_MOST
 from node.pipeline.settings import PipelineLimits
+from tests.pipeline.conftest import begun
 
 
 async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
-    swarm = await make_swarm().fill(replicas=2)
-    plan = swarm.plan(6)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=2), 6)
     done = await swarm.run(plan)
     assert all(r.counted and r.tokens == 32 for r in done.values())
     await swarm.check(plan)
@@ -48,9 +47,7 @@ async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
     ],
 )
 async def test_one_replica_may_die_anywhere(make_swarm, kill_at, event, way, nth):
-    swarm = await make_swarm().fill(replicas=2)
-    plan = swarm.plan(6)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=2), 6)
     died = kill_at(swarm, "s2a", event, way, nth)
     done = await swarm.run(plan)
     assert died.is_set()
@@ -59,9 +56,9 @@ async def test_one_replica_may_die_anywhere(make_swarm, kill_at, event, way, nth
 
 
 async def test_a_tiny_stash_answers_busy_and_everything_finishes(make_swarm):
-    swarm = await make_swarm().fill(replicas=1, limits=PipelineLimits(stash_bytes=1, in_flight=6))
-    plan = swarm.plan(8)
-    swarm.adopt(plan)
+    swarm, plan = await begun(
+        make_swarm().fill(replicas=1, limits=PipelineLimits(stash_bytes=1, in_flight=6)), 8
+    )
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
     assert "hop-turned" in swarm.ears["s0a"].events
@@ -71,9 +68,7 @@ async def test_a_tiny_stash_answers_busy_and_everything_finishes(make_swarm):
 
 
 async def test_a_stage_without_a_live_peer_drops_the_micro_batch(make_swarm):
-    swarm = await make_swarm().fill(replicas=2)
-    plan = swarm.plan(3)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=2), 3)
     await swarm.kill("s3a")
     await swarm.kill("s3b")
     done = await swarm.run(plan)
@@ -82,9 +77,7 @@ async def test_a_stage_without_a_live_peer_drops_the_micro_batch(make_swarm):
 
 
 async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
-    swarm = await make_swarm(forward_timeout_s=1.0).fill(replicas=2)
-    plan = swarm.plan(3)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm(forward_timeout_s=1.0).fill(replicas=2), 3)
     swarm.net.mute(PeerId("s1a"))
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
@@ -92,18 +85,14 @@ async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
 
 
 async def test_a_micro_batch_past_the_plans_deadline_is_dropped_and_reported(make_swarm):
-    swarm = await make_swarm(forward_timeout_s=0.5).fill(replicas=1)
-    plan = swarm.plan(2, deadline_s=0.3)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm(forward_timeout_s=0.5).fill(replicas=1), 2, deadline_s=0.3)
     swarm.net.mute(PeerId("s2a"))
     done = await swarm.run(plan)
     assert not any(r.counted for r in done.values())
 
 
 async def test_what_is_called_off_is_dropped_and_nobody_is_told(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
-    plan = swarm.plan(4)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s2a"))
     origin, results = swarm.pipelines["s0a"], []
     running = asyncio.ensure_future(origin.run(plan.paths, swarm.batch, results.append))
@@ -119,9 +108,7 @@ async def test_what_is_called_off_is_dropped_and_nobody_is_told(make_swarm):
 
 
 async def test_taking_gradients_closes_the_epoch(make_swarm):
-    swarm = await make_swarm(forward_timeout_s=0.5).fill(replicas=1)
-    plan = swarm.plan(4)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm(forward_timeout_s=0.5).fill(replicas=1), 4)
     swarm.net.mute(PeerId("s3a"))
     running = asyncio.ensure_future(swarm.run(plan))
     while not swarm.ears["s2a"].seconds.get("compute"):
@@ -142,8 +129,7 @@ async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swa
         await named.wait()
         await kept(*args)
 
-    plan = swarm.plan(4)
-    swarm.adopt(plan)
+    plan = swarm.adopt(swarm.plan(4))
     outbound.counted = slow
     await swarm.pipelines["s0a"].run(plan.paths, swarm.batch, swarm.results.append)
     # As in a swarm: the end of the epoch is known before the origin's last notes have arrived
@@ -157,9 +143,7 @@ async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swa
 
 
 async def test_a_name_that_never_comes_costs_a_count_and_does_not_hold_up_the_round(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
-    plan = swarm.plan(2)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
     kept, asked = swarm.pipelines["s0a"].sender.outbound.counted, []
 
     async def mute(peer, *rest):
@@ -182,9 +166,7 @@ async def test_a_name_that_never_comes_costs_a_count_and_does_not_hold_up_the_ro
 
 
 async def test_a_name_that_fails_once_is_said_again(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
-    plan = swarm.plan(3)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
     kept, failed = swarm.pipelines["s0a"].sender.outbound.counted, []
 
     async def once(peer, *rest):
@@ -200,9 +182,7 @@ async def test_a_name_that_fails_once_is_said_again(make_swarm):
 
 
 async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
-    plan = swarm.plan(4)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s3a"))
     running = asyncio.ensure_future(swarm.run(plan))
     while not len(swarm.pipelines["s2a"].stash):
@@ -214,8 +194,7 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
         pipeline.reset(3)
     assert not any(r.counted for r in (await running).values())
     swarm.net.mute(PeerId("s3a"), False)
-    following = swarm.plan(4, epoch=4)
-    swarm.adopt(following)
+    following = swarm.adopt(swarm.plan(4, epoch=4))
     assert all(r.counted for r in (await swarm.run(following)).values())
     _, tokens = await swarm.gradients(4)
     assert tokens == dict.fromkeys(range(4), 128)
@@ -266,9 +245,7 @@ async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
 
 
 async def test_forward_only_work_finds_another_replica_or_says_who_failed(make_swarm):
-    swarm = await make_swarm().fill(replicas=2)
-    plan = swarm.plan(2, choose=lambda i, s: "a")
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=2), 2, choose=lambda i, s: "a")
     await swarm.kill("s2a")
     tokens, targets = swarm.batch(plan.paths[0])
     total, _ = await swarm.pipelines["s0a"].evaluate(plan.paths[0].hops, tokens, targets)
@@ -282,9 +259,7 @@ async def test_forward_only_work_finds_another_replica_or_says_who_failed(make_s
 
 
 async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
-    plan = swarm.plan(3)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
     good = swarm.batch
 
     def bad(path):
@@ -315,9 +290,7 @@ def through(swarm, plan, stages):
 
 @pytest.mark.parametrize("gone", [1, 2, 3])
 async def test_a_stage_that_is_gone_is_left_out_both_ways(make_swarm, gone):
-    swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
-    plan = swarm.plan(3)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm(may_skip=0.34).fill(replicas=2), 3)
     for letter in "ab":
         await swarm.kill(f"s{gone}{letter}")
     done = await swarm.run(plan)
@@ -333,9 +306,7 @@ async def test_a_stage_that_is_gone_is_left_out_both_ways(make_swarm, gone):
 
 
 async def test_two_stages_that_are_gone_are_more_than_may_be_left_out(make_swarm):
-    swarm = await make_swarm(may_skip=0.34).fill(replicas=1)
-    plan = swarm.plan(2)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm(may_skip=0.34).fill(replicas=1), 2)
     await swarm.kill("s1a")
     await swarm.kill("s3a")
     done = await swarm.run(plan)
@@ -366,8 +337,7 @@ def nan(numbers):
 async def test_a_poisoned_activation_is_refused_and_another_replica_finishes(make_swarm, make):
     swarm = await make_swarm().fill(replicas=2)
     poisoned(swarm, "s2a", "forward", make)
-    plan = swarm.plan(4)
-    swarm.adopt(plan)
+    plan = swarm.adopt(swarm.plan(4))
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
     await swarm.check(plan)
@@ -380,8 +350,7 @@ async def test_a_poisoned_activation_is_refused_and_another_replica_finishes(mak
 async def test_a_poisoned_gradient_is_refused_and_another_replica_makes_it_anew(make_swarm):
     swarm = await make_swarm().fill(replicas=2)
     poisoned(swarm, "s2a", "backward", nan)
-    plan = swarm.plan(4, choose=lambda i, s: "ab"[i % 2])
-    swarm.adopt(plan)
+    plan = swarm.adopt(swarm.plan(4, choose=lambda i, s: "ab"[i % 2]))
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
     assert (await swarm.pipelines["s2a"].take_gradients(3))[1] == 0
@@ -392,8 +361,7 @@ async def test_a_poisoned_gradient_is_refused_and_another_replica_makes_it_anew(
 async def test_a_poisoned_gradient_without_another_replica_ends_its_micro_batch(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     poisoned(swarm, "s2a", "backward", nan)
-    plan = swarm.plan(2)
-    swarm.adopt(plan)
+    plan = swarm.adopt(swarm.plan(2))
     done = await swarm.run(plan)
     assert not any(r.counted for r in done.values())
     assert await swarm.gradients() == ({}, dict.fromkeys(range(4), 0))
@@ -405,8 +373,7 @@ async def test_what_we_compute_ourselves_is_not_sent_unless_it_is_finite(make_sw
     for name in (n for n in swarm.pipelines if n[1] == str(stage)):
         with torch.no_grad():
             next(swarm.pipelines[name].module.parameters()).fill_(float("nan"))
-    plan = swarm.plan(2)
-    swarm.adopt(plan)
+    plan = swarm.adopt(swarm.plan(2))
     done = await swarm.run(plan)
     assert not any(r.counted for r in done.values())
     heard = [kind for n, e in swarm.ears.items() if n[1] == str(stage) for kind in e.events]
@@ -416,14 +383,11 @@ async def test_what_we_compute_ourselves_is_not_sent_unless_it_is_finite(make_sw
 
 
 async def test_an_activation_of_an_odd_size_is_refused_once_sizes_are_known(make_swarm):
-    swarm = await make_swarm().fill(replicas=2)
-    plan = swarm.plan(72)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm().fill(replicas=2), 72)
     assert all(r.counted for r in (await swarm.run(plan)).values())
     assert not any(t.faults for t in swarm.net.transports.values())
     poisoned(swarm, "s2a", "forward", lambda t: t * 1e4)
-    following = swarm.plan(2, epoch=4, choose=lambda i, s: "ab"[i] if s == 2 else "a")
-    swarm.adopt(following)
+    following = swarm.adopt(swarm.plan(2, epoch=4, choose=lambda i, s: "ab"[i] if s == 2 else "a"))
     assert all(r.counted for r in (await swarm.run(following)).values())
     faults = swarm.net.transports["s3a"].faults
     assert [(peer, weight) for peer, _, weight in faults] == [("s2a", 0.5)]
@@ -434,8 +398,7 @@ async def test_neighbours_are_measured_from_sending_to_done(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     job = swarm.pipelines["s2a"].math.forward
     swarm.pipelines["s2a"].math.forward = lambda work: (time.sleep(0.02), job(work))
-    plan = swarm.plan(6)
-    swarm.adopt(plan)
+    plan = swarm.adopt(swarm.plan(6))
     await swarm.run(plan)
     rates = {n: pipeline.rates() for n, pipeline in swarm.pipelines.items()}
     assert {n: sorted(r) for n, r in rates.items()} == {
@@ -448,9 +411,7 @@ async def test_neighbours_are_measured_from_sending_to_done(make_swarm):
 
 
 async def test_bf16_on_the_wire_stays_close(make_swarm):
-    swarm = await make_swarm(wire="bf16").fill(replicas=1)
-    plan = swarm.plan(2)
-    swarm.adopt(plan)
+    swarm, plan = await begun(make_swarm(wire="bf16").fill(replicas=1), 2)
     await swarm.run(plan)
     mine, _ = await swarm.gradients()
     theirs, total = swarm.reference(plan)
@@ -464,8 +425,7 @@ async def test_gradients_of_a_tied_model(make_swarm):
     swarm.model = replace(swarm.model, tied=True)
     swarm.unsplit = type(swarm.unsplit)(swarm.model)
     await swarm.fill(replicas=1)
-    plan = swarm.plan(2)
-    swarm.adopt(plan)
+    plan = swarm.adopt(swarm.plan(2))
     await swarm.run(plan)
     await swarm.check(plan)
 

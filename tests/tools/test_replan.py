@@ -14,8 +14,8 @@ from node.core.errors import UsageFault
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import insertion
 from node.scheduler.planning.planner import make_plan
+from node.scheduler.planning.replay import ReplayedRun
 from node.tools.replan import ReplanEvent, drifted, joined_by, parse_events, play
-from node.tools.running import ReplayedRun
 
 
 def routes_of(problem):

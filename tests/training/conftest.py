@@ -280,11 +280,12 @@ class Rig:
 
         return list(await asyncio.gather(*(one(p) for p in peers)))
 
-    async def epoch(self, plan: Plan, *peers: Peer) -> None:
-        """Begin and finish a plan in which nothing goes wrong."""
+    async def epoch(self, plan: Plan, *peers: Peer) -> Plan:
+        """Begin and finish a plan in which nothing goes wrong; the plan."""
         await self.begin(plan, *peers)
         for ended in await self.average(plan, *peers):
             assert not ended.missing, ended
+        return plan
 
     async def train(
         self,
@@ -304,7 +305,7 @@ class Rig:
     async def copied(self, *peers: Peer) -> None:
         """Wait until no copy of optimizer state and no checkpoint is under way."""
         for p in peers:
-            await p.work.saved()
+            await p.work.local_checkpoints.saved()
             copying = p.work.state_export._copying
             if copying is not None:
                 await asyncio.wait([copying[1]])

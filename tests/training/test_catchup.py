@@ -30,7 +30,7 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
     a, b = await rig.add("a", "b", every=1)
     owners = {n: a for n in rig.shapes}
     await rig.train((a, b), owners, 4)
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     two, three = a.work.checkpoints()[-2:]
     spoilt = a.store.path(1, three.epoch) / "parameters.safetensors"
     raw = bytearray(spoilt.read_bytes())
@@ -46,7 +46,7 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
     assert three not in c.work.checkpoints(), "no leader is told that it could go there"
     (ignored,) = c.events("checkpoint-ignored")
     assert f"epoch-{three.epoch}" in ignored.text
-    assert any(f"epoch-{three.epoch}: " in said for said in c.work.troubles())
+    assert any(f"epoch-{three.epoch}: " in said for said in c.work.local_checkpoints.troubles())
 
 
 async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ async def test_what_the_disk_has_is_not_given_up_for_what_donors_had_before_they
 ) -> None:
     a, b = await rig.add("a", "b", every=1)
     await rig.train((a, b), {n: a for n in rig.shapes}, 3)
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     at = a.work.checkpoints()[-1]
     c, d = await rig.add("c", "d", every=1)
     c.store.root = a.store.root

@@ -56,7 +56,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     owners = {n: a for n in rig.shapes}
     last = await rig.train((a,), owners, 4)
     await rig.begin(rig.plan((a,), owners, last), a)
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     two, three, four = a.work.checkpoints()
     change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")
 
@@ -87,10 +87,10 @@ async def test_a_full_disk_is_told_costs_nothing_old_and_the_first_epoch_with_ro
     (a,) = await rig.add("a", every=3)
     owners = {n: a for n in rig.shapes}
     last = await rig.train((a,), owners, 4)
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     (old,) = a.work.checkpoints()
     before = {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()}
-    assert a.work.troubles() == []
+    assert a.work.local_checkpoints.troubles() == []
 
     class Full(Disk):
         def write(self, fd: int, data: memoryview) -> None:
@@ -98,22 +98,22 @@ async def test_a_full_disk_is_told_costs_nothing_old_and_the_first_epoch_with_ro
 
     a.store._disk = Full()
     monkeypatch.setattr(a.store, "free", lambda: 100)
-    (said,) = a.work.troubles()
+    (said,) = a.work.local_checkpoints.troubles()
     assert "the disk is full" in said, "seen before a checkpoint fails"
     last = await rig.train((a,), owners, 4, last)
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     assert [e.fields["epoch"] for e in a.events("checkpoint-failed")] == [6]
-    (said,) = a.work.troubles()
+    (said,) = a.work.local_checkpoints.troubles()
     assert "no room to write a checkpoint" in said
     assert {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()} == before
     assert a.work.checkpoints() == (old,)
 
     a.store._disk = Disk()
     monkeypatch.undo()
-    assert a.work.troubles() == [], "there is room again"
+    assert a.work.local_checkpoints.troubles() == [], "there is room again"
     last = await rig.train((a,), owners, 1, last)
     await rig.begin(rig.plan((a,), owners, last), a)
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     assert [v.epoch for v in a.work.checkpoints()][:2] == [3, 8], (
         "the next epoch, not the next multiple"
     )

@@ -14,7 +14,7 @@ from node.training.leader.leader import Leader, Phase
 from node.training.leader.roster import PAUSES
 from node.training.protocol import events as ev
 from node.training.protocol.pace import ASK_AFTER
-from tests.training.test_leader import S1, S2, T1, E, begun, commits, facts, heard, tell, the_plan
+from tests.training.test_leader import S1, S2, T1, E, begun, commits, facts, heard, next_plan, tell
 
 WORK: dict[str, Any] = {
     "operations": (1e12, 2e12, 2e12),
@@ -40,8 +40,7 @@ def led(
         heard(T1, costs=others or costs),
     ]
     tell(leader, said, 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     return leader, plan
 
 

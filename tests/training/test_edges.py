@@ -27,7 +27,7 @@ from node.training.protocol.edges import WHOLE, arrived, flows, mass_after, mass
 from node.training.protocol.meetings import Meetings, speakers
 from node.training.protocol.plan_context import Memory, PlanContext, makes, worked_after
 from node.training.protocol.plan_validation import of_edges, of_mass, of_work
-from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, tell, the_plan
+from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, next_plan, tell
 
 P = [PeerId(f"p{i:02d}") for i in range(40)]
 SIZES = {1: {"a": 100, "b": 60, "c": 50}}
@@ -310,10 +310,8 @@ def test_masses_go_from_leader_to_leader_and_all_hear_who_will_send_nothing() ->
     settings = facts(cell=1, meetings=Meetings(OuterSettings("push-sum", every=1), sizes, 3, 100))
     leader, third = Leader(E, settings), PeerId("stage1c")
     tell(leader, [heard(p) for p in (E, S1, T1, third, S2)], 0.0)
-    first = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert first is not None
-    plan = the_plan(commits(leader, first, 3.0))
-    assert plan is not None
+    first = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    plan = next_plan(commits(leader, first, 3.0))
     cell = {m.peer: m.cell for m in plan.members if m.stage == 1}
     (a, b, c) = sorted(cell, key=lambda p: cell[p])
     assert plan.outer
@@ -331,8 +329,7 @@ def test_masses_go_from_leader_to_leader_and_all_hear_who_will_send_nothing() ->
         for p, told in came.items()
         for x in leader.handle(ev.Committed(p, plan.hash, 0, f"d {p}", 1.0, arrived=told), 4.0)
     ]
-    following = the_plan(done)
-    assert following is not None
+    following = next_plan(done)
     half = WHOLE // 2
     expected = {(0, 0): WHOLE, (1, 0): WHOLE + half, (1, 2): half, (2, 0): WHOLE}
     assert following.mass == expected, (
@@ -346,8 +343,7 @@ def test_masses_go_from_leader_to_leader_and_all_hear_who_will_send_nothing() ->
     ]
     tell(other, [heard(PeerId("ends0")), *there], 5.0)
     other.handle(ev.ClockTick(), 7.0)
-    again = the_plan(other.handle(ev.Recalled(version, plan, ()), 7.1))
-    assert again is not None
+    again = next_plan(other.handle(ev.Recalled(version, plan, ()), 7.1))
     assert {unit: mass for unit, mass in again.mass.items() if unit[0]} == {
         u: m for u, m in expected.items() if u[0]
     }

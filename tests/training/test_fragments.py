@@ -79,15 +79,13 @@ async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) ->
     (a, b), (c, d) = cells
     everybody, plan, state = (a, b, c, d), None, OuterState.begin(a.parameters())
     for which in (1, 2, 1):
-        plan = inner(rig, cells, plan)
-        await rig.epoch(plan, *everybody)
+        plan = await rig.epoch(inner(rig, cells, plan), *everybody)
         before = {p.name: p.parameters() for p in everybody}
         moved = [
             pseudo_gradient(state, {n: before[p][n] for n in PIECES[which - 1]}) for p in ("a", "c")
         ]
         state = outer_step(state, {n: (moved[0][n] + moved[1][n]) / 2 for n in moved[0]}, STREAM)
-        plan = sending(rig, cells, plan, which)
-        await rig.epoch(plan, *everybody)
+        plan = await rig.epoch(sending(rig, cells, plan, which), *everybody)
         assert equal(a, b)
         assert equal(c, d)
         assert not equal(a, c)
@@ -102,8 +100,7 @@ async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) ->
                     assert torch.equal(t, before[p.name][n])
             assert all(torch.equal(p.anchored.anchor[n], a.anchored.anchor[n]) for n in SHAPES)
     streamed = max(p.work.outer.nbytes for p in everybody)
-    plan = inner(rig, cells, plan)
-    await rig.epoch(plan, *everybody)
+    plan = await rig.epoch(inner(rig, cells, plan), *everybody)
     await rig.epoch(meeting(rig, cells, plan), *everybody)
     assert len({p.work.stage.digest for p in everybody}) == 1, "everything travelled"
     assert streamed < 0.7 * max(p.work.outer.nbytes for p in everybody)
@@ -139,8 +136,7 @@ async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
     cells = await four(rig)
     (a, b), (c, d) = cells
     (e,) = await rig.add("e")
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     plan = sending(rig, cells, plan, 1, [(e, 1)])
     everybody = (a, b, c, d, e)
     await rig.begin(plan, *everybody)
@@ -155,8 +151,7 @@ async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
     await e.work.adopt(plan)
     assert equal(e, c)
     assert e.work.anchor.state is not None
-    following = inner(rig, [[a, b], [c, d, e]], plan)
-    await rig.epoch(following, *everybody)
+    await rig.epoch(inner(rig, [[a, b], [c, d, e]], plan), *everybody)
     assert equal(e, c)
 
 

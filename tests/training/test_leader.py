@@ -69,16 +69,27 @@ def tell(leader: Leader, notes: Iterable[ev.Heartbeat], now: float) -> list[Any]
     return [a for n in notes for a in leader.handle(n, now)]
 
 
+def led(facts: RunFacts, notes: Iterable[ev.Heartbeat]) -> Leader:
+    """A leader that has heard these at the time 0."""
+    leader = Leader(E, facts)
+    tell(leader, notes, 0.0)
+    return leader
+
+
 def the_plan(actions: list[Any]) -> Plan | None:
     return next((a.plan for a in actions if isinstance(a, ev.SendPlan)), None)
 
 
+def next_plan(actions: list[Any]) -> Plan:
+    plan = the_plan(actions)
+    assert plan is not None
+    return plan
+
+
 def begun(**kw: Any) -> tuple[Leader, Plan]:
     """A leader with its first plan, of a fresh run."""
-    leader = Leader(E, facts(**kw))
-    tell(leader, [heard(E), heard(S1), heard(S2)], 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    leader = led(facts(**kw), [heard(E), heard(S1), heard(S2)])
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     return leader, plan
 
 
@@ -121,8 +132,7 @@ def test_of_two_histories_the_one_with_more_tokens_goes_on(
     recall = lambda version: PlanContext((40, ()), {}, 0)  # noqa: E731
     leader = Leader(E, facts(recall=recall))
     tell(leader, both_sides(tokens_a, tokens_b), 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan.base == wins
     current = {m.peer for m in plan.members if m.current}
     assert current == {n.peer for n in both_sides(0, 0) if n.at == wins}
@@ -160,8 +170,7 @@ def test_a_claim_of_more_tokens_holds_nobody_up_for_long() -> None:
     leader.handle(liar, 2.5)
     assert the_plan(commits(leader, plan, 3.0)) is None, "it is waited for"
     assert the_plan(leader.handle(ev.ClockTick(), 12.9)) is None
-    plan = the_plan(leader.handle(ev.ClockTick(), 13.1))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 13.1))
     assert plan.base.epoch == 1
     assert not next(m for m in plan.members if m.peer == T1).current
     now, waited = 14.0, 0
@@ -185,8 +194,7 @@ def test_what_an_abandoned_epoch_left_behind_is_no_richer_side() -> None:
     leader.handle(ev.Unreachable(S2), 2.7)
     assert leader.phase is Phase.GATHER
     adopted = dataclasses.replace(heard(S1, makes, 128), reachable=(Version(0),))
-    again = the_plan(tell(leader, [adopted, heard(S2)], 3.0) + leader.handle(ev.ClockTick(), 4.5))
-    assert again is not None
+    again = next_plan(tell(leader, [adopted, heard(S2)], 3.0) + leader.handle(ev.ClockTick(), 4.5))
     assert again.base == Version(0)
     assert next(m for m in again.members if m.peer == S1).current
 
@@ -212,8 +220,7 @@ def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
 
 
 def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_times() -> None:
-    leader = Leader(E, facts())
-    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    leader = led(facts(), [heard(E), heard(S1), heard(T1), heard(S2)])
     plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     for again in range(2):
         assert plan is not None
@@ -234,8 +241,7 @@ def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_time
         "digest-mismatch",
         "epoch-committed",
     ]
-    plan = the_plan(done)
-    assert plan is not None
+    plan = next_plan(done)
     assert plan.epoch == 1
     assert [m.peer for m in plan.stage(1) if m.current] == [S1]
     # One that catches up and differs again has no say against who held the version.
@@ -245,10 +251,8 @@ def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_time
 
 def test_what_was_copied_is_no_witness_for_it() -> None:
     three = PeerId("stage1c")
-    leader = Leader(E, facts())
-    tell(leader, [heard(E), heard(S1), heard(T1), heard(three), heard(S2)], 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    leader = led(facts(), [heard(E), heard(S1), heard(T1), heard(three), heard(S2)])
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     leader.handle(
         ev.MicroBatchesReported(
             E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
@@ -274,8 +278,7 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
 def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     old = Leader(E, facts())
     tell(old, [heard(E), heard(S1), heard(S2)], 0.0)
-    plan = the_plan(old.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    plan = next_plan(old.handle(ev.ClockTick(), 2.0))
     dropped = (plan.paths[0].index,)
     at = Version(1, lineage_after(plan, dropped))
     newcomer = PeerId("ends0")
@@ -289,8 +292,7 @@ def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     assert the_plan(leader.handle(ev.Recalled(Version(9, "ee" * 16), plan, ()), 2.1)) is None, (
         "it asked for another"
     )
-    following = the_plan(leader.handle(ev.Recalled(at, plan, dropped), 2.2))
-    assert following is not None
+    following = next_plan(leader.handle(ev.Recalled(at, plan, dropped), 2.2))
     assert following.base == at
     assert following.cursor == (8, plan.paths[0].samples), "what did not count is given back"
     assert following.tokens == 64
@@ -311,8 +313,7 @@ def test_a_history_nobody_remembers_is_guessed_and_said(answer: str) -> None:
         done = leader.handle(ev.ClockTick(), 2.0 + facts().recall_s)
     else:
         done = leader.handle(ev.Recalled(at, other if answer == "forged" else None, ()), 2.5)
-    plan = the_plan(done)
-    assert plan is not None
+    plan = next_plan(done)
     assert plan.base == at
     assert plan.cursor == (24, ())
     assert [a.kind for a in done if isinstance(a, ev.RecordFact) and a.level == "warning"] == [
@@ -323,8 +324,7 @@ def test_a_history_nobody_remembers_is_guessed_and_said(answer: str) -> None:
 def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     leader, plan = begun()
     leader.handle(heard(T1, late := Version(0)), 2.1)
-    plan = the_plan(commits(leader, plan, 3.0))
-    assert plan is not None
+    plan = next_plan(commits(leader, plan, 3.0))
     owner = plan.owners["s1"]
     other = T1 if owner == S1 else S1
     at = leader.base
@@ -334,8 +334,7 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     leader.handle(
         dataclasses.replace(heard(owner, at, 128), digest="digest 1 next", leaving=True), 3.2
     )
-    following = the_plan(commits(leader, plan, 4.0))
-    assert following is not None
+    following = next_plan(commits(leader, plan, 4.0))
     assert following.member(owner) is None
     assert following.owners["s1"] == other
     assert following.moved == {"s1": owner}
@@ -359,8 +358,7 @@ def test_a_peer_moves_to_the_stage_that_holds_the_others_up_and_then_stays() -> 
     for i in range(12):
         done = commits(leader, plan, 3.0 + 5 * i)
         moves += [a for a in done if isinstance(a, ev.RequestMove)]
-        plan = the_plan(done)
-        assert plan is not None
+        plan = next_plan(done)
     # Nobody obeys here, so another is asked at every look, never the same twice, and never the last
     # of its stage.
     assert [m.stage for m in moves] == [2] * len(moves)
@@ -393,8 +391,7 @@ def test_a_young_swarm_without_a_stage_asks_for_a_peer_and_asks_another_when_tha
 
 
 def test_a_young_swarm_waits_for_those_who_are_coming() -> None:
-    leader = Leader(E, facts(late_s=1e9))
-    tell(leader, [heard(E), heard(S1), heard(T1)], 0.0)
+    leader = led(facts(late_s=1e9), [heard(E), heard(S1), heard(T1)])
     for coming in ({S2: 2}, {S2: None}):
         assert moved(leader.handle(ev.ClockTick(coming), 30.0)) == []
     assert len(moved(leader.handle(ev.ClockTick(), 30.0))) == 1
@@ -402,8 +399,7 @@ def test_a_young_swarm_waits_for_those_who_are_coming() -> None:
 
 def test_a_stage_with_fewer_replicas_than_a_first_plan_wants_is_helped() -> None:
     U1 = PeerId("stage1c")
-    leader = Leader(E, facts(min_replicas=2, late_s=1e9))
-    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    leader = led(facts(min_replicas=2, late_s=1e9), [heard(E), heard(S1), heard(T1), heard(S2)])
     assert moved(leader.handle(ev.ClockTick(), 30.0)) == [], "2 and 1"
     leader.handle(heard(U1), 31.0)
     assert moved(leader.handle(ev.ClockTick(), 40.9)) == []
@@ -413,8 +409,7 @@ def test_a_stage_with_fewer_replicas_than_a_first_plan_wants_is_helped() -> None
 def test_a_stage_that_is_lost_later_gets_a_peer_when_nobody_of_it_came_back() -> None:
     leader, plan = begun(late_s=1e9, patience_s=5.0)
     tell(leader, [heard(T1)], 2.5)
-    plan = the_plan(commits(leader, plan, 3.0))
-    assert plan is not None
+    plan = next_plan(commits(leader, plan, 3.0))
     leader.handle(ev.Unreachable(S2), 4.0)
     assert leader.phase is Phase.GATHER
     here = [heard(p, plan.base, 128) for p in (E, S1, T1)]
@@ -445,10 +440,9 @@ def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
 
 
 def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
-    leader = Leader(E, facts(round_timeout_s=6.0, late_s=1e9))
-    tell(leader, [heard(E), heard(S1), heard(S2), heard(T1)], 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+
+    leader = led(facts(round_timeout_s=6.0, late_s=1e9), map(heard, (E, S1, S2, T1)))
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     owner, other = plan.owners["s1"], T1 if plan.owners["s1"] == S1 else S1
     leader.handle(
         ev.MicroBatchesReported(
@@ -464,10 +458,8 @@ def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
 
 
 def test_members_are_told_who_is_dead() -> None:
-    leader = Leader(E, facts())
-    tell(leader, [heard(E), heard(S1), heard(S2), heard(T2)], 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    leader = led(facts(), [heard(E), heard(S1), heard(S2), heard(T2)])
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     done = leader.handle(ev.Unreachable(T2), 2.5)
     assert [a for a in done if isinstance(a, ev.SendLost)] == [
         ev.SendLost((E, S1, S2), plan, (T2,))
@@ -483,8 +475,7 @@ def test_an_epoch_whose_stage_has_died_out_ends_at_once() -> None:
         "epoch-abandoned",
     ]
     assert leader.plan is None
-    again = the_plan(leader.handle(heard(T2), 3.0) + leader.handle(ev.ClockTick(), 4.5))
-    assert again is not None
+    again = next_plan(leader.handle(heard(T2), 3.0) + leader.handle(ev.ClockTick(), 4.5))
     assert again.cursor == plan.cursor
     assert again.term > plan.term
 
@@ -499,8 +490,7 @@ def test_who_leaves_has_no_say_in_what_its_stage_agrees_on() -> None:
     leader.handle(
         dataclasses.replace(heard(PeerId("ends0"), A, 80), digest="another", leaving=True), 1.0
     )
-    plan = the_plan(leader.handle(ev.ClockTick(), 30.0))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 30.0))
     assert [m.peer for m in plan.cell(0) if m.current] == [E]
 
 
@@ -515,8 +505,7 @@ def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
     leader.handle(ev.ClockTick(), 4.2)
     assert the_plan(leader.handle(ev.ClockTick(), 14.1)) is None, "S1 may come back"
     done = leader.handle(ev.ClockTick(), 14.3)
-    following = the_plan(done)
-    assert following is not None
+    following = next_plan(done)
     assert (following.base, following.cell(1)[0].peer, following.cell(1)[0].current) == (
         at,
         T1,
@@ -532,10 +521,8 @@ def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_i
     """One peer of stage 1 had committed with the others, who have settled since, and it is gone:
     its mate holds the epoch before."""
     leader, first = begun()
-    second = the_plan(commits(leader, first, 3.0))
-    assert second is not None
-    third = the_plan(commits(leader, second, 4.0))
-    assert third is not None
+    second = next_plan(commits(leader, first, 3.0))
+    third = next_plan(commits(leader, second, 4.0))
     leader.handle(ev.Unreachable(S1), 5.0)
 
     def waits(since: float, *more: ev.Heartbeat) -> list[Any]:
@@ -561,8 +548,7 @@ def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_i
         assert the_plan(done) is None, "what a run begins with is nothing to go on from"
         assert leader.waiting_for == NOTHING_IN_COMMON
         done = tell(leader, [older], 70.0)
-    plan = the_plan(done)
-    assert plan is not None
+    plan = next_plan(done)
     assert plan.base == third.base
     assert plan.stood == {1: second.base}
     assert [m.peer for m in plan.stage(1) if m.current] == [T1]
@@ -593,16 +579,13 @@ def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
     assert (leader.phase, leader.term) == (Phase.GATHER, 0)
     assert asked[:2] == [(0, None), (1, {S1: 99})], "what is not known is not given"
     # Somebody with the memory comes, and it goes on.
-    plan = the_plan(tell(leader, [heard(T1, room=100)], 9.0))
-    assert plan is not None
+    next_plan(tell(leader, [heard(T1, room=100)], 9.0))
     assert leader.waiting_for == ""
 
 
 def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it() -> None:
-    leader = Leader(E, facts(cell=1))
-    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    leader = led(facts(cell=1), [heard(E), heard(S1), heard(T1), heard(S2)])
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert (plan.cells(1), plan.cells(2), plan.spread) == ((0, 1), (0,), {})
     leader.handle(
         ev.MicroBatchesReported(
@@ -616,8 +599,7 @@ def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it
         done += leader.handle(
             ev.Committed(m.peer, plan.hash, 0, f"digest {m.peer}", 1.0, sketch=sketch), 3.0
         )
-    following = the_plan(done)
-    assert following is not None
+    following = next_plan(done)
     assert following.spread == {1: (2, 0.8)}, "stage 2 and the ends have one cell"
     assert following.parse(following.canonical()).spread == following.spread
     assert next(
@@ -629,13 +611,10 @@ def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it
 
 
 def test_what_cells_have_done_outlives_the_leader() -> None:
-    leader = Leader(E, facts(cell=1))
-    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
-    first = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert first is not None
+    leader = led(facts(cell=1), [heard(E), heard(S1), heard(T1), heard(S2)])
+    first = next_plan(leader.handle(ev.ClockTick(), 2.0))
     cell = {m.peer: (m.stage, m.cell) for m in first.members}
-    done = the_plan(commits(leader, first, 3.0))
-    assert done is not None
+    done = next_plan(commits(leader, first, 3.0))
     counts = {
         cell[h.peer]: sum(h in p.hops for p in first.paths)
         for p in first.paths
@@ -665,8 +644,7 @@ def test_what_cells_have_done_outlives_the_leader() -> None:
         actions = other.handle(ev.ClockTick(), 2.0)
         if not history:
             actions = other.handle(ev.Recalled(at, done, dropped), 2.1)
-        plan = the_plan(actions)
-        assert plan is not None
+        plan = next_plan(actions)
         assert plan.worked == still != counts
 
 
@@ -675,8 +653,7 @@ def test_a_cell_that_is_cut_has_done_what_it_did_as_one() -> None:
     leader = Leader(E, facts(cell=1, recall=lambda version: past))
     there = [dataclasses.replace(heard(p, A, 500), cell=0) for p in (E, S1, T1, S2)]
     tell(leader, there, 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert plan.cells(1) == (0, 1)
     assert plan.worked == {(1, 0): 12, (1, 1): 12}
 
@@ -692,8 +669,7 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
     tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
     leader.handle(ev.Changed(rules), 1.0)
     leader.handle(ev.Changed(Rules(0, OuterSettings(), 0)), 1.0)
-    first = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert first is not None
+    first = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert levels(first)
     assert not first.paths
     done = leader.handle(ev.Unreachable(S2), 3.0)
@@ -723,8 +699,7 @@ def test_what_a_strangers_memory_says_of_a_change_is_checked() -> None:
         ),
     )
     tell(leader, [heard(p, A, 500) for p in (E, S1, S2)], 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert (plan.change, plan.outer) == ("", 0)
 
 
@@ -758,15 +733,13 @@ def test_a_replica_that_does_not_reach_its_siblings_waits_outside() -> None:
     notes = [with_ways(heard(p), *(everybody - {p})) for p in (E, S2)]
     notes += [with_ways(heard(S1), E, S2), with_ways(heard(T1), E, S2)]
     tell(leader, notes, 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert {m.peer for m in plan.members} in ({E, S1, S2}, {E, T1, S2})
     inside = next(m.peer for m in plan.members if m.stage == 1)
     outside = T1 if inside == S1 else S1
     assert leader.roster.apart() == [(outside, inside)]
     tell(leader, [with_ways(heard(p), *(everybody - {p})) for p in (S1, T1)], 2.5)
-    later = the_plan(commits(leader, plan, 3.0))
-    assert later is not None
+    later = next_plan(commits(leader, plan, 3.0))
     assert {m.peer for m in later.members} == everybody
 
 
@@ -786,8 +759,7 @@ def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:
     assert said.kind == "epoch-abandoned"
     assert "its checkpoint is damaged" in said.text
     assert leader.plan is None
-    again = the_plan(leader.handle(ev.ClockTick(), 4.0))
-    assert again is not None
+    again = next_plan(leader.handle(ev.ClockTick(), 4.0))
     assert again.term == plan.term + 1
 
 
@@ -803,12 +775,10 @@ def test_a_leader_that_cannot_put_the_end_of_the_run_in_place_looks_for_another_
         ],
         0.0,
     )
-    last = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert last is not None
+    last = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert last.last
     assert leader.phase is Phase.FINISHED
     tell(leader, [heard(E, older)], 2.1)
     leader.handle(ev.Declined(last.hash, "its checkpoint is damaged"), 2.1)
-    plan = the_plan(leader.handle(ev.ClockTick(), 3.0))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 3.0))
     assert plan.base == older

@@ -16,7 +16,7 @@ from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import Memory
-from tests.training.test_leader import S1, S2, E, commits, facts, heard, tell, the_plan
+from tests.training.test_leader import S1, S2, E, commits, facts, heard, next_plan, tell, the_plan
 
 S3 = PeerId("stage3a")
 PATIENCE = 10.0
@@ -37,8 +37,7 @@ def skipping(spare: int = 1, **kw: Any) -> RunFacts:
 def begun(spare: int = 1, **kw: Any) -> tuple[Leader, Plan]:
     leader = Leader(E, skipping(spare, **kw))
     tell(leader, [heard(p) for p in (E, S1, S2, S3)], 0.0)
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert plan is not None
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     return leader, plan
 
 
@@ -59,8 +58,7 @@ def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
         assert the_plan(leader.handle(ev.ClockTick(), t)) is None, "it may be there in a moment"
     assert "stage 2" in leader.waiting_for
     done = leader.handle(ev.ClockTick(), now + MISSED_S + 0.1)
-    plan = the_plan(done)
-    assert plan is not None
+    plan = next_plan(done)
     return plan, done
 
 
@@ -112,8 +110,7 @@ def test_a_run_begins_with_every_stage_and_ends_with_every_stage() -> None:
         "what is complete has all of the model"
     )
     done = leader.handle(heard(S2, plan.base), 101.0)
-    last = the_plan(done)
-    assert last is not None
+    last = next_plan(done)
     assert last.last
     assert last.member(S2) is not None
 
@@ -121,12 +118,10 @@ def test_a_run_begins_with_every_stage_and_ends_with_every_stage() -> None:
 def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
     leader, first = begun()
     plan, _ = lose(leader, S2, 3.0)
-    plan = the_plan(commits(leader, plan, 10.0))
-    assert plan is not None
+    plan = next_plan(commits(leader, plan, 10.0))
     newcomer = heard(PeerId("stage2b"), first.base, 0)
     done = commits(leader, plan, 11.0, [newcomer])
-    back = the_plan(done)
-    assert back is not None
+    back = next_plan(done)
     assert visited(back) <= {1, 2, 3}
     member = back.member(newcomer.peer)
     assert member is not None
@@ -134,27 +129,22 @@ def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
     assert back.stood == {2: first.base}, "so that it takes what it has for the newest"
     assert back.owners["s2"] == newcomer.peer
     assert "stage-back" in kinds(done)
-    following = the_plan(commits(leader, back, 12.0))
-    assert following is not None
+    following = next_plan(commits(leader, back, 12.0))
     assert following.stood == {}
 
 
 def test_an_older_copy_of_the_stage_is_taken_when_nobody_brings_a_newer_one() -> None:
     leader, first = begun()
-    plan = the_plan(commits(leader, first, 3.0))
-    assert plan is not None
+    plan = next_plan(commits(leader, first, 3.0))
     old, plan = plan.base, the_plan(commits(leader, plan, 4.0))
     assert plan is not None
     plan, _ = lose(leader, S2, 5.0)
     older = heard(PeerId("stage2b"), old, 0)
-    plan = the_plan(commits(leader, plan, 10.0, [older]))
-    assert plan is not None
+    plan = next_plan(commits(leader, plan, 10.0, [older]))
     assert plan.member(older.peer) is None
-    plan = the_plan(commits(leader, plan, 10.0 + PATIENCE - 1))
-    assert plan is not None
+    plan = next_plan(commits(leader, plan, 10.0 + PATIENCE - 1))
     assert plan.member(older.peer) is None, "others may have more"
-    plan = the_plan(commits(leader, plan, 10.0 + PATIENCE + 1))
-    assert plan is not None
+    plan = next_plan(commits(leader, plan, 10.0 + PATIENCE + 1))
     member = plan.member(older.peer)
     assert member is not None
     assert member.current
@@ -163,13 +153,11 @@ def test_an_older_copy_of_the_stage_is_taken_when_nobody_brings_a_newer_one() ->
 
 def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
     leader, first = begun()
-    plan = the_plan(commits(leader, first, 3.0))
-    assert plan is not None
+    plan = next_plan(commits(leader, first, 3.0))
     plan, _ = lose(leader, S2, 5.0)
     fresh = heard(PeerId("stage2b"))
     for now in (10.0, 25.0, 40.0):
-        following = the_plan(commits(leader, plan, now, [fresh]))
-        assert following is not None
+        following = next_plan(commits(leader, plan, now, [fresh]))
         assert visited(following) == {1, 3}
         assert following.member(fresh.peer) is None
         plan = following
@@ -185,10 +173,9 @@ def test_the_next_leader_learns_from_the_plan_what_the_stage_stands_at() -> None
     tell(successor, there, 20.0)
     for t in (20.0, 20.0 + MISSED_S - 0.5):
         assert the_plan(successor.handle(ev.ClockTick(), t)) is None, "not all have been heard yet"
-    back = the_plan(
+    back = next_plan(
         tell(successor, [heard(S2, first.base, 0)], 23.0) + successor.handle(ev.ClockTick(), 24.5)
     )
-    assert back is not None
     assert back.base == at
     assert (back.stood, back.member(S2) is not None) == ({2: first.base}, True)
 

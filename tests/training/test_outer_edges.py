@@ -96,8 +96,7 @@ async def test_every_cell_makes_its_row_of_the_strategys_matrix(
         else None
     )
     for _ in range(2):
-        plan = inner(rig, cells, plan)
-        await rig.epoch(plan, *peers)
+        plan = await rig.epoch(inner(rig, cells, plan), *peers)
         before = [cell[0].parameters() for cell in cells]
         plan = along(rig, cells, plan, mass)
         await rig.epoch(plan, *peers)
@@ -141,8 +140,7 @@ async def test_a_speaker_that_is_dead_leaves_its_mass_where_it_was_and_its_cell_
     peers = await rig.add("a", "b", "c", "d")
     a, b, c, d = peers
     cells = [[a, b], [c], [d]]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *peers)
+    plan = await rig.epoch(inner(rig, cells, None), *peers)
     before = {p.name: p.parameters() for p in peers}
     plan = along(rig, cells, plan)
     dead = (a, b)[plan.outer % 2]
@@ -191,8 +189,7 @@ async def test_anchors_and_momentum_travel_along_edges_too(rig: Rig) -> None:
     cells = [[p] for p in peers]
     states, plan = [OuterState.begin(p.parameters()) for p in peers], None
     for _ in range(2):
-        plan = inner(rig, cells, plan)
-        await rig.epoch(plan, *peers)
+        plan = await rig.epoch(inner(rig, cells, plan), *peers)
         stepped = [
             outer_step(s, pseudo_gradient(s, p.parameters()), STATE)
             for s, p in zip(states, peers, strict=True)
@@ -215,8 +212,7 @@ async def test_a_joiner_listens_to_the_round_of_one_cell(rig: Rig) -> None:
     rig.outer, rig.deadline_s = RING, 60.0
     peers = await rig.add("a", "b", "c", "d")
     cells = [[p] for p in peers]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *peers)
+    plan = await rig.epoch(inner(rig, cells, None), *peers)
     (e,) = await rig.add("e")
     plan = along(rig, cells, plan)
     plan = replace(plan, members=(*plan.members, PlanMember(e.me, 1, 1.0, False, 1, 1)))
@@ -229,8 +225,7 @@ async def test_a_leader_that_sends_elsewhere_or_makes_mass_is_not_followed(rig: 
     rig.outer, rig.deadline_s = PUSH_SUM, 60.0
     peers = await rig.add("a", "b", "c")
     a, cells = peers[0], [[p] for p in peers]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *peers)
+    plan = await rig.epoch(inner(rig, cells, None), *peers)
     plan = along(rig, cells, plan)
     assert a.work.objection(plan) == ""
     assert "edges" in a.work.objection(replace(plan, senders={**plan.senders, (1, 0): (1, 2)}))

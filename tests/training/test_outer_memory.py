@@ -50,8 +50,7 @@ async def test_what_a_peer_keeps_is_what_was_counted(rig: Rig) -> None:
     (a, b), (c, d) = cells
     plan = None
     for _ in range(3):
-        plan = inner(rig, cells, plan)
-        await rig.epoch(plan, a, b, c, d)
+        plan = await rig.epoch(inner(rig, cells, plan), a, b, c, d)
         assert kept(a)[0] == counted.anchor
         plan = meeting(rig, cells, plan)
         await rig.epoch(plan, a, b, c, d)

@@ -87,8 +87,7 @@ async def test_cells_train_apart_and_average_their_parameters(rig: Rig) -> None:
     await rig.epoch(plan, a, b, c, d)
     for p in (a, b, c, d):
         assert all(torch.equal(t, mean[n]) for n, t in p.parameters().items())
-    following = inner(rig, cells, plan)
-    await rig.epoch(following, a, b, c, d)
+    following = await rig.epoch(inner(rig, cells, plan), a, b, c, d)
     assert not equal(a, c), "each cell goes on with its own gradients and its own optimizer state"
     assert not [e for p in (a, b, c, d) for e in p.events("state-lost")]
     assert a.owner.staged(following.epoch) == set(SHAPES)
@@ -109,8 +108,7 @@ async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cel
             attempt.outcomes[p.me] = changed.get(p.name, said)
         return attempt.apart({(1, 0): a.work.stage.digest, (1, 1): c.work.stage.digest})
 
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     assert a.work.sketch == b.work.sketch != c.work.sketch == d.work.sketch
     both = [torch.cat([p.parameters()[n].flatten() for n in SHAPES]) for p in (a, c)]
     true = float((both[0] - both[1]).norm() / torch.cat(both).norm() / 2**0.5)
@@ -137,8 +135,7 @@ async def test_cells_weigh_what_they_have_done_and_none_weighs_more_by_saying_so
     cells = await four(rig)
     (a, b), (c, d) = cells
     begun = OuterState.begin(a.parameters())
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     for p in (c, d):
         assert p.outer is not None
         run = p.outer.run
@@ -164,8 +161,7 @@ async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentu
     (a, b), (c, d) = cells
     state, plan = OuterState.begin(a.parameters()), None
     for _ in range(2):
-        plan = inner(rig, cells, plan)
-        await rig.epoch(plan, a, b, c, d)
+        plan = await rig.epoch(inner(rig, cells, plan), a, b, c, d)
         moved = [pseudo_gradient(state, p.parameters()) for p in (a, c)]
         state = outer_step(state, {n: (moved[0][n] + moved[1][n]) / 2 for n in SHAPES}, settings)
         plan = meeting(rig, cells, plan)
@@ -220,8 +216,7 @@ async def test_debts_end_with_a_change_though_it_changes_nothing_about_them(rig:
     assert any(p.work.anchor.residual.words for p in everybody)
     for p in everybody:
         p.work.read = lambda change: Rules(1, settings, 1, change)
-    plan = inner(rig, cells, plan)
-    await rig.epoch(plan, *everybody)
+    plan = await rig.epoch(inner(rig, cells, plan), *everybody)
     plan = replace(meeting(rig, cells, plan), change="to the same", since=plan.epoch + 1)
     await rig.epoch(plan, *everybody)
     assert not any(
@@ -253,8 +248,7 @@ async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) ->
     cells = await four(rig)
     (a, b), (c, d) = cells
     (e,) = await rig.add("e")
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     plan = meeting(rig, cells, plan, [e])
     everybody = (a, b, c, d, e)
     await rig.begin(plan, *everybody)
@@ -317,8 +311,7 @@ async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_
     begun, plan = a.parameters(), None
     moved = {n: torch.zeros(shape) for n, shape in SHAPES.items()}
     for turn in range(4):
-        plan = inner(rig, cells, plan)
-        await rig.epoch(plan, *everybody)
+        plan = await rig.epoch(inner(rig, cells, plan), *everybody)
         for n, t in moved.items():
             t += a.anchored.anchor[n] - (a.parameters()[n] + c.parameters()[n]) / 2
         if turn == 2:
@@ -349,8 +342,7 @@ async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: R
     rig.deadline_s = 60.0
     peers = await rig.add("a", "b", "c", "d")
     (a, b), (c, d) = cells = [peers[:2], peers[2:]]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     plan = meeting(rig, cells, plan)
     speaks = {p for p in peers if p.me in speakers(plan, (1, 0), ())}
     (dies,) = speaks & {a, b}
@@ -412,8 +404,7 @@ async def test_a_cell_that_was_late_for_a_quorum_counts_in_the_next_round_and_no
         assert not any(e.missing for (e,) in await waiting)
 
     for turn in range(3):
-        plan = inner(rig, cells, plan)
-        await rig.epoch(plan, *everybody)
+        plan = await rig.epoch(inner(rig, cells, plan), *everybody)
         moved.append([pseudo_gradient(state, p.parameters()) for p in (a, c)])
         here, there = moved[-1]
         plan = replace(meeting(rig, cells, plan), reducers={n: a.me for n in SHAPES})
@@ -454,8 +445,7 @@ async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
     rig.outer = replace(DELTAS, feedback=True)
     a, b, c, d = await rig.add("a", "b", "c", "d", every=1)
     cells = [[a, b], [c, d]]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     plan = meeting(rig, cells, plan)
     await rig.epoch(plan, a, b, c, d)
     await rig.copied(a, b, c, d)  # one at a time is written, and none waits
@@ -470,7 +460,7 @@ async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
     state, residual, version = d.anchored, d.work.anchor.residual, makes(plan, ())
     assert residual.means
     assert d.work.checkpoints()[-1] == version
-    past = d.work.recall(version)
+    past = d.work.local_checkpoints.recall(version)
     assert past is not None
     assert past.worked == {(1, 1): 4}
     assert past.mass == {(1, 0): 5, (1, 1): 7}

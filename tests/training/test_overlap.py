@@ -107,8 +107,7 @@ async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(
     for n in (1, 2):
         names = PIECES[n - 1]
         moved = [pseudo_gradient(state, {k: p.parameters()[k] for k in names}) for p in (a, c)]
-        plan = with_sends(rig, cells, plan, n)
-        await rig.epoch(plan, *everybody)
+        plan = await rig.epoch(with_sends(rig, cells, plan, n), *everybody)
         meanwhile = {p.name: p.parameters() for p in everybody}
         state = outer_step(state, {k: (moved[0][k] + moved[1][k]) / 2 for k in names}, STREAM)
         await under_way(*everybody)
@@ -129,8 +128,7 @@ async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(
                     p.anchored.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6
                 )
                 assert torch.equal(p.anchored.anchor[k], a.anchored.anchor[k])
-        plan = inner(rig, cells, plan)
-        await rig.epoch(plan, *everybody)
+        plan = await rig.epoch(inner(rig, cells, plan), *everybody)
         assert all(
             p.work._outer._sending is None and p.work.rounds.under_way is None for p in everybody
         )
@@ -147,22 +145,17 @@ async def test_an_epoch_begun_anew_keeps_what_is_under_way(
     cells = await four(rig)
     (a, b), (c, d) = cells
     everybody = (a, b, c, d)
-    first = inner(rig, cells, None)
-    await rig.epoch(first, *everybody)
-    sent = with_sends(rig, cells, first, 1)
-    await rig.epoch(sent, *everybody)
+    first = await rig.epoch(inner(rig, cells, None), *everybody)
+    await rig.epoch(with_sends(rig, cells, first, 1), *everybody)
     old = a.work._outer._sending
     assert old is not None
     exchange = old.exchange
     assert exchange is not None
-    again = with_sends(rig, cells, first, 1)
-    await rig.epoch(again, *everybody)
+    again = await rig.epoch(with_sends(rig, cells, first, 1), *everybody)
     new = a.work._outer._sending
     assert new is not old
-    plan = inner(rig, cells, again)
-    await rig.epoch(plan, *everybody)
-    plan = inner(rig, cells, again)
-    await rig.epoch(plan, *everybody)
+    plan = await rig.epoch(inner(rig, cells, again), *everybody)
+    plan = await rig.epoch(inner(rig, cells, again), *everybody)
     assert a.work._outer._sending is new, "only the epoch after was undone"
     await under_way(*everybody)
     plan = landing(rig, cells, plan, 1)
@@ -186,10 +179,8 @@ async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig:
     (a, b), (c, d) = cells
     (e,) = await rig.add("e")
     everybody = (a, b, c, d, e)
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
-    plan = with_sends(rig, cells, plan, 1)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
+    plan = await rig.epoch(with_sends(rig, cells, plan, 1), a, b, c, d)
     await under_way(a, b, c, d)
     d.work.anchor.history = object()  # its parameters are those of the cell, and come from its disk
     plan = landing(rig, cells, plan, 1, listeners=[(e, 0)])
@@ -223,13 +214,11 @@ async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_sett
         return await run(request, hook)
 
     d.outer.run = slow  # type: ignore[method-assign]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *everybody)
+    plan = await rig.epoch(inner(rig, cells, None), *everybody)
     plan = with_sends(rig, cells, plan, 1)
     plan = replace(plan, reducers={n: c.me for n in PIECES[0]})
     await rig.epoch(plan, *everybody)
-    plan = inner(rig, cells, plan)
-    await rig.epoch(plan, *everybody)
+    plan = await rig.epoch(inner(rig, cells, plan), *everybody)
     go_on.set()
     await under_way(*everybody)
     await rig.epoch(landing(rig, cells, plan, 1), *everybody)
@@ -262,8 +251,7 @@ async def test_a_change_that_comes_into_force_where_a_fragment_would_land_carrie
     rig: Rig,
 ) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
-    plan = with_sends(rig, cells, plan, 1)
-    await rig.epoch(plan, *everybody)
+    plan = await rig.epoch(with_sends(rig, cells, plan, 1), *everybody)
     for p in everybody:
         p.work.read = lambda change: Rules(1, STREAM, 1, change)
     plan = replace(whole(rig, cells, plan), outer=1, change="to the same", since=2)
@@ -302,8 +290,7 @@ async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: 
     cells, everybody, plan = await trained(rig, STREAM)
     (a, b), (c, d) = cells
     moved = [pseudo_gradient(BEGUN, {k: p.parameters()[k] for k in PIECES[0]}) for p in (a, c)]
-    plan = with_sends(rig, cells, plan, 1)
-    await rig.epoch(plan, *everybody)
+    plan = await rig.epoch(with_sends(rig, cells, plan, 1), *everybody)
     for p in everybody:
         sent = p.work._outer._sending
         assert sent is not None
@@ -324,8 +311,7 @@ async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: 
     """The second exchange was of fewer cells than the first one, say: its debts are none of the
     other's."""
     cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
-    sent = with_sends(rig, cells, plan, 1)
-    await rig.epoch(sent, *everybody)
+    sent = await rig.epoch(with_sends(rig, cells, plan, 1), *everybody)
     await under_way(*everybody)
     given_up = landing(rig, cells, sent, 1)
     await rig.begin(given_up, *everybody)
@@ -347,8 +333,7 @@ async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_
 ) -> None:
     cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     (a, b), (c, d) = cells
-    sent = with_sends(rig, cells, plan, 1)
-    await rig.epoch(sent, *everybody)
+    sent = await rig.epoch(with_sends(rig, cells, plan, 1), *everybody)
     await under_way(*everybody)
     await rig.epoch(landing(rig, cells, sent, 1), *everybody)
     once = [p.parameters() for p in everybody]

@@ -74,8 +74,7 @@ async def test_cells_push_and_pull_one_by_one_and_end_with_values_of_their_own(r
     assert not equal(a, c)
     for p in (a, b, c, d):
         assert all(torch.equal(p.anchored.anchor[n], t) for n, t in p.parameters().items())
-    plan = inner(rig, cells, plan)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, plan), a, b, c, d)
     assert not [e for p in (a, b, c, d) for e in p.events("state-lost")]
     left, right = a.parameters(), c.parameters()
     plan = served(meeting(rig, cells, plan), a)
@@ -95,8 +94,7 @@ async def test_a_change_ends_what_is_served_and_servers_begin_with_what_all_have
     await in_order(rig, plan, (a, b), (c, d))
     for p in everybody:
         p.work.read = lambda change: Rules(1, HOGWILD, 1, change)
-    plan = inner(rig, cells, plan)
-    await rig.epoch(plan, *everybody)
+    plan = await rig.epoch(inner(rig, cells, plan), *everybody)
     plan = replace(meeting(rig, cells, plan), change="to the same", since=plan.epoch + 1)
     await rig.epoch(plan, *everybody)
     level = a.parameters()
@@ -159,13 +157,11 @@ async def test_who_pushes_too_late_is_not_applied_gets_what_is_there_and_the_jou
     rig.deadline_s = 60.0
     a, b, c = await rig.add("a", "b", "c")
     cells = [[a], [b], [c]]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c)
     plan = served(meeting(rig, cells, plan), a)
     await in_order(rig, plan, [a], [b], [c])  # a has pulled when two more pushes were to come
     late = c.parameters()
-    plan = inner(rig, cells, plan)
-    await rig.epoch(plan, a, b, c)
+    plan = await rig.epoch(inner(rig, cells, plan), a, b, c)
     plan = served(meeting(rig, cells, plan), a)
     await in_order(rig, plan, [a], [b], [c])
     assert same(a.parameters(), late), "what is served is as it was; what the cell had is gone"
@@ -182,8 +178,7 @@ async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_ro
     cells = await four(rig)
     (a, b), (c, d) = cells
     (e,) = await rig.add("e")
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
+    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     plan = served(meeting(rig, cells, plan, [e]), c)
     await in_order(rig, plan, (c, d), (a, b, e))
     assert equal(e, a), "it listens in the first cell"
@@ -195,8 +190,7 @@ async def test_a_cell_without_an_anchor_takes_none_from_another_and_pushes_nothi
 ) -> None:
     rig.outer, rig.deadline_s = HOGWILD, 60.0
     a, c = await rig.add("a", "c")
-    plan = inner(rig, [[a], [c]], None)
-    await rig.epoch(plan, a, c)
+    plan = await rig.epoch(inner(rig, [[a], [c]], None), a, c)
     c.work.anchor.state = None
     plan = served(meeting(rig, [[a], [c]], plan), a)
     await in_order(rig, plan, [a], [c])
@@ -237,8 +231,7 @@ async def test_a_server_is_there_for_a_cell_without_an_answer_a_few_times_and_no
 ) -> None:
     rig.outer, rig.deadline_s = HOGWILD, 60.0
     a, c = await rig.add("a", "c")
-    plan = inner(rig, [[a], [c]], None)
-    await rig.epoch(plan, a, c)
+    plan = await rig.epoch(inner(rig, [[a], [c]], None), a, c)
     plan = served(meeting(rig, [[a], [c]], plan), a)
     await rig.begin(plan, a)
     for attempt in range(PUSH_AGAIN + 1):
@@ -281,8 +274,7 @@ async def test_a_checkpoint_brings_the_anchor_back_and_a_server_begins_anew_from
     rig.outer = HOGWILD
     a, c = await rig.add("a", "c", every=1)
     cells = [[a], [c]]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, c)
+    plan = await rig.epoch(inner(rig, cells, None), a, c)
     plan = served(meeting(rig, cells, plan), a)
     await in_order(rig, plan, [a], [c])
     await rig.copied(a, c)  # one at a time is written, and none waits
@@ -299,8 +291,7 @@ async def test_a_checkpoint_brings_the_anchor_back_and_a_server_begins_anew_from
 async def test_a_cell_alone_steps_by_the_served_value_too(rig: Rig) -> None:
     rig.outer = HOGWILD
     (a,) = await rig.add("a")
-    plan = inner(rig, [[a]], None)
-    await rig.epoch(plan, a)
+    plan = await rig.epoch(inner(rig, [[a]], None), a)
     left = a.parameters()
     await rig.epoch(served(meeting(rig, [[a]], plan), a), a)
     assert same(a.parameters(), left), "one cell, one whole step"

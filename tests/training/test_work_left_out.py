@@ -38,6 +38,6 @@ async def test_parameters_and_momentum_go_on_after_the_epochs_without_the_stage(
     for name, t in a.parameters().items():
         torch.testing.assert_close(t, expected[name], atol=2e-6, rtol=1e-5)
     # A checkpoint of the version before is not written anew under the epoch that became final late.
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     assert held not in a.work.checkpoints()
     assert a.owner.through("layers.0.a") == LATER.epoch - 1

@@ -47,21 +47,19 @@ async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(
     # c leaves: its parts are fetched from it while the next epoch runs.
     second = placed(rig, (a, b), first)
     moved = {n: rig.peers[first[n]] for n in first if first[n] != second[n]}
-    plan = rig.plan((a, b), by_peer(rig, second), plan, moved=moved)
-    await rig.epoch(plan, a, b)
+    plan = await rig.epoch(rig.plan((a, b), by_peer(rig, second), plan, moved=moved), a, b)
     # d joins: parameters from the others, state of its parts from their owners.
     (d,) = await rig.add("d", buddy_every=1)
     await d.work.join((a.me, b.me), None)
     third = placed(rig, (a, b, d), second)
     moved = {n: rig.peers[second[n]] for n in second if second[n] != third[n]}
-    plan = rig.plan((a, b, d), by_peer(rig, third), plan, moved=moved)
-    await rig.epoch(plan, a, b, d)
+    plan = await rig.epoch(rig.plan((a, b, d), by_peer(rig, third), plan, moved=moved), a, b, d)
     for epoch, givers in enumerate(["abc"] * 4 + ["ab", "abd"]):
         alone.epoch(tuple(givers), epoch)
     assert d.me in third.values()
     for p in (a, b, d):
         same(p.parameters(), alone.parameters)
-        assert p.work.momentum_lost == p.work.momentum_age == 0
+        assert p.work.state_export.taking.lost == p.work.state_export.taking.age == 0
         for name in (n for n, o in third.items() if o == p.me):
             assert p.owner.after(name, 5)["steps"].tolist() == [6.0]
 
@@ -79,7 +77,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
     for epoch in range(4):
         alone.epoch(("a", "b", "c"), epoch)
     for p in peers:
-        await p.work.saved()
+        await p.work.local_checkpoints.saved()
     for back, new in (("ab", ""), ("abc", "de")):
         again = type(rig)(rig.home)
         again.optim = rig.optim
@@ -91,7 +89,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
             for p in await again.add(*new, buddy_every=1):
                 await p.work.join([q.me for q in here], None)
                 here.append(p)
-            past = here[0].work.recall(version)
+            past = here[0].work.local_checkpoints.recall(version)
             assert past is not None
             assert past.owners == before
             owners = placed(again, here, past.owners)
@@ -111,8 +109,8 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
                 here[0].parameters(),
                 {n: alone.stepped_from(n, 3 if n in old else 4, givers, 4) for n in rig.shapes},
             )
-            assert sum(p.work.momentum_lost for p in here) == 0
-            assert max(p.work.momentum_age for p in here) == (1 if old else 0)
+            assert sum(p.work.state_export.taking.lost for p in here) == 0
+            assert max(p.work.state_export.taking.age for p in here) == (1 if old else 0)
         finally:
             await again.close()
 

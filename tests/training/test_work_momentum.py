@@ -29,11 +29,27 @@ def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> Non
         torch.testing.assert_close(got[name], tensor, atol=2e-6, rtol=1e-5)
 
 
-async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 5)
-    for epoch in range(5):
+async def trained(
+    rig: Any, epochs: int, alone: Any = None, **settings: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Three peers and their plan after so many epochs, which ``alone`` has done too."""
+    a, b, c = await rig.add(*CELL, **settings)
+    plan = await rig.train((a, b, c), owners(a, b, c), epochs)
+    for epoch in range(epochs if alone else 0):
         alone.epoch(CELL, epoch)
+    return a, b, c, plan
+
+
+async def begun_without(rig: Any, plan: Any, a: Any, b: Any, c: Any) -> Any:
+    """The next plan, which all three have begun and then ``a`` dies."""
+    last = rig.plan((a, b, c), owners(a, b, c), plan)
+    await rig.begin(last, a, b, c)
+    await rig.net.kill(a.me)
+    return last
+
+
+async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: Any) -> None:
+    a, b, c, plan = await trained(rig, 5, alone)
     for p in (a, b, c):
         same(p.parameters(), alone.parameters)
         assert not p.events("state-lost")
@@ -63,13 +79,8 @@ async def test_no_copies_when_the_manifest_says_none(rig: Any) -> None:
 async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(
     rig: Any, alone: Any, heir: str
 ) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 5)
-    for epoch in range(5):
-        alone.epoch(CELL, epoch)
-    last = rig.plan((a, b, c), owners(a, b, c), plan)
-    await rig.begin(last, a, b, c)
-    await rig.net.kill(a.me)
+    a, b, c, plan = await trained(rig, 5, alone)
+    last = await begun_without(rig, plan, a, b, c)
     first = await rig.average(last, b, c)
     assert all(set(e.missing) == {"layers.0.a", "layers.0.norm"} for e in first)
     new = {"layers.0.a": heir, "layers.0.norm": heir}
@@ -87,22 +98,18 @@ async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(
     other = c if heir == "b" else b
     (old,) = taker.events("momentum-old")
     assert (old.fields["parts"], old.fields["age"]) == (2, 1)
-    assert (taker.work.momentum_age, taker.work.momentum_lost) == (1, 0)
-    assert (other.work.momentum_age, other.work.momentum_lost) == (0, 0)
+    assert (taker.work.state_export.taking.age, taker.work.state_export.taking.lost) == (1, 0)
+    assert (other.work.state_export.taking.age, other.work.state_export.taking.lost) == (0, 0)
     assert not taker.events("state-lost")
     # The next epoch goes on from what this one left.
-    after = rig.plan((b, c), owners(taker, b, c), last)
-    await rig.epoch(after, b, c)
+    await rig.epoch(rig.plan((b, c), owners(taker, b, c), last), b, c)
     assert taker.owner.through("layers.0.a") == 5
     assert not taker.events("momentum-old")[1:]
     assert "layers.0.a" not in taker.work.state_export.spares.versions(), "its own now"
 
 
 async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 5)
-    for epoch in range(5):
-        alone.epoch(CELL, epoch)
+    a, b, c, plan = await trained(rig, 5, alone)
     mine, trail = b.work.state_export.spares, b.work.state_export._trail
     for name in ("layers.0.a", "layers.0.norm"):
         c.work.state_export.spares.put(name, mine.get(name).version, mine.get(name).state)
@@ -115,17 +122,12 @@ async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> No
         b.parameters(),
         {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes},
     )
-    assert b.work.momentum_age == 1
+    assert b.work.state_export.taking.age == 1
 
 
 async def test_without_a_copy_the_loss_is_said_with_its_reason(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL, buddy_every=0)
-    plan = await rig.train((a, b, c), owners(a, b, c), 3)
-    for epoch in range(3):
-        alone.epoch(CELL, epoch)
-    last = rig.plan((a, b, c), owners(a, b, c), plan)
-    await rig.begin(last, a, b, c)
-    await rig.net.kill(a.me)
+    a, b, c, plan = await trained(rig, 3, alone, buddy_every=0)
+    last = await begun_without(rig, plan, a, b, c)
     new = {"layers.0.a": "b", "layers.0.norm": "b"}
     ended = await rig.average(last, b, c, dead=(a.me,), owners=new)
     assert not any(e.missing for e in ended)
@@ -136,14 +138,15 @@ async def test_without_a_copy_the_loss_is_said_with_its_reason(rig: Any, alone: 
     (lost,) = b.events("state-lost")
     assert lost.fields["parts"] == 2
     assert "its owner a died" in lost.text
-    assert (b.work.momentum_lost, b.work.momentum_age, c.work.momentum_lost) == (2, 0, 0)
+    assert (
+        b.work.state_export.taking.lost,
+        b.work.state_export.taking.age,
+        c.work.state_export.taking.lost,
+    ) == (2, 0, 0)
 
 
 async def test_an_owner_gone_between_two_epochs(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 4)
-    for epoch in range(4):
-        alone.epoch(CELL, epoch)
+    a, b, c, plan = await trained(rig, 4, alone)
     await rig.net.kill(a.me)
     # Nobody is named as the donor: the copy, of version 2 as the one of 4 was not made yet, is
     # found when the plan begins.
@@ -154,19 +157,18 @@ async def test_an_owner_gone_between_two_epochs(rig: Any, alone: Any) -> None:
     }
     same(c.parameters(), expected)
     assert [e.fields["age"] for e in c.events("momentum-old")] == [2]
-    assert c.work.momentum_age == 2
+    assert c.work.state_export.taking.age == 2
 
 
 async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 3)
+    a, b, c, plan = await trained(rig, 3)
     moved = {"layers.0.a": a, "layers.0.norm": a}
     await rig.epoch(rig.plan((a, b, c), owners(c, b, c), plan, moved=moved), a, b, c)
     for epoch in range(4):
         alone.epoch(CELL, epoch)
     same(c.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in c.events("state-moved")] == [2]
-    assert c.work.momentum_lost == c.work.momentum_age == 0
+    assert c.work.state_export.taking.lost == c.work.state_export.taking.age == 0
     # Who gave it keeps what it had as a copy, and offers it as nothing else.
     await rig.begin(rig.plan((a, b, c), owners(c, b, c), rig.peers["a"].plan), a, b, c)
     assert a.owner.names() == ()
@@ -202,13 +204,12 @@ async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(
         alone.epoch(CELL, epoch)
     a.state.dies = True
     moved = {"layers.0.a": a, "layers.0.norm": a}
-    last = rig.plan((b, c), owners(c, b, c), plan, moved=moved)
-    await rig.epoch(last, b, c)
+    await rig.epoch(rig.plan((b, c), owners(c, b, c), plan, moved=moved), b, c)
     expected = {n: alone.stepped_from(n, 4 if n in moved else 5, ("b", "c"), 5) for n in rig.shapes}
     same(c.parameters(), expected)
     assert [(e.fields["parts"], e.fields["age"]) for e in c.events("momentum-old")] == [(2, 1)]
     assert len(c.events("state-not-moved")) == 1
-    assert c.work.momentum_lost == 0
+    assert c.work.state_export.taking.lost == 0
 
 
 async def test_the_reason_says_when_the_owner_lived_and_gave_nothing(rig: Any) -> None:
@@ -216,8 +217,9 @@ async def test_the_reason_says_when_the_owner_lived_and_gave_nothing(rig: Any) -
     b, c = await rig.add("b", "c", buddy_every=0)
     plan = await rig.train((a, b, c), owners(a, b, c), 2)
     a.state.dies = True
-    last = rig.plan((b, c), owners(c, b, c), plan, moved={"layers.0.a": a, "layers.0.norm": a})
-    await rig.epoch(last, b, c)
+    await rig.epoch(
+        rig.plan((b, c), owners(c, b, c), plan, moved={"layers.0.a": a, "layers.0.norm": a}), b, c
+    )
     (lost,) = c.events("state-lost")
     assert "a, which owned it, did not give it" in lost.text
     assert "died" not in lost.text
@@ -264,13 +266,8 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
 async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it_twice(
     rig: Any, alone: Any
 ) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 5)
-    for epoch in range(5):
-        alone.epoch(CELL, epoch)
-    last = rig.plan((a, b, c), owners(a, b, c), plan)
-    await rig.begin(last, a, b, c)
-    await rig.net.kill(a.me)
+    a, b, c, plan = await trained(rig, 5, alone)
+    last = await begun_without(rig, plan, a, b, c)
     new = {"layers.0.a": "b", "layers.0.norm": "b"}
     await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
     assert b.work.version.epoch == 6
@@ -293,13 +290,8 @@ async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it
 async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(
     rig: Any, alone: Any
 ) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 5)
-    for epoch in range(5):
-        alone.epoch(CELL, epoch)
-    last = rig.plan((a, b, c), owners(a, b, c), plan)
-    await rig.begin(last, a, b, c)
-    await rig.net.kill(a.me)
+    a, b, c, plan = await trained(rig, 5, alone)
+    last = await begun_without(rig, plan, a, b, c)
     new = {"layers.0.a": "c", "layers.0.norm": "c"}
     await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
     await rig.net.kill(b.me)  # the buddy of a, with the copies
@@ -312,17 +304,14 @@ async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(
         c.parameters(),
         {n: alone.stepped_from(n, 5 if n == "layers.1.a" else 4, ("c",), 5) for n in rig.shapes},
     )
-    assert c.work.momentum_lost == 0
+    assert c.work.state_export.taking.lost == 0
 
 
 async def test_who_stepped_a_part_and_lost_it_in_the_next_attempt_does_not_offer_it(
     rig: Any,
 ) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 3)
-    last = rig.plan((a, b, c), owners(a, b, c), plan)
-    await rig.begin(last, a, b, c)
-    await rig.net.kill(a.me)
+    a, b, c, plan = await trained(rig, 3)
+    last = await begun_without(rig, plan, a, b, c)
     new = {"layers.0.a": "b", "layers.0.norm": "b"}
     (first,) = await rig.average(last, b, attempt=1, dead=(a.me,), owners=new, deadline_s=5.0)
     assert first.missing == ("layers.1.a",)
@@ -339,20 +328,18 @@ async def test_who_stepped_a_part_and_lost_it_in_the_next_attempt_does_not_offer
 
 
 async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL, buddy_every=0)
-    plan = await rig.train((a, b, c), owners(a, b, c), 3)
+    a, b, c, plan = await trained(rig, 3, buddy_every=0)
     for epoch in range(4):
         alone.epoch(CELL if epoch < 3 else ("b", "c"), epoch)
     # The plan is not sent to a any more, so nothing settles its last update there: it gives what it
     # has staged.
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     moved = {"layers.0.a": a, "layers.0.norm": a}
-    last = rig.plan((b, c), owners(b, b, c), plan, moved=moved)
-    await rig.epoch(last, b, c)
+    await rig.epoch(rig.plan((b, c), owners(b, b, c), plan, moved=moved), b, c)
     assert await leaving
     same(b.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in a.events("handed-over")] == [2]
-    assert b.work.momentum_lost == 0
+    assert b.work.state_export.taking.lost == 0
     assert await a.work.handed_over(60.0), "what was given is given"
 
 
@@ -379,22 +366,22 @@ async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> Non
 async def test_who_leaves_in_the_middle_of_an_epoch_gives_what_that_epoch_ends_with(
     rig: Any, alone: Any
 ) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 4)
+    a, b, c, plan = await trained(rig, 4)
     last = rig.plan((a, b, c), owners(a, b, c), plan)
     await rig.begin(last, a, b, c)
     await rig.copied(b)  # of version 4, which this epoch starts from
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.average(last, a, b, c)
     assert not leaving.done()
-    after = rig.plan((b, c), owners(c, b, c), last, moved={"layers.0.a": a, "layers.0.norm": a})
-    await rig.epoch(after, b, c)
+    await rig.epoch(
+        rig.plan((b, c), owners(c, b, c), last, moved={"layers.0.a": a, "layers.0.norm": a}), b, c
+    )
     assert await leaving
     assert [e.fields["epoch"] for e in a.events("handed-over")] == [5]
     for epoch in range(6):
         alone.epoch(CELL if epoch < 5 else ("b", "c"), epoch)
     same(c.parameters(), alone.parameters)
-    assert c.work.momentum_age == c.work.momentum_lost == 0
+    assert c.work.state_export.taking.age == c.work.state_export.taking.lost == 0
 
 
 async def test_who_leaves_in_its_first_epoch_waits_for_the_state_that_epoch_makes(rig: Any) -> None:
@@ -408,7 +395,7 @@ async def test_who_leaves_in_its_first_epoch_waits_for_the_state_that_epoch_make
     await rig.epoch(rig.plan((b,), owners(b, b, b), first, moved=moved), b)
     assert await leaving
     assert b.owner.staged(1) == set(rig.shapes)
-    assert b.work.momentum_lost == 0
+    assert b.work.state_export.taking.lost == 0
 
 
 async def test_who_leaves_says_when_nobody_came(rig: Any) -> None:
@@ -420,8 +407,7 @@ async def test_who_leaves_says_when_nobody_came(rig: Any) -> None:
 
 
 async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
-    a, b, c = await rig.add(*CELL, buddy_every=0)
-    plan = await rig.train((a, b, c), owners(a, b, c), 2)
+    a, b, c, plan = await trained(rig, 2, buddy_every=0)
     await rig.epoch(
         rig.plan((b, c), {**owners(b, b, c), "layers.0.norm": c}, plan, moved={"layers.0.a": a}),
         b,
@@ -454,10 +440,7 @@ async def test_a_peer_without_state_has_nothing_to_hand_over(rig: Any) -> None:
 
 
 async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 4)
-    for epoch in range(4):
-        alone.epoch(CELL, epoch)
+    a, b, c, plan = await trained(rig, 4, alone)
     await rig.net.kill(a.me)
     last = rig.plan((b, c), owners(b, b, c), plan)
     await rig.begin(last, c)
@@ -478,10 +461,7 @@ async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: A
 
 
 async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, alone: Any) -> None:
-    a, b, c = await rig.add(*CELL)
-    plan = await rig.train((a, b, c), owners(a, b, c), 5)
-    for epoch in range(5):
-        alone.epoch(CELL, epoch)
+    a, b, c, plan = await trained(rig, 5, alone)
     spare = b.work.state_export.spares.get("layers.0.a")
     spare.state["momentum"].fill_(float("nan"))
     await rig.net.kill(a.me)
@@ -494,4 +474,4 @@ async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, 
         },
     )
     assert [(p, w) for p, _, w in c.transport.faults] == [(b.me, 1.0)]
-    assert (c.work.momentum_lost, c.work.momentum_age) == (1, 1)
+    assert (c.work.state_export.taking.lost, c.work.state_export.taking.age) == (1, 1)

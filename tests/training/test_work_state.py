@@ -31,21 +31,21 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     last = rig.plan((a, b), owners(a, b), plan)
     await rig.begin(last, a, b)
     for p in (a, b):
-        await p.work.saved()
+        await p.work.local_checkpoints.saved()
     (two, four) = a.work.checkpoints()
     assert (two.epoch, four) == (2, last.base)
     assert four.lineage == lineage_after(plan, ()) != two.lineage
     assert b.work.checkpoints() == (two, four), "the stages of a swarm can be matched"
     meta = a.store.metas(1)[4]
     assert meta["tokens"] == last.tokens > 0
-    past = a.work.recall(four)
+    past = a.work.local_checkpoints.recall(four)
     assert (past.cursor, past.owners, past.tokens) == (
         (16, ()),
         {n: p.me for n, p in owners(a, b).items()},
         last.tokens,
     )
-    assert a.work.recall(Version(4, "f" * 32)) is None
-    assert a.work.recall(Version(3, two.lineage)) is None
+    assert a.work.local_checkpoints.recall(Version(4, "f" * 32)) is None
+    assert a.work.local_checkpoints.recall(Version(3, two.lineage)) is None
 
 
 async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, alone: Any) -> None:
@@ -53,7 +53,7 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
     plan = await rig.train((a, b), owners(a, b), 3)
     for epoch in range(2):
         alone.epoch(("a", "b"), epoch)
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     (two,) = a.work.checkpoints()
     await a.work.restore(two)
     assert a.work.version == two
@@ -72,7 +72,7 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
 async def test_a_checkpoint_of_another_history_is_not_taken_for_this_one(rig: Any) -> None:
     a, b = await rig.add("a", "b", every=2)
     await rig.train((a, b), owners(a, b), 3)
-    await a.work.saved()
+    await a.work.local_checkpoints.saved()
     before = a.parameters()
     with pytest.raises(Refused, match="another history"):
         await a.work.restore(Version(2, "f" * 32))
@@ -93,16 +93,16 @@ async def test_a_checkpoint_from_before_lineages_is_read_and_one_with_nonsense_i
     a.store.save(1, 4, parameters, {}, {**cursor, "lineage": "no hex"})
     a.store.save(1, 6, {"other": torch.zeros(2)}, {}, cursor)
     assert a.work.checkpoints() == (Version(2, ""), Version(6, ""))
-    assert a.work.troubles() == []
-    past = a.work.recall(Version(2))
+    assert a.work.local_checkpoints.troubles() == []
+    past = a.work.local_checkpoints.recall(Version(2))
     assert (past.cursor, past.tokens) == ((8, (3,)), 0)
-    assert a.work.recall(Version(4)) is None
+    assert a.work.local_checkpoints.recall(Version(4)) is None
     await a.work.restore(Version(2))
     assert (a.work.version, a.work.tokens) == (Version(2), 0)
     with pytest.raises(Refused, match="another model"):
         await a.work.restore(Version(6))
     assert a.work.checkpoints() == (Version(2, ""),)
-    assert "epoch-6: " in a.work.troubles()[0]
+    assert "epoch-6: " in a.work.local_checkpoints.troubles()[0]
 
 
 async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
@@ -164,8 +164,7 @@ async def test_a_download_goes_on_where_it_broke_off_although_training_went_on(
     assert c.work.fetching == 1.0
     assert len(list(incoming.iterdir())) == 1
     was, given = a.work.version, a.state.bytes_given[c.me]
-    last = rig.plan((a,), owners(a, a), plan)
-    await rig.epoch(last, a)
+    await rig.epoch(rig.plan((a,), owners(a, a), plan), a)
     a.state.broken = False
     await c.work.join((a.me,), None, partial=partial)
     assert c.work.version == was != a.work.version
@@ -258,6 +257,6 @@ async def test_who_is_still_catching_up_when_the_run_ends_writes_no_checkpoint_o
     await a.work.settle(done.epoch, done)
     for peer in (a, late):
         await peer.work.finish(done)
-        await peer.work.saved()
+        await peer.work.local_checkpoints.saved()
     assert a.work.checkpoints() == (done.base,)
     assert late.work.checkpoints() == ()

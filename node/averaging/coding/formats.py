@@ -39,17 +39,19 @@ def nbytes_of(numbers: int, name: str) -> int:
     count."""
     if numbers < 0:
         raise ValueError("a count of numbers is not negative")
-    if name == "fp32":
-        return 4 * numbers
-    if name in ("bf16", "fp16"):
-        return 2 * numbers
-    if name == "int8":
-        return 4 * -(-numbers // INT8_BLOCK) + numbers
-    if name == "int4":
-        return 4 * -(-numbers // INT4_BLOCK) + -(-numbers // 2)
-    if name == "top-k":
-        return 4 * kept(numbers)
-    raise ValueError(f"unknown number format {name!r}: use {', '.join(FORMATS)}")
+    match name:
+        case "fp32":
+            return 4 * numbers
+        case "bf16" | "fp16":
+            return 2 * numbers
+        case "int8":
+            return 4 * -(-numbers // INT8_BLOCK) + numbers
+        case "int4":
+            return 4 * -(-numbers // INT4_BLOCK) + -(-numbers // 2)
+        case "top-k":
+            return 4 * kept(numbers)
+        case _:
+            raise ValueError(f"unknown number format {name!r}: use {', '.join(FORMATS)}")
 
 
 def kept(numbers: int) -> int:

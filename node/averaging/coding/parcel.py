@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from node.averaging.coding.formats import nbytes_of
 from node.core.errors import WireError
+from node.wire.tensors import Buffer, BytesReader
 from protos import tensor_pb2
 
 Shape = Sequence[int]
@@ -78,7 +78,7 @@ def payload(message: bytes) -> memoryview:
     raise WireError("a message of another length than it says")
 
 
-class ParcelReader:
+class ParcelReader(BytesReader):
     """Puts the parts of a group back together.
 
     ``expected`` lists the (name, shape) this side knows must come, in order, all in format
@@ -92,63 +92,16 @@ class ParcelReader:
         expected: Sequence[tuple[str, Shape]],
         codec: str,
     ) -> None:
-        if len(heads) != len(expected):
-            raise WireError(f"{len(heads)} tensors announced, expected {len(expected)}")
-        for head, (name, shape) in zip(heads, expected, strict=True):
-            check_head(head, name, shape, codec)
-        self._sizes = [nbytes_of(math.prod(shape), codec) for _, shape in expected]
-        self._parts: list[Tensor] = []
-        self._into = memoryview(b"")
-        self.nbytes = self.remaining = sum(self._sizes)
-        """Bytes of the whole group, and those still missing."""
+        super().__init__(heads, [head_of(name, shape, codec) for name, shape in expected], codec)
         self._messages = FEWEST_MESSAGES + self.nbytes // CRUMB
 
-    def feed(self, data: memoryview) -> None:
+    def feed(self, data: Buffer) -> None:
         """Take the next bytes; they may cross parts. Raises WireError, taking nothing, when they
         are too many, or come in crumbs."""
         self._messages -= 1
         if self._messages < 0:
             raise WireError(f"{self.nbytes} bytes come in messages of less than {CRUMB}")
-        if len(data) > self.remaining:
-            raise WireError(
-                f"{len(data)} bytes came where {self.remaining} were left of {self.nbytes}"
-            )
-        self.remaining -= len(data)
-        while len(data):
-            while not len(self._into):
-                self._into = self._open()
-            taken = min(len(data), len(self._into))
-            self._into[:taken] = data[:taken]
-            self._into, data = self._into[taken:], data[taken:]
-
-    def finish(self) -> list[Tensor]:
-        """The coded bytes of every part, in order. Raises WireError when some are missing."""
-        if self.remaining:
-            raise WireError(f"the stream ended {self.remaining} bytes short of {self.nbytes}")
-        while len(self._parts) < len(self._sizes):  # what is left has no bytes
-            self._open()
-        return self._parts
-
-    def _open(self) -> memoryview:
-        part = torch.empty(self._sizes[len(self._parts)], dtype=torch.uint8)
-        self._parts.append(part)
-        return part.numpy().data
-
-
-def check_head(head: tensor_pb2.TensorHead, name: str, shape: Shape, codec: str) -> None:
-    """Raises WireError unless ``head`` announces exactly this name, shape, format and number of
-    bytes."""
-    if head.name != name:
-        raise WireError(f"tensor {head.name[:80]!r} where {name!r} belongs")
-    if len(head.shape) != len(shape) or any(a != b for a, b in zip(head.shape, shape, strict=True)):
-        raise WireError(f"tensor {name!r} has shape {list(head.shape[:8])}, expected {list(shape)}")
-    if head.wire != CODES[codec]:
-        raise WireError(f"tensor {name!r} travels as format {head.wire}, expected {codec}")
-    if head.nbytes != nbytes_of(math.prod(shape), codec):
-        raise WireError(
-            f"tensor {name!r} announces {head.nbytes} bytes, expected "
-            f"{nbytes_of(math.prod(shape), codec)}"
-        )
+        super().feed(data)
 
 
 def _framed(pieces: Sequence[memoryview], length: int) -> bytes:

@@ -217,41 +217,57 @@ class RoundMachine:
 
     def _objection(self, number: int, began: Began, opened: Opened) -> EndStream | None:
         """What is wrong with a head whatever the state of the round."""
-        if began.plan_hash != opened.plan_hash:
-            return self._refuse(
-                number, Kind.PLAN, f"plan {began.plan_hash[:12]!r} is not {opened.plan_hash[:12]!r}"
-            )
-        if began.ownership_hash != opened.ownership_hash:
-            return self._refuse(
-                number,
+        group = opened.groups[began.group] if began.group < len(opened.groups) else None
+        names = set(began.names)
+        plan, owners = began.plan_hash, began.ownership_hash
+        checks: tuple[tuple[bool, Kind, str, float], ...] = (
+            (
+                plan == opened.plan_hash,
+                Kind.PLAN,
+                f"plan {plan[:12]!r} is not {opened.plan_hash[:12]!r}",
+                0.0,
+            ),
+            (
+                owners == opened.ownership_hash,
                 Kind.OWNERSHIP,
-                f"{began.ownership_hash[:12]!r} is not {opened.ownership_hash[:12]!r}",
-            )
-        if began.peer not in opened.members:
-            return self._refuse(number, Kind.STRANGER, "not in this round's view", 1.0)
-        if began.tokens and began.peer in opened.listeners:
-            return self._refuse(number, Kind.STRANGER, "a listener has no gradients to give", 1.0)
-        if began.group >= len(opened.groups) or began.digest != opened.groups[began.group].digest:
-            return self._refuse(
-                number,
+                f"{owners[:12]!r} is not {opened.ownership_hash[:12]!r}",
+                0.0,
+            ),
+            (began.peer in opened.members, Kind.STRANGER, "not in this round's view", 1.0),
+            (
+                not (began.tokens and began.peer in opened.listeners),
+                Kind.STRANGER,
+                "a listener has no gradients to give",
+                1.0,
+            ),
+            (
+                group is not None and began.digest == group.digest,
                 Kind.GROUPS,
                 f"group {began.group} of {len(opened.groups)} is another one here",
-            )
-        if bool(began.tokens) != bool(began.names) or len(set(began.names)) != len(began.names):
-            return self._refuse(
-                number, Kind.HEADS, "tokens and tensors come together, each tensor once", 1.0
-            )
-        if not set(opened.groups[began.group].names).issuperset(began.names):
-            return self._refuse(
-                number, Kind.HEADS, "names parts that are not this peer's, or of another group", 1.0
-            )
-        if began.tokens > opened.token_limit:
-            return self._refuse(
-                number,
+                0.0,
+            ),
+            (
+                bool(began.tokens) == bool(names) and len(names) == len(began.names),
+                Kind.HEADS,
+                "tokens and tensors come together, each tensor once",
+                1.0,
+            ),
+            (
+                group is not None and names <= set(group.names),
+                Kind.HEADS,
+                "names parts that are not this peer's, or of another group",
+                1.0,
+            ),
+            (
+                began.tokens <= opened.token_limit,
                 Kind.VALUES,
                 f"{began.tokens} tokens where {opened.token_limit} are possible",
                 1.0,
-            )
+            ),
+        )
+        for fine, kind, text, weight in checks:
+            if not fine:
+                return self._refuse(number, kind, text, weight)
         return None
 
     def _read(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:

@@ -241,7 +241,7 @@ async def _fresh(
             reader.feed(parcel.payload(raw))
             if not reader.remaining:
                 break
-    parts = reader.finish()
+    parts = reader.raw()
     tensors = await asyncio.to_thread(
         _opened, parts, [shape for _, shape in expected], request.down
     )

@@ -310,7 +310,7 @@ class ExchangeServer:
             line.reader = None
             self._transport.count(line.peer, received=reader.nbytes)
             given, fault = await asyncio.to_thread(
-                self._fit, attempt.request, expected, reader.finish(), line.tokens
+                self._fit, attempt.request, expected, reader.raw(), line.tokens
             )
         except WireError as e:
             self._feed(Spoiled(line.number, Kind.HEADS, str(e)))
@@ -449,11 +449,12 @@ class ExchangeServer:
         if reduced.fell_back and not self._fell_back:
             self._fell_back = True
             count = len(reduced.contributors)
-            text = (
+            self._say(
+                "reducer-fell-back",
                 f"{rule} needs three contributors, there are {count}: it is their mean until "
-                "there are more"
+                "there are more",
+                level="warning",
             )
-            self._say("reducer-fell-back", text, level="warning")
 
     def _reduce_and_step(
         self, action: ReduceAndStep

@@ -317,14 +317,21 @@ class CellRound:
 
 
 def _consistent(request: RoundRequest, me: PeerId) -> None:
-    if me not in request.members:
-        raise ValueError("this peer is not in the round it should run")
-    if request.owners.keys() != request.shapes.keys():
-        raise ValueError("owners and shapes name different parts")
-    if not set(request.owners.values()) <= set(request.members):
-        raise ValueError("an owner is not a member")
-    if request.up not in FORMATS or request.down not in FORMATS:
-        raise ValueError(f"unknown number format: up {request.up!r}, down {request.down!r}")
+    checks = (
+        (me in request.members, "this peer is not in the round it should run"),
+        (
+            request.owners.keys() == request.shapes.keys(),
+            "owners and shapes name different parts",
+        ),
+        (set(request.owners.values()) <= set(request.members), "an owner is not a member"),
+        (
+            request.up in FORMATS and request.down in FORMATS,
+            f"unknown number format: up {request.up!r}, down {request.down!r}",
+        ),
+    )
+    for fine, why in checks:
+        if not fine:
+            raise ValueError(why)
     if request.gradients is not None and request.tokens and me not in request.listeners:
         wrong = [
             n

@@ -188,22 +188,24 @@ class Matching:
             return self._afterwards(event)
         if now >= self.deadline:
             return self._give_up()
-        if isinstance(event, FindGroup):
-            self._last_came, self._looking = now, True
-            return [Declare(self.deadline), ReadPeers(), *self._later(now)]
-        if isinstance(event, PeersRead):
-            return self._saw(event, now)
-        if isinstance(event, JoinRequested):
-            return self._asked(event.peer, now)
-        if isinstance(event, Taken):
-            return []  # we wait for it anyway: until it tells, refuses or is lost
-        if isinstance(event, JoinDeclined):
-            return self._refused(event, now)
-        if isinstance(event, GroupNamed):
-            return self._tell(event, now)
-        if isinstance(event, MemberLost):
-            return self._lose(event.peer, now)
-        return self._tick(now)
+        match event:
+            case FindGroup():
+                self._last_came, self._looking = now, True
+                return [Declare(self.deadline), ReadPeers(), *self._later(now)]
+            case PeersRead():
+                return self._saw(event, now)
+            case JoinRequested(peer):
+                return self._asked(peer, now)
+            case Taken():
+                return []  # we wait for it anyway: until it tells, refuses or is lost
+            case JoinDeclined():
+                return self._refused(event, now)
+            case GroupNamed():
+                return self._tell(event, now)
+            case MemberLost(peer):
+                return self._lose(peer, now)
+            case TimerFired():
+                return self._tick(now)
 
     @property
     def leading(self) -> bool:
@@ -333,17 +335,13 @@ class Matching:
         return now - self._last_came >= patience * max(self._gap, self.look_s)
 
     def _afterwards(self, event: Event) -> list[Action]:
-        if isinstance(event, JoinRequested):
-            return [DeclineJoin(event.peer, None)]
-        if (
-            isinstance(event, MemberLost)
-            and isinstance(self.done, Met)
-            and event.peer in self.done.members
-        ):
-            rest = tuple(p for p in self.done.members if p != event.peer)
-            self.done = Met(rest)
-            return [self.done]
-        return []
+        match event, self.done:
+            case JoinRequested(peer), _:
+                return [DeclineJoin(peer, None)]
+            case MemberLost(peer), Met(members) if peer in members:
+                return self._end(Met(tuple(p for p in members if p != peer)))
+            case _:
+                return []
 
     def _came(self, fresh: Collection[PeerId], now: float) -> None:
         if fresh:

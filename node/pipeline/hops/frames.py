@@ -69,19 +69,27 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
     ):
         raise WireError("a journey with an impossible hop")
     journey = tuple(Hop(hop.stage, PeerId(hop.peer)) for hop in head.journey)
-    if (
-        journey[0] != journey[-1]
-        or journey[0].stage != 0
-        or not journey[0].peer
-        or len({h.stage for h in journey}) != len(journey) - 1
-    ):
-        raise WireError("a journey goes from its origin through different block stages back to it")
-    if head.position >= len(journey):
-        raise WireError("a position outside the journey")
-    if not (math.isfinite(head.deadline_s) and 0 < head.deadline_s <= DEADLINE_MAX_S):
-        raise WireError("an impossible deadline")
-    if len(head.plan_hash) > 64 or train != bool(head.plan_hash):
-        raise WireError("training work carries a plan hash and other work none")
+    checks = (
+        (
+            journey[0] == journey[-1]
+            and journey[0].stage == 0
+            and journey[0].peer
+            and len({h.stage for h in journey}) == len(journey) - 1,
+            "a journey goes from its origin through different block stages back to it",
+        ),
+        (head.position < len(journey), "a position outside the journey"),
+        (
+            math.isfinite(head.deadline_s) and 0 < head.deadline_s <= DEADLINE_MAX_S,
+            "an impossible deadline",
+        ),
+        (
+            len(head.plan_hash) <= 64 and train == bool(head.plan_hash),
+            "training work carries a plan hash and other work none",
+        ),
+    )
+    for fine, why in checks:
+        if not fine:
+            raise WireError(why)
     claim = Claim(head.epoch, head.plan_hash, head.index, journey, head.position)
     return Incoming(claim, head.purpose, head, head.deadline_s)
 

@@ -181,8 +181,12 @@ class Inbound(PipelineServicer):
         pipeline = self._pipeline
         caller = pipeline.transport.caller(context)
         reason = "".join(c for c in request.reason[:200] if c.isprintable())
-        answer = pipeline.ask(Lost(request.epoch, request.plan_hash, request.index, caller, reason))
-        return pb.LostReply(accepted=answer.say is Say.TAKE)
+        return pb.LostReply(
+            accepted=pipeline.ask(
+                Lost(request.epoch, request.plan_hash, request.index, caller, reason)
+            ).say
+            is Say.TAKE
+        )
 
     async def Counted(self, request: pb.CountedNote, context: Any) -> pb.CountedReply:
         pipeline = self._pipeline

@@ -116,14 +116,15 @@ class Outbound:
         try:
             async with asyncio.timeout(timeout):
                 stub = PipelineStub(await self._transport.channel(peer))
-                wanted = pb.FetchInput(
-                    epoch=key.epoch,
-                    plan_hash=plan_hash,
-                    index=key.index,
-                    position=key.position,
-                    skipped=skipped,
+                call = stub.Fetch(
+                    pb.FetchInput(
+                        epoch=key.epoch,
+                        plan_hash=plan_hash,
+                        index=key.index,
+                        position=key.position,
+                        skipped=skipped,
+                    )
                 )
-                call = stub.Fetch(wanted)
                 first = await call.read()
                 if first is EOF or first.WhichOneof("part") != "head":
                     raise WireError("no head")
@@ -147,8 +148,7 @@ class Outbound:
     ) -> None:
         """Tell the origin. Raises PeerFault; the origin's own time-out then does the rest."""
         try:
-            stub = PipelineStub(await self._transport.channel(origin))
-            await stub.Lost(
+            await PipelineStub(await self._transport.channel(origin)).Lost(
                 pb.LostNote(
                     epoch=key.epoch, plan_hash=plan_hash, index=key.index, reason=reason[:200]
                 ),
@@ -162,8 +162,7 @@ class Outbound:
     ) -> None:
         """Tell a hop that its shares of these micro-batches count. Raises PeerFault."""
         try:
-            stub = PipelineStub(await self._transport.channel(peer))
-            await stub.Counted(
+            await PipelineStub(await self._transport.channel(peer)).Counted(
                 pb.CountedNote(epoch=epoch, plan_hash=plan_hash, indices=indices), timeout=timeout
             )
         except grpc.aio.AioRpcError as e:

@@ -10,7 +10,7 @@ the same way back.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -103,6 +103,13 @@ class PathProblem:
     def total(self) -> int:
         """Micro-batches of the epoch."""
         return sum(self.counts.values())
+
+    def launches(self, routes: Sequence[Route]) -> dict[int, list[int]]:
+        """Indices of ``routes`` by ends peer, in launch order."""
+        orders: dict[int, list[int]] = {o: [] for o in sorted(self.counts)}
+        for i, route in enumerate(routes):
+            orders[route[0]].append(i)
+        return orders
 
     def with_slots(self, ends: int) -> PathProblem:
         """The same problem with ``ends`` micro-batches in flight at every ends peer."""

@@ -49,9 +49,7 @@ class PathSearch:
     def begin(self, routes: Sequence[Route]) -> None:
         """Go on from this plan, which must not deadlock."""
         self.routes = list(routes)
-        self.orders: dict[int, list[int]] = {o: [] for o in self.problem.counts}
-        for i, route in enumerate(routes):
-            self.orders[route[0]].append(i)
+        self.orders = self.problem.launches(routes)
         self.makespan = self.estimator.play(self.routes, self.orders)
         self.value = self._cost(self.makespan)
         if self.problem.owed:

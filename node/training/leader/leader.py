@@ -221,10 +221,11 @@ class Leader:
                     now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}"
                 )
             epoch.give_up(peer)
-            to = tuple(m.peer for m in epoch.alive)
             return [
                 *done,
-                ev.SendLost(to, epoch.plan, tuple(sorted(epoch.dead))),
+                ev.SendLost(
+                    tuple(m.peer for m in epoch.alive), epoch.plan, tuple(sorted(epoch.dead))
+                ),
                 *self._close_if_done(now),
             ]
         if self.phase is Phase.ROUND:
@@ -384,9 +385,13 @@ class Leader:
         done = self._change_history(base, past)
         self.roster.agree(base)
         self.tokens = past.tokens
-        news = News(self.loss, self.loss_val, self.spread)
         plan, said, words = self.planning.plan(
-            self.roster, base, past, self._next_term(now), news, now
+            self.roster,
+            base,
+            past,
+            self._next_term(now),
+            News(self.loss, self.loss_val, self.spread),
+            now,
         )
         self.term, self._lacking = plan.term, ""
         self._terms.saw(plan.term, now)
@@ -618,9 +623,12 @@ class Leader:
         return [reports.digest_mismatch(peer, stage) for stage, peer in strays]
 
     def _was_evaluated(self, epoch: int, loss: float, now: float) -> list[Any]:
-        if self.phase is not Phase.EVALUATE or self.base is None or self._epoch is None:
-            return []
-        if epoch != self.base.epoch:
+        if (
+            self.phase is not Phase.EVALUATE
+            or self.base is None
+            or self._epoch is None
+            or epoch != self.base.epoch
+        ):
             return []
         self._evaluated = self.base
         done: list[Any] = []

@@ -29,13 +29,10 @@ def peer_lost(peer: PeerId, why: str) -> RecordFact:
 
 def move_asked(m: Move) -> RecordFact:
     """A peer is asked to change its stage."""
-    text = (
-        f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: {m.gain:.2f} "
-        "times as fast"
-    )
     return RecordFact(
         "move-asked",
-        text,
+        f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: {m.gain:.2f} "
+        "times as fast",
         facts={"peer": m.peer, "source": m.source, "target": m.target, "gain": m.gain},
     )
 
@@ -60,30 +57,31 @@ def out_of_room(why: OutOfResources) -> RecordFact:
 def agreement_lost(stages: Sequence[int]) -> RecordFact:
     """Nobody who would take part holds what these stages had agreed on."""
     where = ", ".join("the ends" if s == ENDS else f"stage {s}" for s in stages)
-    text = (
+    return RecordFact(
+        "agreement-lost",
         f"nobody has the parameters that were agreed on at {where}: goes on from what the peers "
-        "there hold"
+        "there hold",
+        "warning",
+        {"stages": list(stages)},
     )
-    return RecordFact("agreement-lost", text, "warning", {"stages": list(stages)})
 
 
 def history_lost(version: Version) -> RecordFact:
     """Nobody knows what goes with a version."""
-    text = (
-        f"nobody remembers the plan behind epoch {version.epoch}: the order of samples is guessed"
+    return RecordFact(
+        "history-lost",
+        f"nobody remembers the plan behind epoch {version.epoch}: the order of samples is guessed",
+        "warning",
+        {"epoch": version.epoch},
     )
-    return RecordFact("history-lost", text, "warning", {"epoch": version.epoch})
 
 
 def history_changed(base: Version, was: Version, tokens: int, here: int) -> RecordFact:
     """The swarm goes on from another history, one in which more was counted."""
-    text = (
-        f"goes on from epoch {base.epoch} of a history with {tokens} tokens, more than the "
-        f"{here} here"
-    )
     return RecordFact(
         "history-changed",
-        text,
+        f"goes on from epoch {base.epoch} of a history with {tokens} tokens, more than the "
+        f"{here} here",
         "warning",
         {"epoch": base.epoch, "from": was.epoch, "tokens": tokens},
     )
@@ -91,24 +89,31 @@ def history_changed(base: Version, was: Version, tokens: int, here: int) -> Reco
 
 def went_back(base: Version, was: Version) -> RecordFact:
     """The swarm goes on from an older version."""
-    text = f"goes back from epoch {was.epoch} to {base.epoch}, which every stage still has"
-    return RecordFact("went-back", text, "warning", {"epoch": base.epoch, "from": was.epoch})
+    return RecordFact(
+        "went-back",
+        f"goes back from epoch {was.epoch} to {base.epoch}, which every stage still has",
+        "warning",
+        {"epoch": base.epoch, "from": was.epoch},
+    )
 
 
 def stage_left_out(stage: int, base: Version) -> RecordFact:
     """Paths begin to go around a stage."""
-    text = f"nobody holds stage {stage}: epoch {base.epoch} goes on without it"
-    return RecordFact("stage-left-out", text, "warning", {"stage": stage, "epoch": base.epoch})
+    return RecordFact(
+        "stage-left-out",
+        f"nobody holds stage {stage}: epoch {base.epoch} goes on without it",
+        "warning",
+        {"stage": stage, "epoch": base.epoch},
+    )
 
 
 def stage_back(stage: int, base: Version, held: Version) -> RecordFact:
     """Paths lead through a stage again; its parameters are those of ``held``."""
-    text = (
-        f"stage {stage} is there again from epoch {base.epoch} on, with the parameters of epoch "
-        f"{held.epoch}"
-    )
     return RecordFact(
-        "stage-back", text, facts={"stage": stage, "epoch": base.epoch, "held": held.epoch}
+        "stage-back",
+        f"stage {stage} is there again from epoch {base.epoch} on, with the parameters of epoch "
+        f"{held.epoch}",
+        facts={"stage": stage, "epoch": base.epoch, "held": held.epoch},
     )
 
 
@@ -119,12 +124,11 @@ def averaging_changed(rules: Rules, base: Version) -> RecordFact:
     """The owner's change comes into force."""
     o, cell = rules.outer, rules.cell or "all replicas"
     every = f", {o.says}" if o.every else ""
-    text = (
-        f"change {rules.revision} of the owner comes into force at epoch {base.epoch}: cells of "
-        f"{cell}{every}"
-    )
     return RecordFact(
-        "averaging-changed", text, facts={"epoch": base.epoch, "revision": rules.revision}
+        "averaging-changed",
+        f"change {rules.revision} of the owner comes into force at epoch {base.epoch}: cells of "
+        f"{cell}{every}",
+        facts={"epoch": base.epoch, "revision": rules.revision},
     )
 
 
@@ -204,12 +208,12 @@ def epoch_committed(
 def stage_fell_back(held: Mapping[int, Version]) -> RecordFact:
     """``held``: by stage the version that it goes on from, because no newer one of it is left."""
     what = ", ".join(f"stage {s} from epoch {v.epoch}" for s, v in held.items())
-    text = (
-        f"nobody has the newest parameters of every stage any more: {what} goes on, what it "
-        "learned since is lost"
-    )
     return RecordFact(
-        "stage-fell-back", text, "error", {"stages": {str(s): v.epoch for s, v in held.items()}}
+        "stage-fell-back",
+        f"nobody has the newest parameters of every stage any more: {what} goes on, what it "
+        "learned since is lost",
+        "error",
+        {"stages": {str(s): v.epoch for s, v in held.items()}},
     )
 
 
@@ -227,8 +231,12 @@ def epoch_abandoned(a: EpochAttempt, why: str) -> RecordFact:
 
 def digest_mismatch(peer: PeerId, stage: int) -> RecordFact:
     """Equal digests inside a cell are an invariant."""
-    text = f"peer {short(peer)} differs from its cell and catches up"
-    return RecordFact("digest-mismatch", text, "error", {"peer": peer, "stage": stage})
+    return RecordFact(
+        "digest-mismatch",
+        f"peer {short(peer)} differs from its cell and catches up",
+        "error",
+        {"peer": peer, "stage": stage},
+    )
 
 
 def disputed(stages: tuple[int, ...]) -> str:
@@ -250,8 +258,11 @@ def digests_disputed(stages: tuple[int, ...], again: bool) -> RecordFact:
 
 def evaluated(epoch: int, loss: float) -> RecordFact:
     """``loss``: nats per token on the held-out text."""
-    text = f"held-out loss {loss:.3f} at epoch {epoch}"
-    return RecordFact("evaluated", text, facts={"epoch": epoch, "loss_val": loss})
+    return RecordFact(
+        "evaluated",
+        f"held-out loss {loss:.3f} at epoch {epoch}",
+        facts={"epoch": epoch, "loss_val": loss},
+    )
 
 
 def run_finished(epochs: int) -> RecordFact:

@@ -89,13 +89,10 @@ class LeaderService:
                     note = notes.plan_note(plan, signature)
                     for m in plan.members:
                         # Who has to load an older version first takes as long as that takes.
-                        told = self._deliver(
-                            m.peer,
-                            note,
-                            ev.PlanArrived(plan),
-                            plan.deadline_s,
+                        self._tasks.spawn(
+                            self._deliver(m.peer, note, ev.PlanArrived(plan), plan.deadline_s),
+                            "plan",
                         )
-                        self._tasks.spawn(told, "plan")
                 case ev.SendRound():
                     note = notes.round_note(action)
                     for peer in action.to:
@@ -174,8 +171,9 @@ class LeaderService:
                 refused = await t.tell(peer, pb.Note(move=pb.MoveNote(stage=stage)), TELL_TIMEOUT_S)
         except PeerFault as e:
             # It may have heard the question and be on its way: it counts as one that is.
-            text = f"peer {short(peer)}: {e.reason}"
-            self._journal.emit("training", "move-unanswered", text, "info", peer=peer)
+            self._journal.emit(
+                "training", "move-unanswered", f"peer {short(peer)}: {e.reason}", "info", peer=peer
+            )
             return
         if refused is not None:
             self._journal.emit(

@@ -51,19 +51,22 @@ def plan_note(plan: Plan, signature: bytes) -> pb.Note:
 
 def round_note(a: ev.SendRound) -> pb.Note:
     """ "Average now.\""""
-    body = pb.RoundNote(
-        plan_hash=a.plan.hash,
-        attempt=a.attempt,
-        dead=a.dead,
-        owners=a.owners,
-        sources=a.sources,
-        dropped=a.dropped,
-        deadline_s=a.deadline_s,
-        digest=a.digest,
-        tokens=a.tokens,
-        among=a.among,
+    return pb.Note(
+        epoch=a.plan.epoch,
+        term=a.plan.term,
+        round=pb.RoundNote(
+            plan_hash=a.plan.hash,
+            attempt=a.attempt,
+            dead=a.dead,
+            owners=a.owners,
+            sources=a.sources,
+            dropped=a.dropped,
+            deadline_s=a.deadline_s,
+            digest=a.digest,
+            tokens=a.tokens,
+            among=a.among,
+        ),
     )
-    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, round=body)
 
 
 def dead_note(a: ev.SendLost) -> pb.Note:
@@ -90,46 +93,55 @@ def committed_note(
     a: ev.TellCommitted, speed: float, sketch: Sketch = (), arrived: Sequence[int] = ()
 ) -> pb.Note:
     """ "I hold every fresh part.\""""
-    body = pb.CommittedNote(
-        plan_hash=a.plan.hash,
-        attempt=a.attempt,
-        digest=a.digest,
-        speed=speed,
-        contributors=a.contributors,
-        sketch=packed(sketch),
-        arrived=arrived[:MAX_ARRIVED],
+    return pb.Note(
+        epoch=a.plan.epoch,
+        term=a.plan.term,
+        committed=pb.CommittedNote(
+            plan_hash=a.plan.hash,
+            attempt=a.attempt,
+            digest=a.digest,
+            speed=speed,
+            contributors=a.contributors,
+            sketch=packed(sketch),
+            arrived=arrived[:MAX_ARRIVED],
+        ),
     )
-    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, committed=body)
 
 
 def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
     """ "Parts are missing.\""""
     e = a.ended
-    body = pb.IncompleteNote(
-        plan_hash=a.plan.hash, attempt=e.attempt, holds=e.holds, failed=e.failed
+    return pb.Note(
+        epoch=a.plan.epoch,
+        term=a.plan.term,
+        incomplete=pb.IncompleteNote(
+            plan_hash=a.plan.hash, attempt=e.attempt, holds=e.holds, failed=e.failed
+        ),
     )
-    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, incomplete=body)
 
 
 def ready_note(e: ev.Heartbeat) -> pb.Note:
     """ "I am alive, and this is where I stand.\""""
-    body = pb.ReadyNote(
-        stage=e.stage,
-        at=version_note(e.at),
-        digest=e.digest,
-        speed=e.speed,
-        reachable=[version_note(v) for v in e.reachable],
+    return pb.Note(
+        epoch=e.at.epoch,
         term=e.term,
-        tokens=e.tokens,
-        leaving=e.leaving,
-        seen=dict(e.seen[:MAX_SEEN]),
-        room=e.room,
-        costs=cost_note(e.costs),
-        cell=e.cell + 1,
-        change=e.change,
-        arrived=e.arrived[:MAX_ARRIVED],
+        ready=pb.ReadyNote(
+            stage=e.stage,
+            at=version_note(e.at),
+            digest=e.digest,
+            speed=e.speed,
+            reachable=[version_note(v) for v in e.reachable],
+            term=e.term,
+            tokens=e.tokens,
+            leaving=e.leaving,
+            seen=dict(e.seen[:MAX_SEEN]),
+            room=e.room,
+            costs=cost_note(e.costs),
+            cell=e.cell + 1,
+            change=e.change,
+            arrived=e.arrived[:MAX_ARRIVED],
+        ),
     )
-    return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
 
 
 def cost_note(m: Measured) -> pb.CostNote:

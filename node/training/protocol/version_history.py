@@ -102,8 +102,7 @@ class VersionHistory:
     ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
         try:
             async with asyncio.timeout(ASK_S):
-                stub = rpc.TrainingStub(await self._transport.channel(peer))
-                reply = await stub.History(
+                reply = await rpc.TrainingStub(await self._transport.channel(peer)).History(
                     pb.HistoryRequest(version=notes.version_note(version)), timeout=ASK_S
                 )
         except TimeoutError as e:

@@ -46,9 +46,14 @@ def pushing(
         if deltas:
             engines.metrics.pushes_total.labels(result="refused" if age else "applied").inc()
         if age:
-            text = f"a push of cell {cell} is not applied: {age} others were since its last pull"
             engines.journal.emit(
-                "averaging", "push-refused", text, "warning", epoch=plan.epoch, cell=cell, age=age
+                "averaging",
+                "push-refused",
+                f"a push of cell {cell} is not applied: {age} others were since its last pull",
+                "warning",
+                epoch=plan.epoch,
+                cell=cell,
+                age=age,
             )
         return values
 

@@ -265,8 +265,13 @@ class LocalCheckpoints:
         for name, why in bad:
             if (name, why) not in self._told:
                 self._told.add((name, why))
-                text = f"{name} of stage {self._stage} is not used and stays where it is: {why}"
-                self._journal.emit("checkpoint", "checkpoint-ignored", text, "warning", name=name)
+                self._journal.emit(
+                    "checkpoint",
+                    "checkpoint-ignored",
+                    f"{name} of stage {self._stage} is not used and stays where it is: {why}",
+                    "warning",
+                    name=name,
+                )
 
 
 class _OtherHistory(Refused):

@@ -108,8 +108,9 @@ class Parts:
         request = state_pb2.ListRequest(stage=self._stage, kind=kind.code)
         try:
             async with asyncio.timeout(SEARCH_S):
-                stub = state_pb2_grpc.StateStub(await transport.channel(peer))
-                answer = await stub.List(request, timeout=SEARCH_S)
+                answer = await state_pb2_grpc.StateStub(await transport.channel(peer)).List(
+                    request, timeout=SEARCH_S
+                )
             return listed(answer, self.shapes)
         except WireError as error:
             transport.fault(peer, str(error), 1.0)

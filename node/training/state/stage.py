@@ -37,19 +37,15 @@ class StageState:
         self._live = dict(module.named_parameters())
         self._before: dict[str, Tensor] | None = None
         self._before_digest = self._before_lineage = ""
-        self._settled = self.version
+        self.settled = self.version
+        """What is in place and final, or the version before while what is in place can still be
+        undone."""
         self.digest = digest(self.parameters())
 
     @property
     def version(self) -> Version:
         """What is in place."""
         return Version(self.epoch, self.lineage)
-
-    @property
-    def settled(self) -> Version:
-        """What is in place and final, or the version before while what is in place can still be
-        undone."""
-        return self._settled
 
     def parameters(self) -> dict[str, Tensor]:
         """Name to tensor of the version in place, on the module's device; do not write into
@@ -86,11 +82,11 @@ class StageState:
             raise ValueError("there is no earlier version to go back to")
         self._place(self._before)
         self.digest, self.epoch, self.lineage = self._before_digest, epoch, self._before_lineage
-        self._before, self._settled = None, self.version
+        self._before, self.settled = None, self.version
 
     def settle(self) -> None:
         """The version in place is final: forget the one before."""
-        self._before, self._settled = None, self.version
+        self._before, self.settled = None, self.version
 
     def stand(self, version: Version) -> None:
         """The parameters in place are those of ``version`` too: nobody had this stage in the epochs

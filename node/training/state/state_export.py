@@ -251,11 +251,16 @@ class StateExport:
                     self.spares.put(name, version, state)
                     done += 1
         if done:
-            text = (
+            say(
+                "optim",
+                "spare-kept",
                 f"keeps a copy of the optimizer state of {done} parts of {short(ward)}, epoch "
-                f"{version.epoch}"
+                f"{version.epoch}",
+                "debug",
+                parts=done,
+                epoch=version.epoch,
+                peer=ward,
             )
-            say("optim", "spare-kept", text, "debug", parts=done, epoch=version.epoch, peer=ward)
 
     # ----------------------------------------------------------- leaving
 

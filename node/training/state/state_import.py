@@ -40,11 +40,7 @@ class Arrival:
         self.lock = threading.Lock()
         self.task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        self._closed = False
-
-    @property
-    def open(self) -> bool:
-        return not self._closed
+        self.open = True
 
     def end(self) -> None:
         """Nothing more will come."""
@@ -59,8 +55,8 @@ class Arrival:
     def close(self) -> bool:
         """Take no more of what is on its way. False when it was closed already."""
         with self.lock:
-            was, self._closed = self._closed, True
-        return not was
+            was, self.open = self.open, False
+        return was
 
 
 class StateImport:
@@ -182,9 +178,13 @@ class StateImport:
                 arrival, donor, {n: StateReplica(base, s) for n, s in got.items()}
             )
         if came:
-            text = f"took over the optimizer state of {came} parts from {short(donor)}"
             self._engines.journal.emit(
-                "optim", "state-moved", text, parts=came, epoch=base.epoch, peer=donor
+                "optim",
+                "state-moved",
+                f"took over the optimizer state of {came} parts from {short(donor)}",
+                parts=came,
+                epoch=base.epoch,
+                peer=donor,
             )
 
     async def _from_copies(self, arrival: Arrival, dead: Collection[PeerId]) -> None:
@@ -300,9 +300,14 @@ class StateImport:
         self.lost += len(new)
         for why in sorted(set(new.values())):
             count = sum(w == why for w in new.values())
-            text = f"{count} parts go on without optimizer state: {why}, and no copy came"
             self._engines.journal.emit(
-                "optim", "state-lost", text, "warning", epoch=plan.epoch, parts=count, reason=why
+                "optim",
+                "state-lost",
+                f"{count} parts go on without optimizer state: {why}, and no copy came",
+                "warning",
+                epoch=plan.epoch,
+                parts=count,
+                reason=why,
             )
 
     def _say_old(self, plan: Plan, parts: int, version: Version) -> None:
@@ -317,10 +322,16 @@ class StateImport:
             )
         elif parts:
             self.old, self.age = self.old + parts, max(self.age, age)
-            text = (
-                f"{parts} parts go on with a copy of their optimizer state that is {age} epochs old"
+            say(
+                "optim",
+                "momentum-old",
+                f"{parts} parts go on with a copy of their optimizer state that is {age} epochs "
+                "old",
+                "warning",
+                epoch=plan.epoch,
+                parts=parts,
+                age=age,
             )
-            say("optim", "momentum-old", text, "warning", epoch=plan.epoch, parts=parts, age=age)
 
     def _fits(self, version: Version, plan: Plan) -> bool:
         return version.epoch <= plan.epoch and self._trail.leads_from(version)
