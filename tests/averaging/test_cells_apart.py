@@ -59,7 +59,7 @@ def serving() -> RoundMachine:
     return machine
 
 
-def test_each_cell_is_stepped_when_its_own_speaker_has_given_and_only_it_is_answered():
+def test_each_cell_is_stepped_once_its_own_speaker_contributed():
     machine = serving()
     assert feed(machine, began(1, C, tokens=0), began(2, D, tokens=1), began(3, B, tokens=1)) == [
         Wait(1),
@@ -75,7 +75,7 @@ def test_each_cell_is_stepped_when_its_own_speaker_has_given_and_only_it_is_answ
     )
 
 
-def test_who_has_nothing_gets_what_is_there_and_who_is_gone_may_have_had_something():
+def test_a_cell_without_a_push_is_served_the_current_value():
     machine = serving()
     assert feed(machine, began(1, D, tokens=0)) == [
         Wait(1),
@@ -94,7 +94,7 @@ def test_who_has_nothing_gets_what_is_there_and_who_is_gone_may_have_had_somethi
     ], "what it gave is unfit"
 
 
-def test_a_cell_that_failed_is_opened_again_with_another_speaker_and_the_others_stay_as_they_are():
+def test_a_failed_cell_is_reopened_with_another_speaker():
     machine = serving()
     feed(
         machine,
@@ -143,7 +143,7 @@ ORDER = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(ORDER, st.lists(st.sampled_from([B, C, D]), min_size=30, max_size=30), st.booleans())
-def test_under_any_schedule_a_cell_is_stepped_once_and_whoever_is_served_gets_its_own(
+def test_no_schedule_steps_a_cell_twice_or_serves_another_cell(
     kinds: list[str], who: list[PeerId], early: bool
 ) -> None:
     machine, stepped, number, now = RoundMachine(), [], 0, 0.0
@@ -248,7 +248,7 @@ class Servers:
         return self.cell.request(peer, **{**fixed, "token_limit": 1, **own, **changes})
 
 
-async def test_every_cell_gets_the_value_as_it_is_when_its_push_has_come(cell_of):
+async def test_each_cell_is_served_the_value_right_after_its_push(cell_of):
     cell, p0, p1, p2, p3 = await with_peers(
         cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
     )
@@ -274,9 +274,7 @@ async def test_every_cell_gets_the_value_as_it_is_when_its_push_has_come(cell_of
     assert len(servers.calls) == len(set(servers.calls))
 
 
-async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_attempt(
-    cell_of, monkeypatch
-):
+async def test_two_servers_hear_the_cell_of_a_dead_speaker_on_retry(cell_of, monkeypatch):
     cell, p0, p1, p2, p3 = await with_peers(
         cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
     )
@@ -349,9 +347,7 @@ async def test_who_only_serves_again_asks_nobody_and_has_all(cell_of):
     assert all(transport.faults == [] for transport in cell.transports.values())
 
 
-async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_the_cell(
-    cell_of, monkeypatch
-):
+async def test_a_push_is_stepped_though_the_next_attempt_drops_it(cell_of, monkeypatch):
     cell, p0, p1, p2 = await with_peers(
         cell_of(3, AveragingSettings(round_timeout_s=60.0, group_bytes=256))
     )
@@ -432,7 +428,7 @@ def test_what_is_dropped_while_a_step_takes_its_own():
     assert set(attempt.given) == {(0, B)}
 
 
-async def test_what_is_not_finite_is_refused_and_its_cell_gets_what_is_there(cell_of, monkeypatch):
+async def test_a_push_that_is_not_finite_is_refused_and_served(cell_of, monkeypatch):
     cell, p0, p1, p2 = await with_peers(cell_of(3, AveragingSettings(round_timeout_s=20.0)))
     cells, servers = {p0: 0, p1: 1, p2: 1}, Servers(cell)
     bad = {n: torch.full(s, float("nan")) for n, s in SHAPES.items()}

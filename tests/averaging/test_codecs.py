@@ -32,7 +32,7 @@ def normal(count: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("codec", FORMATS)
 @pytest.mark.parametrize("count", SIZES)
-def test_every_length_comes_back_in_the_bytes_that_were_announced(codec: str, count: int) -> None:
+def test_every_length_round_trips_in_the_announced_bytes(codec: str, count: int) -> None:
     tensor = normal(count)
     data = encode(tensor, codec)
     assert data.dtype == torch.uint8
@@ -99,7 +99,7 @@ def test_top_k_keeps_the_largest_of_every_block() -> None:
 
 
 @pytest.mark.parametrize("codec", FORMATS)
-def test_more_or_fewer_bytes_are_refused_before_anything_is_allocated(codec: str) -> None:
+def test_a_wrong_byte_count_is_refused_before_allocation(codec: str) -> None:
     for count, size in (
         (1 << 50, 100),
         (100, nbytes_of(100, codec) - 1),
@@ -194,9 +194,7 @@ def test_where_int4_puts_the_codes_of_a_number() -> None:
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("codec", [name for name, form in FORMATS.items() if not form.finite])
 @pytest.mark.parametrize("at", [2, PIECE + 2])
-def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(
-    codec: str, value: float, at: int
-) -> None:
+def test_decoding_reports_values_that_are_not_finite(codec: str, value: float, at: int) -> None:
     numbers = normal(PIECE + 5)
     numbers[at] = value
     coded = Coded(encode(numbers, codec), (PIECE + 5,), codec)
@@ -206,9 +204,7 @@ def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(
 
 @pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
 @pytest.mark.parametrize("codec", FORMATS)
-def test_a_mean_that_is_worked_out_as_it_is_sent_has_the_bits_of_one_that_is_not(
-    codec: str, numbers: int
-) -> None:
+def test_a_lazily_computed_mean_has_the_bits_of_an_eager_one(codec: str, numbers: int) -> None:
     """Ours rounded when it is asked for, theirs opened, added, rounded again: piece by piece, or
     each whole after the other."""
     a, b = PeerId("a"), PeerId("b")
@@ -229,9 +225,7 @@ def test_a_mean_that_is_worked_out_as_it_is_sent_has_the_bits_of_one_that_is_not
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 3.4e38])
 @pytest.mark.parametrize("codec", FORMATS)
-def test_a_mean_that_cannot_be_sent_is_refused_wherever_the_number_is(
-    codec: str, value: float
-) -> None:
+def test_a_mean_that_cannot_be_encoded_is_refused(codec: str, value: float) -> None:
     numbers = normal(PIECE + 5)
     numbers[PIECE + 2] = value
     if math.isfinite(value) and codec == "fp32":

@@ -197,7 +197,7 @@ def test_merging_steps_is_stepping_the_merged() -> None:
 
 
 @pytest.mark.parametrize("with_state", [True, False])
-def test_over_random_pairs_members_contract_only_with_anchors_and_momenta(with_state: bool) -> None:
+def test_gossip_contracts_only_when_anchors_and_momenta_average(with_state: bool) -> None:
     model, workers = Model(), [slice(8 * i, 8 * i + 8) for i in range(8)]
     states = [OuterState.begin(model.start) for _ in workers]
     spreads = []

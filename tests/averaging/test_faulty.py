@@ -23,7 +23,7 @@ async def test_a_lie_poisons_nobody(name):
     assert played.kept == 16 if not LIES[name].owns else 12 <= played.kept < 16
 
 
-async def test_a_killed_owner_is_repaired_and_what_it_had_sent_is_the_same_everywhere():
+async def test_a_killed_owner_is_repaired_with_equal_bits_everywhere():
     played, end = await killed("serving", GENEROUS_S)
     assert end == "SIGKILL"
     assert not played.faults

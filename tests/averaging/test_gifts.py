@@ -33,7 +33,7 @@ INWARD = {"members": frozenset({A, B, C}), "listeners": frozenset({B})}
 """A and B are the cell, C gives to it."""
 
 
-def test_a_gift_is_acknowledged_when_it_is_there_and_gets_no_parts():
+def test_a_one_way_contribution_is_acknowledged_without_parts():
     machine = opened(**INWARD)
     assert feed(machine, began(1, B, tokens=0), began(2, C, one_way=True)) == [Wait(1), Read(2)]
     assert feed(machine, Uploaded(2)) == [
@@ -44,7 +44,7 @@ def test_a_gift_is_acknowledged_when_it_is_there_and_gets_no_parts():
     assert feed(machine, began(3, C, one_way=True)) == [Serve(3, ())], "it was here already"
 
 
-def test_a_gift_that_comes_too_late_is_told_so_by_the_same_silence_and_counts_for_nothing():
+def test_a_late_one_way_contribution_is_acknowledged_unused():
     machine = opened(**INWARD)
     assert feed(machine, began(1, C, one_way=True), TimePassed(), now=100.0) == [
         Read(1),
@@ -54,7 +54,7 @@ def test_a_gift_that_comes_too_late_is_told_so_by_the_same_silence_and_counts_fo
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, ())]
 
 
-def test_who_dies_before_its_gift_is_not_waited_for_and_a_gift_survives_its_giver():
+def test_a_one_way_contribution_outlives_its_sender():
     machine = opened(**INWARD)
     assert feed(machine, PeerFoundDead(C)) == [ReduceAndStep(OPEN.round, 0, (P,), (A,), 10)]
     machine = opened(members=frozenset({A, C, "e"}))
@@ -66,7 +66,7 @@ def test_who_dies_before_its_gift_is_not_waited_for_and_a_gift_survives_its_give
     ]
 
 
-def test_a_repair_takes_no_gift_that_was_for_the_attempt_before():
+def test_a_repair_refuses_the_old_one_way_contributions():
     machine = opened(**INWARD)
     feed(machine, began(1, C, one_way=True))
     (refused, *rest) = feed(
@@ -125,7 +125,7 @@ async def meet(cell: Cell, givers: list[str], **changes: object) -> list[RoundOu
     return [o for o in found if isinstance(o, RoundOutcome)]
 
 
-async def test_every_owner_gives_its_own_and_the_cell_ends_with_the_same_bits(cell_of):
+async def test_a_cell_with_one_way_contributions_ends_with_equal_bits(cell_of):
     cell = await held(cell_of)
     left, right = await meet(cell, ["p2", "p3"])
     assert not left.missing
@@ -145,7 +145,7 @@ async def test_every_owner_gives_its_own_and_the_cell_ends_with_the_same_bits(ce
     assert sum(link.received for link in links) == 0, "what the cell makes of it is nothing to it"
 
 
-async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, monkeypatch):
+async def test_a_dead_owners_parts_are_made_of_the_cells_own_values(cell_of, monkeypatch):
     cell, told = await held(cell_of, 3), list[PeerId]()
     monkeypatch.setattr(cell.rounds[PeerId("p2")]._owner, "gone", told.append)
     await cell.net.kill(PeerId("p1"))
@@ -174,7 +174,7 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, 
         )
 
 
-async def test_a_gift_of_another_weight_than_the_plans_is_refused_and_the_round_goes_on(cell_of):
+async def test_a_one_way_contribution_of_a_wrong_weight_is_refused(cell_of):
     cell = await held(cell_of, 3)
     one_way = to_cell(cell, "p2", tokens=4)
     (left, right), sent = await asyncio.gather(
@@ -203,7 +203,7 @@ async def test_what_is_not_fit_to_be_given_is_not_sent(cell_of, monkeypatch):
     assert len(asked) == 2, "else it asks in another way"
 
 
-async def test_gifts_to_several_owners_end_together(cell_of, monkeypatch):
+async def test_one_way_contributions_to_several_owners_end_together(cell_of, monkeypatch):
     cell = await held(cell_of, 3)
     waits, ended = asyncio.Event(), list[str]()
 

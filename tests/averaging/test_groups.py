@@ -75,7 +75,7 @@ SIZES = st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=30)
 
 
 @given(SIZES, st.integers(1, 60), st.randoms())
-def test_groups_hold_every_part_once_within_the_bound_and_do_not_depend_on_order(sizes, most, dice):
+def test_groups_hold_each_part_once_within_the_size_bound(sizes, most, dice):
     groups = micro_groups(sizes, most)
     assert [n for g in groups for n in g.names] == sorted(sizes)
     assert [g.index for g in groups] == list(range(len(groups)))
@@ -106,7 +106,7 @@ def test_names_that_run_together_are_other_groups():
     assert one.digest != two.digest
 
 
-def test_one_group_has_three_fifths_and_the_last_of_many_leaves_its_share():
+def test_contribution_deadlines_divide_the_time_among_groups():
     assert contribute_until(5.0, 10.0, 1) == (11.0,)
     assert contribute_until(0.0, 10.0, 4) == (6.0, 7.0, 8.0, 9.0)
 
@@ -114,7 +114,7 @@ def test_one_group_has_three_fifths_and_the_last_of_many_leaves_its_share():
 # What the machine does with them
 
 
-def test_a_window_of_groups_is_let_in_and_stepped_one_after_the_other():
+def test_a_window_of_groups_is_read_and_stepped_in_order():
     machine = RoundMachine()
     feed(machine, opened(members=(A, B)))
     assert feed(machine, *(began(i, B, i) for i in range(4))) == [
@@ -158,7 +158,7 @@ def test_a_later_group_need_not_wait_for_an_earlier_one():
     assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 0, ("p0",), (A, B, C), 20)]
 
 
-def test_a_member_that_stops_after_a_group_is_left_out_of_the_others_only():
+def test_a_member_that_stops_is_left_out_of_later_groups_only():
     machine = RoundMachine()
     feed(machine, opened())
     feed(
@@ -183,7 +183,7 @@ def test_a_member_that_stops_after_a_group_is_left_out_of_the_others_only():
     )
 
 
-def test_who_breaks_off_one_group_and_is_alive_in_another_is_awaited_there():
+def test_a_member_that_breaks_off_a_group_is_awaited_in_others():
     machine = RoundMachine()
     feed(machine, opened(members=(A, B)))
     feed(machine, began(0, B, 0), began(1, B, 1))
@@ -192,7 +192,7 @@ def test_who_breaks_off_one_group_and_is_alive_in_another_is_awaited_there():
     assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 1, ("p1",), (A, B), 15)]
 
 
-def test_the_silent_are_waited_for_once_and_the_slow_in_every_group():
+def test_silent_members_are_awaited_once_slow_ones_every_group():
     machine = RoundMachine()
     feed(machine, opened(members=(A, B, C, D)), began(0, B, 0), began(1, C, 0), Uploaded(0))
     assert feed(machine, TimePassed(), now=99.0) == []
@@ -230,7 +230,7 @@ def test_a_group_of_other_parts_is_refused_by_its_kind():
     assert (refused.kind, refused.weight) == (Kind.HEADS, 1.0)
 
 
-def test_a_fault_leaves_what_is_fresh_and_a_repair_may_cut_other_groups():
+def test_a_fault_keeps_fresh_groups_and_a_repair_may_regroup():
     machine = RoundMachine()
     feed(machine, opened(members=(A, B)))
     feed(machine, began(0, B, 0), Uploaded(0), began(1, B, 1), Uploaded(1), began(2, B, 2))
@@ -248,7 +248,7 @@ def test_a_fault_leaves_what_is_fresh_and_a_repair_may_cut_other_groups():
     assert feed(machine, began(6, B, 0, pairs, R1)) == [Serve(6, ("p0", "p1"))]
 
 
-def test_a_step_under_way_when_a_new_attempt_opens_is_neither_repeated_nor_overtaken():
+def test_a_step_running_when_an_attempt_opens_is_not_repeated():
     machine = RoundMachine()
     feed(
         machine, opened(members=(A, B)), began(0, B, 0), Uploaded(0), began(1, B, 1), began(2, B, 2)

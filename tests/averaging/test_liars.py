@@ -198,7 +198,7 @@ async def test_of_two_the_loud_one_is_known_by_the_epochs_before(cell_of, bits, 
     assert not outcomes[honest].quarantined, "what was undone is nothing to go by"
 
 
-async def test_an_owner_that_is_the_loud_one_leaves_itself_out_and_counts_nobody(lair, bits, grads):
+async def test_an_owner_quarantines_its_own_oversized_contribution(lair, bits, grads):
     owner = lair.honest[0]
     requests = {p: lair.request(p) for p in lair.cell.peers}
     requests[owner] = replace(requests[owner], gradients=times(grads(owner), 3000.0))
@@ -208,7 +208,7 @@ async def test_an_owner_that_is_the_loud_one_leaves_itself_out_and_counts_nobody
     assert lair.counted(owner) == []
 
 
-async def test_too_few_for_the_reducer_is_said_once(cell_of, bits):
+async def test_too_few_contributions_for_the_reducer_reported_once(cell_of, bits):
     cell = await cell_of(2, AveragingSettings(reducer="median", round_timeout_s=10.0))
     said = []
     for service in cell.rounds.values():

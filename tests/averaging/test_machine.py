@@ -149,7 +149,7 @@ def test_a_peer_that_dialled_anew_is_waited_for_again():
     assert feed(machine, Uploaded(2)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
 
 
-def test_a_newer_stream_of_a_peer_takes_the_place_of_the_one_being_read():
+def test_a_newer_stream_of_a_peer_replaces_the_one_being_read():
     machine = opened()
     actions = feed(machine, began(1, B), began(2, B))
     assert [type(a) for a in actions] == [Read, EndStream, Read]
@@ -159,7 +159,7 @@ def test_a_newer_stream_of_a_peer_takes_the_place_of_the_one_being_read():
     assert feed(machine, Uploaded(2)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
 
 
-def test_spoiled_values_cost_the_contribution_and_are_not_tried_again():
+def test_a_contribution_that_is_not_finite_is_refused_for_good():
     machine = opened(members=frozenset({A, B}))
     actions = feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
     assert actions == [
@@ -231,7 +231,7 @@ def test_a_repair_steps_only_what_is_new():
     assert feed(machine, began(5, B)) == [Serve(5, (P,))], "the former attempt is still served"
 
 
-def test_a_new_attempt_refuses_who_waits_in_the_old_one_for_what_is_not_stepped():
+def test_a_new_attempt_supersedes_waiting_streams():
     machine = opened()
     feed(machine, began(1, B), Uploaded(1))
     actions = feed(machine, replace(OPEN, round=R1, members=frozenset({A, B})))
@@ -241,7 +241,7 @@ def test_a_new_attempt_refuses_who_waits_in_the_old_one_for_what_is_not_stepped(
         feed(machine, OPEN)
 
 
-def test_a_part_held_from_a_former_owner_is_served_and_not_stepped():
+def test_a_part_held_from_a_former_owner_is_served_not_stepped():
     machine = RoundMachine()
     assert feed(machine, replace(OPEN, held=frozenset({P})), TimePassed(), now=500.0) == []
     assert feed(machine, began(1, B)) == [Serve(1, (P,))]
@@ -262,7 +262,7 @@ def test_the_first_fault_latches_until_the_next_attempt():
     ]
 
 
-def test_no_gradients_from_anybody_is_a_fault_not_a_division_by_zero():
+def test_a_round_without_any_gradients_is_a_fault():
     machine = opened(tokens=0, members=frozenset({A, B}))
     actions = feed(machine, began(1, B, tokens=0))
     assert actions[0] == Wait(1)
@@ -288,7 +288,7 @@ def test_a_forgotten_epoch_is_over_for_everybody():
     assert feed(machine, Stepped(3, frozenset({P})), Uploaded(1), Ended(1)) == []
 
 
-def test_an_epoch_that_was_voided_begins_anew_under_a_higher_term():
+def test_a_voided_epoch_begins_anew_under_a_higher_term():
     machine = opened()
     feed(machine, began(1, B), Uploaded(1), began(2, C), Uploaded(2), Stepped(3, frozenset({P})))
     ahead = RoundId(3, 2, 0)
@@ -304,7 +304,7 @@ def test_an_epoch_that_was_voided_begins_anew_under_a_higher_term():
     ]
 
 
-def test_streams_of_a_voided_epoch_are_refused_and_those_ahead_of_it_wait():
+def test_a_voided_epoch_refuses_its_streams_and_keeps_later():
     machine = opened()
     ahead = RoundId(3, 2, 0)
     feed(machine, began(1, B), began(2, C, round_id=ahead))
@@ -313,7 +313,7 @@ def test_streams_of_a_voided_epoch_are_refused_and_those_ahead_of_it_wait():
     assert feed(machine, replace(OPEN, round=ahead)) == [Read(2)]
 
 
-def test_whose_gradients_are_coming_is_waited_for_though_it_is_called_dead():
+def test_an_uploading_member_is_awaited_though_called_dead():
     machine = opened()
     assert feed(machine, began(1, B), PeerFoundDead(B), began(2, C), Uploaded(2)) == [
         Read(1),
@@ -346,7 +346,7 @@ EVENTS = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(EVENTS, max_size=40), st.sampled_from([0, 0, 1, 2]))
-def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_answer(script, quorum):
+def test_no_events_step_a_part_twice_or_answer_a_stream_twice(script, quorum):
     machine, now, streams, attempt = RoundMachine(), 0.0, 0, -1
     running: list[ReduceAndStep] = []
     fresh: set[str] = set()

@@ -34,7 +34,7 @@ class Scripted(Exchanges):
         return wanted
 
 
-async def test_an_answer_that_cannot_be_kept_ends_the_exchanges_beside_it():
+async def test_a_failure_to_keep_an_answer_ends_concurrent_exchanges():
     exchanges = Scripted()
 
     def took(answer):

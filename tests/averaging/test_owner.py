@@ -111,9 +111,7 @@ async def test_a_head_that_does_not_fit_the_round_is_refused(duel, bits, changes
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (1 << 20, 1 << 20), ()])
-async def test_heads_of_other_shapes_are_refused_before_anything_is_set_aside(
-    duel, bits, monkeypatch, shape
-):
+async def test_heads_of_other_shapes_are_refused_before_allocation(duel, bits, monkeypatch, shape):
     def never(*_, **__):
         raise AssertionError("memory was set aside")
 
@@ -151,7 +149,7 @@ async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits)
     assert outcome.contributors == {duel.p0}
 
 
-async def test_what_a_newer_exchange_replaces_is_let_go_though_its_sender_says_no_more(duel, bits):
+async def test_a_replaced_exchange_is_released(duel, bits):
     owners = dict.fromkeys(duel.names, duel.p0)
     running = asyncio.ensure_future(
         duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0)
@@ -206,7 +204,7 @@ async def test_a_stranger_is_refused(duel):
     assert not (await running).missing
 
 
-async def test_streams_for_a_round_that_never_opens_are_bounded_in_number_and_time(cell_of, grads):
+async def test_streams_of_an_unopened_round_are_bounded(cell_of, grads):
     duel = Duel(await cell_of(2, AveragingSettings(round_timeout_s=3.0)), grads)
     sends = [send(duel.cell, duel.p1, duel.p0, duel.messages(epoch=9)) for _ in range(8)]
     answers = await asyncio.gather(*sends)
@@ -242,7 +240,7 @@ class Liar(averaging_pb2_grpc.AveragingServicer):
         "said twice",
     ],
 )
-async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, lie):
+async def test_a_member_rejects_inconsistent_answers(cell_of, lie):
     cell = await cell_of(1)
     liar = PeerId("p9")
     tensor = torch.tensor([1.0, float("nan") if lie == "nan" else 2.0, 3.0, 4.0, 5.0])

@@ -83,7 +83,7 @@ def test_a_reader_gives_back_what_was_sent(counts: list[int], size: int, codec: 
     assert all(torch.equal(a, b) for a, b in zip(reader.raw(), parts, strict=True))
 
 
-def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_aside_before_a_byte(
+def test_a_wrong_parcel_size_is_refused_before_allocation(
     monkeypatch,
 ) -> None:
     shapes = [("a", (1 << 40,)), ("b", (3,))]
@@ -118,9 +118,7 @@ def means(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     ("up", "down"),
     [("int8", "int8"), ("int4", "int4"), ("top-k", "top-k"), ("fp16", "int8"), ("int8", "fp32")],
 )
-async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format(
-    cell_of, grads, up, down
-):
+async def test_members_and_owners_end_with_equal_bits_in_every_format(cell_of, grads, up, down):
     cell = await cell_of(3, replace(AveragingSettings(round_timeout_s=60.0, group_bytes=1)))
     requests = {p: cell.request(p, up=up, down=down) for p in cell.peers}
     outcomes = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
@@ -138,7 +136,7 @@ async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format
     )
 
 
-async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(cell_of, grads):
+async def test_coded_bytes_are_sent_as_they_are_with_error_feedback(cell_of, grads):
     cell = await cell_of(2)
     residual = {p: ErrorFeedback("top-k") for p in cell.peers}
     got = {n: torch.zeros_like(t) for n, t in grads(cell.peers[0]).items()}
@@ -216,7 +214,7 @@ async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
     assert not bits(inner_0.fresh, outer_0.fresh)
 
 
-async def test_a_survivor_serves_the_bytes_it_was_given_when_the_owner_is_dead(cell_of, bits):
+async def test_a_survivor_serves_the_dead_owners_bytes(cell_of, bits):
     cell, p0, p1, p2 = await with_peers(cell_of(3))
     owners = cell.owners([p2])
     changes = {"owners": owners, "listeners": frozenset({p1}), "down": "int8"}

@@ -77,7 +77,7 @@ async def test_many_groups_give_the_bits_of_one(cell_of, cut, bits, wire):
         assert many.transports[peer].faults == []
 
 
-async def test_a_listener_and_one_with_spoiled_gradients_get_every_group(cut, bits, grads):
+async def test_listeners_and_spoiled_members_get_every_group(cut, bits, grads):
     cell, p0, p1, p2, p3 = await with_peers(cut(4))
     changes = {"listeners": frozenset({p3}), "owners": cell.owners([p0, p1])}
     spoiled = grads(p2) | {"c.weight": torch.full((5,), float("nan"))}
@@ -106,7 +106,7 @@ async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
         assert bits(outcome.fresh, cell.expected(cell.peers))
 
 
-async def test_an_owner_killed_in_mid_round_leaves_its_finished_groups(cut, bits):
+async def test_an_owner_killed_mid_round_leaves_its_finished_groups(cut, bits):
     cell, p0, p1, p2 = await with_peers(cut(3))
     owners = cell.owners([p2])
     gates = Gates(cell.step_of(p2))
@@ -153,7 +153,7 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
     assert all(bits(o.fresh, expected) for o in outcomes.values())
 
 
-async def test_a_step_that_fails_keeps_the_groups_before_it_and_is_repaired(cut, bits):
+async def test_a_failed_step_keeps_earlier_groups_and_is_repaired(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
     owners = cell.owners([p1])
     step = cell.step_of(p1)
@@ -179,9 +179,7 @@ async def test_a_step_that_fails_keeps_the_groups_before_it_and_is_repaired(cut,
     assert all(bits(o.fresh, cell.expected(cell.peers)) for o in repaired.values())
 
 
-async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(
-    cell_of, bits, monkeypatch
-):
+async def test_contributions_are_released_at_the_next_attempt(cell_of, bits, monkeypatch):
     cell, came, tell = (
         await cell_of(3, AveragingSettings(round_timeout_s=120.0)),
         asyncio.Event(),
@@ -208,7 +206,7 @@ async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(
     await first
 
 
-async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
+async def test_mismatched_groups_are_refused_by_kind_without_a_fault(cut):
     cell, p0, p1 = await with_peers(cut(2))
     request = cell.request(p1, owners=cell.owners([p0]), up="fp32")
     running = asyncio.ensure_future(
@@ -234,7 +232,7 @@ async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
     assert not (await asyncio.wait_for(running, 300)).missing
 
 
-async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(cut, bits):
+async def test_an_owner_that_stops_answering_fails_by_the_deadline(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
     owners = cell.owners([p1])
     gates = Gates(cell.step_of(p1))
@@ -250,7 +248,7 @@ async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(
     assert bits(outcome.fresh, cell.expected(cell.peers, list(outcome.fresh)))
 
 
-async def test_groups_go_up_in_order_though_a_later_one_is_encoded_first(cut, bits, monkeypatch):
+async def test_groups_are_sent_in_order_though_encoded_out_of_order(cut, bits, monkeypatch):
     cell, p0, p1 = await with_peers(cut(2))
     encode, later = RoundRequest.bytes_of, threading.Event()
 

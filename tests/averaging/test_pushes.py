@@ -45,7 +45,7 @@ def test_every_push_is_a_step_of_sgd_by_itself_without_momentum():
     )
 
 
-def test_a_push_older_than_the_bound_changes_nothing_and_is_a_pull():
+def test_a_push_older_than_the_staleness_bound_only_pulls():
     here, applied = served(BOUND, 0, 1, 2, 0, 0)
     assert applied == [True, True, True, False, True], (
         "two others since its pull are one more than the bound; then it has pulled"

@@ -37,7 +37,7 @@ def of(kind: type[K], actions: Sequence[object]) -> list[K]:
     return [a for a in actions if isinstance(a, kind)]
 
 
-def test_a_group_is_stepped_without_the_late_when_its_quorum_has_waited_long_enough() -> None:
+def test_a_group_is_stepped_without_the_late_after_the_grace() -> None:
     machine = RoundMachine()
     feed(machine, TWO, now=10.0)
     assert of(WakeAt, feed(machine, began(1, B), now=10.0)) == [], (
@@ -54,7 +54,7 @@ def test_a_group_is_stepped_without_the_late_when_its_quorum_has_waited_long_eno
     assert {s.stream for s in served} == {1, 2}, "who is late gathers what the others made"
 
 
-def test_who_comes_within_the_grace_is_in_it_and_nobody_waits_longer_than_for_all() -> None:
+def test_a_contribution_within_the_grace_is_included() -> None:
     machine = RoundMachine()
     feed(machine, TWO, began(1, B), Uploaded(1), began(2, C), now=1.0)
     (step,) = of(ReduceAndStep, feed(machine, Uploaded(2), now=5.9))
@@ -67,7 +67,7 @@ def test_who_comes_within_the_grace_is_in_it_and_nobody_waits_longer_than_for_al
     assert of(ReduceAndStep, feed(machine, TimePassed(), now=4.0))
 
 
-def test_without_a_quorum_everybody_is_waited_for_and_one_larger_than_the_living_shrinks() -> None:
+def test_without_a_quorum_every_contribution_is_awaited() -> None:
     machine = RoundMachine()
     feed(machine, replace(TWO, quorum=0), began(1, B), now=0.0)
     assert feed(machine, Uploaded(1), now=0.0) == []

@@ -55,7 +55,7 @@ def rows(g):
 
 
 @pytest.mark.parametrize("count", range(1, 11))
-def test_a_network_sorts_every_row_of_zeros_and_ones_and_so_everything(count):
+def test_the_merge_exchange_network_sorts_every_zero_one_row(count):
     for bits in itertools.product((0, 1), repeat=count):
         row = list(bits)
         for low, high in merge_exchange(count):
@@ -144,7 +144,7 @@ def test_the_order_of_arrival_changes_no_bit(name, count, random):
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ALL), st.integers(3, 9), st.permutations(range(9)))
-def test_who_says_what_does_not_matter(name, count, order):
+def test_the_order_of_contributions_does_not_change_the_result(name, count, order):
     order = [i for i in order if i < count]
     plain = made_by(
         name, gathered([contribution(i) for i in range(count)], [2 + i for i in range(count)])
@@ -201,7 +201,7 @@ def test_a_minority_cannot_leave_the_range_of_the_others(name, count, data):
     st.floats(-1e12, 1e12),
     st.sampled_from([1, 2, 5]),
 )
-def test_a_minority_moves_a_clipped_mean_no_further_than_the_radius(name, count, lie, iterations):
+def test_a_minority_moves_a_clipped_mean_at_most_by_the_radius(name, count, lie, iterations):
     liars = (count - 1) // 2
     honest = [contribution(i) for i in range(count - liars)]
     lies = [[t * lie for t in contribution(99)] for _ in range(liars)]
@@ -226,7 +226,7 @@ def test_one_liar_of_nine_moves_a_centered_clip_hardly_at_all():
 
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("count", [1, 2])
-def test_fewer_than_three_are_averaged_and_it_is_said(name, count):
+def test_fewer_than_three_are_averaged_with_a_report(name, count):
     g = gathered([contribution(i, 1 + 5 * i) for i in range(count)], [3 + i for i in range(count)])
     got, expected = made_by(name, g), made_by("mean", g)
     assert got.fell_back

@@ -56,7 +56,7 @@ async def test_a_listener_gathers_and_gives_nothing(cell_of, bits):
     assert cell.steps[p2] == []
 
 
-async def test_a_late_listener_and_a_late_duplicate_are_served_the_same_bytes(cell_of, bits):
+async def test_a_late_listener_and_a_duplicate_get_the_same_bytes(cell_of, bits):
     cell, p0, p1, p2 = await with_peers(cell_of(3))
     changes = {"listeners": frozenset({p2}), "owners": cell.owners([p0, p1])}
     first = await cell.run_all({p: cell.request(p, **changes) for p in (p0, p1)})
@@ -80,7 +80,7 @@ async def test_members_may_be_faster_than_the_owner(cell_of, bits):
     assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes)
 
 
-async def test_a_member_dead_before_its_upload_is_left_out_at_the_deadline(cell_of, bits):
+async def test_a_member_dead_before_upload_is_left_out(cell_of, bits):
     cell, p0, p1, p2 = await with_peers(cell_of(3))
     await cell.net.kill(p2)
     owners = cell.owners([p0, p1])
@@ -91,7 +91,7 @@ async def test_a_member_dead_before_its_upload_is_left_out_at_the_deadline(cell_
     assert all(o.contributors == {p0, p1} for o in outcomes.values())
 
 
-async def test_a_member_told_dead_is_not_waited_for(cell_of, bits):
+async def test_a_member_reported_dead_is_not_awaited(cell_of, bits):
     cell, p0, p1 = await with_peers(cell_of(2))
     running = asyncio.ensure_future(
         cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0)
@@ -103,7 +103,7 @@ async def test_a_member_told_dead_is_not_waited_for(cell_of, bits):
     assert bits(outcome.fresh, cell.expected([p0]))
 
 
-async def test_an_owner_that_cannot_be_reached_is_not_waited_for_either(cell_of, bits):
+async def test_an_unreachable_owner_is_not_awaited(cell_of, bits):
     cell, p0, p1, p2 = await with_peers(cell_of(3))
     await cell.net.kill(p2)
     outcomes = await asyncio.wait_for(
@@ -217,7 +217,7 @@ async def test_a_step_that_fails_fails_the_owner_and_can_be_repaired(cell_of, bi
     assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes.values())
 
 
-async def test_what_others_gave_and_cannot_be_sent_back_fails_the_round_and_ends_nobody(cell_of):
+async def test_a_mean_that_cannot_be_sent_back_fails_the_round_only(cell_of):
     cell, p0, p1 = await with_peers(
         cell_of(2, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
     )

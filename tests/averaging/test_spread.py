@@ -51,7 +51,7 @@ def test_the_spread_is_the_true_one_within_its_error(size: int, scale: float) ->
     assert max(abs(f - 1) for f in found) < 4 * ERROR
 
 
-def test_what_only_a_few_parameters_differ_in_is_seen_when_all_are_read() -> None:
+def test_a_full_sketch_sees_a_difference_in_few_parameters() -> None:
     one = vector(1, SAMPLES)
     two = one.clone()
     two[100:200] += 5.0
@@ -77,7 +77,7 @@ def test_how_the_parameters_are_cut_does_not_matter(at: list[int], halves: bool)
     assert Sketcher({n: t.numel() for n, t in parts.items()}, "run/1").of(parts) == sketch(flat)
 
 
-def test_runs_and_stages_are_sketched_differently_and_every_stretch_is_read() -> None:
+def test_runs_are_sketched_differently_and_every_range_is_read() -> None:
     flat = vector(1, LARGE)
     assert sketch(flat, "run/1") != sketch(flat, "run/2")
     for begin in range(0, LARGE - 8, LARGE // 50):
@@ -86,7 +86,7 @@ def test_runs_and_stages_are_sketched_differently_and_every_stretch_is_read() ->
         assert sketch(changed) != sketch(flat)
 
 
-def test_a_sketch_comes_back_from_the_wire_and_nonsense_does_not() -> None:
+def test_a_sketch_round_trips_and_malformed_ones_are_refused() -> None:
     told = sketch(vector(1, 500))
     assert unpacked(packed(told)) == told
     assert unpacked(packed(())) == ()

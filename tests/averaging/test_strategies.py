@@ -128,7 +128,7 @@ def test_keys_average_exactly_too(length: int, axes: int) -> None:
     assert values.var() < 1e-29
 
 
-def test_who_just_met_does_not_meet_again_for_as_many_rounds_as_a_key_has_indices() -> None:
+def test_members_that_met_meet_again_only_after_all_indices() -> None:
     keys = first_keys(64, (4, 4, 4), 2)
     for number in range(6):
         before = meet_by_key(keys, 4).labels
@@ -138,7 +138,7 @@ def test_who_just_met_does_not_meet_again_for_as_many_rounds_as_a_key_has_indice
         assert same.sum() == 64
 
 
-def test_a_member_that_failed_keeps_its_key_and_no_group_is_too_large() -> None:
+def test_a_failed_member_keeps_its_key_and_groups_stay_bounded() -> None:
     keys, failed = first_keys(60, (8, 8), 0), np.zeros(60, bool)
     failed[:20] = True
     for number in range(10):
@@ -279,7 +279,7 @@ class Line:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.05, 0.5])
-def test_push_sum_conserves_mass_under_loss_repetition_and_delay(loss: float) -> None:
+def test_push_sum_conserves_mass_under_loss_and_delay(loss: float) -> None:
     line = Line(8, 3)
     before = line.total()
     mean = before[0] / before[1]
@@ -333,7 +333,7 @@ def test_mass_works_on_tensors_and_refuses_nonsense() -> None:
 # ------------------------------------------------------------ servers
 
 
-def test_a_parameter_server_is_a_butterfly_with_all_shares_at_one_owner() -> None:
+def test_a_parameter_server_equals_a_butterfly_with_one_owner() -> None:
     values = values_of(9, 12)
     butterfly = grouped(Butterfly().meet(9, 0, 0), values, everybody(9))
     for shards in (1, 4):
@@ -342,7 +342,7 @@ def test_a_parameter_server_is_a_butterfly_with_all_shares_at_one_owner() -> Non
         assert (grouped(meeting, values, everybody(9)) == butterfly).all()
 
 
-def test_only_the_shares_of_a_server_that_is_gone_are_not_averaged() -> None:
+def test_only_a_lost_servers_shares_are_not_averaged() -> None:
     values, meeting = values_of(9, 12), ParameterServer(4).meet(9, 0, 0)
     alive = everybody(9)
     alive[meeting.owners[2]] = False

@@ -122,7 +122,7 @@ def test_who_is_expected_is_enough() -> None:
     assert max(net.ended.values()) < 1.0
 
 
-def test_unknown_numbers_close_when_nobody_else_comes_and_long_before_the_deadline() -> None:
+def test_a_group_of_unknown_size_closes_before_the_deadline() -> None:
     net = Net(6, 16, deadline=600.0)
     net.run()
     assert [len(g) for g in net.groups()] == [6]
@@ -158,14 +158,14 @@ def test_whoever_comes_dies_or_is_late_groups_do_not_overlap(seed: int) -> None:
         assert net.groups()
 
 
-def test_when_a_leader_dies_before_it_closes_the_others_find_each_other() -> None:
+def test_members_regroup_when_a_leader_dies_before_closing() -> None:
     net = Net(6, 6, expected=6)
     first = min(net.peers, key=net.machines[net.peers[0]]._rank)
     net.run(kills={first: 0.06})
     assert [set(g) for g in net.groups()] == [set(net.peers) - {first}]
 
 
-def test_everybody_knows_who_succeeds_a_leader_that_is_lost_afterwards() -> None:
+def test_every_member_knows_the_successor_of_a_lost_leader() -> None:
     net = Net(5, 5)
     net.run()
     (group,) = net.groups()
@@ -194,7 +194,7 @@ def test_a_group_that_cannot_be_is_not_believed() -> None:
         assert done.liar == lead
 
 
-def test_members_who_did_not_declare_themselves_are_looked_for_and_then_not_believed() -> None:
+def test_undeclared_group_members_are_looked_up_then_rejected() -> None:
     lead, me, other = order_of("a", "b", "c")
     for found in (True, False):
         mine = machine(me)
@@ -235,7 +235,7 @@ def test_a_leader_hands_its_followers_to_a_better_one() -> None:
     assert isinstance(mine.handle(m.TimerFired(), 10.0)[0], Alone)
 
 
-def test_at_the_deadline_a_leader_closes_with_whom_it_has_and_others_give_up() -> None:
+def test_a_leader_closes_its_group_at_the_deadline() -> None:
     lead, me, other = order_of("a", "b", "c")
     mine = machine(lead)
     mine.handle(m.JoinRequested(other), 0.1)

@@ -116,7 +116,7 @@ def test_settings_that_cannot_hold_are_refused_with_the_reason(name: str) -> Non
     assert refusal.value.next_step
 
 
-def test_people_are_told_what_is_averaged_when() -> None:
+def test_outer_settings_describe_what_is_averaged_and_when() -> None:
     assert OuterSettings("gossip", every=3).says == "gossip of parameters after every 3 epochs"
     streamed = replace(DILOCO, every=20, fragments=4, overlap=2, quorum=3)
     assert (

@@ -83,7 +83,7 @@ def reduced(g, **settings):
     return Reducer(AveragingSettings(**settings)).reduce(g)
 
 
-def test_an_honest_cell_gets_the_bits_of_the_plain_weighted_mean():
+def test_honest_cells_get_the_bits_of_the_plain_weighted_mean():
     g = gathered(PLAN, PLAN, 200)
     assert torch.equal(reduced(g).means[0], means(g.gradients, sorted(PLAN), 200)[0].whole())
     assert torch.equal(reduced(g).means[0], reduced(gathered(PLAN, {}, 0)).means[0])

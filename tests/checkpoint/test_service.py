@@ -251,7 +251,7 @@ async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm) -> None:
     assert swarm.blamed() == set()
 
 
-async def test_nobody_left_is_said_with_reasons(swarm: Swarm) -> None:
+async def test_a_fetch_without_donors_fails_with_reasons(swarm: Swarm) -> None:
     donor = await swarm.donor("donor", Held({3: values()}))
     with pytest.raises(NoDonor) as caught:
         await swarm.fetch([donor, PeerId("gone")], epoch=7)
@@ -383,9 +383,7 @@ class ClaimsTheDigest(Liar):
         return manifest
 
 
-async def test_a_majority_that_lies_about_the_parts_is_found_by_the_whole(
-    swarm: Swarm, tmp_path: Path
-) -> None:
+async def test_a_lying_majority_is_found_by_the_whole_digest(swarm: Swarm, tmp_path: Path) -> None:
     poisoned = {**values(), "norm": torch.zeros(7)}
     liars = [await swarm.donor(f"liar{i}", Held({3: poisoned}), ClaimsTheDigest) for i in range(2)]
     good = await swarm.donor("good", Held({3: values()}))
@@ -396,7 +394,7 @@ async def test_a_majority_that_lies_about_the_parts_is_found_by_the_whole(
     assert snapshot.sources[good] == 7 * 4, "what both groups describe alike was not fetched twice"
 
 
-async def test_one_spoiler_among_many_is_found_even_when_tensors_are_mixed(swarm: Swarm) -> None:
+async def test_one_bad_donor_is_found_when_tensors_are_mixed(swarm: Swarm) -> None:
     class SpoilsThenFails(SpoilsBytes):
         def sends(
             self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
@@ -493,7 +491,7 @@ async def test_few_snapshots_are_held_and_not_for_ever(swarm: Swarm) -> None:
     assert len(pins) == 1
 
 
-async def test_a_snapshot_nobody_reads_gives_way_when_all_places_are_taken(swarm: Swarm) -> None:
+async def test_an_unread_snapshot_gives_way_when_the_limit_is_reached(swarm: Swarm) -> None:
     clock = VirtualClock()
     held = Held({e: values(e) for e in range(1, 9)})
     donor = await swarm.donor("donor", held, clock=clock, pins=Pins(limit=2, idle_s=60))
@@ -581,7 +579,7 @@ async def test_more_streams_than_one_joiner_may_open_are_refused(swarm: Swarm) -
 HERE, THERE = "a" * 32, "b" * 32
 
 
-async def test_a_history_is_asked_for_by_name_and_who_has_another_is_no_liar(swarm: Swarm) -> None:
+async def test_a_donor_of_another_lineage_is_not_blamed(swarm: Swarm) -> None:
     good = await swarm.donor("good", Held({3: values()}, lineage=HERE))
     other = await swarm.donor("other", Held({3: values(9)}, lineage=THERE))
     snapshot = await swarm.fetch([other, good], lineage=HERE)
@@ -639,7 +637,7 @@ async def test_what_is_kept_of_parts_is_listed(swarm: Swarm) -> None:
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_spares_that_came_later_can_be_had_beside_those_held_still(swarm: Swarm) -> None:
+async def test_later_spares_are_served_beside_pinned_ones(swarm: Swarm) -> None:
     held = Held({3: {"a/momentum": torch.ones(2)}}, StateKind.SPARE, HERE)
     donor = await swarm.donor("donor", held)
     await swarm.fetch([donor], kind="spare", shapes={"a/momentum": (2,)}, lineage=HERE)
@@ -650,7 +648,7 @@ async def test_spares_that_came_later_can_be_had_beside_those_held_still(swarm: 
     assert torch.equal(again.tensors["a/momentum"], torch.ones(2))
 
 
-async def test_what_went_out_whole_is_told(swarm: Swarm) -> None:
+async def test_a_tensor_served_whole_is_reported(swarm: Swarm) -> None:
     told: list[tuple[StateKind, Version, str]] = []
     donor = await swarm.donor(
         "donor", Held({3: values()}, lineage=HERE), on_served=lambda *a: told.append(a)
@@ -702,7 +700,7 @@ def _telling(event: asyncio.Event, call: Any) -> Any:
     return told
 
 
-async def test_a_broken_fetch_asks_for_the_same_version_again_and_drops_pieces_of_others(
+async def test_a_broken_fetch_resumes_its_version_and_drops_others(
     swarm: Swarm, tmp_path: Path
 ) -> None:
     held = Held({3: values()}, lineage=HERE)

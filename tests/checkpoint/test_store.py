@@ -70,7 +70,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert found.optimizer["model.norm.weight"]["step"].dtype == torch.int64
 
 
-def test_files_are_safetensors_that_others_can_read_and_only_the_owner_may(tmp_path: Path) -> None:
+def test_checkpoint_files_are_private_safetensors(tmp_path: Path) -> None:
     parameters, optimizer, meta = state(1)
     path = store_in(tmp_path).save(1, 20, parameters, optimizer, meta)
     assert torch.equal(
@@ -219,7 +219,7 @@ def test_what_is_set_aside_is_bounded_and_nothing_of_it_deleted(tmp_path: Path) 
     assert store.epochs(1) == [3], "other epochs are still written"
 
 
-def test_what_was_distrusted_counts_as_none_until_it_is_written_anew(tmp_path: Path) -> None:
+def test_a_distrusted_checkpoint_is_ignored_until_rewritten(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.save(1, 1, *state(1))
     store.save(1, 2, *state(2))
@@ -321,7 +321,7 @@ def test_values_that_cannot_be_kept_leave_nothing_behind(tmp_path: Path) -> None
     assert names(tmp_path) == set()
 
 
-def test_unfinished_work_of_a_crash_is_cleared_and_told(tmp_path: Path) -> None:
+def test_unfinished_checkpoints_are_removed_and_reported(tmp_path: Path) -> None:
     said: list[str] = []
     store = store_in(tmp_path, said=said)
     store.save(1, 1, *state(1))
@@ -333,7 +333,7 @@ def test_unfinished_work_of_a_crash_is_cleared_and_told(tmp_path: Path) -> None:
     assert any(left.name in text for text in said)
 
 
-def test_a_full_disk_says_so_and_costs_nothing_old(tmp_path: Path) -> None:
+def test_a_full_disk_fails_the_save_and_keeps_old_checkpoints(tmp_path: Path) -> None:
     """A file size limit stops the write in the middle, as a full disk does, whoever runs the
     tests."""
     script = (

@@ -150,7 +150,7 @@ def test_an_owner_is_not_sent_to_the_owner(tutti, home):
     assert "ask the owner" in tutti("swarm", "validate", "others.toml").stderr
 
 
-def test_a_fresh_home_is_told_how_to_make_its_key(tutti, home):
+def test_a_missing_key_error_names_the_command_that_makes_one(tutti, home):
     missing = tutti("id", "show")
     assert missing.returncode == 5
     assert "tutti id new" in missing.stderr
@@ -169,7 +169,7 @@ def test_only_devices_that_exist_are_offered(tutti):
     assert "auto, cpu, cuda or cuda:N" in refused.stderr
 
 
-def test_who_writes_settings_that_are_no_toml_sees_an_example_that_is(tutti, home):
+def test_invalid_toml_settings_are_answered_with_an_example(tutti, home):
     home.mkdir()
     (home / "config.toml").write_text("x = = 3\n")
     shown = tutti("id", "new")

@@ -52,7 +52,7 @@ def test_talking_to_a_daemon_loads_nothing_heavy_either(home, daemon):
     assert done.returncode == 0, done.stderr
 
 
-def test_version_says_what_pyproject_says(tutti):
+def test_version_prints_the_version_of_pyproject(tutti):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == VERSION
     assert json.loads(tutti("version", "--json").stdout)["tutti"] == VERSION
@@ -86,7 +86,7 @@ def test_home_may_stand_anywhere(tutti, home, tmp_path):
     assert tutti("generate", "--home").returncode == 2
 
 
-def test_swarm_init_writes_a_signed_manifest_and_says_how_to_go_on(tutti, home):
+def test_swarm_init_writes_a_signed_manifest_and_the_next_step(tutti, home):
     out = home.parent / "swarm.toml"
     shown = tutti(
         "swarm",
@@ -239,7 +239,7 @@ def test_doctor_net_exits_with_the_code_of_the_cause(tutti, monkeypatch):
     assert tutti("doctor", "net", "neither").returncode == 2
 
 
-def test_a_swarm_out_of_reach_is_told_with_every_address(tutti, monkeypatch):
+def test_an_unreachable_swarm_is_reported_with_every_address(tutti, monkeypatch):
     peer = Identity.ephemeral().peer_id
     closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
 

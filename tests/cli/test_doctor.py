@@ -68,7 +68,7 @@ def test_a_sound_home_passes_every_check(found, home, name):
     assert said[0]["cause"]
 
 
-def test_all_checks_run_in_order_and_the_first_fault_gives_the_code(tutti, found, home):
+def test_checks_run_in_order_and_the_first_fault_sets_the_code(tutti, found, home):
     remembered(home, data__source="file:/nowhere/text.txt")
     said, code = found()
     assert list(dict.fromkeys(one["check"] for one in said)) == [
@@ -85,7 +85,7 @@ def test_all_checks_run_in_order_and_the_first_fault_gives_the_code(tutti, found
     assert all(max(map(len, line.split())) > 60 for line in long)  # a path is not broken
 
 
-def test_a_fault_that_stops_a_later_check_does_not_stop_the_others(found, home):
+def test_a_fault_does_not_stop_independent_checks(found, home):
     remembered(home)
     os.chmod(home / "identity.key", 0o644)
     said, code = found()
@@ -188,7 +188,7 @@ def test_a_run_that_does_not_fit(found, home):
     assert "memory" in said[0]["fix"]
 
 
-def test_ends_that_do_not_fit_where_a_block_stage_does_are_a_warning(found, home):
+def test_ends_that_do_not_fit_are_a_warning_where_a_block_fits(found, home):
     remembered(home, model__vocab=1 << 20, pipeline__stages=6)
     said, code = found("device", "--set", "memory=400MB")
     assert code == 0
@@ -278,7 +278,7 @@ def test_checkpoints_that_ask_for_more_than_the_disk_has(found, home):
     assert "TiB" in said[0]["cause"]
 
 
-def test_a_damaged_checkpoint_is_moved_aside_and_the_older_one_stays(found, home):
+def test_a_damaged_checkpoint_is_moved_aside(found, home):
     manifest = remembered(home)
     root = NodeConfig.load({"home": home}, {}).checkpoint_dir(manifest.run_id)
     store = CheckpointStore(root, CheckpointSettings(), manifest.run_id)

@@ -104,7 +104,7 @@ def test_only_the_owner_invites_into_a_private_swarm():
     assert not Invite.decode(invite_text(open_one, places, guest)).admission
 
 
-def test_of_a_private_swarm_is_asked_as_the_peer_that_its_token_admits(home, monkeypatch):
+def test_a_private_swarm_is_asked_as_the_admitted_peer(home, monkeypatch):
     owner = Identity.ephemeral()
     ours = NodeConfig.load({"home": home}, {})
     me = Identity.load_or_create(ours.identity_path)
@@ -177,9 +177,7 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
     check(ours, invite)  # nobody there: the daemon goes on looking
 
 
-def test_of_a_daemon_that_runs_here_it_is_not_asked_who_else_uses_its_key(
-    home, daemon, monkeypatch
-):
+def test_join_does_not_ask_about_the_key_of_a_local_daemon(home, daemon, monkeypatch):
     owner = Identity.ephemeral()
     ours, asked = NodeConfig.load({"home": home}, {}), []
     Identity.load_or_create(ours.identity_path)

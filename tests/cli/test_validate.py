@@ -50,7 +50,7 @@ def refused(shown, code: int, *says: str) -> None:
         assert word in shown.stderr, shown.stderr
 
 
-def test_init_writes_names_and_hashes_and_remembers_where_the_files_are(tutti, home, corpus, words):
+def test_init_writes_hashes_and_remembers_file_locations(tutti, home, corpus, words):
     shown = tutti(
         "swarm",
         "init",
@@ -166,7 +166,7 @@ def test_a_manifest_cut_is_refused_by_both(tutti, home, share):
     assert not (home.parent / "new.toml").exists()
 
 
-def test_a_draft_by_hand_is_valid_and_what_it_leaves_out_is_said(tutti, home):
+def test_a_handwritten_draft_is_valid_and_defaults_are_listed(tutti, home):
     (home.parent / "draft.toml").write_text("[model]\nlayers = 4\n[pipeline]\nstages = 2\n")
     shown = tutti("swarm", "validate", "draft.toml")
     assert shown.returncode == 0, shown.stderr

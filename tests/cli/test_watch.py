@@ -42,7 +42,7 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
         ("ping", "abc"),
     ],
 )
-def test_without_a_daemon_every_command_says_so_with_code_three(tutti, home, words):
+def test_every_command_without_a_daemon_exits_with_code_three(tutti, home, words):
     shown = tutti(*words)
     assert shown.returncode == 3
     assert shown.stdout == ""
@@ -76,7 +76,7 @@ def test_ping(tutti, daemon):
     assert "tutti peers --all" in unknown.stderr
 
 
-def test_logs_come_from_the_daemon_and_from_the_file_when_it_is_gone(tutti, daemon, home):
+def test_logs_come_from_the_file_when_the_daemon_is_gone(tutti, daemon, home):
     daemon.journal.emit("training", "epoch-committed", "epoch 7 committed", epoch=7)
     line = json.loads(tutti("logs", "--json").stdout)
     assert (line["kind"], line["fields"]) == ("epoch-committed", {"epoch": 7})
@@ -117,7 +117,7 @@ def test_generate_and_export(tutti, daemon):
     assert "/out" in shown.stderr  # the daemon was told a whole path
 
 
-def test_generate_says_what_is_missing(tutti, daemon):
+def test_generate_reports_missing_stages(tutti, daemon):
     shown = tutti("generate", "hello", "--drop-stages", "6,5")
     assert shown.stdout == "HELLO\n"
     assert "without block stages 5, 6 (as asked) and 1 (nobody answers), of 8" in shown.stderr

@@ -11,7 +11,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest
 
 
-def test_flags_beat_environment_beats_named_file_beats_user_file_beats_default(tmp_path):
+def test_flags_override_environment_files_and_defaults(tmp_path):
     (tmp_path / "config.toml").write_text(
         "threads = 1\nrole = 'ends'\n[limits]\nin_flight = 2\n[transport]\np2p_port = 1\n"
     )
@@ -106,7 +106,7 @@ def test_a_bad_file_names_itself(tmp_path):
     ("text", "bytes_"),
     [("80%", 800), ("500B", 500), ("0.5kB", None), ("1KiB", 1000), ("100", 100), ("100%", 1000)],
 )
-def test_memory_is_a_share_or_a_size_and_never_more_than_there_is(tmp_path, text, bytes_):
+def test_memory_is_a_share_or_a_size_within_what_exists(tmp_path, text, bytes_):
     if bytes_ is None:
         with pytest.raises(UsageFault):
             NodeConfig.load({"home": tmp_path, "memory": text}, {})
@@ -210,7 +210,7 @@ def test_a_file_gives_caps_as_numbers_or_as_text(tmp_path):
 @pytest.mark.parametrize(
     "text", ["20Mb", "fast", "-1", "20 Mbit per second", "1TB", "i", "2iB", "20Mbps/s", "nan", "20"]
 )
-def test_a_cap_that_is_none_or_leaves_no_room_is_refused_with_examples(tmp_path, text):
+def test_an_invalid_or_too_small_cap_is_refused_with_examples(tmp_path, text):
     with pytest.raises(UsageFault, match="transport.max_up") as fault:
         NodeConfig.load({"max_up": text}, {"TUTTI_HOME": str(tmp_path)})
     assert ("20Mbit" in str(fault.value.next_step)) or (
@@ -220,7 +220,7 @@ def test_a_cap_that_is_none_or_leaves_no_room_is_refused_with_examples(tmp_path,
 
 @pytest.mark.parametrize("kind", ["data", "config", "cache"])
 @pytest.mark.parametrize("base", ["", "/somewhere/else"])
-def test_without_a_home_files_are_where_the_system_keeps_such_files(monkeypatch, kind, base):
+def test_without_a_home_files_are_in_the_platform_directories(monkeypatch, kind, base):
     platformdirs = pytest.importorskip("platformdirs").PlatformDirs("tutti", appauthor=False)
     variable = f"XDG_{kind.upper()}_HOME"
     monkeypatch.setenv(variable, base)

@@ -34,7 +34,7 @@ def test_each_file_has_its_line_here() -> None:
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_a_config_is_what_its_name_says(name: str) -> None:
+def test_each_config_matches_its_name(name: str) -> None:
     m = read_manifest(CONFIGS / f"{name}.toml")
     o = m.outer
     assert (m.averaging.peers, (o.strategy, o.carries, o.every, o.optimizer)) == WANTED[name]
@@ -85,7 +85,7 @@ def test_a_config_is_what_its_name_says(name: str) -> None:
         ("cell = 2", 'every = 2\ncodec = "int8"', "rounds"),
     ],
 )
-def test_what_a_live_swarm_does_not_carry_is_refused_with_the_reason(
+def test_averaging_a_live_swarm_does_not_support_is_refused(
     averaging: str, outer: str, says: str
 ) -> None:
     with pytest.raises(UsageFault) as refusal:

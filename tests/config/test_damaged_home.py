@@ -86,7 +86,7 @@ def test_a_damaged_manifest_is_asked_for_again_by_the_invite(
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_manifest_without_an_invite_is_one_refusal_until_a_copy_is_given(
+def test_a_damaged_manifest_is_refused_until_a_copy_is_given(
     ours: NodeConfig, how: str, tmp_path: Path
 ) -> None:
     one = a_run()
@@ -104,9 +104,7 @@ def test_a_damaged_manifest_without_an_invite_is_one_refusal_until_a_copy_is_giv
 
 
 @pytest.mark.parametrize("how", ["altered", "cut", "emptied"])
-def test_a_damaged_invite_is_done_without_where_peers_are_remembered(
-    ours: NodeConfig, how: str
-) -> None:
+def test_a_damaged_invite_is_replaced_by_remembered_peers(ours: NodeConfig, how: str) -> None:
     one = a_run()
     ours.remember(one, invite_to(one).encode())
     path = ours.manifest_path(one.run_id).parent / "invite"
@@ -146,7 +144,7 @@ def test_on_a_full_disk_what_is_remembered_is_remembered_again(
     assert ours.remembered() == (one, invite_to(one).encode())
 
 
-def test_the_first_loss_of_a_run_survives_a_restart_and_nonsense_is_none(ours: NodeConfig) -> None:
+def test_the_first_loss_survives_a_restart(ours: NodeConfig) -> None:
     one = a_run()
     assert ours.reference(one.run_id) == 0.0
     ours.remember(one)
@@ -157,7 +155,7 @@ def test_the_first_loss_of_a_run_survives_a_restart_and_nonsense_is_none(ours: N
         assert ours.reference(one.run_id) == 0.0
 
 
-def test_a_run_that_continues_another_begins_with_the_own_checkpoints_of_that_one(
+def test_a_continued_run_inherits_its_own_checkpoints(
     ours: NodeConfig,
 ) -> None:
     one = a_run()

@@ -19,7 +19,7 @@ def manifest(**changes: object) -> Manifest:
     return Manifest.parse(amended(made, fields).to_toml()) if fields else made
 
 
-def test_activations_go_through_every_stage_twice_and_are_shared_by_replicas():
+def test_activation_traffic_is_shared_by_replicas():
     m = manifest(training__eval_every=0)
     p = m.pipeline
     tensor = p.micro_batch * m.model.seq_len * m.model.d_model * 4

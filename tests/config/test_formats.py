@@ -46,7 +46,7 @@ def test_a_run_of_format_1_keeps_its_id(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SIGNED)
-def test_a_signed_run_of_format_1_is_verified_and_written_as_it_was(name: str) -> None:
+def test_a_format_1_run_verifies_and_is_rewritten_unchanged(name: str) -> None:
     manifest, invite = old(name), Invite.decode(RUNS[name]["invite"])
     manifest.verify(invite.run_id, invite.owner)
     assert manifest.to_toml() == (HERE / "format1" / name).read_bytes()
@@ -106,7 +106,7 @@ def test_new_manifests_are_of_the_newest_format() -> None:
     assert dataclasses.replace(signed, signature=None) == same
 
 
-def test_format_2_hashes_its_number_and_what_is_not_as_by_default() -> None:
+def test_format_2_hashes_its_number_and_changed_settings() -> None:
     assert DEMO.immutable() == b'{"format":2}'
     assert DEMO.run_id == "0b0a51ca69f81b9b374767da7a28f0721a61251140339f82e3f9da3c55bb871b"
     changed = amended(DEMO, {"model.layers": 12, "averaging.cell": 2, "outer.every": 4})
@@ -136,7 +136,7 @@ def test_a_new_setting_with_its_default_changes_no_run_id(monkeypatch: pytest.Mo
     assert used.run_id != before["new"].run_id
 
 
-def test_a_new_setting_with_its_default_is_no_hindrance_to_older_software(
+def test_a_new_setting_at_its_default_is_read_by_older_software(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,7 @@ def test_no_default_of_format_2_has_changed() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"format = 3", b"format = 3\n[unheard]\nof = 1"])
-def test_a_future_format_is_refused_and_says_to_update(raw: bytes, tmp_path: Path) -> None:
+def test_a_future_format_is_refused_with_advice_to_update(raw: bytes, tmp_path: Path) -> None:
     with pytest.raises(TooNew) as fault:
         Manifest.parse(raw)
     assert fault.value.what == "the manifest is of format 3, and this tutti reads formats 1 to 2"
@@ -182,13 +182,13 @@ def test_a_format_that_is_none_is_refused(said: str) -> None:
         Manifest.parse(f"format = {said}\n".encode())
 
 
-def test_a_run_that_needs_a_newer_protocol_says_to_update() -> None:
+def test_a_run_of_a_newer_protocol_is_refused_with_advice() -> None:
     with pytest.raises(TooNew, match=r"swarm\.protocol = 2") as fault:
         amended(DEMO, {"swarm.protocol": 2})
     assert "update this tutti" in fault.value.next_step
 
 
-def test_an_invite_of_a_newer_version_says_to_update() -> None:
+def test_an_invite_of_a_newer_version_is_refused_with_advice() -> None:
     with pytest.raises(TooNew, match="version 3") as fault:
         Invite.decode("tutti3" + RUNS["signed.toml"]["invite"].removeprefix(PREFIX))
     assert "update this tutti" in fault.value.next_step

@@ -31,7 +31,7 @@ def test_a_manifest_survives_its_file():
     assert Manifest.parse(DEMO.to_toml()).run_id == DEMO.run_id
 
 
-def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
+def test_the_run_id_depends_on_fields_and_not_on_formatting():
     assert (
         Manifest.parse(b"format = 2\n[optimizer]\nlr = 1").run_id
         == Manifest.parse(b"# note\nformat = 2\n[optimizer]\nlr = 1.0\n").run_id
@@ -47,7 +47,7 @@ def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
     assert len(seen) == 5
 
 
-def test_a_salt_makes_another_run_and_none_leaves_the_ids_of_older_runs():
+def test_a_salt_changes_the_run_id_and_is_absent_by_default():
     assert b"salt" not in DEMO.immutable()
     assert b"# salt" in DEMO.to_toml()
     salted = amended(DEMO, {"swarm.salt": "00ff" * 4})
@@ -87,9 +87,7 @@ def test_a_run_goes_on_only_as_what_it_was():
         ("swarm", 'owner = "me"', "swarm.owner"),
     ],
 )
-def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(
-    section: str, line: str, says: str
-):
+def test_a_bad_field_is_reported_with_the_allowed_values(section: str, line: str, says: str):
     with pytest.raises(UsageFault) as fault:
         Manifest.parse(toml_with(section, line))
     assert fault.value.what.startswith(says)
@@ -158,7 +156,7 @@ def test_one_changed_character_breaks_it():
             Manifest.parse(changed).verify()
 
 
-def test_another_run_another_owner_another_signer_and_no_signature_are_refused():
+def test_a_manifest_of_another_run_owner_or_signer_is_refused():
     owner, thief = Identity.ephemeral(), Identity.ephemeral()
     signed = Manifest.parse(DEMO.sign(owner))
     with pytest.raises(Refused, match="is of run"):
@@ -197,7 +195,7 @@ def test_the_parameter_count_of_the_demo_is_that_of_its_shapes():
     )
 
 
-def test_a_missing_file_says_how_to_make_one(tmp_path):
+def test_a_missing_manifest_error_names_swarm_init(tmp_path):
     with pytest.raises(UsageFault) as fault:
         read_manifest(tmp_path / "no.toml")
     assert "swarm init" in fault.value.next_step
@@ -239,7 +237,7 @@ def test_a_signed_file_that_was_cut_anywhere_is_refused():
         Manifest.parse(whole[: whole.index(b'owner = "') + 12])
 
 
-def test_sections_that_a_draft_leaves_to_their_defaults_are_known():
+def test_sections_a_draft_leaves_out_are_listed():
     assert left_out(DEMO.to_toml()) == []
     assert left_out(
         b"[model]\nlayers = 7\n[swarm]\n[pipeline]\n[scheduler]\n[averaging]\n[outer]\n"

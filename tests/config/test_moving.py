@@ -36,7 +36,7 @@ def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
     )
 
 
-def test_who_named_the_stage_keeps_it_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_a_peer_with_a_named_stage_moves_only_if_allowed(tmp_path: Path) -> None:
     assert config(tmp_path).may_move
     assert not config(tmp_path, may_move=False).may_move
     assert not config(tmp_path, stage="1").may_move
@@ -45,7 +45,7 @@ def test_who_named_the_stage_keeps_it_unless_it_says_otherwise(tmp_path: Path) -
     assert config(tmp_path, {"TUTTI_STAGE": "1", "TUTTI_MAY_MOVE": "yes"}).may_move
 
 
-def test_the_next_image_hosts_the_new_stage_on_the_old_port_and_may_move_again(
+def test_a_moved_daemon_hosts_the_new_stage_on_the_old_port(
     tmp_path: Path,
 ) -> None:
     ours = config(tmp_path, {MOVED: "2:4001"}, p2p_port=0, grpc_port=5000)
@@ -87,7 +87,7 @@ def test_reasons_to_stay(tmp_path: Path) -> None:
     assert "main memory" in refusal(ours, diloco, hosting(1, main=1 << 16), 2, "stage")
 
 
-def test_a_change_that_does_not_fit_here_is_said_when_it_is_heard_of_and_counts_for_a_move(
+def test_a_change_exceeding_memory_is_reported(
     tmp_path: Path,
 ) -> None:
     journal, diloco = (

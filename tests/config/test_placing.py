@@ -111,7 +111,7 @@ async def test_who_was_named_a_stage_shows_it_before_it_is_built(tmp_path: Path)
         await take(d, FakePresence(d, {}))
 
 
-async def test_a_joiner_says_that_it_chooses_and_then_what_it_claims(tmp_path: Path) -> None:
+async def test_a_joiner_publishes_choosing_before_its_claim(tmp_path: Path) -> None:
     d = FakeDaemon(tmp_path)
     presence = FakePresence(d, {"a": Placed(0), "b": Placed(1)})
     began = d.clock.now()
@@ -126,7 +126,7 @@ async def test_a_joiner_says_that_it_chooses_and_then_what_it_claims(tmp_path: P
     assert d.asks == []
 
 
-async def test_who_cannot_host_the_ends_takes_a_block_stage_and_says_so(tmp_path: Path) -> None:
+async def test_a_joiner_unfit_for_the_ends_takes_a_block_stage(tmp_path: Path) -> None:
     d = FakeDaemon(tmp_path)
     presence = FakePresence(d, {"a": Placed(1), "b": Placed(2), "c": Placed(2)})
     assert await take(d, presence) == ENDS
@@ -146,7 +146,7 @@ async def test_what_its_operator_chose_has_no_other(tmp_path: Path) -> None:
             await instead(d, presence, "no data")
 
 
-async def test_only_who_waits_for_a_first_epoch_goes_to_the_ends_by_itself(tmp_path: Path) -> None:
+async def test_only_a_peer_awaiting_a_first_epoch_moves_to_the_ends(tmp_path: Path) -> None:
     for waiting_for, epoch, asks in (("ends", 0, [ENDS]), ("ends", 3, []), ("", 0, [])):
         d = FakeDaemon(tmp_path, {MOVED: "1:0"})
         presence = FakePresence(d, {"b": Placed(1), "c": Placed(2)})

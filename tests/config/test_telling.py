@@ -34,7 +34,7 @@ async def told(
     return [event.text for event in journal.recent(100, "info")]
 
 
-async def test_a_joiner_hears_each_step_once_and_training_again_and_again(monkeypatch):
+async def test_join_reports_each_step_once_and_training_repeatedly(monkeypatch):
     steps = [
         training_snapshot(state="choosing"),
         training_snapshot(state="joining", stage=2, progress=0.25),
@@ -51,7 +51,7 @@ async def test_a_joiner_hears_each_step_once_and_training_again_and_again(monkey
     assert "epoch 8/150" in said[-1]
 
 
-async def test_trouble_is_told_with_what_to_do_and_so_is_its_end(monkeypatch):
+async def test_join_reports_trouble_with_the_next_step_and_its_end(monkeypatch):
     waiting = training_snapshot(
         state="waiting",
         healthy=False,
@@ -63,6 +63,6 @@ async def test_trouble_is_told_with_what_to_do_and_so_is_its_end(monkeypatch):
     assert said[1] == "waiting for a peer for stage 3; invite one"
 
 
-async def test_a_finished_run_is_told_once(monkeypatch):
+async def test_join_reports_a_finished_run_once(monkeypatch):
     done = training_snapshot(state="finished")
     assert len(await told(monkeypatch, done, done, done, again_s=0.0)) == 1

@@ -44,7 +44,7 @@ async def test_an_open_run_answers_everybody() -> None:
     assert unknown.value.code is ExitCode.PROTOCOL
 
 
-async def test_a_private_run_answers_who_shows_its_own_token_and_tells_others_nothing() -> None:
+async def test_a_private_run_answers_only_a_peers_own_token() -> None:
     private, manifest = view(private=True)
     grant = admission_token(OWNER, manifest.run_id, None, private._d.clock.wall() + 60)
     token = shown(grant, GUEST, manifest.run_id)

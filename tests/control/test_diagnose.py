@@ -146,7 +146,7 @@ def test_the_verdict(findings: list[Diagnosis], code: ExitCode, ok: bool) -> Non
         (90.0, "1m ahead of"),
     ],
 )
-def test_a_wrong_clock_is_told_by_how_much_and_which_way(ahead: float, says: str) -> None:
+def test_a_wrong_clock_is_reported_with_amount_and_direction(ahead: float, says: str) -> None:
     chosen = verdict([good(TCP, ahead)])
     assert says in chosen.cause
     assert chosen.clock_s == ahead
@@ -175,7 +175,9 @@ def test_the_words_name_transport_port_and_family() -> None:
         (errno.EMFILE, "connect", ExitCode.NETWORK),
     ],
 )
-def test_what_the_system_says(number: int, layer: str, code: ExitCode) -> None:
+def test_each_system_error_maps_to_a_layer_and_exit_code(
+    number: int, layer: str, code: ExitCode
+) -> None:
     found = refused(TCP, OSError(number, os.strerror(number)))
     assert (found.layer, found.code, found.ok) == (layer, code, False)
     assert found.cause
@@ -269,7 +271,7 @@ class Swarm:
         return watch_identity(PeerId(ONE), ask or self.peers, 6.5, self.now, self.sleep)
 
 
-def test_a_record_that_is_refreshed_while_we_watch_is_somebody_else() -> None:
+def test_a_record_refreshed_meanwhile_is_of_another_process() -> None:
     for phase in range(5):
         swarm = Swarm([95.0 + phase, 100.0 + phase, 105.0 + phase])
         found = swarm.watch()
@@ -298,7 +300,7 @@ def test_the_peer_that_answers_may_be_it() -> None:
     assert "the peer that answers" in found.cause
 
 
-def test_a_writer_with_a_clock_ahead_is_never_accused_of_being_alive() -> None:
+def test_a_dead_writer_with_a_fast_clock_is_not_taken_for_alive() -> None:
     """A dead daemon of this machine, whose clock is ahead: its record looks new, then ages."""
     for ahead in (2.0, 4.0, 60.0):
         assert Swarm([100.0], ahead=ahead).watch() is None

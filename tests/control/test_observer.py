@@ -191,7 +191,7 @@ def test_silence_ends_with_the_time_out(observed_places: dict[str, str], place: 
         ask(observed_places[place], ping(b"silence"), timeout=5)
 
 
-def test_who_takes_connections_and_says_nothing_is_no_peer(mute: str) -> None:
+def test_a_listener_that_stays_silent_is_not_a_peer(mute: str) -> None:
     with pytest.raises(NetworkFault, match="does not prove who it is within 1[.0-9]* s"):
         ask(mute, ping(), timeout=1)
 
@@ -206,7 +206,7 @@ def test_a_node_that_is_somebody_else_is_not_asked(
         ask(impostor, ping(), timeout=20)
 
 
-def test_what_is_no_libp2p_is_said() -> None:
+def test_another_service_at_the_address_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -255,7 +255,7 @@ def test_a_closed_port_has_its_own_code(closed: str) -> None:
         assert address.split("/")[4] in caught.value.next_step
 
 
-def test_all_addresses_are_tried_at_once_and_the_first_good_answer_wins(
+def test_all_addresses_are_tried_at_once_until_a_good_answer(
     observed_places: dict[str, str], closed: str, mute: str
 ) -> None:
     begin = time.monotonic()
@@ -287,7 +287,7 @@ def test_a_refusal_is_an_answer_but_not_a_good_one(
     assert not survey([observed_places["4/tcp"]], [ping(b"no")], 20)[0].good
 
 
-def test_a_survey_waits_for_the_others_only_a_moment_once_somebody_answered(
+def test_a_survey_waits_briefly_after_the_first_answer(
     observed_places: dict[str, str], closed: str, mute: str
 ) -> None:
     places = [*observed_places.values(), closed, mute]
@@ -340,7 +340,7 @@ def test_an_address_of_no_peer_is_the_users_mistake(address: str, reason: str) -
         (b"\x13/multistream/1.0.0\n", ""),
     ],
 )
-def test_what_speaks_first_tells_a_peer_from_another_service(greeting: bytes, says: str) -> None:
+def test_a_greeting_distinguishes_a_peer_from_another_service(greeting: bytes, says: str) -> None:
     found = observer.other_service(f"/ip4/127.0.0.1/tcp/22/p2p/{STRANGER}", greeting)
     assert (found is not None) == bool(says)
     if found is not None:

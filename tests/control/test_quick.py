@@ -17,7 +17,7 @@ from protos.control_pb2 import PeersRequest, Snapshot, StatusRequest
 STATUS, PEERS = "/tutti.v1.Control/Status", "/tutti.v1.Control/Peers"
 
 
-async def test_it_brings_what_the_daemon_says(socket, window):
+async def test_the_quick_client_returns_the_daemons_snapshot(socket, window):
     raw = await asyncio.to_thread(unary, socket, STATUS, StatusRequest().SerializeToString(), 60.0)
     assert Snapshot.FromString(raw) == window.said
 
@@ -95,7 +95,7 @@ def strange(path: Path, says: bytes, *, hold: bool = False) -> threading.Thread:
         _frame(7, 0, 0, bytes(8)),
     ],
 )
-def test_what_is_no_answer_is_said_to_be_none(tmp_path, says):
+def test_a_malformed_answer_counts_as_unanswered(tmp_path, says):
     thread = strange(tmp_path / "s", says)
     with pytest.raises(Unanswered):
         unary(tmp_path / "s", STATUS, b"", 30.0)
@@ -109,7 +109,7 @@ def test_silence_ends_with_the_time_that_was_given(tmp_path):
         unary(tmp_path / "s", STATUS, b"", 0.2)
 
 
-def test_a_daemon_that_is_silent_is_told_as_such(tmp_path, monkeypatch):
+def test_a_silent_daemon_times_out(tmp_path, monkeypatch):
     strange(tmp_path / "s", b"", hold=True)
     monkeypatch.setattr("node.control.client.listener", lambda path: 1)
     with pytest.raises(TimedOut), ControlClient(tmp_path / "s", 0.2) as client:

@@ -69,7 +69,7 @@ async def test_generate_streams_and_is_bounded(socket, window):
     assert asked[0].max_tokens == 4096
 
 
-async def test_events_tell_history_then_live_each_once(socket, window):
+async def test_events_give_history_then_live_each_once(socket, window):
     window.journal.emit("a", "old", "one", "debug")
     window.journal.emit("a", "old", "two")
 
@@ -94,13 +94,13 @@ async def test_events_tell_history_then_live_each_once(socket, window):
     assert await ask(socket, lambda c: list(c.events(last=0))) == []
 
 
-async def test_drain_tells_its_progress_and_ends(socket, window):
+async def test_drain_reports_its_progress_and_ends(socket, window):
     told = await ask(socket, lambda c: [e.kind for e in c.drain(7.0)])
     assert told == ["drain-started", "drained"]
     assert window.drained == 7.0
 
 
-async def test_a_drain_that_fails_says_so(socket, window):
+async def test_a_failed_drain_raises_its_fault(socket, window):
     async def late(timeout_s: float) -> None:
         raise TimedOut("still two micro-batches in flight", "tutti stop")
 
@@ -115,7 +115,7 @@ async def test_stop_reaches_the_daemon(socket, window):
     assert window.stopped.is_set()
 
 
-async def test_a_second_daemon_is_refused_and_told_the_pid(socket, window):
+async def test_a_second_daemon_is_refused_with_the_pid_of_the_first(socket, window):
     with pytest.raises(Refused, match=f"already running here, pid {os.getpid()}"):
         await ControlService(window, socket).start()
     assert (await ask(socket, lambda c: c.status())).peer  # the first one is unharmed
@@ -143,14 +143,14 @@ async def test_something_else_at_the_path_is_left_alone(tmp_path):
     assert path.read_text() == "precious"
 
 
-async def test_without_a_daemon_the_error_says_what_to_do(tmp_path):
+async def test_the_error_without_a_daemon_names_the_start_command(tmp_path):
     with pytest.raises(NotRunning) as fault:
         ControlClient(tmp_path / "ctl.sock", home=tmp_path)
     assert fault.value.code == 3
     assert "tutti start" in fault.value.next_step
 
 
-async def test_a_daemon_that_goes_away_and_one_that_hangs_are_told_apart(tmp_path):
+async def test_a_stopped_daemon_and_a_hanging_one_are_distinguished(tmp_path):
     window = CannedWindow()
     service = ControlService(window, tmp_path / "ctl.sock")
     await service.start()

@@ -40,7 +40,7 @@ def swarm(stages: int = 3, replicas: int = 2, **changes: object) -> list[Snapsho
     ]
 
 
-def test_status_tells_the_facts_in_eighty_columns():
+def test_status_shows_the_facts_in_eighty_columns():
     lines = shown(*status_lines(training_snapshot()))
     assert all(len(line) <= 80 for line in lines)
     assert len(lines) == len(status_lines(training_snapshot()))  # nothing wrapped
@@ -120,7 +120,7 @@ def test_status_fits_any_screen_and_keeps_what_is_wrong(
         assert "metrics" in "\n".join(lines)  # nothing is left out where there is room
 
 
-def test_a_screen_says_that_it_leaves_something_out():
+def test_a_truncated_screen_names_the_full_command():
     lines = shown(*fitted(status_lines(worst()), 80, 23))
     assert "tutti status --plain" in lines[-1]
     assert "--plain" not in "\n".join(shown(*fitted(status_lines(training_snapshot()), 80, 23)))
@@ -149,7 +149,7 @@ def test_what_a_daemon_does_is_one_sentence(changes: dict[str, object], word: st
     assert says in text
 
 
-def test_cells_are_shown_with_how_far_they_are_apart_once_that_is_known():
+def test_cells_are_shown_with_their_spread_once_it_is_known():
     snapshot = training_snapshot()
     snapshot.outer.CopyFrom(
         OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4)
@@ -185,7 +185,7 @@ def test_the_owners_change_is_shown_with_what_is_still_to_come():
     assert "comes into force" not in "\n".join(shown(*status_lines(snapshot)))
 
 
-def test_a_degraded_node_says_why_first_and_what_to_do():
+def test_a_degraded_node_shows_the_reason_and_next_step_first():
     snapshot = training_snapshot(
         healthy=False,
         state="waiting",
@@ -328,14 +328,14 @@ def test_the_peer_furthest_ahead_speaks_for_the_swarm():
     assert view.time_s["compute"] == 1240.0
 
 
-def test_ping_tells_every_round_trip_or_the_reason():
+def test_ping_shows_every_round_trip_or_the_error():
     assert ping_lines(PingReport(peer=ME, name="n", path="tunnel", rtt_s=[0.1, 0.3, 0.2]))[
         -1
     ].endswith("least 100.0 ms, median 200.0 ms")
     assert ping_lines(PingReport(peer=ME, error="no route")) == ["kJ4m2a: no route"]
 
 
-def test_the_banner_says_how_to_go_on():
+def test_the_banner_shows_the_next_commands():
     lines = banner(
         version="0.1.0",
         name="otter",
@@ -365,7 +365,7 @@ def test_the_banner_says_how_to_go_on():
     assert "device" not in text
 
 
-def test_the_consent_sheet_says_what_is_accepted():
+def test_the_consent_sheet_lists_what_is_accepted():
     sheet = consent_lines(
         name="demo",
         run_id="ab" * 32,
@@ -433,7 +433,7 @@ def test_the_consent_sheet_wraps_between_words(width):
     assert all(line[:11].strip() in ("", *_LABELS) for line in sheet)
 
 
-def test_status_says_what_went_over_the_wire_how_fast_and_under_which_cap():
+def test_status_shows_traffic_rates_and_the_cap():
     s = Snapshot(
         bytes_sent=3 << 20,
         bytes_received=1 << 20,

@@ -12,7 +12,7 @@ def test_without_a_measurement_the_floor_is_waited() -> None:
     assert Patience().within("word", 1.5, 10.0) == 1.5
 
 
-def test_slow_answers_widen_the_wait_and_quick_ones_leave_the_floor() -> None:
+def test_slow_answers_widen_the_wait_quick_ones_keep_the_floor() -> None:
     patience = Patience()
     for _ in range(50):
         patience.took("slow", 3.0)
@@ -22,7 +22,7 @@ def test_slow_answers_widen_the_wait_and_quick_ones_leave_the_floor() -> None:
     assert patience.within("another", 1.5, 0.0) == 1.5, "one kind says nothing of another"
 
 
-def test_unsteady_answers_are_waited_for_longer_than_steady_ones_of_the_same_mean() -> None:
+def test_unsteady_answers_widen_the_wait_beyond_their_mean() -> None:
     steady, unsteady = Took(), Took()
     for i in range(200):
         steady.add(2.0)

@@ -56,7 +56,7 @@ def test_the_manifests_word_is_the_format(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["", "/nowhere/corpus.txt", "."])
-def test_a_file_that_is_missing_says_what_to_do(tmp_path, place):
+def test_a_missing_data_file_error_names_the_data_option(tmp_path, place):
     place = str(tmp_path) if place == "." else place
     with pytest.raises(UsageFault, match=r"cannot read .*corpus\.txt: No such file") as refused:
         open_source(DataSettings(source="file:corpus.txt"), 16, tmp_path, Places(place))
@@ -74,9 +74,7 @@ def test_another_file_than_the_manifest_means_is_refused(tmp_path, text):
     assert "block stage" in refused.value.next_step
 
 
-def test_a_file_for_a_run_without_one_is_refused_and_a_directory_for_all_runs_is_not(
-    tmp_path, text
-):
+def test_a_file_for_a_run_without_one_is_refused(tmp_path, text):
     for source in ("builtin:pydoc", "synthetic:3"):
         with pytest.raises(UsageFault, match="which is no file") as refused:
             open_source(DataSettings(source=source), 16, tmp_path, Places(str(text)))
@@ -103,7 +101,7 @@ def test_a_tokenizer_is_compared_too(tmp_path):
     assert "--tokenizer PATH" in missing.value.next_step
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused_also_where_no_text_is_tokenised(tmp_path):
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
     path, words = tmp_path / "ids.bin", tmp_path / "tokenizer.json"
     np.arange(200, dtype="<u2").tofile(path)
     words.write_bytes(ByteTokenizer().to_json())

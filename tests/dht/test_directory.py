@@ -69,7 +69,7 @@ async def test_after_a_restart_of_p2pd_the_record_is_posted_again(
     assert await eventually(heard)
 
 
-async def test_a_first_peer_that_restarts_finds_the_others_from_the_board(
+async def test_a_restarted_first_peer_finds_the_others_by_records(
     swarm, body, addresses, eventually
 ) -> None:
     identity = swarm.identity()
@@ -123,7 +123,7 @@ async def test_without_a_network_reading_and_publishing_still_work(swarm, body) 
     await directory.close()
 
 
-async def test_being_alone_is_told_once(swarm, run_id, eventually) -> None:
+async def test_being_alone_is_reported_once(swarm, run_id, eventually) -> None:
     journal = Journal()
     identity = swarm.identity()
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{swarm.identity().peer_id}"
@@ -223,7 +223,7 @@ class Busy:
             raise
 
 
-async def test_a_walk_that_takes_long_is_not_cancelled_and_not_begun_twice(body) -> None:
+async def test_a_slow_walk_is_neither_cancelled_nor_repeated(body) -> None:
     settings = DirectorySettings(lookup_timeout_s=0.05)
     directory, node = (
         Directory(Identity.ephemeral(), settings, SystemClock(), RunId("ab" * 32)),
@@ -247,7 +247,7 @@ async def test_a_walk_that_takes_long_is_not_cancelled_and_not_begun_twice(body)
         await directory.close()
 
 
-async def test_a_quiet_peer_posts_rarely_and_its_record_lives_as_much_longer(body) -> None:
+async def test_a_rarely_posting_peer_has_a_longer_lived_record(body) -> None:
     clock, settings = VirtualClock(), DirectorySettings()
     directory = Directory(Identity.ephemeral(), settings, clock, RunId("ab" * 32))
     await directory.publish(body("one"), 4.0)

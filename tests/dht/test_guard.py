@@ -204,7 +204,7 @@ async def test_a_replayed_old_record_is_refused(node: Node, body) -> None:
     assert node.record_store.entries(time.time())[BOB.peer_id].body.epoch == 2
 
 
-async def test_one_bad_record_in_a_dictionary_does_not_hide_the_good_ones(node: Node, body) -> None:
+async def test_a_bad_record_in_a_dictionary_does_not_hide_good_ones(node: Node, body) -> None:
     expires = until()
     local_checkpoints = DictionaryDHTValue()
     local_checkpoints.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
@@ -220,9 +220,7 @@ async def test_one_bad_record_in_a_dictionary_does_not_hide_the_good_ones(node: 
     assert not node.protocol._validate_dictionary(KEY, ["no dictionary"])
 
 
-async def test_a_found_dictionary_lives_as_long_as_its_records_not_as_its_sender_says(
-    node: Node, body
-) -> None:
+async def test_a_found_dictionary_lives_only_as_long_as_its_records(node: Node, body) -> None:
     expires = until()
     local_checkpoints = DictionaryDHTValue()
     local_checkpoints.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
@@ -306,7 +304,7 @@ async def test_a_place_in_the_dht_cannot_be_chosen(node: Node, body) -> None:
     assert node.protocol.routing_table.peer_id_to_uid == {bob: guard.node_id_of(bob)}
 
 
-async def test_a_peer_that_asks_too_much_is_put_off_and_others_are_not(node: Node, body) -> None:
+async def test_a_peer_that_asks_too_often_is_limited_alone(node: Node, body) -> None:
     told: list[tuple[str, ...]] = []
     node = await make_node(tell=lambda *said: told.append(said))
     expires = until()

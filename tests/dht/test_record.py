@@ -23,7 +23,7 @@ def test_a_body_survives_the_way(body) -> None:
     assert PeerBody.parse(one.pack()) == one
 
 
-def test_what_a_peer_is_open_to_and_whether_it_is_settled_may_be_left_unsaid(body) -> None:
+def test_open_to_and_settled_are_optional_in_a_record(body) -> None:
     one = body(open_to="auto", settled=False)
     assert PeerBody.parse(one.pack()) == one
     fields = asdict(one)
@@ -117,7 +117,7 @@ def test_any_bytes_parse_or_are_refused(raw: bytes) -> None:
         PeerBody.parse(raw)
 
 
-def test_a_record_says_which_protocols_its_writer_speaks(body) -> None:
+def test_a_record_carries_the_protocols_of_its_writer(body) -> None:
     assert PeerBody.parse(body(protocols=(2, 4)).pack()).protocols == (2, 4)
     fields = json.loads(body().pack())
     del fields["protocols"]

@@ -109,7 +109,7 @@ def test_an_old_record_cannot_come_back(body) -> None:
     assert b.refused == 0  # an old copy is nobody's fault
 
 
-def test_a_withdrawal_hides_the_writer_and_is_not_undone_by_a_replay(body) -> None:
+def test_a_withdrawal_hides_its_writer_and_survives_a_replay(body) -> None:
     b, old = record_store(), sealed(ALICE, body().pack(), 1, NOW + 100)
     b.offer(ALICE.peer_id, old, NOW + 100, NOW)
     b.offer(ALICE.peer_id, sealed(ALICE, b"", 2, NOW + 101), NOW + 101, NOW)
@@ -128,7 +128,7 @@ def test_a_writer_is_forgotten_with_its_last_record(body) -> None:
     assert b.entries(NOW + 16)[ALICE.peer_id].seq == 7
 
 
-def test_the_number_of_writers_is_bounded_and_room_comes_back(body) -> None:
+def test_the_writer_limit_frees_up_when_records_expire(body) -> None:
     b, packed = RecordStore(RUN, DirectorySettings(max_peers=3), BOB.peer_id), body().pack()
     crowd = [Identity.ephemeral() for _ in range(5)]
     for one in crowd[:3]:
@@ -143,7 +143,7 @@ def test_the_number_of_writers_is_bounded_and_room_comes_back(body) -> None:
 
 
 @given(st.lists(st.integers(-2_000, 20_000), max_size=30))
-def test_every_record_of_an_author_is_news_whatever_its_clock_does(steps: list[int]) -> None:
+def test_a_record_is_newer_than_the_last_whatever_the_clock(steps: list[int]) -> None:
     settings = DirectorySettings(max_ttl_s=60)
     b, author, now = record_store(max_ttl_s=60), Author(ALICE, RUN, settings), NOW
     for step in steps:
@@ -170,12 +170,12 @@ def test_an_author_whose_clock_was_far_ahead_recovers(body) -> None:
     assert b.offer(ALICE.peer_id, raw, expires, NOW)
 
 
-def test_a_life_others_would_refuse_is_a_mistake_in_the_settings() -> None:
+def test_a_ttl_that_others_would_refuse_is_a_settings_error() -> None:
     with pytest.raises(UsageFault, match="ttl_s"):
         Author(ALICE, RUN, DirectorySettings(ttl_s=700))
 
 
-def test_a_private_run_takes_records_of_the_admitted_only_and_no_longer_than_they_are(body) -> None:
+def test_a_private_run_accepts_records_only_while_admitted(body) -> None:
     owner, packed = Identity.ephemeral(), body().pack()
     gate = Gate(RUN, owner.peer_id, private=True)
     token = admission_token(owner, RUN, ALICE.peer_id, NOW + 10)

@@ -56,7 +56,7 @@ def test_a_token_admits_its_peer_to_its_run_for_its_time(token: bytes) -> None:
             check(token, **kwargs)
 
 
-def test_a_grant_makes_a_token_for_whoever_holds_it_and_is_none_itself() -> None:
+def test_a_grant_makes_a_token_for_its_holder_and_is_no_token() -> None:
     assert is_grant(GRANT)
     assert not is_grant(TOKEN)
     for guest in (GUEST, STRANGER):
@@ -118,7 +118,7 @@ def test_admissions_fit_an_invite_and_a_record() -> None:
         assert len(made) <= MAX_ADMISSION
 
 
-def test_the_gate_of_an_open_run_lets_everybody_in_and_that_of_a_private_one_its_owner() -> None:
+def test_an_open_gate_admits_all_and_a_private_one_tokens_only() -> None:
     assert Gate(RUN, OWNER.peer_id, False).admit(STRANGER.peer_id, b"", NOW) == math.inf
     gate = Gate(RUN, OWNER.peer_id, True)
     assert gate.admit(OWNER.peer_id, b"", NOW) == math.inf

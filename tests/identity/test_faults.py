@@ -48,7 +48,7 @@ def test_a_weight_is_a_weight(weight: float) -> None:
         FaultBook().count(A, weight, 0)
 
 
-def test_bans_double_up_to_a_limit_and_good_behaviour_is_rewarded() -> None:
+def test_bans_double_up_to_a_limit_and_are_forgiven_in_time() -> None:
     book, now, lengths = FaultBook(max_ban_s=60, forgive_s=500), 0.0, []
     for _ in range(5):
         lengths.append(book.count(A, 3, now))
@@ -58,7 +58,7 @@ def test_bans_double_up_to_a_limit_and_good_behaviour_is_rewarded() -> None:
     assert book.count(A, 3, now + 499 + 60 + 500) == 10
 
 
-def test_late_messages_of_the_same_misdeed_do_not_lengthen_the_ban() -> None:
+def test_further_faults_during_a_ban_do_not_lengthen_it() -> None:
     book = FaultBook()
     book.count(A, 3, 0)
     assert [book.count(A, 3, t) for t in (1.0, 5.0, 9.9)] == [0, 0, 0]

@@ -95,7 +95,7 @@ def test_no_multiaddr_of_a_peer_makes_an_invite_impossible(address: str) -> None
 
 
 @given(st.lists(st.sampled_from([*PLAIN, *ODD]), min_size=1, max_size=MAX_ADDRESSES))
-def test_any_mixture_comes_back_with_the_addresses_of_a_peer_together(addresses: list[str]) -> None:
+def test_an_invite_round_trips_with_a_peers_addresses_together(addresses: list[str]) -> None:
     made = Invite(RUN, OWNER.peer_id, tuple(addresses))
     assert Invite.decode(made.encode()) == made
     assert set(made.addresses) == set(addresses)
@@ -143,7 +143,7 @@ def test_the_largest_invite_can_be_read() -> None:
     assert Invite.decode(made.encode()) == made
 
 
-def test_what_is_meant_as_an_invite_is_told_from_files_and_addresses() -> None:
+def test_an_invite_is_distinguished_from_files_and_addresses() -> None:
     for text in (
         INVITE.encode(),
         INVITE.encode().upper(),
@@ -182,7 +182,7 @@ def test_mail_does_not_hurt_it() -> None:
         (" " * 100_000, "too many"),
     ],
 )
-def test_what_is_wrong_is_said(text: str, says: str) -> None:
+def test_an_invalid_invite_is_refused_with_the_reason(text: str, says: str) -> None:
     with pytest.raises(UsageFault, match=says) as caught:
         Invite.decode(text)
     assert caught.value.next_step

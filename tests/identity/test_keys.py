@@ -96,7 +96,7 @@ def test_create_never_replaces_a_key(path: Path) -> None:
     assert os.listdir(path.parent) == ["identity.key"]
 
 
-def test_missing_key_says_what_to_do(path: Path) -> None:
+def test_a_missing_key_error_names_the_next_step(path: Path) -> None:
     with pytest.raises(Refused, match="no identity key at") as caught:
         Identity.load(path)
     assert "backup" in caught.value.next_step

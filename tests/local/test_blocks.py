@@ -72,7 +72,7 @@ def test_going_back_puts_the_former_parameters_on_every_device(blocks):
     assert blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes() == before
 
 
-def test_shares_that_were_not_named_and_epochs_that_are_over_count_nowhere(blocks):
+def test_unnamed_shares_and_reset_epochs_count_nowhere(blocks):
     trip(blocks.two, 70)
     blocks.two.gradients.reset()
     lonely = blocks.two.work(x=numbers(71, 3, 16, 32))
@@ -175,7 +175,7 @@ def test_little_work_is_done_here_without_a_word(blocks, monkeypatch):
     assert said == []
 
 
-def test_a_process_that_dies_is_said_once_and_by_every_call_after(blocks):
+def test_a_dead_process_is_reported_once_and_fails_later_calls(blocks):
     """Last in this file: the devices are gone after it."""
     os.kill(blocks.ranks._processes[0].pid, signal.SIGKILL)
     work = blocks.two.work(x=numbers(5, 3, 16, 32))
@@ -192,7 +192,7 @@ def test_a_process_that_dies_is_said_once_and_by_every_call_after(blocks):
     assert not blocks.ranks._folder.exists()
 
 
-def test_a_process_that_cannot_begin_says_why_in_one_line():
+def test_a_process_that_cannot_begin_reports_why_in_one_line():
     words = {
         "rank": 1,
         "size": 2,

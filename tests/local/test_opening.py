@@ -35,9 +35,7 @@ ROOT = Path(__file__).parents[2]
         (ModelSettings(), 0, "0 local devices", "1 to 64"),
     ],
 )
-def test_devices_that_do_not_divide_the_model_are_refused_with_those_that_would(
-    model, devices, says, able
-):
+def test_an_indivisible_device_count_names_those_possible(model, devices, says, able):
     with pytest.raises(UsageFault) as fault:
         check_devices(model, devices)
     assert says in fault.value.what
@@ -84,7 +82,7 @@ def test_threads_are_shared_between_the_devices(monkeypatch):
     assert threads_each(3, ["cpu"] * 4) == 3
 
 
-def test_the_setting_comes_from_a_file_the_environment_or_the_command_line(tmp_path):
+def test_local_devices_comes_from_file_environment_or_flag(tmp_path):
     (tmp_path / "config.toml").write_text("local_devices = 2\n")
     env = {"TUTTI_HOME": str(tmp_path)}
     assert NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path / "other")}).node.local_devices == 1
@@ -101,7 +99,7 @@ def test_a_wrong_number_on_the_command_line_is_a_usage_error(tmp_path, capsys, v
     assert "local" in capsys.readouterr().err
 
 
-def test_one_device_loads_nothing_of_this_room():
+def test_one_device_imports_nothing_of_this_package():
     """Outside the package it is imported by assembly alone, and there inside functions."""
     for file in (f for f in (ROOT / "node").rglob("*.py") if f.parent.name != "local"):
         tree = ast.parse(file.read_text())

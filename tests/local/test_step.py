@@ -116,7 +116,7 @@ def test_a_gradient_that_one_rank_misses_is_left_out_by_all(done, ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_no_rank_keeps_a_collective_whose_result_it_does_not_use(done, ranks):
+def test_no_rank_keeps_an_unused_collective(done, ranks):
     assert [told_by["unwaited"] for told_by in told(done[0], ranks)] == [0] * ranks
 
 
@@ -152,7 +152,7 @@ def test_hosts_are_balanced_by_the_cost_of_whole_matrices():
     assert squares == [3, 3]
 
 
-def test_micro_groups_stay_below_the_limit_and_hold_everything_once():
+def test_micro_groups_hold_each_part_once_below_the_limit():
     matrices = [Sharded(f"w{i:02}", 16 + i, 32, 0, (16 + i, 0, 0)) for i in range(20)]
     groups = micro_groups(matrices, 3, 8000, 5)
     assert sorted(m.name for g in groups for slot in g for m in slot) == [m.name for m in matrices]

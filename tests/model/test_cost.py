@@ -99,7 +99,7 @@ def test_what_is_advised_where_a_stage_does_not_fit_would_fit():
     assert fits(settings, 2, 1, int(small / 0.89), micro_batch=batch, in_flight=8).ok
 
 
-def test_more_stages_are_not_advised_for_the_ends_nor_beyond_one_layer_each():
+def test_more_stages_are_not_advised_where_they_cannot_help():
     wide = ModelSettings(
         layers=8, d_model=256, heads=4, kv_heads=4, d_ff=1024, vocab=1 << 18, seq_len=128
     )

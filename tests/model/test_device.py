@@ -42,7 +42,7 @@ def test_unknown_names_are_refused(name):
     assert "auto" in caught.value.next_step
 
 
-def test_memory_is_told_in_bytes():
+def test_device_memory_is_reported_in_bytes():
     device = Device.pick("cpu")
     assert 10 << 20 < device.memory_used() < device.memory_limit()
     assert 0 < device.memory_free() < device.memory_limit()

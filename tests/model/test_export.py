@@ -78,7 +78,7 @@ def test_transformers_loads_it_with_equal_logits(tmp_path, qk_norm, tied):
     )
 
 
-def test_the_file_says_it_is_torch_and_nothing_else_is_left(tmp_path):
+def test_the_export_carries_the_torch_format_and_no_extra_files(tmp_path):
     from safetensors import safe_open
 
     where = write_hf(tmp_path / "a" / "out", SMALL, merged(SMALL))

@@ -40,7 +40,7 @@ def test_every_cut_holds_the_bits_of_the_unsplit_model(settings, stages):
     assert seen == set(whole)
 
 
-def test_initial_values_are_the_same_on_every_machine_and_bell_shaped():
+def test_initial_values_are_normal_and_equal_on_every_machine():
     settings = ModelSettings()
     whole = dict(Unsplit(settings).named_parameters())
     embedding = whole["model.embed_tokens.weight"]

@@ -131,7 +131,7 @@ def test_hopeless_bf16_is_tried_on_one_size_only():
     )
 
 
-def test_panels_are_taken_from_where_they_gain_on_all_that_is_larger():
+def test_panels_apply_from_the_size_where_all_larger_ones_gain():
     gains = [
         {},
         {OPERANDS[2]: 1.4},
@@ -150,7 +150,7 @@ def test_stacks_are_taken_up_to_where_they_lose(to, expected):
     assert rule_from(measured(machine(NONE, stacks_to=to))[0]).stack_fp32_to == expected
 
 
-def test_only_what_is_compared_is_asked_for_together_and_nothing_twice():
+def test_only_trials_that_are_compared_run_together_and_once():
     times, groups = measured(machine(UNITS))
     assert sum(map(len, groups)) == len(times)
     for group in groups:

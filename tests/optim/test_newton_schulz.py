@@ -69,7 +69,7 @@ def test_singular_values_come_near_one_and_vectors_stay(seed):
     assert torch.linalg.vector_norm(rotated - torch.diag(torch.diagonal(rotated))) < 1e-4
 
 
-def test_tall_is_wide_transposed_and_scale_and_strides_do_not_matter():
+def test_newton_schulz_ignores_transposition_scale_and_strides():
     m = matrix((96, 32))
     assert torch.allclose(newton_schulz(m), newton_schulz(m.mT.contiguous()).mT, atol=1e-6)
     assert torch.equal(newton_schulz(m), newton_schulz(m * 1024))
@@ -143,7 +143,7 @@ def test_every_way_gives_the_same_matrices_in_order(rule, stack):
 @pytest.mark.parametrize("rule", [CPU, BF16, MIXED])
 @pytest.mark.parametrize("stack", [False, True])
 @matrix_by_matrix()
-def test_a_matrix_gives_the_same_bits_whatever_is_stepped_beside_it(rule, stack):
+def test_a_matrix_steps_to_the_same_bits_in_any_company(rule, stack):
     shapes = [(64, 64), (48, 128), (256, 64), (24, 40), (5, 3), (8, 8), (130, 130), (512, 512)]
     ms = [matrix(shape, i) for shape in shapes for i in range(3 if max(shape) > 500 else 6)]
     alone = [newton_schulz_all([m], 5, stack, rule=rule)[0].float() for m in ms]

@@ -93,7 +93,7 @@ def test_nothing_given_is_changed():
     assert same(state, {name: owner.state(name)["momentum"] for name in many})
 
 
-def test_a_repeated_step_gives_the_same_bits_and_momentum_moves_once():
+def test_a_repeated_step_has_equal_bits_and_one_momentum_update():
     owner, twin = Owner(SETTINGS, 8), Owner(SETTINGS, 8)
     parameters, gradients = numbers(0), numbers(1)
     first = owner.step(UP, parameters[UP], gradients[UP], 0)

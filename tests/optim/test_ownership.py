@@ -152,7 +152,7 @@ def test_members_that_make_no_sense_are_refused():
         assign(parts([1]) * 2, [(a, 1.0)])
 
 
-def test_parts_go_where_there_is_room_for_their_state():
+def test_parts_go_to_members_with_memory_for_their_state():
     ps = parts_of(model(2), OptimSettings(name="soap"))
     largest = max(p.state for p in ps)
     total = sum(p.state for p in ps)
@@ -166,7 +166,7 @@ def test_parts_go_where_there_is_room_for_their_state():
     assert assign(ps, members)[UP] == assign(ps, members, None, {})[UP]
 
 
-def test_a_matrix_larger_than_anybodys_memory_says_what_to_do():
+def test_a_matrix_larger_than_any_members_memory_is_an_error():
     ps, a, b = parts_of(model(2), OptimSettings()), PeerId("a"), PeerId("b")
     small = max(p.state for p in ps) - 1
     for previous in (None, dict.fromkeys((p.name for p in ps), a)):

@@ -30,7 +30,7 @@ def test_after_fifty_steps_it_is_one_process_to_the_bit(method):
     assert group.owners[group.plan[matrix]].state(matrix)["steps"].tolist() == [50.0]
 
 
-def test_stacks_as_the_library_multiplies_them_change_nothing_but_rounding():
+def test_the_librarys_stacking_changes_only_rounding():
     worst, group = compared("muon", 50)
     assert worst < 1e-5
     assert group.lost == 0

@@ -43,7 +43,7 @@ def test_outside_and_after_a_failure_everything_is_fresh():
     assert scratch.empty("a", (8,), like).data_ptr() != given[0].data_ptr()
 
 
-def test_threads_share_nothing_but_the_room():
+def test_threads_share_only_the_total_scratch_size():
     like, found = torch.zeros(0), []
 
     def act() -> None:

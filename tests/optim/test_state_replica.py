@@ -16,7 +16,7 @@ def state(x: float) -> dict[str, torch.Tensor]:
     return {"momentum": torch.full((2,), x), "steps": torch.tensor([x])}
 
 
-def test_the_buddy_is_the_next_member_and_the_first_after_the_last() -> None:
+def test_the_buddy_is_the_next_member_and_wraps_around() -> None:
     assert [buddy(p, (C, A, B)) for p in (A, B, C)] == [B, C, A]
     assert buddy(A, (A,)) is None
     assert buddy(A, (B, A)) == B
@@ -73,7 +73,7 @@ def test_a_trail_knows_what_led_here() -> None:
     assert trail.at(1) == Version(1, "")
 
 
-def test_going_back_keeps_the_trail_and_another_history_does_not() -> None:
+def test_a_rollback_keeps_the_trail_a_new_lineage_clears_it() -> None:
     trail = VersionTrail()
     for epoch in range(1, 6):
         trail.stand(Version(epoch, LINE))

@@ -51,7 +51,7 @@ def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):
     assert {seconds for trial, seconds in times.items() if trial.rows != 16} == {1.0}
 
 
-def test_it_is_stopped_between_two_trials_and_keeps_no_half_group():
+def test_measuring_stops_between_trials_without_half_groups():
     stop, clock, reads = threading.Event(), ticking(), 0
 
     def stopping():

@@ -128,7 +128,7 @@ def test_a_bad_file_is_measured_anew_and_written_over(tmp_path, damage):
         assert read_times(path, this_machine()) == TIMES
 
 
-def test_a_place_that_cannot_be_written_costs_the_next_start_a_measurement(tmp_path):
+def test_an_unwritable_cache_is_measured_again_next_start(tmp_path):
     (tmp_path / "taken").write_text("no folder")
     one = Counting()
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_of_two_processes_one_measures_and_the_other_reads(tmp_path):
     assert late.calls == 0
 
 
-def test_who_waits_for_another_ends_when_he_is_told_to(tmp_path):
+def test_waiting_for_another_process_ends_when_stopped(tmp_path):
     import fcntl
 
     with open(tmp_path / LOCK, "ab") as held:
@@ -212,7 +212,7 @@ def test_only_who_steps_large_matrices_by_muon_measures():
     assert not worth(demo(model__d_model=32, model__d_ff=64), 1, cpu)
 
 
-async def test_a_daemon_says_what_it_follows_and_can_be_ended_meanwhile(tmp_path, monkeypatch):
+async def test_a_daemon_reports_its_kernel_rule_and_can_be_stopped(tmp_path, monkeypatch):
     journal = Journal()
     monkeypatch.setattr(tuning, "tune", lambda folder, stop: tune(tmp_path, stop, Counting()))
     await tune_meanwhile(journal)

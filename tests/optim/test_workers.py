@@ -56,7 +56,7 @@ def test_gradients_are_recorded_as_by_the_caller(two_threads, recorded):
         assert spread([torch.is_grad_enabled, torch.is_grad_enabled], 2) == [recorded, recorded]
 
 
-def test_threads_stay_and_are_given_as_many_of_their_own_as_asked(two_threads):
+def test_worker_threads_persist_with_the_thread_count_asked_for(two_threads):
     both = threading.Barrier(2, timeout=60)
 
     def act():
@@ -97,9 +97,7 @@ def recorded(monkeypatch):
     return asked
 
 
-def test_large_matrices_are_shared_out_to_threads_and_all_come_back_in_order(
-    two_threads, monkeypatch
-):
+def test_large_matrices_are_divided_among_threads_in_order(two_threads, monkeypatch):
     asked = recorded(monkeypatch)
     monkeypatch.setattr("node.optim.newton_schulz.APART", 192 * 192 * 200)
     g = torch.Generator().manual_seed(0)
@@ -118,7 +116,7 @@ def test_large_matrices_are_shared_out_to_threads_and_all_come_back_in_order(
     )
 
 
-def test_an_owner_gives_the_same_numbers_on_two_threads_as_on_one(two_threads):
+def test_two_threads_step_the_same_values_as_one(two_threads):
     """But for rounding: on two threads a library may add up a product in another order."""
     names = [f"model.layers.{i}.w.weight" for i in range(9)]
     g = torch.Generator().manual_seed(0)

@@ -81,7 +81,7 @@ def test_it_is_the_librarys(method, shape, side):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_round_may_be_attempted_again_and_nothing_given_is_changed(method):
+def test_a_wrapped_step_is_repeatable_and_keeps_its_inputs(method):
     owner, twin = Owner(settings(method), 0), Owner(settings(method), 0)
     parameter = numbers(0, (6, 10))
     for epoch in range(7):
@@ -138,7 +138,7 @@ def test_strides_of_what_comes_do_not_matter(method):
         ),
     ],
 )
-def test_any_optimizer_that_steps_a_tensor_by_itself_can_be_plugged_in(make, keeps):
+def test_any_optimizer_that_steps_one_tensor_can_be_wrapped(make, keeps):
     method, s, parameter, state = Wrapped(make), OptimSettings(), numbers(0, (6, 10)), {}
     p = torch.nn.Parameter(parameter.clone())
     theirs = make(p, s, 0.01, 0)
@@ -177,7 +177,7 @@ class Fails(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(("lr", "why"), [(0.1, "did not converge"), (1.0, "not finite")])
-def test_a_step_that_cannot_be_is_said_and_changes_nothing(monkeypatch, lr, why):
+def test_an_impossible_step_is_reported_and_changes_nothing(monkeypatch, lr, why):
     monkeypatch.setitem(WRAPPED, "soap", Wrapped(lambda p, s, rate, n: Fails([p], lr=rate)))
     monkeypatch.setattr("node.optim.owner.state_shapes", lambda *_: {"steps": (1,)})
     owner = Owner(OptimSettings(name="soap", soap_lr=lr, warmup=0), 0)
@@ -224,7 +224,7 @@ def test_what_is_not_a_matrix_of_a_block_is_adamws():
         assert torch.equal(ours, theirs)
 
 
-def test_a_run_whose_package_is_missing_says_so_at_once(monkeypatch):
+def test_a_missing_optimizer_package_is_reported_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(OutOfResources, match="pytorch-optimizer") as fault:
         Owner(OptimSettings(name="soap"), 0)
@@ -232,7 +232,7 @@ def test_a_run_whose_package_is_missing_says_so_at_once(monkeypatch):
     Owner(OptimSettings(), 0)
 
 
-def test_the_package_is_loaded_when_a_run_wants_it_and_not_before():
+def test_the_optimizer_package_is_loaded_only_when_needed():
     program = (
         "import sys\n"
         "from node.optim.owner import Owner; from node.optim.settings import OptimSettings\n"

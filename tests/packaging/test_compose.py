@@ -201,7 +201,7 @@ def test_no_container_may_more_than_it_needs(
         )
 
 
-def test_health_is_what_the_daemon_says(
+def test_the_health_check_asks_the_daemons_status(
     peers: dict[str, Any], dockerfile: list[tuple[str, str]]
 ) -> None:
     check = next(rest for word, rest in dockerfile if word == "HEALTHCHECK")

@@ -29,7 +29,7 @@ def test_generated_code_is_up_to_date(
     assert stale == [], "run  make protos"
 
 
-def test_every_file_says_what_it_is_for_and_every_enum_refuses_nothing_said(root: Path) -> None:
+def test_every_proto_file_and_enum_value_is_commented(root: Path) -> None:
     for file in (root / "protos").glob("*.proto"):
         text = file.read_text()
         assert text.startswith("//"), f"{file.name} begins with what it is for"

@@ -178,7 +178,7 @@ def test_there_are_remote_calls_for_the_rule_to_see(sources: dict[str, str]) -> 
     )
 
 
-def test_opening_a_room_loads_nothing(root: Path) -> None:
+def test_importing_a_package_loads_nothing(root: Path) -> None:
     for file in (root / "node").rglob("__init__.py"):
         tree = ast.parse(file.read_text())
         assert not [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)], file

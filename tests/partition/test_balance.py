@@ -64,7 +64,7 @@ def test_few_units_are_placed_optimally(costs, speeds):
 
 @settings(max_examples=60, deadline=None)
 @given(few.filter(lambda c: len(c) <= 7), pace)
-def test_both_exact_searches_find_the_optimum_from_the_worst_plan(costs, speeds):
+def test_both_exact_searches_find_the_optimum(costs, speeds):
     costs.sort(reverse=True)
     problem, best = OwnershipProblem(costs, speeds), least(costs, speeds)
     worst = SearchState(problem, [0] * len(costs))
@@ -195,7 +195,7 @@ def test_order_and_names_of_members(costs, dice):
     assert assign_units(items, members, first) == first
 
 
-def test_unknown_speed_counts_as_the_mean_and_a_member_is_named_once():
+def test_an_unknown_speed_counts_as_the_mean():
     items = units([3] * 6)
     known = assign_units(items, [(PeerId("a"), 1.0), (PeerId("b"), 3.0), (PeerId("c"), 2.0)])
     assert (
@@ -205,7 +205,7 @@ def test_unknown_speed_counts_as_the_mean_and_a_member_is_named_once():
         assign_units(items, [(PeerId("a"), 1.0), (PeerId("a"), 1.0)])
 
 
-def test_the_hash_tells_plans_apart_and_not_the_order_of_input():
+def test_the_hash_distinguishes_plans_and_ignores_input_order():
     items = units([9, 8, 7, 6])
     plan = make_plan(items, [1.0, 1.0], "muon")
     assert make_plan(items[::-1], [1.0, 1.0], "muon").hash == plan.hash
@@ -317,7 +317,7 @@ def test_true_cost_is_of_the_whole_matrix():
     assert units_of([Matrix("w", 6, 4, (("a", 2), ("b", 4)))], "muon")[1].cost == muon_flops(4, 4)
 
 
-def test_room_that_is_not_short_changes_nothing():
+def test_ample_memory_does_not_change_the_plan():
     items = units_of(fused_form(MODELS["0.6B"], "parts"), "soap")
     free = make_plan(items, [1.0] * 12, "soap")
     held = [sum(u.bytes for u in items if free.owner[u.name] == r) for r in range(12)]
@@ -328,7 +328,7 @@ def test_room_that_is_not_short_changes_nothing():
     )
 
 
-def test_members_memory_is_kept_and_what_is_not_known_is_no_limit():
+def test_memory_limits_are_kept_and_unknown_ones_ignored():
     items, a, b = units([9, 8, 3], [90, 80, 30]), PeerId("a"), PeerId("b")
     assert set(assign_units(items, [(a, 1.0), (b, 1.0)], None, {a: 80}).values()) == {a, b}
     assert assign_units(items, [(a, 1.0), (b, 1.0)], None, {a: 80})["w0000"] == b

@@ -30,7 +30,7 @@ def bytes_moved(sizes, before, owner):
 
 @settings(max_examples=80, deadline=None)
 @given(costs, speeds, st.data())
-def test_repair_counts_what_it_moves_and_leaves_a_good_plan_alone(values, pace, data):
+def test_repair_counts_what_it_moves_and_keeps_a_good_plan(values, pace, data):
     homes = st.one_of(st.none(), st.integers(-1, len(pace) - 1))
     before = data.draw(st.lists(homes, min_size=len(values), max_size=len(values)))
     sizes = [3 * c + 1 for c in values]
@@ -119,7 +119,7 @@ def test_a_slower_peer_sheds_work_only_when_it_matters():
     assert much.over_ideal <= 1.05
 
 
-def test_a_peer_whose_memory_shrank_gives_up_what_it_cannot_hold():
+def test_a_peer_with_less_memory_gives_up_what_it_cannot_hold():
     values, sizes = [8, 7, 6, 5], [10, 10, 10, 10]
     problem = OwnershipProblem(values, [1.0, 1.0], sizes, [20, 40])
     done = repair(problem, [0, 0, 0, 1])

@@ -41,7 +41,7 @@ def test_a_suspect_is_asked_last_until_it_is_heard_of():
     assert Delivery(0).choose(A, (A, B), suspects, 1e9) == A
 
 
-def test_a_slow_replica_is_asked_after_its_siblings_unless_the_plan_chose_it():
+def test_a_slow_replica_is_asked_last_unless_the_plan_chose_it():
     suspects = Suspects()
     suspects.slow = frozenset({A, B})
     first = Delivery(0)
@@ -68,7 +68,7 @@ def test_pauses_grow_to_a_bound():
 
 
 @given(st.lists(st.sampled_from([Trouble.FAILED, Trouble.REFUSED]), min_size=1), st.integers(0, 9))
-def test_it_gives_up_once_everybody_refused_or_failed_often_enough(troubles, spread):
+def test_delivery_gives_up_after_enough_refusals_and_failures(troubles, spread):
     delivery, counts = Delivery(spread), dict.fromkeys((A, B, C), 0.0)
     for i in range(100):
         choice = delivery.choose(A, (A, B, C), Suspects(), 0.0)
@@ -84,7 +84,7 @@ def test_it_gives_up_once_everybody_refused_or_failed_often_enough(troubles, spr
     raise AssertionError("it never gave up")
 
 
-def test_of_the_others_the_one_with_the_least_work_comes_first_and_equal_ones_in_turns() -> None:
+def test_the_least_loaded_replica_is_chosen_first() -> None:
     busy = {A: 3.0, B: 9.0, C: 1.0, D: 1.0}
     dead = Suspects()
     dead.gone.add(B)

@@ -15,7 +15,7 @@ def device(request):
     made.close()
 
 
-async def test_backward_goes_before_forward_by_default_and_in_order_otherwise(device):
+async def test_backward_runs_before_forward_unless_ordered(device):
     gate, order = threading.Event(), []
     blocked = device.enqueue(Priority.COMMIT, gate.wait)
     names = [

@@ -55,7 +55,7 @@ def around(
     )  # pyright: ignore
 
 
-def test_what_nobody_serves_is_left_out_within_the_skip_ratio_only():
+def test_unserved_stages_are_left_out_within_the_skip_ratio():
     live = {1: ("a",), 2: (), 3: ("c", "d"), 4: ("e",)}
     found = decide(PipelineSettings(stages=4, may_skip=0.25), live, ())
     assert (found.dead, found.asked, found.missing) == ((2,), (), (2,))
@@ -184,9 +184,7 @@ class Batches:
         return total / sum(targets.numel() for _, targets in self.pairs)
 
 
-async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_layers(
-    make_swarm, monkeypatch
-):
+async def test_the_loss_without_stages_is_that_without_their_layers(make_swarm, monkeypatch):
     monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
     plan, pipeline, text = swarm.plan(1), swarm.pipelines["s0a"], Batches(swarm)
@@ -220,7 +218,7 @@ async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_l
         await measured(3)
 
 
-async def test_a_text_goes_on_without_a_stage_that_dies_and_says_so(make_swarm, monkeypatch):
+async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch):
     monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=1)
     plan, pipeline = swarm.plan(1), swarm.pipelines["s0a"]

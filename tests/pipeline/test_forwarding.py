@@ -104,7 +104,7 @@ async def peers(monkeypatch):
     await made.net.close()
 
 
-async def test_the_text_of_an_ends_peer_streams_back_and_says_whose_it_is(peers):
+async def test_a_text_streams_back_with_the_peer_that_made_it(peers):
     request = pb.GenerateRequest(prompt="a", max_tokens=5)
     assert await peers.said(request) == ("bcdef", A)
     assert peers.pipelines[A].passes == 5
@@ -115,7 +115,7 @@ async def test_the_text_of_an_ends_peer_streams_back_and_says_whose_it_is(peers)
     assert not any(piece.by for piece in pieces)
 
 
-async def test_who_is_gone_or_busy_is_passed_over_and_strangers_are_refused(peers):
+async def test_lost_or_busy_peers_are_passed_over(peers):
     request = pb.GenerateRequest(prompt="a", max_tokens=3)
     with pytest.raises(NetworkFault, match="none of 2 ends peers") as refused:
         await peers.said(request, who=STRANGER)
@@ -135,7 +135,7 @@ async def test_who_is_gone_or_busy_is_passed_over_and_strangers_are_refused(peer
     assert await peers.said(request) == ("bcd", B)
 
 
-async def test_a_peer_that_dies_in_the_middle_ends_the_answer_with_its_name(peers):
+async def test_a_peer_lost_mid_answer_ends_it_with_an_error(peers):
     seen: list[str] = []
 
     async def listen() -> None:
@@ -151,7 +151,7 @@ async def test_a_peer_that_dies_in_the_middle_ends_the_answer_with_its_name(peer
     assert peers.pipelines[B].passes == 0  # half of a text from each would be nobody's text
 
 
-async def test_a_silent_peer_is_given_up_when_it_shows_no_sign_of_life(peers, monkeypatch):
+async def test_a_silent_peer_is_given_up_after_missed_pings(peers, monkeypatch):
     monkeypatch.setattr(forwarding, "WATCH_S", 0.01)
     transport, pings = peers.net.transports[ME], 0
 
@@ -170,7 +170,7 @@ async def test_a_silent_peer_is_given_up_when_it_shows_no_sign_of_life(peers, mo
     assert pings == 4 + forwarding.MISSES
 
 
-async def test_a_call_that_goes_with_its_channel_is_a_lost_peer_and_no_cancellation(peers):
+async def test_a_call_lost_with_its_channel_is_a_network_fault(peers):
     pipeline, me = peers.pipelines[A], peers.net.transports[ME]
     pipeline.gate.clear()
     task = asyncio.ensure_future(peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)))
@@ -196,7 +196,7 @@ async def test_passes_end_when_nobody_listens_any_more(peers):
             """B answers until the place at A is free again."""
 
 
-async def test_an_answer_that_takes_too_long_is_ended_by_who_runs_the_passes(peers, monkeypatch):
+async def test_an_answer_over_the_time_limit_is_ended_by_its_server(peers, monkeypatch):
     peers.pipelines[A].gate.clear()
     stub = rpc.EndsStub(await peers.net.transports[ME].channel(A))
     monkeypatch.setattr(forwarding, "LIMIT_S", 0.01)
@@ -212,7 +212,7 @@ async def test_an_answer_that_takes_too_long_is_ended_by_who_runs_the_passes(pee
             """B answers until the place at A is free again."""
 
 
-async def test_what_is_wrong_with_a_question_is_said_without_asking_and_refused_when_asked(peers):
+async def test_an_invalid_request_is_refused_by_caller_and_server(peers):
     wrong = (
         pb.GenerateRequest(prompt="x" * (MAX_PROMPT + 1)),
         pb.GenerateRequest(prompt="x", temperature=float("nan")),

@@ -17,7 +17,7 @@ def test_shares_add_up_and_the_first_is_not_kept_by_reference():
     assert torch.equal(first, torch.ones(2, 3))
 
 
-def test_taking_finishes_what_was_offered_and_ignores_what_comes_later():
+def test_taking_gradients_ignores_later_offers():
     total = GradientSum()
     total.offer([{"a": torch.ones(1)}], 1)
     assert total.take()[1] == 1

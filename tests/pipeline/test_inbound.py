@@ -95,7 +95,7 @@ IMPOSSIBLE = [
 ]
 
 
-async def test_a_head_that_no_honest_peer_sends_is_refused_and_counted(ready):
+async def test_an_impossible_head_is_refused_and_counted(ready):
     swarm, plan = ready
     for i, changes in enumerate(IMPOSSIBLE):
         got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, **changes))])
@@ -106,7 +106,7 @@ async def test_a_head_that_no_honest_peer_sends_is_refused_and_counted(ready):
     assert swarm.pipelines["s1a"].stash.used == 0
 
 
-async def test_a_tensor_of_another_length_is_refused_and_frees_its_place(ready):
+async def test_a_tensor_of_another_length_is_refused_and_freed(ready):
     swarm, plan = ready
     for chunks in ([2049], [2000, 49], [0], [2047]):
         got = await answers(
@@ -139,7 +139,7 @@ async def test_the_first_message_must_be_a_head(ready):
     assert [v for v, _ in got] == [pb.REFUSED]
 
 
-async def test_a_frame_for_an_epoch_that_does_not_begin_is_answered_busy(ready):
+async def test_a_frame_for_an_epoch_not_begun_is_answered_busy(ready):
     swarm, plan = ready
     got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, epoch=4))])
     assert [v for v, _ in got] == [pb.BUSY]
@@ -166,7 +166,7 @@ async def test_a_duplicate_is_answered_without_computing_again(ready):
     await swarm.check(plan)
 
 
-async def test_only_a_replica_of_the_next_stage_may_fetch_and_only_before_the_gradient(ready):
+async def test_only_next_stage_replicas_fetch_before_the_gradient(ready):
     swarm, plan = ready
     await swarm.run(plan)
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
@@ -205,7 +205,7 @@ async def test_only_the_origin_names_who_counts(ready):
     assert not await name("s0a", 0, plan_hash="0" * 64)
 
 
-async def test_a_tensor_that_is_not_finite_is_refused_before_it_is_held(ready):
+async def test_a_tensor_that_is_not_finite_is_refused_before_storage(ready):
     swarm, plan = ready
     bad = b"\x00\x00\xc0\x7f" + bytes(2044)
     got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan)), pb.Frame(chunk=bad)])

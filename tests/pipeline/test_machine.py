@@ -30,7 +30,7 @@ def make_plan(batches: int, replicas: int) -> Plan:
     return Plan(3, 1, ORIGIN, members, paths, {})
 
 
-def test_an_expired_entry_makes_way_and_is_fetched_again_when_its_gradient_comes():
+def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
     plan = make_plan(1, 1)
     machine = PipelineMachine(PeerId("s2a"))
     machine.handle(ev.AdoptPlan(plan), 0.0)
@@ -128,7 +128,7 @@ def test_the_origin_names_the_journey_that_came_home():
     )
 
 
-def test_a_stage_is_left_out_when_nobody_of_it_can_be_had_and_not_beyond_the_limit():
+def test_an_unavailable_stage_is_skipped_within_the_limit():
     plan = make_plan(1, 1)
     for fewest, expected in (
         (2, ["s2a", "s3a"]),
@@ -173,7 +173,7 @@ def test_the_first_way_an_activation_came_is_kept():
     assert [a.peer for a in back if isinstance(a, ev.Send)] == ["s1a"]
 
 
-def test_an_input_is_only_given_to_who_came_over_the_same_stages():
+def test_an_input_is_given_only_for_a_path_over_the_same_stages():
     plan = make_plan(1, 2)
     machine = at("s2a", plan, fewest=1)
     around = ev.Claim(
@@ -190,7 +190,7 @@ def test_an_input_is_only_given_to_who_came_over_the_same_stages():
     assert machine.handle(replace(ask, skipped=(1,)), 0.0) == [ev.Answer(Say.TAKE)]
 
 
-def test_a_result_that_is_not_finite_is_told_to_the_origin():
+def test_a_result_that_is_not_finite_is_reported_to_the_origin():
     plan = make_plan(1, 2)
     machine = at("s2b", plan)
     claim = ev.Claim(
@@ -219,7 +219,7 @@ def test_the_fewest_hops_of_a_journey(stages, share, fewest):
 
 
 @pytest.mark.parametrize("close", [ev.Close(3), ev.AdoptPlan(None)])
-def test_closing_ends_the_origins_micro_batches_once_and_refuses_the_rest(close):
+def test_closing_drops_each_micro_batch_once(close):
     plan = make_plan(2, 1)
     machine = PipelineMachine(ORIGIN)
     machine.handle(ev.AdoptPlan(plan), 0.0)

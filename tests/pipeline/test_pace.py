@@ -17,7 +17,7 @@ def test_frames_that_overlap_are_not_charged_twice():
     assert pace.rates()[A] == pytest.approx(0.5 / 0.1, rel=0.05)
 
 
-def test_a_much_slower_sibling_is_known_once_it_is_sure_and_forgiven_when_it_recovers():
+def test_a_slow_sibling_is_detected_when_sure_and_forgiven():
     pace = Pace()
     for i in range(SURE):
         assert pace.slow([A, B, C]) == frozenset()

@@ -100,7 +100,7 @@ async def test_any_order_computes_what_it_computes_in_one_process(make_swarm):
     )
 
 
-async def test_a_replica_that_dies_is_replaced_on_a_way_back_of_any_order(make_swarm, kill_at):
+async def test_a_replica_lost_in_backward_is_replaced_in_any_order(make_swarm, kill_at):
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
     plan = reordered(swarm, WAYS)
     swarm.adopt(plan)

@@ -537,7 +537,7 @@ def test_a_stage_that_dies_out_ends_every_micro_batch_once(seed, stage, after):
 
 @settings(max_examples=120, deadline=None)
 @given(seeds, st.integers(1, 3), st.integers(0, 10))
-def test_a_stage_that_dies_out_is_left_out_where_the_run_allows_it(seed, stage, after):
+def test_a_stage_without_peers_is_skipped_where_allowed(seed, stage, after):
     world = World(make_plan(3, 1), random.Random(seed), fewest=STAGES - 1)
     world.run({after if after < 4 else 0: lambda: world.kill(PeerId(f"s{stage}a"))})
     world.check_once()
@@ -602,7 +602,7 @@ RARE = [10294, 10422, 14683]
 
 
 @pytest.mark.parametrize("bunch", range(BUNCHES))
-def test_whatever_happens_nothing_counts_twice_and_everything_ends(bunch):
+def test_under_all_faults_nothing_counts_twice(bunch):
     """Many faults at once: deaths, cuts one way, breaks, duplicates, late and repeated plans,
     closes, stages left out."""
     seen: Counter = Counter()

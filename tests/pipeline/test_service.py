@@ -84,14 +84,14 @@ async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
     await swarm.check(plan)
 
 
-async def test_a_micro_batch_past_the_plans_deadline_is_dropped_and_reported(make_swarm):
+async def test_a_micro_batch_past_the_deadline_is_dropped(make_swarm):
     swarm, plan = await begun(make_swarm(forward_timeout_s=0.5).fill(replicas=1), 2, deadline_s=0.3)
     swarm.net.mute(PeerId("s2a"))
     done = await swarm.run(plan)
     assert not any(r.counted for r in done.values())
 
 
-async def test_what_is_called_off_is_dropped_and_nobody_is_told(make_swarm):
+async def test_a_cancelled_run_is_dropped_without_a_report(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s2a"))
     origin, results = swarm.pipelines["s0a"], []
@@ -120,7 +120,7 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     assert await swarm.pipelines["s0a"].take_gradients(4) == ({}, 0)
 
 
-async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swarm):
+async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm):
     swarm = await make_swarm().fill(replicas=2)
     outbound = swarm.pipelines["s0a"].sender.outbound
     kept, named = outbound.counted, asyncio.Event()
@@ -142,7 +142,7 @@ async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swa
     assert (await swarm.gradients())[1] == dict.fromkeys(range(4), 128)
 
 
-async def test_a_name_that_never_comes_costs_a_count_and_does_not_hold_up_the_round(make_swarm):
+async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
     kept, asked = swarm.pipelines["s0a"].sender.outbound.counted, []
 
@@ -165,7 +165,7 @@ async def test_a_name_that_never_comes_costs_a_count_and_does_not_hold_up_the_ro
     assert (await swarm.gradients())[1] == {0: 64, 1: 0, 2: 64, 3: 64}
 
 
-async def test_a_name_that_fails_once_is_said_again(make_swarm):
+async def test_a_name_whose_sending_fails_once_is_resent(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
     kept, failed = swarm.pipelines["s0a"].sender.outbound.counted, []
 
@@ -244,7 +244,7 @@ async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
     assert sent["s3a"] - sent["s2a"] == (1 - 5) * 16 * 4
 
 
-async def test_forward_only_work_finds_another_replica_or_says_who_failed(make_swarm):
+async def test_forward_only_work_uses_another_replica_or_fails(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=2), 2, choose=lambda i, s: "a")
     await swarm.kill("s2a")
     tokens, targets = swarm.batch(plan.paths[0])
@@ -334,7 +334,7 @@ def nan(numbers):
 
 
 @pytest.mark.parametrize("make", [nan, lambda t: t * 1e30, lambda t: t * float("inf")])
-async def test_a_poisoned_activation_is_refused_and_another_replica_finishes(make_swarm, make):
+async def test_a_poisoned_activation_is_refused(make_swarm, make):
     swarm = await make_swarm().fill(replicas=2)
     poisoned(swarm, "s2a", "forward", make)
     plan = swarm.adopt(swarm.plan(4))
@@ -347,7 +347,7 @@ async def test_a_poisoned_activation_is_refused_and_another_replica_finishes(mak
     assert (await swarm.pipelines["s2a"].take_gradients(3))[1] == 0
 
 
-async def test_a_poisoned_gradient_is_refused_and_another_replica_makes_it_anew(make_swarm):
+async def test_a_poisoned_gradient_is_recomputed_by_another_replica(make_swarm):
     swarm = await make_swarm().fill(replicas=2)
     poisoned(swarm, "s2a", "backward", nan)
     plan = swarm.adopt(swarm.plan(4, choose=lambda i, s: "ab"[i % 2]))
@@ -358,7 +358,7 @@ async def test_a_poisoned_gradient_is_refused_and_another_replica_makes_it_anew(
     assert {peer for t in swarm.net.transports.values() for peer, _, _ in t.faults} == {"s2a"}
 
 
-async def test_a_poisoned_gradient_without_another_replica_ends_its_micro_batch(make_swarm):
+async def test_a_poisoned_gradient_without_another_replica_is_dropped(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     poisoned(swarm, "s2a", "backward", nan)
     plan = swarm.adopt(swarm.plan(2))
@@ -368,7 +368,7 @@ async def test_a_poisoned_gradient_without_another_replica_ends_its_micro_batch(
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-async def test_what_we_compute_ourselves_is_not_sent_unless_it_is_finite(make_swarm, stage):
+async def test_our_own_outputs_are_sent_only_if_finite(make_swarm, stage):
     swarm = await make_swarm().fill(replicas=2)
     for name in (n for n in swarm.pipelines if n[1] == str(stage)):
         with torch.no_grad():
@@ -382,7 +382,7 @@ async def test_what_we_compute_ourselves_is_not_sent_unless_it_is_finite(make_sw
     assert (await swarm.gradients())[0] == {}
 
 
-async def test_an_activation_of_an_odd_size_is_refused_once_sizes_are_known(make_swarm):
+async def test_an_activation_of_an_odd_norm_is_refused(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=2), 72)
     assert all(r.counted for r in (await swarm.run(plan)).values())
     assert not any(t.faults for t in swarm.net.transports.values())
@@ -430,7 +430,7 @@ async def test_gradients_of_a_tied_model(make_swarm):
     await swarm.check(plan)
 
 
-async def test_that_a_gradient_is_there_already_is_an_answer_and_no_task_that_died(make_swarm):
+async def test_a_gradient_already_there_is_not_a_task_error(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     pipeline = swarm.pipelines["s2a"]
 
@@ -445,7 +445,7 @@ async def test_that_a_gradient_is_there_already_is_an_answer_and_no_task_that_di
     assert "task-died" not in swarm.ears["s2a"].events
 
 
-async def test_hops_have_as_many_times_as_long_as_the_plan_gives_the_epoch(make_swarm):
+async def test_the_hop_timeout_stretches_with_the_plans_deadline(make_swarm):
     swarm = await make_swarm(forward_timeout_s=2.0).fill(replicas=1, usual_s=10.0)
     pipeline = swarm.pipelines["s1a"]
     for deadline_s, hop_s in ((5.0, 2.0), (30.0, 6.0), (1e9, 2.0 * STRETCH_MOST)):

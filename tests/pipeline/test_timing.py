@@ -44,7 +44,7 @@ def test_ways_are_those_measured_lately_and_probes_go_round() -> None:
     assert t.ways(110.0) == {B: (0.0, 0.1)}
 
 
-def test_a_way_is_gone_after_two_probes_without_an_answer_and_back_with_the_next() -> None:
+def test_a_way_is_lost_after_two_failed_probes() -> None:
     t = Timing()
     t.probed(A, 0.1, 0.0)
     t.unanswered(A, 10.0)

@@ -28,7 +28,7 @@ def fed(senders, rounds=40, limit=8.0, noise=0.1, seed=0):
 
 
 @pytest.mark.parametrize("factor", [1e4, 1e-4, 50.0, 0.0])
-def test_one_senders_odd_tensors_are_refused_as_long_as_the_others_are_as_before(factor):
+def test_odd_tensors_of_one_sender_alone_are_refused(factor):
     watch = fed((A, B, C))
     for _ in range(50):
         assert watch.odd(LANE, A, factor) > 8
@@ -59,7 +59,7 @@ def test_a_change_of_the_model_is_learned_after_few_refusals():
         )
 
 
-def test_who_left_has_no_voice_and_a_survivor_is_not_refused_for_ever():
+def test_a_sole_remaining_sender_is_not_refused_for_ever():
     watch = fed((A, B))
     refused = sum(bool(watch.odd(LANE, A, 1e3)) for _ in range(100))
     assert 1 <= refused < RECENT

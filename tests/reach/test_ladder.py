@@ -39,7 +39,7 @@ def test_a_tunnel_is_taken_as_soon_as_there_is_a_connection() -> None:
     assert climb.due(1.0) is ClimbAttempt.TUNNEL, "a better connection than the punched one"
 
 
-def test_a_relayed_peer_is_punched_at_once_and_dialled_a_moment_later() -> None:
+def test_a_relayed_peer_is_punched_at_once_and_dialled_later() -> None:
     climb = relayed(dialable=True)
     assert climb.due(0.0) is ClimbAttempt.PUNCH
     climb.failed(ClimbAttempt.PUNCH, 0.0)
@@ -75,7 +75,7 @@ def test_at_the_top_there_is_nothing_to_try(rung: Rung) -> None:
     assert tried(climb, 1000.0) == []
 
 
-def test_punching_can_be_switched_off_and_is_for_relayed_peers_only() -> None:
+def test_punching_can_be_disabled_and_is_for_relayed_peers_only() -> None:
     assert ClimbAttempt.PUNCH not in {a for _, a in tried(relayed(punch=False), 100.0)}
     climb = Climb()
     climb.reached(Rung.REVERSED, 0.0)

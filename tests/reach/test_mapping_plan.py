@@ -251,7 +251,7 @@ def test_a_router_that_restarts_is_mapped_again_in_time(way: str, down: float, w
     assert world.how == {way}
 
 
-def test_silence_for_a_moment_is_not_told() -> None:
+def test_a_router_silent_for_a_moment_is_not_reported() -> None:
     world = World({"PCP"}).want().run(18)
     world.at(19, lambda w: w.speaks.clear()).at(22, lambda w: w.speaks.add("PCP")).run(60)
     assert len(world.told) == 1
@@ -259,14 +259,14 @@ def test_silence_for_a_moment_is_not_told() -> None:
     assert len(world.times(ProbeProtocol, "PCP")) == 2, "it was noticed, though"
 
 
-def test_silence_at_a_renewal_is_not_told() -> None:
+def test_a_router_silent_at_a_renewal_is_not_reported() -> None:
     world = World({"PCP"}, lease=16.0).want().run(7)
     world.at(7.5, lambda w: w.speaks.clear()).at(9, lambda w: w.speaks.add("PCP")).run(14)
     assert len(world.told) == 1
     assert len(world.times(Map)) == 3, "the renewal that failed, and one after new probes"
 
 
-def test_a_router_that_is_gone_is_told() -> None:
+def test_a_lost_router_is_reported() -> None:
     world = World({"PCP"}).want().run(18)
     world.at(19, lambda w: w.speaks.clear()).run(79)
     assert [m for _, m in world.told][1:] == [()]
@@ -290,7 +290,7 @@ def test_a_renewal_that_is_refused_leads_to_another_way() -> None:
     assert world.plan.tried["PCP"] == "PCP refuses"
 
 
-def test_another_address_outside_is_told() -> None:
+def test_a_new_external_address_is_reported() -> None:
     world = World({"NAT-PMP"}).want().run(30)
     world.host = "100.64.3.4"
     world.run(75)

@@ -108,7 +108,7 @@ def test_whatever_comes_it_is_an_answer_or_a_wire_error(data: bytes) -> None:
             assert not answer.host or socket.inet_aton(answer.host)
 
 
-def test_what_an_epoch_tells() -> None:
+def test_an_epoch_shows_whether_the_router_lost_its_state() -> None:
     assert not state_lost((0.0, 100), (20.0, 120))
     assert not state_lost((0.0, 100), (20.0, 118)), "two seconds are nothing"
     assert not state_lost((0.0, 100), (0.5, 99)), "nor is one back"
@@ -298,7 +298,7 @@ async def test_removing_ends_though_nobody_answers(
     assert len(router.heard) == before + len(PORTS), "it asked for all at once"
 
 
-async def test_a_router_that_speaks_the_other_one_says_so(router: FakeRouter) -> None:
+async def test_a_router_of_the_other_protocol_is_named(router: FakeRouter) -> None:
     router.speaks = {"natpmp"}
     with pytest.raises(RouterFault, match="speaks NAT-PMP, but not PCP"):
         await Pcp(HERE, NONCE, router.port).probe()

@@ -208,7 +208,7 @@ def pointer(label: bytes) -> bytes:
     return head + kind + struct.pack(">HHIH", 12, 1, 4500, len(data)) + data
 
 
-async def test_a_peer_is_told_once_again_when_it_changes_and_leaves_with_its_goodbye(air):
+async def test_a_nearby_peer_is_reported_once_and_again_when_changed(air):
     air.receive(*packets(ADVERT), *packets(ADVERT))
     assert air.calls == [found()]
     renamed = dataclasses.replace(ADVERT, name="other")

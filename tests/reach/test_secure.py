@@ -60,7 +60,7 @@ async def test_both_ends_know_each_other_and_talk_in_private() -> None:
     assert await read_frame(near, 100) == b"answer"
 
 
-async def test_a_relay_sees_no_word_and_a_changed_byte_ends_the_stream() -> None:
+async def test_a_relay_sees_only_ciphertext_and_cannot_alter_it() -> None:
     (near, near_relay), (far_relay, far) = await wires(), await wires()
     seen, spoil = bytearray(), asyncio.Event()
 

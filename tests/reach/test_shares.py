@@ -56,7 +56,7 @@ def test_who_comes_back_gets_little_credit_for_its_absence() -> None:
     assert 0 <= ahead <= rate * CREDIT_S + 2 * PIECE, "of ten seconds a quarter of one"
 
 
-def test_a_request_larger_than_the_bucket_goes_and_leaves_a_debt() -> None:
+def test_a_request_larger_than_the_bucket_delays_the_next() -> None:
     shares = Shares(1000.0)
     large = shares.ask("a", 5000)
     assert shares.grant(1.0) == [large]
@@ -82,7 +82,7 @@ def test_a_rate_is_positive() -> None:
         Shares(0.0)
 
 
-def test_of_two_that_want_more_one_of_ten_times_the_weight_gets_far_more() -> None:
+def test_a_tenfold_weight_gets_a_far_larger_share() -> None:
     shares, got, owner = Shares(1e6), {"own": 0, "others": 0}, dict[int, str]()
     weights = {"own": 1.0, "others": 0.1}
     for pair, weight in weights.items():
@@ -108,7 +108,7 @@ def test_what_is_spent_without_asking_is_waited_for() -> None:
     assert shares.grant(2.1) == [number]
 
 
-def test_who_is_left_waiting_loses_nothing_when_the_clock_is_looked_at_late() -> None:
+def test_a_late_clock_reading_loses_no_granted_bytes() -> None:
     shares, sent = Shares(1000.0), 0
     for second in range(1, 61):
         for _ in range(20):

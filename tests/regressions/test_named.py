@@ -54,7 +54,7 @@ RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
 NOW = 1_800_000_000.0
 
 
-def test_01_over_nested_messages_are_refused_and_the_process_lives(apart) -> None:
+def test_01_over_nested_messages_raise_an_error(apart) -> None:
     """300 to 20,000 levels of nested extensions raise an error in the decoder that hivemind's
     messages go through."""
     said = apart("""
@@ -77,7 +77,7 @@ print("alive", MSGPackSerializer.loads(MSGPackSerializer.dumps((1, (2,)))))
     assert said.splitlines() == ["refused 300", "refused 2000", "refused 20000", "alive (1, (2,))"]
 
 
-def test_02_a_stranger_cannot_fill_the_memory_of_a_directory_node(apart) -> None:
+def test_02_a_stranger_cannot_fill_a_directory_nodes_memory(apart) -> None:
     """Endless, absurd and missing expiries, values of a megabyte and 100,000 keys: nothing is
     stored, little memory is taken."""
     said = apart("""
@@ -229,9 +229,7 @@ def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
     assert member is None or not member.current
 
 
-async def test_05_a_stream_that_announces_terabytes_is_closed_by_its_header(
-    peers, monkeypatch
-) -> None:
+async def test_05_a_stream_announcing_terabytes_is_closed_early(peers, monkeypatch) -> None:
     """A header of 2^40 bytes, and the largest our own can say, end the stream before a byte of a
     body is taken."""
     monkeypatch.setattr(ask, "READ_TIMEOUT_S", 600.0)  # so that it is not what ends a stream here
@@ -276,7 +274,7 @@ def mint(victim: ServerCertificate, signer: ServerCertificate) -> tuple[bytes, b
     return secret, made.public_bytes(serialization.Encoding.PEM)
 
 
-async def test_06_a_member_can_neither_mint_nor_shadow_the_certificate_of_another() -> None:
+async def test_06_a_member_cannot_forge_another_peers_certificate() -> None:
     """Certificates with the victim's name, signed by a member or by themselves, do not pass where
     the victim's is pinned."""
     victim, member = make_certificate(time.time()), make_certificate(time.time())
@@ -319,7 +317,7 @@ async def test_06_a_member_can_neither_mint_nor_shadow_the_certificate_of_anothe
         )
 
 
-def test_07_what_was_signed_once_is_worth_nothing_later_elsewhere_or_for_another() -> None:
+def test_07_signatures_do_not_pass_later_or_in_another_run() -> None:
     """Records, admission tokens, plan signatures and call tokens: after their time, in another run,
     at another node."""
     me, other, owner = Identity.ephemeral(), Identity.ephemeral(), Identity.ephemeral()
@@ -369,9 +367,7 @@ def test_07_what_was_signed_once_is_worth_nothing_later_elsewhere_or_for_another
     assert there.owner(there.issue(me.peer_id).hex()) is None, "its time is over"
 
 
-async def test_08_calls_that_wait_for_a_p2pd_fail_as_soon_as_it_is_killed(
-    peers, record_property
-) -> None:
+async def test_08_pending_calls_fail_as_soon_as_p2pd_is_killed(peers, record_property) -> None:
     """A frozen p2pd answers nothing; once it is killed, what waits for it fails long before its own
     time-out of 100 s."""
     a, b = await peers(), await peers()
@@ -490,7 +486,7 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
     assert [a.kind for a in refused if isinstance(a, EndStream)] == [Kind.FORGOTTEN]
 
 
-async def test_11_a_donor_with_the_newest_state_and_the_wrong_hash_is_refused() -> None:
+async def test_11_newest_state_with_a_wrong_hash_is_refused() -> None:
     """Whatever a donor says of itself, only the state that the swarm committed is taken, and who
     offered another is blamed."""
 

@@ -32,6 +32,6 @@ def test_what_was_dropped_counts_for_nobody_but_was_assigned():
     assert (got.total, got.most) == (32, 48)
 
 
-def test_a_current_replica_without_work_is_named_and_a_listener_is_not():
+def test_an_idle_current_replica_is_listed_and_a_listener_not():
     idle = Plan(4, 1, E0, MEMBERS, PATHS[:2], {})
     assert assigned(idle, 1, 8).allowed == {A: 32, B: 0}

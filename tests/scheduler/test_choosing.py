@@ -121,7 +121,7 @@ def test_who_comes_alone_loses_no_more_than_the_moment_it_looks() -> None:
     assert hall.built == {"x": STABLE_S}
 
 
-def test_who_may_host_block_stages_only_leaves_the_ends_to_the_others() -> None:
+def test_block_only_peers_leave_the_ends_to_the_others() -> None:
     for seed in range(40):
         hall = Hall(random.Random(seed), DELAYS["up to a second"], 2)
         able = {f"{seed}-{i}": BLOCKS if i % 3 else ANY for i in range(6)}
@@ -185,7 +185,7 @@ def waiting(me: str, here: Mapping[str, Placed], seconds: float = 60.0) -> list[
     return done
 
 
-def test_where_nobody_is_at_the_ends_one_of_those_who_wait_goes_there() -> None:
+def test_one_waiting_peer_moves_to_the_ends_nobody_hosts() -> None:
     here = {p: Placed(1 if p < "d" else 2, ANY, speed=ord(p)) for p in "abcde"}
     (mover,) = [p for p in here if waiting(p, here)]
     assert waiting(mover, here, WITHOUT_ENDS_S) == [ENDS]
@@ -198,12 +198,12 @@ def test_who_goes_to_the_ends_is_one_that_would() -> None:
     assert {p: waiting(p, here) for p in here} == {"a": [], "b": [], "c": [ENDS], "d": []}
 
 
-def test_the_last_of_a_stage_stays_and_where_the_ends_are_coming_everybody() -> None:
+def test_nobody_leaves_as_the_last_or_while_the_ends_are_filled() -> None:
     assert waiting("a", {"a": Placed(1, ANY), "b": Placed(2, ANY)}) == []
     assert waiting("a", {"a": Placed(1, ANY), "b": Placed(1), "c": Placed(ENDS)}) == []
 
 
-def test_where_nobody_would_host_the_ends_another_stage_without_peers_gets_one() -> None:
+def test_another_empty_stage_is_filled_if_nobody_can_host_ends() -> None:
     here = {p: Placed(1, BLOCKS) for p in "abc"}
     assert sorted(waiting(p, here) for p in here) == [[], [], [2]]
     here["c"] = Placed(1, ANY)

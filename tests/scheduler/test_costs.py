@@ -77,7 +77,7 @@ def test_a_way_to_a_stranger_or_to_oneself_is_none() -> None:
     assert costs.delay(A, B) == 0.0
 
 
-def test_a_cap_is_what_a_micro_batch_costs_at_least_and_a_way_takes_at_least() -> None:
+def test_bandwidth_caps_bound_compute_and_transfer_times() -> None:
     said = {
         E: Measured(ways=((A, LinkCost(0.15, 0.1)), (B, LinkCost(0.15, 0.1)))),
         A: Measured(0.1, 0.2, ways=((B, LinkCost(0.15, 0.1)),), up=1000.0, down=500.0),

@@ -12,7 +12,7 @@ A, B, P, Q, R = (PeerId(x) for x in "ABPQR")
 SAMPLES = [(2 * i, 2 * i + 1) for i in range(8)]
 
 
-def test_every_micro_batch_visits_every_stage_once_and_quotas_hold() -> None:
+def test_every_micro_batch_visits_each_stage_once_within_quotas() -> None:
     paths = assign_paths([(A, 6), (B, 2)], {1: [(P, 1.0), (Q, 3.0)], 2: [(R, 0.0)]}, SAMPLES)
     assert [p.index for p in paths] == list(range(8))
     assert [p.samples for p in paths] == SAMPLES

@@ -67,7 +67,7 @@ def test_nothing_to_choose_from_is_an_error() -> None:
 PEERS = [PeerId(f"peer{i}") for i in range(20)]
 
 
-def test_who_choose_together_spread_out_and_all_come_to_the_same() -> None:
+def test_concurrent_choosers_spread_out_and_agree() -> None:
     for n in range(1, 21):
         choosers = dict.fromkeys(PEERS[:n], (0, 1, 2))
         chosen = spread({0: {A: 0.0}}, choosers)
@@ -96,7 +96,7 @@ def levelled(view, free, lacking=None) -> list[tuple[PeerId, int, int]]:
     return [(m.peer, m.source, m.target) for m in chosen]
 
 
-def test_levelling_moves_as_few_as_it_must_and_leaves_counts_that_differ_by_one() -> None:
+def test_levelling_moves_the_fewest_to_within_one_peer() -> None:
     for n in range(2, 20):
         view = {1: dict.fromkeys(PEERS[:n], 0.0), 2: {}, 3: {}}
         moves = levelled(view, PEERS[:n])
@@ -117,7 +117,7 @@ def test_who_stays_is_settled_by_the_order_and_not_by_who_looks() -> None:
     assert levelled({1: view[1], 2: view[2]}, PEERS) == [], "3 and 2"
 
 
-def test_of_a_stage_the_slowest_goes_and_the_rest_must_not_be_the_worse_for_it() -> None:
+def test_the_slowest_of_a_stage_moves_if_no_stage_gets_worse() -> None:
     view = {1: {A: 3.0, B: 1.0, C: 2.0}, 2: {}}
     assert levelled(view, (A, B, C)) == [(B, 1, 2), (C, 1, 2)], "3 beside 3"
     assert level(view, {A: (2,), B: (2,)}, [2]) == [Move(B, 1, 2, float("inf"))]
@@ -129,7 +129,7 @@ def test_of_a_stage_the_slowest_goes_and_the_rest_must_not_be_the_worse_for_it()
     assert levelled(view, (A, B, C), [2]) == [(B, 1, 2)], "unknown as the slowest"
 
 
-def test_only_what_is_lacking_is_filled_with_one_peer_each_and_no_stage_is_left_empty() -> None:
+def test_only_lacking_stages_are_filled_and_none_is_emptied() -> None:
     five = dict.fromkeys(PEERS[:5], 0.0)
     assert [m[1:] for m in levelled({1: five, 2: {}, 3: {A: 0.0}}, PEERS, [2])] == [(1, 2)]
     assert [m[1:] for m in levelled({1: five}, PEERS, [2, 3])] == [(1, 2), (1, 3)]
@@ -178,7 +178,7 @@ def test_two_stages_that_are_equally_slow_are_helped_together() -> None:
     assert moves(view, most=1) == [], "one alone gains nothing"
 
 
-def test_who_is_on_the_way_counts_where_it_goes_and_does_not_move() -> None:
+def test_a_moving_peer_counts_at_its_target_and_stays_there() -> None:
     view = {1: {A: 1.0, B: 1.0, C: 1.0}, 2: {D: 1.0}}
     coming = {**view, 2: {D: 1.0, ME: 1.0}}
     assert moves(view) == [(A, 1, 2)]

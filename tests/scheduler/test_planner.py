@@ -77,14 +77,14 @@ def test_never_longer_than_simple_plans(kind):
     assert plan.bound <= plan.makespan + 1e-9
 
 
-def test_the_same_budget_makes_the_same_plan_and_a_larger_one_no_worse():
+def test_planning_is_deterministic_and_never_makes_a_plan_worse():
     problem = made_up("wan", 1)
     one, two = make_plan(problem, moves=300, seed=4), make_plan(problem, moves=300, seed=4)
     assert one.routes == two.routes
     assert one.makespan <= one.first_makespan
 
 
-def test_it_ends_when_the_clock_says_so_with_a_plan_that_keeps_the_rules():
+def test_planning_ends_at_its_time_limit_with_a_valid_plan():
     problem = load("A")
     now = [0.0]
 

@@ -100,14 +100,14 @@ def test_no_problem_at_all(document):
         parse(document)
 
 
-def test_visits_that_do_not_divide_name_the_next_number_that_does():
+def test_indivisible_visits_name_the_next_divisible_number():
     with pytest.raises(UsageFault, match="equal visits") as fault:
         deal(parse(small(microbatches_per_end=2)))
     assert "6 micro-batches" in fault.value.next_step
     assert len(deal(parse(small(microbatches_per_end=2, equal_visits=False)))) == 4
 
 
-def test_jumps_that_never_reach_a_stage_name_the_nearest_bound_that_does():
+def test_an_unreachable_stage_names_the_nearest_max_jump():
     with pytest.raises(UsageFault, match="max_jump 1") as fault:
         deal(parse(small(max_jump=1, max_swaps=0)))
     assert "max_jump 2" in fault.value.next_step

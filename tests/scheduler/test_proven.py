@@ -47,7 +47,7 @@ def test_paths_over_proven_pairs_stay_as_they_are() -> None:
     assert reroute(paths, siblings_of(stages), fully()) == paths
 
 
-def test_a_pair_that_is_not_proven_is_gone_around_and_the_load_is_shared() -> None:
+def test_paths_avoid_an_unproven_pair_and_share_the_load() -> None:
     stages = pool(2, 2, 2)
     proven = fully(("s1-0", "s2-0"), ("s2-1", "s3-1"))
     paths = reroute(laid(stages), siblings_of(stages), proven)

@@ -17,9 +17,7 @@ def test_quotas_are_proportional_when_that_is_possible() -> None:
 
 
 @given(st.integers(0, 40), st.lists(st.floats(0.01, 100), min_size=1, max_size=4))
-def test_quotas_sum_to_the_total_and_no_other_split_ends_earlier(
-    total: int, speeds: list[float]
-) -> None:
+def test_quotas_sum_to_the_total_with_the_least_makespan(total: int, speeds: list[float]) -> None:
     got = quotas(total, peers(*speeds))
     assert sum(got.values()) == total
     makespan = max(got[PeerId(f"p{i}")] / speed for i, speed in enumerate(speeds))

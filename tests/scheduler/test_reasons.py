@@ -27,7 +27,7 @@ def test_skips_swaps_and_slow_or_far_replicas_are_named() -> None:
     assert reasons(p, 3, Costs({A: 1.0, B: 1.0}))[-1].endswith("the rest does not divide")
 
 
-def test_many_micro_batches_are_counted_not_told() -> None:
+def test_many_micro_batches_are_counted_instead_of_listed() -> None:
     lines = reasons(plan([[(1, A)]] * (SHOWN + 5), [(E, 0, 0.0), (A, 1, 1.0)]), 1)
     assert lines[-1] == "and 5 more"
     assert len(lines) == SHOWN + 1

@@ -44,7 +44,7 @@ def test_the_published_plan_takes_what_is_stored():
     assert round(played.makespan, 3) == problem.reference["skippipe_replayed"]
 
 
-def test_stored_plans_take_what_an_independent_replay_said():
+def test_stored_plans_take_as_long_as_in_another_replay():
     stored = json.loads(
         (Path(__file__).parent.parent / "data" / "paths" / "replayed.json").read_text()
     )
@@ -118,7 +118,7 @@ def test_each_rule_sees_what_breaks_it(rule, route):
     assert rule(problem, change(published(), 0, route))
 
 
-def test_what_is_owed_is_seen():
+def test_a_missing_required_visit_is_detected():
     problem = load("A")
     assert rules.owed_kept(problem, published()) is None
     from dataclasses import replace

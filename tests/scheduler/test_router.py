@@ -59,7 +59,7 @@ def test_without_skips_and_costs_it_is_what_training_did_before() -> None:
     assert laid.paths == plain
 
 
-def test_planned_is_never_longer_than_turns_and_a_slow_peer_gets_less() -> None:
+def test_a_planned_run_is_never_longer_than_round_robin() -> None:
     costs = alike(3, **{"2a": 3.0})
     turns = Router(SchedulerSettings("round-robin"), 3).lay(ENDS, blocks(3), samples(8), costs)
     planned = Router(SchedulerSettings("planned"), 3).lay(ENDS, blocks(3), samples(8), costs)
@@ -74,7 +74,7 @@ def test_planned_is_never_longer_than_turns_and_a_slow_peer_gets_less() -> None:
 
 @pytest.mark.parametrize("how", ["planned", "round-robin"])
 @pytest.mark.parametrize(("stages", "total", "ends"), [(3, 8, 2), (3, 9, 3), (4, 6, 2)])
-def test_every_source_trains_every_stage_and_all_stages_as_often(
+def test_every_origin_trains_every_stage_equally_often(
     how: str, stages: int, total: int, ends: int
 ) -> None:
     settings = SchedulerSettings(how, skip=0.34)
@@ -96,7 +96,7 @@ def test_every_source_trains_every_stage_and_all_stages_as_often(
             met.clear()
 
 
-def test_a_stage_without_a_peer_is_left_out_if_paths_are_short_enough() -> None:
+def test_a_stage_without_a_peer_is_left_out_of_short_paths() -> None:
     gone = {**blocks(3), 2: []}
     laid = Router(SchedulerSettings("planned", skip=0.34), 3).lay(ENDS, gone, samples(6), alike(3))
     assert visits(laid.paths) == {1: 6, 3: 6}
@@ -108,7 +108,7 @@ def test_a_stage_without_a_peer_is_left_out_if_paths_are_short_enough() -> None:
 @pytest.mark.parametrize(
     ("stages", "skip", "keep", "total"), [(4, 0.25, 1, 9), (4, 0.5, 1, 8), (5, 0.4, 2, 7)]
 )
-def test_the_first_stages_are_on_every_path_and_the_others_share_the_rest(
+def test_the_first_stages_are_on_every_path(
     how: str, stages: int, skip: float, keep: int, total: int
 ) -> None:
     settings = SchedulerSettings(how, skip=skip, keep_first=keep)
@@ -148,7 +148,7 @@ def searched(router: Router, laid: Laid, costs: Costs, moves: int = 200) -> bool
     return True
 
 
-def test_a_search_serves_the_next_epoch_and_ends_when_nothing_moves() -> None:
+def test_a_search_improves_the_next_epoch_and_ends() -> None:
     costs, router = (
         alike(3, **{"1a": 2.0, "3b": 1.7}),
         Router(SchedulerSettings("planned", skip=0.34), 3),

@@ -92,7 +92,7 @@ def test_any_problem_gets_a_plan_in_time_that_keeps_the_rules(seed: int) -> None
     assert plan.makespan >= plan.bound - 1e-9
 
 
-def test_what_an_insertion_has_done_when_its_time_is_over_is_kept() -> None:
+def test_an_interrupted_insertion_keeps_its_partial_plan() -> None:
     problem = heavy()
     sets = deal(problem)
     whole = insertion(problem, sets)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from node.scheduler.throughput import SecondsPerUnit, quantise
 
 
-def test_the_first_measurement_is_taken_as_it_is_and_later_ones_move_the_average() -> None:
+def test_the_first_measurement_is_kept_and_later_ones_averaged() -> None:
     rate = SecondsPerUnit(alpha=0.5)
     assert rate.per_second == 0.0
     rate.observe(4, 2.0)
@@ -17,7 +17,7 @@ def test_the_first_measurement_is_taken_as_it_is_and_later_ones_move_the_average
     assert rate.variance == pytest.approx(1 / 3 * 2 / 3 * 1.5**2)
 
 
-def test_a_constant_is_found_exactly_and_noise_shows_as_deviation() -> None:
+def test_a_constant_is_measured_exactly_and_noise_is_deviation() -> None:
     steady, noisy = SecondsPerUnit(), SecondsPerUnit()
     for i in range(500):
         steady.observe(1, 0.25)
@@ -42,7 +42,7 @@ def test_quantise_is_close_and_idempotent(speed: float) -> None:
     assert quantise(q) == q
 
 
-def test_quantise_keeps_the_old_value_until_the_speed_really_changed() -> None:
+def test_quantise_keeps_the_old_value_until_the_speed_changes() -> None:
     old = quantise(10.0)
     assert quantise(10.0 * 2**0.12, old) == old
     assert quantise(20.0, old) != old

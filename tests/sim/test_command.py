@@ -84,7 +84,9 @@ def test_people_get_a_time_line_without_colour_in_a_pipe(
         ["/nowhere/swarm.toml"],
     ],
 )
-def test_what_cannot_be_run_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_simulation_is_refused_with_the_reason(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["simulate", *words]) == ExitCode.USAGE
     assert capsys.readouterr().err
 
@@ -149,7 +151,7 @@ def test_the_picture_has_a_line_for_every_fault(outcome) -> None:
     assert [t.split()[2] for t in titles] == ["kill", "pause"]
 
 
-def test_a_swarm_of_the_manifest_has_its_parts_and_as_many_peers_as_asked() -> None:
+def test_a_simulated_swarm_has_the_manifests_parts_and_peers() -> None:
     m = Manifest.default_demo()
     setup = setup_of(SimulateOptions(peers=25, epochs=7, stages=5))
     assert setup.peers == 25

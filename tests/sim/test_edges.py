@@ -66,7 +66,7 @@ def mates(plan: Plan, stage: int, cell: int) -> set[PeerId]:
 
 
 @pytest.mark.parametrize("name", SETUPS)
-def test_no_mass_is_made_or_lost_but_that_of_cells_that_are_gone(name: str) -> None:
+def test_mass_is_conserved_except_for_lost_cells(name: str) -> None:
     followed = moved = flowed = 0
     for seed in range(7):
         make = Listening()
@@ -106,7 +106,7 @@ def test_no_mass_is_made_or_lost_but_that_of_cells_that_are_gone(name: str) -> N
     assert moved > 3, "some of what was sent has not arrived"
 
 
-def test_a_swarm_goes_over_to_push_sum_and_away_from_it_while_peers_die() -> None:
+def test_a_swarm_switches_to_push_sum_and_back_despite_deaths() -> None:
     there = Rules(1, OuterSettings("push-sum", every=1), 1, "push-sum")
     back = Rules(1, OuterSettings("ring", every=1), 2, "ring")
     rings = 0

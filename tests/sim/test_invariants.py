@@ -195,9 +195,7 @@ def test_i5_a_mean_that_is_none(swarm: SimSwarm, a: Any) -> None:
         mean.stepping(a, again, {"1.0": right})
 
 
-def test_i5_a_share_that_was_named_before_its_micro_batch_was_given_up(
-    swarm: SimSwarm, a: Any
-) -> None:
+def test_i5_weighs_a_share_whose_micro_batch_was_dropped(swarm: SimSwarm, a: Any) -> None:
     """The sum that has it counts for the one micro-batch that the plan gave its giver."""
     mean = swarm.watch.mean
     whole = plan(paths=tuple(Path(i, E0, (i,), (Hop(1, p),)) for i, p in enumerate((A, B, B))))
@@ -356,7 +354,7 @@ def test_i10_one_fault_may_not_cost_an_epoch(swarm: SimSwarm) -> None:
     watch.ended(peer, False, "given up")
 
 
-def test_a_violation_says_what_when_and_what_happened_last(swarm: SimSwarm, a: Any) -> None:
+def test_a_violation_reports_its_invariant_time_and_last_events(swarm: SimSwarm, a: Any) -> None:
     swarm.watch.note("something")
     with pytest.raises(InvariantViolation) as caught:
         swarm.watch.once.counted(a, plan(), 1, True)

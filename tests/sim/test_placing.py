@@ -112,7 +112,7 @@ def test_a_leader_fetches_a_peer_for_a_stage_that_nobody_took() -> None:
     assert sorted(counts(swarm).values()) == [1, 1, 2]
 
 
-def test_nobody_is_moved_while_somebody_comes_to_the_stage_that_is_lacking() -> None:
+def test_nobody_is_moved_while_a_peer_joins_the_lacking_stage() -> None:
     swarm = SimSwarm(Setup(ends=1, replicas=0), 3)
     for _ in range(2):
         swarm.add(1)
@@ -123,7 +123,7 @@ def test_nobody_is_moved_while_somebody_comes_to_the_stage_that_is_lacking() -> 
     assert counts(swarm) == {0: 1, 1: 2, 2: 1}
 
 
-def test_where_nobody_is_at_the_ends_one_of_those_who_wait_goes_there() -> None:
+def test_one_waiting_peer_moves_to_the_ends_nobody_hosts() -> None:
     for seed in range(4):
         swarm = SimSwarm(Setup(ends=0, replicas=2), seed)
         assert not until(swarm, 1, WITHOUT_ENDS_S - 1)

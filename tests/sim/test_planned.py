@@ -73,9 +73,7 @@ def test_planned_skips_hold_under_faults(scenario: str) -> None:
 
 
 @pytest.mark.parametrize(("every", "back_from"), [(1, "the newest"), (3, "an older")])
-def test_a_stage_whose_last_holder_dies_is_left_out_and_comes_back(
-    every: int, back_from: str
-) -> None:
+def test_a_stage_without_its_last_peer_is_skipped_and_returns(every: int, back_from: str) -> None:
     """Twelve seconds without the only peer of stage 2; its disk has the version it died at, or one
     of some epochs before."""
     setup = dataclasses.replace(

@@ -81,7 +81,7 @@ def died(swarm: Watched, name: str) -> SimPeer:
     return peer
 
 
-def test_cells_end_a_round_with_values_of_their_own_and_every_push_is_applied_once() -> None:
+def test_each_push_is_applied_once_and_cells_keep_own_values() -> None:
     swarm = Watched(PAIRS, 1)
     found = ends(swarm)
     assert all(len(digests) == 1 for digests in found.values()), "one cell, one value"
@@ -97,7 +97,7 @@ def test_cells_end_a_round_with_values_of_their_own_and_every_push_is_applied_on
 
 
 @pytest.mark.parametrize("settings", [HOGWILD, STALE], ids=["hogwild", "stale"])
-def test_a_server_that_dies_in_mid_round_costs_no_epoch_and_others_serve(
+def test_a_server_that_dies_mid_round_costs_no_epoch(
     settings: OuterSettings,
 ) -> None:
     repaired = 0
@@ -116,7 +116,7 @@ def test_a_server_that_dies_in_mid_round_costs_no_epoch_and_others_serve(
 
 
 @pytest.mark.parametrize("seed", [3, 5])
-def test_a_speaker_that_dies_in_mid_round_costs_its_cell_nothing(seed: int) -> None:
+def test_a_speaker_that_dies_mid_round_loses_no_push(seed: int) -> None:
     repaired = []
     quiet = Watched(PAIRS, seed)
     plan, at = outer_round(quiet, 2), quiet.world.now
@@ -144,7 +144,7 @@ def test_a_speaker_that_dies_in_mid_round_costs_its_cell_nothing(seed: int) -> N
     assert 1 in repaired, "else its mate speaks"
 
 
-def test_who_was_slow_twice_in_a_row_is_too_old_for_a_tight_bound() -> None:
+def test_a_cell_slow_twice_in_a_row_exceeds_a_tight_staleness() -> None:
     setup = replace(
         PAIRS,
         replicas=5,
@@ -163,7 +163,7 @@ def test_who_was_slow_twice_in_a_row_is_too_old_for_a_tight_bound() -> None:
     )
 
 
-def test_the_leader_sends_those_who_were_not_answered_to_push_again_and_others_to_copy() -> None:
+def test_the_leader_lets_unanswered_cells_push_again() -> None:
     swarm = Watched(PAIRS, 5)
     plan = outer_round(swarm, 1)
     attempt = EpochAttempt(plan, 0.0, 9.0, pushes=True)

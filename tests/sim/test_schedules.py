@@ -142,7 +142,7 @@ def test_cells_and_outer_rounds_hold(name: str) -> None:
         )
 
 
-def test_a_cell_that_dies_costs_no_epoch_and_a_joiner_fills_one_up() -> None:
+def test_a_dead_cell_costs_no_epoch_and_a_joiner_fills_another() -> None:
     setup = replace(CELLS["butterfly"], ends=1, epochs=20)
     names = [f"s01-{i:03d}" for i in range(5)]
     swarm = SimSwarm(setup, 2)
@@ -214,7 +214,7 @@ def test_what_was_once_broken_with_cells_holds(name: str, seed: int) -> None:
     assert outcome.finished
 
 
-def test_who_fetched_the_version_and_who_goes_back_to_it_are_not_two_cells() -> None:
+def test_fetched_and_rolled_back_peers_form_one_cell() -> None:
     """Two side by side would train two models, in a run that never lets cells meet."""
     setup = Setup()
     outcome = run(setup, lay(("random", "restart"), setup, 36))
@@ -222,7 +222,7 @@ def test_who_fetched_the_version_and_who_goes_back_to_it_are_not_two_cells() -> 
     assert outcome.finished
 
 
-def test_who_all_lose_their_first_epoch_may_begin_with_the_same_plan_again() -> None:
+def test_peers_that_lose_their_first_epoch_may_begin_it_again() -> None:
     setup = Setup(
         stages=3,
         replicas=2,
@@ -238,7 +238,7 @@ def test_who_all_lose_their_first_epoch_may_begin_with_the_same_plan_again() -> 
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_of_two_replicas_the_one_with_a_flipped_bit_does_not_win(who: int) -> None:
+def test_a_replica_with_a_flipped_bit_does_not_win(who: int) -> None:
     setup = Setup(replicas=2)
     outcome = run(setup, Schedule(3, (Fault(6.0, "corrupt", who=who, stage=1),)))
     assert outcome.violation is None

@@ -52,7 +52,7 @@ def test_what_else_goes_wrong_meanwhile_mends_as_ever(trouble: Fault) -> None:
         assert not outcome.counts.get("bans-of-honest")
 
 
-def test_an_ends_peer_that_came_later_leads_when_those_before_it_are_gone() -> None:
+def test_a_later_ends_peer_leads_when_all_earlier_ones_are_gone() -> None:
     kills = [Fault(BEGIN + 8.0 + 8.0 * i, "kill-leader") for i in range(3)]
     outcome = run(
         LONG,

@@ -71,7 +71,7 @@ class Watched(SimSwarm):
         return next(p for p in reversed(self.plans.values()) if p.epoch == epoch)
 
 
-def test_a_change_comes_into_force_with_the_next_plan_and_everybody_begins_with_the_same() -> None:
+def test_a_change_starts_with_the_next_plan_and_equal_values() -> None:
     swarm = Watched(GOSSIP, 1, DILOCO)
     swarm.until(4)
     assert len({p.digest for p in swarm.live(1)}) > 1
@@ -128,7 +128,7 @@ def test_the_leader_dies_and_the_change_does_not(delay: float) -> None:
     assert len({p.digest for p in swarm.live(1)}) == 1
 
 
-def test_who_joins_later_goes_by_it_and_everybody_does_after_all_were_down() -> None:
+def test_a_change_reaches_joiners_and_survives_a_full_restart() -> None:
     swarm = Watched(replace(GOSSIP, epochs=40, checkpoint_every=1), 4, DILOCO)
     swarm.until(3)
     swarm.block().change("diloco")
@@ -146,7 +146,7 @@ def test_who_joins_later_goes_by_it_and_everybody_does_after_all_were_down() -> 
     assert swarm.watch.counts.get("averaging-changed") == 1, "a checkpoint knows what was in force"
 
 
-def test_who_restored_a_checkpoint_keeps_it_where_others_have_nothing() -> None:
+def test_a_restored_checkpoint_is_kept_where_others_have_none() -> None:
     """The noticeboard still names the epoch that they held before all went down: two of different
     cells took the run's beginning for news, and then shared a cell at their checkpoints."""
     swarm = Watched(GOSSIP, 15, replace(DILOCO, cell=2))
@@ -156,7 +156,7 @@ def test_who_restored_a_checkpoint_keeps_it_where_others_have_nothing() -> None:
     swarm.finish()
 
 
-def test_old_news_and_forgeries_change_nothing_and_count_against_who_brings_them() -> None:
+def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     swarm = Watched(GOSSIP, 5, DILOCO, WHOLE)
     swarm.until(2)
     swarm.block().change("one cell")

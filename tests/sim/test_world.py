@@ -139,7 +139,7 @@ def test_a_lost_message_comes_later() -> None:
     assert links.travel(A, B, 0, 0.0) > 0.3
 
 
-def test_a_call_to_the_dead_is_refused_and_one_under_way_is_reset() -> None:
+def test_a_call_to_the_dead_is_refused_and_a_pending_one_reset() -> None:
     world, _, a, b = pair()
     b.answers = False
     a.ask()
@@ -152,7 +152,7 @@ def test_a_call_to_the_dead_is_refused_and_one_under_way_is_reset() -> None:
     assert a.said[-1] == ("connection refused", 1.2)
 
 
-def test_a_wall_ends_a_dial_in_time_and_a_connection_after_silence() -> None:
+def test_a_partition_fails_dials_in_time_and_connections_later() -> None:
     world, links, a, _ = pair()
     wall = Wall(frozenset({A}), frozenset({B}))
     links.walls.append(wall)
@@ -222,7 +222,7 @@ def test_who_is_banned_is_neither_called_nor_heard() -> None:
     assert "is refused for" in a.said[-1][0]
 
 
-def test_dead_processes_do_nothing_and_time_stands_still_between_events() -> None:
+def test_dead_processes_do_nothing() -> None:
     world, _, a, _ = pair()
     seen: list[float] = []
     a.loop.call_later(1.0, lambda: seen.append(world.now))
@@ -254,7 +254,7 @@ async def _raises_aside() -> None:
     await asyncio.to_thread(job)
 
 
-def test_what_is_no_error_of_the_program_ends_the_run_of_a_handler() -> None:
+def test_a_time_limit_raised_in_a_handler_ends_the_run() -> None:
     world, _, a, _ = pair()
     a.ask("time is up")
     with pytest.raises(TimeIsUp):
@@ -263,7 +263,7 @@ def test_what_is_no_error_of_the_program_ends_the_run_of_a_handler() -> None:
 
 
 @pytest.mark.parametrize("work", [_raises, _raises_aside])
-def test_what_is_no_error_of_the_program_ends_the_run_of_a_task(
+def test_a_time_limit_raised_in_a_task_ends_the_run(
     work: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
     swarm = SimSwarm(Setup())
@@ -282,7 +282,7 @@ def body(state: str = "training", **more: Any) -> PeerBody:
     return PeerBody(1, "stage", state, 3, "name", "sim", **more)
 
 
-def test_the_noticeboard_spreads_late_stops_at_walls_and_forgets() -> None:
+def test_simulated_records_arrive_late_and_stop_at_partitions() -> None:
     links, at = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0), [0.0]
     record_store = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
     record_store.post(A, body(), 0.0)
@@ -315,7 +315,7 @@ def store(disk: SimDisk, now: list[float]) -> DiskStore:
     return DiskStore(disk, CheckpointSettings(1, 2), "run", lambda: now[0], lambda found: None)
 
 
-def test_a_disk_keeps_the_newest_and_nothing_of_what_a_dead_process_wrote() -> None:
+def test_a_disk_keeps_the_newest_and_no_half_written_checkpoint() -> None:
     disk, now = SimDisk(0.5), [0.0]
     writer, tensors = store(disk, now), {"p": torch.ones(4)}
     for epoch in (1, 2, 3):
@@ -336,7 +336,7 @@ def test_a_disk_keeps_the_newest_and_nothing_of_what_a_dead_process_wrote() -> N
         store(disk, now).load(1, 2)
 
 
-def test_a_device_does_one_job_after_the_other_and_backward_first() -> None:
+def test_a_device_runs_one_job_at_a_time_and_backward_first() -> None:
     world = VirtualTime(0)
     device = SimDevice(ProcessLoop(world), slowness=2.0)
     done: list[tuple[str, float]] = []

@@ -86,7 +86,7 @@ def test_a_manifest_that_was_edited(swarm, owner, fault):
         ("[[", "TOML"),
     ],
 )
-def test_a_manifest_that_says_nonsense(swarm, owner, fault, text: str, says: str):
+def test_an_invalid_manifest_is_refused_with_its_reason(swarm, owner, fault, text: str, says: str):
     path = swarm.root / "nonsense.toml"
     path.write_text((swarm.root / "swarm.toml").read_text().replace("d_model = 32", text))
     what, rest = refused(swarm, fault, owner, 2, "start", str(path))

@@ -96,7 +96,7 @@ def test_of_two_sides_the_one_that_goes_on_counts():
     assert all(a.plan.who == "a" for a in story.books.history().values())
 
 
-def test_a_commit_that_a_dying_leader_did_not_tell_is_no_loss():
+def test_a_commit_a_dying_leader_did_not_report_is_no_loss():
     story = quiet().plan(2, "v2").epoch(3, "v3", "v4", who="b")
     assert story.books.losses() == Losses(0, 0)
     assert sorted(story.books.history()) == [0, 1, 2, 3]
@@ -126,7 +126,7 @@ def test_a_stage_that_counts_more_than_the_leader_counted_twice(theirs: int, twi
     assert quiet().books.counted_twice(0.0, SEQ) is None
 
 
-def test_the_first_notice_is_of_somebody_else_and_names_the_victim():
+def test_the_first_notice_by_another_peer_names_the_victim():
     story = (
         Story()
         .tell("v", "peer-lost", "peer AAAAAA is gone", peer="PeerAAAAAA")

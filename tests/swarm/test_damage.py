@@ -17,7 +17,7 @@ def checkpoints(home: Path) -> dict[int, Path]:
     return {epoch_in(str(p)): p for p in home.rglob("parameters.safetensors")}
 
 
-def test_older_checkpoints_are_gone_on_from_and_it_is_said(box):
+def test_older_checkpoints_are_used_with_a_report(box):
     box.settings = ("checkpoint.every=2",)
     peers = box.swarm((1, 1), pipeline__stages=1, training__epochs=10**6, training__min_replicas=1)
     box.start(*peers)

@@ -34,9 +34,7 @@ times slower than usual."""
 
 
 @pytest.mark.timeout(400)
-def test_the_topology_of_the_compose_file_trains_and_survives_a_kill(
-    tmp_path, capsys, pytestconfig
-):
+def test_the_compose_topology_trains_and_survives_a_kill(tmp_path, capsys, pytestconfig):
     services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())[
         "services"
     ]

@@ -20,7 +20,7 @@ def workers(peer) -> list[psutil.Process]:
     return [p for p in psutil.Process(peer.pid).children() if "node.local.worker" in p.cmdline()]
 
 
-def test_the_curve_is_that_of_one_process_and_a_lost_device_ends_its_daemon(box, tmp_path):
+def test_the_loss_equals_one_process_and_a_lost_device_ends_it(box, tmp_path):
     ends, blocks = box.swarm(
         (1, 1),
         model__kv_heads=2,

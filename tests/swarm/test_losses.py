@@ -42,7 +42,7 @@ def works(box, peer) -> None:
     )
 
 
-def test_a_replica_is_killed_and_a_newcomer_takes_its_place_by_invite(swarm):
+def test_a_killed_replica_is_replaced_by_an_invited_joiner(swarm):
     swarm.made["stage-1-1"].kill()
     swarm.goes_on(5)
     del swarm.made["stage-1-1"]
@@ -84,7 +84,7 @@ def test_a_replica_is_killed_and_a_newcomer_takes_its_place_by_invite(swarm):
     swarm.digests_equal()
 
 
-def test_a_p2p_daemon_that_is_killed_comes_back_as_the_same_peer(swarm):
+def test_a_killed_p2p_daemon_comes_back_as_the_same_peer(swarm):
     peer = swarm.made["stage-2-0"]
     before, old = peer.status(), peer.p2pd()
     old.send_signal(signal.SIGKILL)

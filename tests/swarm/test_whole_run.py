@@ -33,7 +33,7 @@ def document(done) -> dict:
     return json.loads(done.stdout)
 
 
-def test_status_tells_the_truth(swarm):
+def test_status_matches_the_run(swarm):
     peer = swarm.made["stage-1-0"]
     swarm.wait(
         "an epoch to count there",

@@ -29,7 +29,7 @@ def kinds(events: list[Event]) -> list[str]:
     return [e.kind for e in events]
 
 
-def test_an_event_carries_what_was_said_and_when() -> None:
+def test_an_event_carries_its_text_fields_and_time() -> None:
     journal = Journal(clock=VirtualClock(100.0, skew=5.0))
     journal.emit("dht", "peer-seen", "saw a peer", "warning", peer="abc", n=3)
     assert journal.recent() == [
@@ -55,7 +55,7 @@ def test_odd_input_is_recorded_rather_than_raised() -> None:
     assert (event.level, len(event.text)) == ("info", 2000)
 
 
-async def test_a_listener_hears_history_then_live_without_gap_or_repeat() -> None:
+async def test_a_subscriber_gets_history_then_live_events() -> None:
     journal = Journal()
     for i in range(3):
         journal.emit("r", str(i), "")
@@ -130,7 +130,7 @@ def test_a_listener_whose_loop_is_gone_does_not_disturb() -> None:
     assert kinds(journal.recent()) == ["after"]
 
 
-def test_closing_closes_the_sinks_and_later_events_are_only_kept() -> None:
+def test_closing_closes_the_sinks_and_keeps_later_events() -> None:
     pile = Pile()
     journal = Journal([pile])
     journal.emit("r", "a", "")

@@ -46,7 +46,7 @@ def test_a_scrape_reads_back_what_was_counted() -> None:
     assert all(name.startswith("tutti_") for name, _ in found)
 
 
-def test_totals_say_where_the_time_went() -> None:
+def test_totals_show_where_the_time_went() -> None:
     metrics = Metrics()
     metrics.time_spent("wire", 0.25)
     metrics.time_spent("wire", 0.5)

@@ -50,7 +50,7 @@ def test_an_svg_needs_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "c.svg").exists()
 
 
-def test_a_missing_library_is_said_with_what_installs_it(
+def test_a_missing_library_is_reported_with_its_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

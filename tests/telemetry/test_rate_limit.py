@@ -22,7 +22,7 @@ def made() -> tuple[RateLimitedLog, Journal, Time]:
     return RateLimitedLog(journal, time), journal, time
 
 
-def test_lines_about_one_peer_are_counted_and_those_about_others_are_not_touched() -> None:
+def test_only_repeated_lines_about_the_same_peer_are_limited() -> None:
     quiet, journal, time = made()
     for i in range(100):
         quiet.emit(NOISY, "dht", "rate-limited" if i % 2 else "fault", f"line {i}", "warning", n=i)
@@ -39,7 +39,7 @@ def test_lines_about_one_peer_are_counted_and_those_about_others_are_not_touched
     assert journal.recent()[-1].text == "a new minute"
 
 
-def test_what_was_kept_back_is_said_at_the_end_and_once() -> None:
+def test_suppressed_lines_are_reported_once_at_the_end() -> None:
     quiet, journal, _ = made()
     for _ in range(LINES + 3):
         quiet.emit(NOISY, "transport", "fault", "x")

@@ -94,7 +94,7 @@ def test_rotation_bounds_the_disk_and_loses_only_the_oldest(tmp_path: Path, keep
     assert kept == [f"{i:03}" for i in range(90 - 10 * keep, 95)]
 
 
-def test_a_full_disk_drops_counts_and_says_so_when_it_is_over(tmp_path: Path) -> None:
+def test_a_full_disk_drops_counts_and_reports_events(tmp_path: Path) -> None:
     sink = Moody(tmp_path / "events.jsonl")
     for kind in ("a", "b"):
         sink.seen.clear()
@@ -109,7 +109,7 @@ def test_a_full_disk_drops_counts_and_says_so_when_it_is_over(tmp_path: Path) ->
     assert sink.dropped == 2
 
 
-def test_the_kernel_says_no_space() -> None:
+def test_a_full_device_drops_every_event() -> None:
     sink = JsonlSink(Path("/dev/full"))
     journal = Journal([sink])
     for i in range(10):

@@ -39,7 +39,7 @@ def test_paths_that_cross_the_sea_are_brought_home() -> None:
     assert sorted(n for peers in found.problem.stages for n in peers) == list(range(8))
 
 
-def test_where_gradients_cost_more_than_paths_stages_are_brought_together() -> None:
+def test_costly_gradients_bring_the_peers_of_a_stage_together() -> None:
     problem = two_towns(sync_ratio=100.0)
     found = assign(problem, moves=400, seed=1)
     assert worst_link(problem) == 5.0
@@ -59,7 +59,7 @@ def test_who_may_not_host_a_stage_is_not_put_there() -> None:
         assign(two_towns(may_host={"0": [1]}), moves=3)
 
 
-def test_slots_go_with_the_peers_and_micro_batches_with_the_places() -> None:
+def test_slots_follow_the_peers_and_micro_batches_the_places() -> None:
     problem = two_towns(
         slots_stage=[11, 12, 13, 14, 15, 16, 17, 18], slots_ends=2, microbatches_per_end=[3, 5]
     )

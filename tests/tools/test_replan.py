@@ -73,7 +73,7 @@ def test_a_death_before_the_start_costs_no_more_than_a_quarter():
     assert not any(8 in route for route in running.routes)
 
 
-def test_a_stage_that_dies_out_is_left_out_where_it_was_not_begun():
+def test_a_dead_stage_is_left_out_of_routes_not_begun():
     problem = load("A")
     routes = routes_of(problem)
     running, _ = play(problem, routes, [ReplanEvent(0.0, "death", n) for n in problem.stages[3]])

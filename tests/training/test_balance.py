@@ -52,7 +52,7 @@ def test_one_that_never_comes_back_is_forgotten() -> None:
     assert [(m.source, m.target) for m in second] == [(1, 2)], "4 and 1 now"
 
 
-def test_a_newcomer_counts_but_is_not_judged_and_does_not_hold_others_up() -> None:
+def test_a_newcomer_counts_but_neither_moves_nor_delays_others() -> None:
     roster, balance = swarm("abcdef", "z", "uvwxy")
     hear(roster, "new", 3, speed=0.0)
     moves = balance.look(roster, BASE, 10.0)
@@ -71,7 +71,7 @@ def test_who_stays_behind_counts_for_a_while() -> None:
     assert [(m.source, m.target) for m in balance.look(roster, BASE, 110.0)] == [(1, 2)], "4 and 1"
 
 
-def test_who_said_no_is_not_asked_again_soon() -> None:
+def test_a_peer_that_refused_a_move_is_not_asked_again_soon() -> None:
     roster, balance = swarm("abc", "z")
     asked = balance.look(roster, BASE, 10.0)[0].peer
     balance.refused(asked, 11.0)
@@ -122,7 +122,7 @@ class Waiting:
         return next(t for t in range(200) if self.asks(float(t), *lacking, **coming))
 
 
-def test_a_stage_that_nobody_hosts_gets_one_peer_of_the_stage_that_has_most() -> None:
+def test_an_empty_stage_gets_a_peer_of_the_largest_stage() -> None:
     w = Waiting("ab", "cde", "")
     assert w.asks(0.0, 3) is None
     assert w.asks(PATIENCE_S - 0.1, 3) is None
@@ -144,7 +144,7 @@ def test_patience_begins_when_somebody_could_be_spared() -> None:
     assert w.asks(501.0 + PATIENCE_S, 2) is not None
 
 
-def test_every_stage_that_lacks_peers_gets_one_and_then_the_next() -> None:
+def test_every_lacking_stage_gets_one_peer_before_a_second() -> None:
     w = Waiting("abcdef", "", "")
     assert w.asks(0.0, 2, 3) is None
     for at in (PATIENCE_S, 20.0):
@@ -156,7 +156,7 @@ def test_every_stage_that_lacks_peers_gets_one_and_then_the_next() -> None:
     assert all(w.asks(40.0 + t, 1, 2, 3) is None for t in range(60))
 
 
-def test_a_stage_below_what_is_wanted_gets_none_from_one_that_has_just_one_more() -> None:
+def test_a_stage_takes_no_peer_from_one_that_has_just_one_more() -> None:
     w = Waiting("abc", "de")
     assert all(w.asks(float(t), 2) is None for t in range(200))
     w = Waiting("abc", "d")
@@ -184,7 +184,7 @@ def test_who_is_coming_is_waited_for_but_not_for_ever() -> None:
     assert Waiting("abcd", "x").first(2, x=2) == PATIENCE_S, "it is here"
 
 
-def test_who_is_not_proven_to_reach_the_others_yet_is_waited_for() -> None:
+def test_a_peer_with_unproven_ways_is_waited_for() -> None:
     w = Waiting("abc", "x")
     w.roster = Roster(2, LEADER)
     here = {LEADER: 0, "a": 1, "b": 1, "c": 1, "x": 2}
@@ -196,7 +196,7 @@ def test_who_is_not_proven_to_reach_the_others_yet_is_waited_for() -> None:
     assert w.first(2) == COMING_S
 
 
-def test_the_ends_other_than_the_leader_help_and_nobody_is_sent_there() -> None:
+def test_ends_peers_other_than_the_leader_fill_empty_stages() -> None:
     w = Waiting("a", "", ends="xy")
     assert w.asks(0.0, 2) is None
     assert (w.asks(PATIENCE_S, 2) or ("", 0))[0] in "xy"
@@ -220,7 +220,7 @@ def test_the_only_one_that_holds_what_was_agreed_on_stays() -> None:
     assert set(asked([])) == set(asked(["new"])) == {"new"}
 
 
-def test_without_a_version_agreed_on_the_newest_of_a_stage_are_kept() -> None:
+def test_without_an_agreed_version_the_newest_peers_are_kept() -> None:
     w = Waiting("a", "", at=BASE)
     hear(w.roster, "new", 1, 0.0, YOUNG)
     w.asks(0.0, 2)

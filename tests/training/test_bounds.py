@@ -49,7 +49,7 @@ def test_a_heartbeat_stands_where_the_run_can_have_come() -> None:
         notes.leader_event(notes.ready_note(dataclasses.replace(good, term=MOST_TERM + 1)), S)
 
 
-def test_a_plan_without_micro_batches_ends_nothing_before_the_last_epoch() -> None:
+def test_a_plan_without_micro_batches_ends_no_run_early() -> None:
     assert RUN.of_plan(plan()) == ""
     assert "ends the run at epoch 7" in RUN.of_plan(plan(paths=()))
     assert RUN.of_plan(plan(120, paths=())) == ""
@@ -76,7 +76,7 @@ def test_a_term_grows_by_what_plans_can_explain() -> None:
     assert terms.most(100.0) < 2**62
 
 
-def test_no_leader_that_hears_liars_goes_beyond_what_its_members_accept() -> None:
+def test_a_misled_leader_stays_within_what_members_accept() -> None:
     leads, follows = Terms(1), Terms(1)
     leads.saw(1, 0.0)
     follows.saw(1, 0.0)

@@ -61,7 +61,7 @@ async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
     assert not c.events("fetch-failed")
 
 
-async def test_what_the_disk_has_is_not_given_up_for_what_donors_had_before_they_were_started_again(
+async def test_a_checkpoint_is_kept_over_older_parameters_of_donors(
     rig: Any, tmp_path: Path
 ) -> None:
     a, b = await rig.add("a", "b", every=1)

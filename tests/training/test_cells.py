@@ -38,7 +38,7 @@ def test_a_young_stage_is_cut_evenly(most: int, sizes: list[int]) -> None:
     assert set(made.parents.values()) == {ANY}
 
 
-def test_without_cells_fetched_parameters_are_those_that_others_can_go_back_to() -> None:
+def test_without_cells_fetched_parameters_join_those_held() -> None:
     stands = {P[0]: frozenset({0}), P[1]: NEW, P[2]: NEW, P[3]: frozenset[int]()}
     made = arrange(stands, home(0, ANY, ANY, 0), 0)
     assert made.cells == dict.fromkeys(P[:4], 0)
@@ -50,7 +50,7 @@ def test_without_cells_fetched_parameters_are_those_that_others_can_go_back_to()
     assert set(apart.cells.values()) == {0, 1}, "until the round that levels them"
 
 
-def test_whoever_is_in_a_cell_stays_and_a_joiner_listens_in_the_smallest() -> None:
+def test_members_keep_their_cell_and_joiners_get_the_smallest() -> None:
     made = arrange(at(0, 0, 1, -1), home(0, 0, 1), 2)
     assert made.cells == {P[0]: 0, P[1]: 0, P[2]: 1, P[3]: 1}
     assert (made.listeners, made.parents) == ({P[3]}, {})
@@ -150,7 +150,7 @@ def test_groups_are_the_strategys_over_cells() -> None:
     )
 
 
-def test_parts_are_shared_out_by_their_bytes_and_servers_take_all() -> None:
+def test_parts_are_divided_by_bytes_and_servers_take_all() -> None:
     members = [PlanMember(P[i], 1, 1.0, i != 3, cell=i // 2) for i in range(4)]
     spread = meetings("butterfly").averagers(1, members, ())
     assert spread == {"a": P[0], "b": P[1], "c": P[2]}
@@ -183,7 +183,7 @@ def test_who_serves_pushes_stays_when_others_come_and_go() -> None:
     )
 
 
-def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
+def test_one_live_member_of_each_cell_speaks() -> None:
     members = (
         *(PlanMember(P[i], 1, 1.0, True, i // 2, 0) for i in range(4)),
         PlanMember(P[4], 1, 1.0, False, 1, 0),
@@ -199,7 +199,7 @@ def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
     assert P[4] not in rest | said
 
 
-def test_a_cell_weighs_what_it_has_done_only_where_all_end_with_the_same() -> None:
+def test_a_cell_weighs_its_work_only_where_all_end_equal() -> None:
     members = tuple(PlanMember(P[i], 1, 1.0, i != 4, i // 2, 0 if i < 6 else 6) for i in range(8))
     plan = Plan(
         5, 1, P[0], members, (), {}, outer=3, worked={(1, 0): 7, (1, 1): 2, (1, 3): 90, (2, 2): 50}

@@ -46,7 +46,7 @@ def test_who_works_along_for_long_enough_is_a_colleague() -> None:
     assert known.all == {LEADER, STAGE}
 
 
-def test_colleagues_met_long_ago_are_forgotten_and_those_met_now_never() -> None:
+def test_old_colleagues_are_forgotten_and_present_ones_kept() -> None:
     known = Colleagues(ME, ripe_s=0.0, most=3)
     for n in range(100):
         known.meet([LEADER, PeerId(f"passing-{n}")], float(n))
@@ -77,7 +77,7 @@ def test_nobody_who_leads_gives_way_to_a_stranger() -> None:
     assert e.leader(LATE, able=True, leads=True) == ME
 
 
-def test_a_ground_key_that_has_worked_along_does_not_replace_who_is_followed() -> None:
+def test_a_ground_key_with_a_record_does_not_replace_the_leader() -> None:
     follows = {LEADER: LEADER, STAGE: LEADER, OTHER: LEADER, GROUND: GROUND}
     e = election(
         worked(LEADER, STAGE, OTHER, GROUND),
@@ -88,7 +88,7 @@ def test_a_ground_key_that_has_worked_along_does_not_replace_who_is_followed() -
     assert e.leader(LATE, able=False, leads=False) == LEADER
 
 
-def test_when_the_leader_is_gone_a_colleague_comes_before_a_stranger_that_claims_to_lead() -> None:
+def test_a_colleague_succeeds_the_leader_before_a_stranger() -> None:
     e = election(
         worked(LEADER, STAGE, OTHER), dict.fromkeys(SYBILS, GROUND), LEADER, GROUND, others=(OTHER,)
     )
@@ -101,7 +101,7 @@ def test_when_the_leader_is_gone_a_colleague_comes_before_a_stranger_that_claims
     )
 
 
-def test_after_a_partition_the_side_with_more_followers_goes_on_and_both_sides_agree() -> None:
+def test_after_a_partition_the_side_with_more_followers_goes_on() -> None:
     names = [PeerId(f"p{i}") for i in range(9)]
     a, b = names[0], names[1]
     of_a, of_b = [a, *names[2:4]], [b, *names[4:8]]
@@ -119,7 +119,7 @@ def test_after_a_partition_the_side_with_more_followers_goes_on_and_both_sides_a
         assert e.leader(LATE, able=me in (a, b), leads=me in (a, b)) == b
 
 
-def test_a_plan_is_followed_of_whom_this_peer_has_told_that_it_is_there() -> None:
+def test_a_plan_is_accepted_only_from_a_leader_we_reported_to() -> None:
     e = Election(ME, 0.0)
     assert not e.heeds(LEADER, 0.0)
     e.tells(LEADER, 5.0)

@@ -81,7 +81,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     await t.close()
 
 
-async def test_a_full_disk_is_told_costs_nothing_old_and_the_first_epoch_with_room_is_written(
+async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     rig: Any, monkeypatch: Any
 ) -> None:
     (a,) = await rig.add("a", every=3)

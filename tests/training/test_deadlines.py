@@ -59,7 +59,7 @@ def test_where_nothing_is_known_the_manifest_counts() -> None:
     assert {r.deadline_s for r in close(leader, plan, 3.0)} == {leader.facts.round_timeout_s}
 
 
-def test_a_first_plan_reckons_with_operations_and_a_later_one_with_what_was_measured() -> None:
+def test_the_deadline_uses_operations_first_then_measurements() -> None:
     _, first = led(TERA)
     # One peer has both micro-batches of its stage, and one goes through all three stages: 2 * 20 s
     # + 10 + 20 + 20.
@@ -157,7 +157,7 @@ def test_silence_is_asked_about_and_no_death() -> None:
     assert S2 in leader.roster.candidates, "it lives, whatever was not heard of it"
 
 
-def test_a_probe_that_fails_is_a_death_unless_the_peer_was_heard_meanwhile() -> None:
+def test_a_failed_probe_is_a_death_unless_the_peer_was_heard() -> None:
     leader = silent()
     leader.handle(ev.ClockTick(), 4.1)
     tell(leader, [heard(S2)], 5.0)

@@ -55,9 +55,7 @@ def plan_of(cells: list[int], senders: dict[int, tuple[int, ...]], mass: dict[in
 
 @pytest.mark.parametrize("strategy", ["ring", "push-sum"])
 @pytest.mark.parametrize("count", [2, 3, 4, 7])
-def test_without_failures_the_values_are_those_of_the_strategys_matrix(
-    strategy: str, count: int
-) -> None:
+def test_without_failures_values_follow_the_mixing_matrix(strategy: str, count: int) -> None:
     """Values in fractions: what differs is what shares that are whole numbers leave of a third of
     2^20."""
     settings = OuterSettings(
@@ -89,7 +87,7 @@ def test_without_failures_the_values_are_those_of_the_strategys_matrix(
         assert len(set(values)) == 1, "four cells with one neighbour agree exactly after two rounds"
 
 
-def test_a_cell_keeps_what_it_does_not_send_and_one_with_next_to_nothing_sends_nothing() -> None:
+def test_a_cell_keeps_unsent_mass_and_a_tiny_one_sends_nothing() -> None:
     plan = plan_of([0, 1, 2], {0: (2,), 1: (0, 2), 2: (1,)}, {0: 7, 1: 1, 2: 9})
     assert [targets(plan, (1, c)) for c in range(3)] == [(1,), (2,), (0, 1)]
     assert flows(plan, (1, 0)) == {0: 4, 2: 3}
@@ -103,7 +101,7 @@ def test_a_cell_keeps_what_it_does_not_send_and_one_with_next_to_nothing_sends_n
     )
 
 
-def test_a_round_waits_for_a_living_speaker_of_each_cell_that_sends_and_a_repair_for_none() -> None:
+def test_a_round_awaits_senders_and_a_repair_awaits_none() -> None:
     plan = plan_of([0, 0, 1, 1, 2], {0: (1, 2)}, {0: WHOLE, 1: WHOLE, 2: 1})
     listener = PlanMember(PeerId("q"), 1, current=False, cell=0, group=0)
     plan = replace(plan, members=(*plan.members, listener))
@@ -144,7 +142,7 @@ def work(do: Callable[[], object]) -> int:
     return lines
 
 
-def test_what_is_asked_of_a_plan_again_and_again_costs_little_for_each_of_many_cells() -> None:
+def test_repeated_questions_of_a_plan_scale_with_the_cells() -> None:
     masses, waits, turns = [], [], []
     for count in (50, 200):
         cells = list(range(count))
@@ -184,7 +182,7 @@ def split(
     return {cell: m for (_, cell), m in found.items()}
 
 
-def test_cells_that_are_cut_share_their_mass_and_those_that_join_add_theirs() -> None:
+def test_split_cells_share_their_mass_and_merged_ones_add_it() -> None:
     assert split({}, [0, 1, 1, 2], {0: -1, 1: -1, 2: -1}) == {0: WHOLE, 1: WHOLE, 2: WHOLE}
     assert split({0: WHOLE + 1, 3: WHOLE}, [0, 4, 3], {4: 0}) == {
         0: WHOLE // 2 + 1,
@@ -204,7 +202,7 @@ def test_cells_that_are_cut_share_their_mass_and_those_that_join_add_theirs() ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_fails_no_mass_is_made_or_lost_but_that_of_the_dead(seed: int) -> None:
+def test_failures_conserve_mass_except_for_the_dead(seed: int) -> None:
     dice = Random(seed)
     count = dice.randint(2, 9)
     meet = meetings("push-sum", fanout=dice.randint(1, 3))
@@ -290,7 +288,7 @@ def test_the_next_plan_knows_what_arrived_whoever_makes_it() -> None:
     )
 
 
-def test_edges_are_never_to_oneself_and_a_fanout_that_is_too_large_shrinks() -> None:
+def test_edges_never_loop_and_a_large_fanout_shrinks() -> None:
     for strategy, fanout in (("ring", 1), ("push-sum", 1), ("push-sum", 3)):
         for count in range(2, 9):
             for number in range(1, 6):
@@ -305,7 +303,7 @@ def test_edges_are_never_to_oneself_and_a_fanout_that_is_too_large_shrinks() -> 
     assert meetings("ring").groups([2, 5], 1) == ({2: 2, 5: 5}, ())
 
 
-def test_masses_go_from_leader_to_leader_and_all_hear_who_will_send_nothing() -> None:
+def test_masses_pass_from_leader_to_leader() -> None:
     sizes = {stage: {f"s{stage}": 4} for stage in range(3)}
     settings = facts(cell=1, meetings=Meetings(OuterSettings("push-sum", every=1), sizes, 3, 100))
     leader, third = Leader(E, settings), PeerId("stage1c")

@@ -22,7 +22,7 @@ def test_where_nobody_leads_the_smallest_does() -> None:
     assert election(D).leader(LATE, able=False, leads=False) is None
 
 
-def test_a_newcomer_with_a_smaller_id_does_not_replace_who_leads() -> None:
+def test_a_newcomer_with_a_smaller_id_does_not_lead() -> None:
     assert election(A, B=Sighting(1, leads=True)).leader(LATE, able=True, leads=False) == B
     assert election(B, A=Sighting(1)).leader(LATE, able=True, leads=True) == B
     assert (
@@ -49,7 +49,7 @@ def test_who_starts_among_others_listens_before_it_leads() -> None:
     )
 
 
-def test_a_silent_leader_is_believed_again_only_after_a_newer_record() -> None:
+def test_a_silent_leader_returns_only_with_a_newer_record() -> None:
     e = election(C, A=Sighting(5, leads=True), B=Sighting(5))
     e.shun(A, LATE)
     assert e.leader(LATE, able=False, leads=False) == B
@@ -62,7 +62,7 @@ def test_a_silent_leader_is_believed_again_only_after_a_newer_record() -> None:
     assert e.leader(LATE + 10 * SHUN_S, able=False, leads=False) == A
 
 
-def test_who_answers_that_it_does_not_lead_comes_last_for_a_moment() -> None:
+def test_a_peer_that_denies_leading_comes_last_for_a_while() -> None:
     e = election(C, A=Sighting(5, leads=True), B=Sighting(5))
     e.doubt(A, LATE)
     assert e.leader(LATE, able=False, leads=False) == B
@@ -85,7 +85,7 @@ def test_who_leaves_does_not_lead() -> None:
     assert election(A, B=Sighting(1)).leader(LATE, able=False, leads=True) == B
 
 
-def test_a_leader_that_takes_our_word_leads_whatever_the_directory_shows() -> None:
+def test_a_leader_that_answers_us_leads_despite_the_directory() -> None:
     e = election(C, A=Sighting(5), B=Sighting(5, leads=True))
     e.answered(B, LATE)
     e.see({A: Sighting(6)})

@@ -477,7 +477,7 @@ def test_a_quiet_swarm_commits_every_epoch_once() -> None:
     )
 
 
-def test_evaluations_come_when_the_manifest_says() -> None:
+def test_evaluations_follow_the_manifests_schedule() -> None:
     swarm = Swarm(1)
     swarm.run(60)
     assert [r.facts["epoch"] for r in swarm.kinds("evaluated")] == [5, 10, 12]
@@ -515,7 +515,7 @@ def test_a_replica_measured_slow_is_tried_again() -> None:
     assert swarm.epochs()[-1] == 30
 
 
-def test_who_comes_after_the_end_is_told_that_it_is_over() -> None:
+def test_a_peer_that_joins_after_the_end_finishes() -> None:
     swarm = Swarm(8)
     swarm.run(60)
     late = PeerId("peer19")
@@ -551,7 +551,7 @@ def test_the_next_ends_peer_takes_over_from_a_dead_leader() -> None:
     )
 
 
-def test_a_stage_without_a_peer_stops_the_run_and_says_so() -> None:
+def test_a_stage_without_a_peer_stops_the_run_with_the_reason() -> None:
     swarm = Swarm(6)
     for name in ("peer20", "peer21"):
         swarm.at(5.0, lambda name=name: swarm.kill(PeerId(name)))
@@ -562,7 +562,7 @@ def test_a_stage_without_a_peer_stops_the_run_and_says_so() -> None:
     assert leader.waiting_for == "a peer for stage 2"
 
 
-def test_a_stage_that_lost_everything_starts_again_from_a_common_version() -> None:
+def test_a_stage_that_lost_everything_awaits_a_common_version() -> None:
     swarm = Swarm(7)
     for name in ("peer20", "peer21"):
         swarm.at(5.0, lambda name=name: swarm.kill(PeerId(name)))

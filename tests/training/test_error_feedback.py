@@ -42,7 +42,7 @@ def speak(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_was_moved_has_been_said_or_is_owed(codec: str) -> None:
+def test_every_change_is_sent_or_kept_as_rounding_error(codec: str) -> None:
     residual, moved, said = (
         ErrorFeedback(codec),
         dict.fromkeys("ab", torch.zeros(())),
@@ -59,7 +59,7 @@ def test_what_was_moved_has_been_said_or_is_owed(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_its_bytes_are_what_it_says_and_the_same_when_it_is_asked_again(codec: str) -> None:
+def test_encoding_with_feedback_is_repeatable(codec: str) -> None:
     residual = ErrorFeedback(codec)
     speak(residual, numbers(1), parts("a", "b"))
     said, coded = residual.says(numbers(2))
@@ -70,7 +70,7 @@ def test_its_bytes_are_what_it_says_and_the_same_when_it_is_asked_again(codec: s
         assert torch.equal(bytes_again[n], coded[n])
 
 
-def test_what_was_not_taken_is_owed_no_more_than_before_and_what_was_is() -> None:
+def test_rounding_errors_change_only_for_accepted_parts() -> None:
     residual = ErrorFeedback("top-k")
     speak(residual, numbers(1), parts("a", "b"))
     before = dict(residual.words)
@@ -79,7 +79,7 @@ def test_what_was_not_taken_is_owed_no_more_than_before_and_what_was_is() -> Non
     assert not torch.equal(residual.words["a"], before["a"])
 
 
-def test_a_round_that_is_undone_or_never_adopted_leaves_debts_as_they_were() -> None:
+def test_an_undone_round_leaves_rounding_errors_unchanged() -> None:
     residual = ErrorFeedback("int4")
     speak(residual, numbers(1), parts("a", "b"))
     before = dict(residual.words)
@@ -97,7 +97,7 @@ def test_a_round_that_is_undone_or_never_adopted_leaves_debts_as_they_were() -> 
     assert all(torch.equal(residual.words[n], before[n]) for n in before)
 
 
-def test_means_are_owed_by_who_averaged_them_where_its_result_was_the_one() -> None:
+def test_only_the_final_averager_keeps_its_rounding_error() -> None:
     residual, total, given = ErrorFeedback("top-k"), torch.zeros(30, 40), torch.zeros(30, 40)
     mean = fresh = dict[str, Tensor]()
     for seed in range(20):
@@ -117,7 +117,7 @@ def test_means_are_owed_by_who_averaged_them_where_its_result_was_the_one() -> N
     assert torch.equal(residual.means["a"], before), "somebody else averaged it in the end"
 
 
-def test_nothing_is_owed_where_nobody_knows_what_became_of_it() -> None:
+def test_copied_parts_drop_their_rounding_error() -> None:
     residual = ErrorFeedback("int8")
     speak(residual, numbers(1), parts("a", "b"))
     before = residual.words["b"]
@@ -143,7 +143,7 @@ def test_words_nobody_can_use_are_forgotten(codec: str) -> None:
     assert residual.words == {}
 
 
-def test_a_checkpoint_keeps_what_is_owed() -> None:
+def test_a_checkpoint_keeps_the_rounding_errors() -> None:
     residual, back = ErrorFeedback("int4"), ErrorFeedback("int4")
     speak(residual, numbers(1), parts("a", "b"))
     residual.makes(numbers(3))
@@ -159,7 +159,7 @@ def test_a_checkpoint_keeps_what_is_owed() -> None:
     assert other.words == {}
 
 
-def test_a_mean_that_is_made_while_the_round_is_looked_at_does_not_disturb_it() -> None:
+def test_a_mean_made_while_a_round_is_read_does_not_disturb_it() -> None:
     class Meanwhile(dict[str, Tensor]):
         def __getitem__(self, name: str) -> Tensor:
             # as a step does that the round did not wait for, on a thread of its own

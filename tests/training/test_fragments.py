@@ -57,7 +57,7 @@ def test_fragments_hold_every_part_once_in_about_equal_bytes() -> None:
     assert pieces({"only": 8}, 3) == [{"only"}, frozenset(), frozenset()]
 
 
-def test_fragments_take_turns_and_the_last_round_of_a_run_carries_everything() -> None:
+def test_fragments_take_turns_and_the_last_round_has_all_parts() -> None:
     s = replace(STREAM, every=6, fragments=3)
     rounds = {e: fragment(s, e, 12) for e in range(12) if number(e, s.gap, 12)}
     assert rounds == {2: 1, 5: 2, 8: 3, 11: 0}
@@ -106,7 +106,7 @@ async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) ->
     assert streamed < 0.7 * max(p.work.outer.nbytes for p in everybody)
 
 
-async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps_what_is_its_own(
+async def test_a_peer_that_missed_parts_copies_the_outer_step(
     rig: Rig,
 ) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
@@ -155,7 +155,7 @@ async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
     assert equal(e, c)
 
 
-async def test_a_round_of_a_fragment_that_is_undone_leaves_everything_as_it_was(rig: Rig) -> None:
+async def test_an_undone_fragment_round_restores_the_earlier_state(rig: Rig) -> None:
     cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     (a, b), (c, d) = cells
     first = sending(rig, cells, plan, 1)
@@ -190,7 +190,7 @@ def says(attempt: EpochAttempt, **digests: str) -> None:
         attempt.outcomes[PeerId(peer)] = ev.Committed(PeerId(peer), attempt.plan.hash, 0, digest)
 
 
-def test_a_leader_compares_cells_with_themselves_and_waits_for_no_listener_of_a_dead_one() -> None:
+def test_a_leader_compares_digests_within_cells_only() -> None:
     streamed, whole = (
         EpochAttempt(plan_of(which, "a", "bcd", listeners="l"), 0.0, 1.0) for which in (1, 0)
     )
@@ -217,9 +217,7 @@ def test_a_leader_compares_cells_with_themselves_and_waits_for_no_listener_of_a_
 
 
 @pytest.mark.parametrize("wrong", ["another fragment", "other parts", "all parts"])
-async def test_a_plan_that_carries_other_parts_than_are_due_is_objected_to(
-    rig: Rig, wrong: str
-) -> None:
+async def test_a_plan_with_other_parts_than_due_is_refused(rig: Rig, wrong: str) -> None:
     rig.outer = STREAM
     cells = await four(rig)
     a = cells[0][0]

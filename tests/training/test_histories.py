@@ -55,7 +55,7 @@ def trained(epochs: int, checkpoint_at: int = -1) -> tuple[Member, list[Plan]]:
     return member, plans
 
 
-def test_the_plan_behind_a_checkpoint_is_remembered_when_later_plans_have_come() -> None:
+def test_the_plan_behind_a_checkpoint_is_remembered() -> None:
     member, plans = trained(5, checkpoint_at=2)
     kept = makes(plans[1], DROPPED)
     assert member.remembers(kept) == (plans[2], DROPPED), (
@@ -65,7 +65,7 @@ def test_the_plan_behind_a_checkpoint_is_remembered_when_later_plans_have_come()
     assert member.remembers(kept) == (plans[2], DROPPED)
 
 
-def test_a_version_that_is_undone_is_explained_when_the_plan_from_it_came_and_went() -> None:
+def test_an_undone_version_is_explained_by_a_passing_plan() -> None:
     """Epoch 2 is being run, the network parts, and another side's leader begins again from the
     checkpoint before it."""
     member, plans = trained(2, checkpoint_at=1)
@@ -98,7 +98,7 @@ def test_the_lineage_must_fit() -> None:
     assert member.remembers(replace(plans[2].base, lineage="0" * 32)) == (None, ())
 
 
-def test_a_plan_that_counts_on_other_parameters_of_the_version_is_refused() -> None:
+def test_a_plan_with_another_digest_of_the_version_is_refused() -> None:
     """Who was started again and fetched what another cell holds is still in the roster with what it
     held before."""
     member, _ = trained(2)

@@ -150,7 +150,7 @@ def test_stages_of_different_histories_make_no_version() -> None:
     assert leader.waiting_for == "stages that hold one version in common"
 
 
-def test_peers_of_a_richer_side_get_a_moment_to_bring_the_rest_of_it() -> None:
+def test_peers_of_a_richer_side_get_time_to_bring_the_rest() -> None:
     leader = Leader(
         E, facts(recall=lambda v: PlanContext((40, ()), {}, 0), patience_s=10.0, late_s=1e9)
     )
@@ -219,7 +219,7 @@ def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
     return done + leader.handle(ev.ClockTick(), now + 2.0)
 
 
-def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_times() -> None:
+def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
     leader = led(facts(), [heard(E), heard(S1), heard(T1), heard(S2)])
     plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
     for again in range(2):
@@ -299,7 +299,7 @@ def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
 
 
 @pytest.mark.parametrize("answer", ["forged", "nothing", "silence"])
-def test_a_history_nobody_remembers_is_guessed_and_said(answer: str) -> None:
+def test_a_forgotten_history_is_guessed_with_a_warning(answer: str) -> None:
     at = Version(3, "ab" * 16)
     _, other = begun()
     leader = Leader(E, facts())
@@ -342,7 +342,7 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == ["peer-left"]
 
 
-def test_a_leader_that_resigns_finishes_its_epoch_and_plans_no_other() -> None:
+def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
     leader, plan = begun()
     leader.resigning = True
     assert not leader.idle
@@ -351,7 +351,7 @@ def test_a_leader_that_resigns_finishes_its_epoch_and_plans_no_other() -> None:
     assert the_plan(leader.handle(ev.ClockTick(), 9.0)) is None
 
 
-def test_a_peer_moves_to_the_stage_that_holds_the_others_up_and_then_stays() -> None:
+def test_a_peer_moves_to_the_bottleneck_stage() -> None:
     leader, plan = begun(rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
     tell(leader, [heard(PeerId(f"stage1{c}")) for c in "bcd"], 2.5)
     moves: list[ev.RequestMove] = []
@@ -372,7 +372,7 @@ def moved(actions: Iterable[Any]) -> list[tuple[PeerId, int]]:
     return [(a.peer, a.stage) for a in actions if isinstance(a, ev.RequestMove)]
 
 
-def test_a_young_swarm_without_a_stage_asks_for_a_peer_and_asks_another_when_that_refuses() -> None:
+def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     leader = Leader(E, facts(lacks_s=10.0, late_s=1e9))
     done = tell(leader, [heard(E), heard(S1), heard(T1)], 0.0)
     done += leader.handle(ev.ClockTick(), 9.9)
@@ -397,7 +397,7 @@ def test_a_young_swarm_waits_for_those_who_are_coming() -> None:
     assert len(moved(leader.handle(ev.ClockTick(), 30.0))) == 1
 
 
-def test_a_stage_with_fewer_replicas_than_a_first_plan_wants_is_helped() -> None:
+def test_a_stage_below_min_replicas_gets_a_peer() -> None:
     U1 = PeerId("stage1c")
     leader = led(facts(min_replicas=2, late_s=1e9), [heard(E), heard(S1), heard(T1), heard(S2)])
     assert moved(leader.handle(ev.ClockTick(), 30.0)) == [], "2 and 1"
@@ -406,7 +406,7 @@ def test_a_stage_with_fewer_replicas_than_a_first_plan_wants_is_helped() -> None
     assert [stage for _, stage in moved(leader.handle(ev.ClockTick(), 41.0))] == [2]
 
 
-def test_a_stage_that_is_lost_later_gets_a_peer_when_nobody_of_it_came_back() -> None:
+def test_a_stage_lost_later_gets_a_peer_if_nobody_returns() -> None:
     leader, plan = begun(late_s=1e9, patience_s=5.0)
     tell(leader, [heard(T1)], 2.5)
     plan = next_plan(commits(leader, plan, 3.0))
@@ -457,7 +457,7 @@ def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
         assert again.owners == ({} if attempt == 0 else {"s1": other}), "once may be chance"
 
 
-def test_members_are_told_who_is_dead() -> None:
+def test_members_receive_the_list_of_the_dead() -> None:
     leader = led(facts(), [heard(E), heard(S1), heard(S2), heard(T2)])
     plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     done = leader.handle(ev.Unreachable(T2), 2.5)
@@ -484,7 +484,7 @@ def test_equal_inputs_make_equal_plans() -> None:
     assert begun()[1].hash == begun()[1].hash
 
 
-def test_who_leaves_has_no_say_in_what_its_stage_agrees_on() -> None:
+def test_a_leaving_peer_has_no_vote_on_its_stages_version() -> None:
     leader = Leader(E, facts(recall=lambda v: PlanContext((40, ()), {}, 80), late_s=1e9))
     tell(leader, [heard(p, A, 80) for p in (E, S1, S2)], 1.0)
     leader.handle(
@@ -494,7 +494,7 @@ def test_who_leaves_has_no_say_in_what_its_stage_agrees_on() -> None:
     assert [m.peer for m in plan.cell(0) if m.current] == [E]
 
 
-def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
+def test_an_agreed_version_that_is_lost_does_not_stop_the_swarm() -> None:
     leader, plan = begun(patience_s=10.0)
     commits(leader, plan, 3.0)
     at = leader.base
@@ -515,7 +515,7 @@ def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_it(
+def test_a_stage_falls_back_to_its_newest_remaining_parameters(
     early: bool,
 ) -> None:
     """One peer of stage 1 had committed with the others, who have settled since, and it is gone:
@@ -556,7 +556,7 @@ def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_i
     assert said.facts["stages"] == {"1": 1}
 
 
-def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
+def test_state_that_fits_nowhere_is_reported_once() -> None:
     asked: list[Any] = []
 
     def place(stage: int, cell: Any, previous: Any, room: Any = None) -> dict[str, PeerId]:
@@ -583,7 +583,7 @@ def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
     assert leader.waiting_for == ""
 
 
-def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it() -> None:
+def test_the_next_plan_carries_the_spread_to_the_next_leader() -> None:
     leader = led(facts(cell=1), [heard(E), heard(S1), heard(T1), heard(S2)])
     plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert (plan.cells(1), plan.cells(2), plan.spread) == ((0, 1), (0,), {})
@@ -686,7 +686,7 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
         assert levels(plan)
 
 
-def test_what_a_strangers_memory_says_of_a_change_is_checked() -> None:
+def test_a_change_reported_by_a_stranger_is_verified() -> None:
     def read(change: str) -> Rules:
         if change:
             raise Refused("not signed by the owner")
@@ -713,7 +713,7 @@ def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
     )
 
 
-def test_no_plan_over_a_pair_that_is_not_proven_and_the_pair_is_named() -> None:
+def test_no_plan_uses_an_unproven_pair_and_the_pair_is_named() -> None:
     leader = Leader(E, facts(prove=True))
     lone = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E), with_ways(heard(S2), E)]
     tell(leader, lone, 0.0)
@@ -727,7 +727,7 @@ def test_no_plan_over_a_pair_that_is_not_proven_and_the_pair_is_named() -> None:
     assert plan is not None
 
 
-def test_a_replica_that_does_not_reach_its_siblings_waits_outside() -> None:
+def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
     leader = Leader(E, facts(prove=True))
     everybody = {E, S1, S2, T1}
     notes = [with_ways(heard(p), *(everybody - {p})) for p in (E, S2)]
@@ -763,7 +763,7 @@ def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:
     assert again.term == plan.term + 1
 
 
-def test_a_leader_that_cannot_put_the_end_of_the_run_in_place_looks_for_another_start() -> None:
+def test_a_leader_with_a_damaged_final_version_starts_elsewhere() -> None:
     leader = Leader(E, facts(epochs=5, recall=lambda v: PlanContext((40, ()), {}, 0)))
     older = Version(4, "cc" * 16)
     tell(

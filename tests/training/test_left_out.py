@@ -66,7 +66,7 @@ def visited(plan: Plan) -> set[int]:
     return {h.stage for p in plan.paths for h in p.hops}
 
 
-def test_paths_go_around_a_stage_that_nobody_holds_epoch_after_epoch() -> None:
+def test_paths_leave_out_a_stage_nobody_holds_every_epoch() -> None:
     leader, first = begun()
     plan, said = lose(leader, S2, 3.0)
     assert (plan.base, visited(plan), plan.stood) == (first.base, {1, 3}, {2: first.base})
@@ -99,7 +99,7 @@ def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:
     assert the_plan(none.handle(ev.ClockTick(), 30.0)) is None
 
 
-def test_a_run_begins_with_every_stage_and_ends_with_every_stage() -> None:
+def test_a_run_begins_and_ends_with_every_stage() -> None:
     leader = Leader(E, skipping())
     tell(leader, [heard(p) for p in (E, S1, S3)], 0.0)
     assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
@@ -133,7 +133,7 @@ def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
     assert following.stood == {}
 
 
-def test_an_older_copy_of_the_stage_is_taken_when_nobody_brings_a_newer_one() -> None:
+def test_an_older_copy_is_used_when_nobody_has_a_newer_one() -> None:
     leader, first = begun()
     plan = next_plan(commits(leader, first, 3.0))
     old, plan = plan.base, the_plan(commits(leader, plan, 4.0))
@@ -163,7 +163,7 @@ def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
         plan = following
 
 
-def test_the_next_leader_learns_from_the_plan_what_the_stage_stands_at() -> None:
+def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
     leader, first = begun()
     plan, _ = lose(leader, S2, 3.0)
     at = after(plan)
@@ -194,7 +194,7 @@ def test_memory_knows_what_stood_before_and_after_a_plan() -> None:
     assert memory.stood(Version(9, "aa" * 16)) == {}
 
 
-def test_a_member_takes_what_it_holds_for_the_base_only_if_the_plan_says_so() -> None:
+def test_a_member_relabels_its_version_only_if_the_plan_allows() -> None:
     _, first = begun()
     held = Version(3, "aa" * 16)
     later = dataclasses.replace(first, epoch=7, lineage="bb" * 16, term=5)

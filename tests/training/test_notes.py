@@ -124,7 +124,7 @@ def test_a_round_comes_back_the_same() -> None:
     )
 
 
-def test_what_members_say_reaches_the_leader() -> None:
+def test_notes_of_members_reach_the_leader() -> None:
     ended = ev.RoundEnded(3, 7, 1, ("e",), ("w",), (B,))
     stands = ev.Heartbeat(
         C,
@@ -241,7 +241,7 @@ def test_costs_beyond_the_scale_and_too_many_are_refused(said: pb.CostNote) -> N
         notes.leader_event(through(pb.Note(ready=pb.ReadyNote(costs=said))), C)
 
 
-def test_of_many_ways_those_that_carry_tensors_are_told() -> None:
+def test_of_many_ways_those_carrying_tensors_are_reported() -> None:
     idle = tuple((PeerId(f"a{i:03d}"), LinkCost(0.0, 0.01)) for i in range(notes.MAX_SEEN))
     busy = tuple((PeerId(f"z{i}"), LinkCost(0.2, 0.01)) for i in range(3))
     told = dict(costs_through(Measured(ways=(*idle, *busy))).ways)
@@ -270,7 +270,7 @@ def test_a_sketch_that_is_none_is_refused(raw: bytes) -> None:
         pb.ReadyNote(at=pb.VersionNote(lineage="ab")),
     ],
 )
-def test_nobody_can_make_the_leader_write_a_plan_that_cannot_be_read(said: pb.ReadyNote) -> None:
+def test_no_note_makes_the_leader_write_an_unreadable_plan(said: pb.ReadyNote) -> None:
     with pytest.raises(WireError):
         notes.leader_event(pb.Note(ready=said), C)
     with pytest.raises(WireError):
@@ -289,7 +289,7 @@ def test_nobody_can_make_the_leader_write_a_plan_that_cannot_be_read(said: pb.Re
         pb.Note(incomplete=pb.IncompleteNote(failed=["a"] * (notes.MAX_NAMED + 1))),
     ],
 )
-def test_more_cells_parts_or_peers_than_there_can_be_are_refused(said: pb.Note) -> None:
+def test_impossible_counts_of_cells_parts_or_peers_are_refused(said: pb.Note) -> None:
     with pytest.raises(WireError):
         notes.leader_event(through(said), C)
 
@@ -300,7 +300,7 @@ MANY = ["a"] * (notes.MAX_NAMED + 1)
 @pytest.mark.parametrize(
     "said", [pb.RoundNote(dead=MANY), pb.RoundNote(sources=MANY), pb.RoundNote(among=MANY)]
 )
-def test_a_round_that_names_more_peers_than_there_can_be_is_refused(said: pb.RoundNote) -> None:
+def test_a_round_naming_too_many_peers_is_refused(said: pb.RoundNote) -> None:
     with pytest.raises(WireError):
         notes.round_event(through(pb.Note(round=said)), A)
 

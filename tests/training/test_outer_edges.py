@@ -131,7 +131,7 @@ async def test_every_cell_makes_its_row_of_the_strategys_matrix(
     ]
 
 
-async def test_a_speaker_that_is_dead_leaves_its_mass_where_it_was_and_its_cell_goes_on(
+async def test_a_dead_speaker_leaves_the_mass_in_its_cell(
     rig: Rig,
 ) -> None:
     """Of the cell of a and b the one dies that speaks and averages for it: the others go on without
@@ -221,7 +221,7 @@ async def test_a_joiner_listens_to_the_round_of_one_cell(rig: Rig) -> None:
     assert e.work.arrived == (0, 1, 2)
 
 
-async def test_a_leader_that_sends_elsewhere_or_makes_mass_is_not_followed(rig: Rig) -> None:
+async def test_a_plan_with_other_edges_or_extra_mass_is_refused(rig: Rig) -> None:
     rig.outer, rig.deadline_s = PUSH_SUM, 60.0
     peers = await rig.add("a", "b", "c")
     a, cells = peers[0], [[p] for p in peers]

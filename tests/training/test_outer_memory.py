@@ -85,9 +85,7 @@ def test_every_setting_that_keeps_something_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", ["diloco-top-k", "hogwild", "diloco-streaming"])
-def test_a_stage_whose_anchors_do_not_fit_is_refused_before_it_is_loaded(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path: Path) -> None:
     config, manifest = NodeConfig(tmp_path), Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())
     plain = replace(manifest, outer=OuterSettings())
     ample = 1 << 40
@@ -104,7 +102,7 @@ def test_a_stage_whose_anchors_do_not_fit_is_refused_before_it_is_loaded(
     )
 
 
-def test_beside_a_device_with_memory_of_its_own_anchors_are_in_main_memory(tmp_path: Path) -> None:
+def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> None:
     config, manifest = NodeConfig(tmp_path), Manifest.parse((CONFIGS / "diloco.toml").read_bytes())
     plain, ample = replace(manifest, outer=OuterSettings()), 1 << 40
     main = (

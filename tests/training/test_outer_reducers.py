@@ -82,9 +82,7 @@ async def test_one_lying_cell_of_four_moves_nothing_beyond_the_honest(
 
 
 @pytest.mark.parametrize("reducer", ["clipped-mean", "centered-clip"])
-async def test_with_clipping_it_moves_the_step_by_less_than_an_honest_cell_is_long(
-    rig: Rig, reducer: str
-) -> None:
+async def test_clipping_limits_the_step_to_an_honest_cells_length(rig: Rig, reducer: str) -> None:
     rig.outer = replace(DELTAS, reducer=reducer, codec="int8")
     honest, made = await met(rig, "abcd", liar=True)
     given = torch.stack([flat(h) for h in honest])
@@ -100,7 +98,7 @@ async def test_it_moves_their_mean_wherever_it_likes(rig: Rig) -> None:
     assert (flat(made) - given.mean(0)).norm() > 10 * given.norm(dim=1).max()
 
 
-async def test_the_median_of_honest_cells_is_the_median_of_their_values(rig: Rig) -> None:
+async def test_the_median_over_honest_cells_is_that_of_their_values(rig: Rig) -> None:
     rig.outer = replace(PARAMETERS, reducer="median")
     held, made = await met(rig, "abc", liar=False)
     torch.testing.assert_close(

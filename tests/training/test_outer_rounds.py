@@ -94,7 +94,7 @@ async def test_cells_train_apart_and_average_their_parameters(rig: Rig) -> None:
     assert {a.owner.through(n) for n in SHAPES} == {plan.epoch}
 
 
-async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cells_are_apart(
+async def test_members_of_a_cell_agree_on_a_sketch_and_report_spread(
     rig: Rig,
 ) -> None:
     rig.outer = PARAMETERS
@@ -128,9 +128,7 @@ async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cel
 
 
 @pytest.mark.parametrize("settings", [PARAMETERS, replace(DELTAS, codec="fp32")])
-async def test_cells_weigh_what_they_have_done_and_none_weighs_more_by_saying_so(
-    rig: Rig, settings: OuterSettings
-) -> None:
+async def test_a_cell_weighs_its_work_whatever_it_claims(rig: Rig, settings: OuterSettings) -> None:
     rig.outer = settings
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -153,7 +151,7 @@ async def test_cells_weigh_what_they_have_done_and_none_weighs_more_by_saying_so
 
 
 @pytest.mark.parametrize("settings", [replace(DELTAS, codec="fp32"), STATE])
-async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentum(
+async def test_diloco_makes_equal_outer_steps_and_keeps_its_momentum(
     rig: Rig, settings: OuterSettings
 ) -> None:
     rig.outer = settings
@@ -176,7 +174,7 @@ async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentu
 
 
 @pytest.mark.parametrize("before", [PARAMETERS, STATE])
-async def test_a_change_comes_into_force_after_all_cells_have_averaged_and_anchors_begin_there(
+async def test_a_change_starts_anchors_after_all_cells_average(
     rig: Rig, before: OuterSettings
 ) -> None:
     cells, everybody, plan = await trained(rig, before)
@@ -208,7 +206,7 @@ async def test_a_change_comes_into_force_after_all_cells_have_averaged_and_ancho
         torch.testing.assert_close(a.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
 
 
-async def test_debts_end_with_a_change_though_it_changes_nothing_about_them(rig: Rig) -> None:
+async def test_rounding_errors_end_with_any_change(rig: Rig) -> None:
     settings = replace(DELTAS, codec="top-k", feedback=True)
     cells, everybody, plan = await trained(rig, settings)
     plan = meeting(rig, cells, plan)
@@ -224,7 +222,7 @@ async def test_debts_end_with_a_change_though_it_changes_nothing_about_them(rig:
     ), "all was averaged as it is"
 
 
-async def test_a_plan_under_a_change_that_nobody_signed_or_that_levels_nothing_is_objected_to(
+async def test_a_plan_of_an_unsigned_change_is_refused(
     rig: Rig,
 ) -> None:
     rig.outer = replace(PARAMETERS, every=3)
@@ -281,7 +279,7 @@ async def test_who_copies_the_result_owes_nothing_of_it(rig: Rig) -> None:
     assert d.work.anchor.residual.words == {}, "nobody knows what became of its part in it"
 
 
-async def test_an_outer_round_that_is_undone_leaves_the_anchor_as_it_was(rig: Rig) -> None:
+async def test_an_undone_outer_round_restores_the_anchor(rig: Rig) -> None:
     cells, everybody, plan = await trained(rig, replace(DELTAS, codec="fp32"))
     (a, b), (c, d) = cells
     before, first = a.work.anchor.state, meeting(rig, cells, plan)
@@ -299,9 +297,7 @@ async def test_an_outer_round_that_is_undone_leaves_the_anchor_as_it_was(rig: Ri
 
 
 @pytest.mark.parametrize("codec", ["top-k", "int4"])
-async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_by_somebody(
-    rig: Rig, codec: str
-) -> None:
+async def test_with_feedback_no_cells_change_is_lost(rig: Rig, codec: str) -> None:
     rig.outer = OuterSettings(
         "butterfly", "deltas", 1, "sgd", lr=1.0, momentum=0.0, codec=codec, feedback=True
     )
@@ -337,7 +333,7 @@ async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_
         )
 
 
-async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: Rig) -> None:
+async def test_a_replacing_speaker_keeps_only_its_own_rounding_error(rig: Rig) -> None:
     rig.outer = replace(DELTAS, codec="top-k", feedback=True)
     rig.deadline_s = 60.0
     peers = await rig.add("a", "b", "c", "d")
@@ -359,7 +355,7 @@ async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: R
     assert silent.work.anchor.residual.words == {}
 
 
-async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_nothing(
+async def test_a_lone_cell_keeps_no_rounding_error_of_a_failed_round(
     rig: Rig,
 ) -> None:
     cells, everybody, plan = await trained(rig, replace(DELTAS, codec="top-k", feedback=True))
@@ -375,7 +371,7 @@ async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_no
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_cell_that_was_late_for_a_quorum_counts_in_the_next_round_and_not_after_it(
+async def test_a_cell_late_for_a_quorum_counts_once_in_the_next_round(
     rig: Rig, again: bool
 ) -> None:
     rig.outer = settings = OuterSettings(
@@ -441,7 +437,7 @@ async def test_a_cell_without_a_micro_batch_stays_as_it_is(rig: Rig) -> None:
     assert not torch.equal(a.parameters()["layers.0.a"], was["layers.0.a"])
 
 
-async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
+async def test_a_checkpoint_restores_cell_anchor_and_rounding_errors(rig: Rig) -> None:
     rig.outer = replace(DELTAS, feedback=True)
     a, b, c, d = await rig.add("a", "b", "c", "d", every=1)
     cells = [[a, b], [c, d]]

@@ -91,7 +91,7 @@ def test_a_change_takes_nothing_that_is_under_way_with_it() -> None:
     )
 
 
-async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(
+async def test_a_fragment_lands_mixed_with_later_training(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
@@ -165,7 +165,7 @@ async def test_an_epoch_begun_anew_keeps_what_is_under_way(
     assert exchange.done()
 
 
-async def test_a_round_that_carries_everything_leaves_all_with_the_same_though_fragments_are_mixed(
+async def test_a_round_of_all_parts_leaves_all_cells_equal(
     rig: Rig,
 ) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
@@ -173,7 +173,7 @@ async def test_a_round_that_carries_everything_leaves_all_with_the_same_though_f
     assert len({p.work.stage.digest for p in everybody}) == 1
 
 
-async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig: Rig) -> None:
+async def test_a_peer_that_returned_copies_the_outer_step(rig: Rig) -> None:
     rig.outer = STREAM
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -199,7 +199,7 @@ async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig:
     assert all(torch.equal(d.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
 
 
-async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_settled(
+async def test_a_sending_is_served_to_others_after_its_epoch_settled(
     rig: Rig,
 ) -> None:
     rig.outer = replace(STREAM, every=6, overlap=2)
@@ -225,7 +225,7 @@ async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_sett
     assert equal(c, d)
 
 
-async def test_who_is_in_no_plan_any_more_is_not_waited_for_on_the_way(rig: Rig) -> None:
+async def test_a_sending_does_not_await_peers_out_of_the_plan(rig: Rig) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
     sent = replace(with_sends(rig, cells, plan, 1), deadline_s=600.0)
     silent = next(p for p in cells[1] if p.me in speakers(meeting(sent, 2), (1, 0), ()))
@@ -247,7 +247,7 @@ async def test_who_is_in_no_plan_any_more_is_not_waited_for_on_the_way(rig: Rig)
     assert equal(*cells[0])
 
 
-async def test_a_change_that_comes_into_force_where_a_fragment_would_land_carries_everything(
+async def test_a_change_due_at_a_landing_exchanges_all_parts(
     rig: Rig,
 ) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
@@ -260,7 +260,7 @@ async def test_a_change_that_comes_into_force_where_a_fragment_would_land_carrie
     assert all(p.work._outer._sending is None for p in everybody)
 
 
-async def test_a_quorum_on_the_way_waits_no_longer_than_until_it_lands(
+async def test_a_quorum_while_sending_waits_until_the_landing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells, everybody, plan = await trained(rig, replace(STREAM, quorum=1))
@@ -286,7 +286,7 @@ async def test_a_quorum_on_the_way_waits_no_longer_than_until_it_lands(
     assert [r.spare_s for r in asked[4:]] == [None] * 4, "there everybody waits"
 
 
-async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: Rig) -> None:
+async def test_a_failed_sending_is_exchanged_at_its_landing(rig: Rig) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
     (a, b), (c, d) = cells
     moved = [pseudo_gradient(BEGUN, {k: p.parameters()[k] for k in PIECES[0]}) for p in (a, c)]
@@ -307,7 +307,7 @@ async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: 
             torch.testing.assert_close(p.anchored.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
 
 
-async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: Rig) -> None:
+async def test_a_repeated_exchange_ignores_the_earlier_sending(rig: Rig) -> None:
     """The second exchange was of fewer cells than the first one, say: its debts are none of the
     other's."""
     cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
@@ -328,7 +328,7 @@ async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: 
     assert equal(*cells[1])
 
 
-async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_is_counted_twice(
+async def test_an_undone_landing_lands_again_with_equal_bits(
     rig: Rig,
 ) -> None:
     cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))

@@ -67,7 +67,7 @@ async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
     await presence.close()
 
 
-async def test_a_record_stays_for_who_follows_at_once_else_it_is_taken_down(tmp_path: Path) -> None:
+async def test_a_record_is_withdrawn_unless_a_successor_follows(tmp_path: Path) -> None:
     for stays in (True, False):
         record_store = Board(tmp_path)
         mover = record_store.directory("mover")

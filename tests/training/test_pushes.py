@@ -56,7 +56,7 @@ def same(a: Values, b: Values) -> bool:
     return all(torch.allclose(a[n], b[n], rtol=1e-5, atol=1e-6) for n in SHAPES)
 
 
-async def test_cells_push_and_pull_one_by_one_and_end_with_values_of_their_own(rig: Rig) -> None:
+async def test_cells_push_and_pull_one_by_one_to_their_own_values(rig: Rig) -> None:
     rig.outer = HOGWILD
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -85,7 +85,7 @@ async def test_cells_push_and_pull_one_by_one_and_end_with_values_of_their_own(r
     assert len(a.events("serving-begun")) == 1
 
 
-async def test_a_change_ends_what_is_served_and_servers_begin_with_what_all_have_then(
+async def test_servers_begin_anew_with_a_change(
     rig: Rig,
 ) -> None:
     cells, everybody, plan = await trained(rig, HOGWILD)
@@ -120,9 +120,7 @@ async def test_an_epoch_that_begins_anew_applies_nothing_twice(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-async def test_two_servers_each_with_half_of_the_parts_and_coded_pushes(
-    rig: Rig, codec: str
-) -> None:
+async def test_two_servers_each_serve_half_of_the_coded_pushes(rig: Rig, codec: str) -> None:
     rig.outer = replace(HOGWILD, codec=codec, shards=2)
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -150,7 +148,7 @@ async def test_two_servers_each_with_half_of_the_parts_and_coded_pushes(
         ), name
 
 
-async def test_who_pushes_too_late_is_not_applied_gets_what_is_there_and_the_journal_says_so(
+async def test_a_late_push_is_not_applied_and_is_reported(
     rig: Rig,
 ) -> None:
     rig.outer = STALE
@@ -171,7 +169,7 @@ async def test_who_pushes_too_late_is_not_applied_gets_what_is_there_and_the_jou
     assert a.work.engines.metrics.values()['tutti_pushes_total{result="refused"}'] == 1
 
 
-async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_round(
+async def test_a_joiner_without_an_anchor_pushes_from_the_next_round(
     rig: Rig,
 ) -> None:
     rig.outer = HOGWILD
@@ -185,7 +183,7 @@ async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_ro
     assert all(torch.equal(e.anchored.anchor[n], t) for n, t in e.parameters().items())
 
 
-async def test_a_cell_without_an_anchor_takes_none_from_another_and_pushes_nothing(
+async def test_a_cell_without_an_anchor_only_pulls(
     rig: Rig,
 ) -> None:
     rig.outer, rig.deadline_s = HOGWILD, 60.0
@@ -200,7 +198,7 @@ async def test_a_cell_without_an_anchor_takes_none_from_another_and_pushes_nothi
     assert same(c.anchored.anchor, c.parameters())
 
 
-async def test_the_speaker_dies_and_another_of_its_cell_is_heard_by_a_server_that_has_waited_for_it(
+async def test_a_server_that_waited_hears_a_dead_speakers_replacement(
     rig: Rig,
 ) -> None:
     rig.outer = HOGWILD
@@ -226,7 +224,7 @@ async def test_the_speaker_dies_and_another_of_its_cell_is_heard_by_a_server_tha
     assert same(other.parameters(), stepped(a.parameters(), begun, right))
 
 
-async def test_a_server_is_there_for_a_cell_without_an_answer_a_few_times_and_not_for_ever(
+async def test_a_server_waits_a_few_attempts_for_an_unanswered_cell(
     rig: Rig,
 ) -> None:
     rig.outer, rig.deadline_s = HOGWILD, 60.0
@@ -244,7 +242,7 @@ async def test_a_server_is_there_for_a_cell_without_an_answer_a_few_times_and_no
         )
 
 
-async def test_the_server_dies_and_another_goes_on_with_what_its_own_cell_pulled(rig: Rig) -> None:
+async def test_a_new_server_continues_with_what_its_cell_pulled(rig: Rig) -> None:
     rig.outer = HOGWILD
     rig.deadline_s = 60.0
     a, b, c = await rig.add("a", "b", "c")
@@ -268,7 +266,7 @@ async def test_the_server_dies_and_another_goes_on_with_what_its_own_cell_pulled
     assert len(b.events("serving-begun")) == 1
 
 
-async def test_a_checkpoint_brings_the_anchor_back_and_a_server_begins_anew_from_it(
+async def test_a_checkpoint_restores_the_anchor_and_ends_serving(
     rig: Rig,
 ) -> None:
     rig.outer = HOGWILD

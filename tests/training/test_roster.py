@@ -31,7 +31,7 @@ def test_a_claimed_speed_is_bounded_by_what_neighbours_see() -> None:
     assert r.speed(B) == pytest.approx(4.0)
 
 
-def test_a_peer_cannot_praise_itself_and_one_voice_of_three_is_outvoted() -> None:
+def test_a_peers_own_speed_claim_is_ignored_and_one_is_outvoted() -> None:
     notes = [
         ev.Heartbeat(A, 1, Version(0), "d", 64.0, seen=((A, 1e6),)),
         ev.Heartbeat(B, 1, Version(0), "d", 4.0),
@@ -75,7 +75,7 @@ def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:
     assert majority({B: 1, A: 2}) == 2
 
 
-def test_a_version_that_was_undone_is_nothing_to_start_from_and_no_richer_side() -> None:
+def test_an_undone_version_is_no_start_and_no_richer_side() -> None:
     made, again, rival = (Version(3, c * 32) for c in "abc")
     notes = [
         ev.Heartbeat(p, s, made, "d", 1.0, (Version(2, "e" * 32),), tokens=90)

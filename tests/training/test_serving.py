@@ -30,7 +30,7 @@ def test_attempts_of_one_plan_go_on_from_each_other() -> None:
     assert take(serving, "one", 2, p=1, q=1) == {"p": 6, "q": 6}
 
 
-def test_another_plan_of_the_same_version_begins_at_that_version() -> None:
+def test_another_plan_of_a_version_begins_at_that_version() -> None:
     serving = fresh()
     serving.settled()
     serving.opens("two", ("p", "q"), lambda name: 0)
@@ -41,7 +41,7 @@ def test_another_plan_of_the_same_version_begins_at_that_version() -> None:
     assert take(serving, "three", 1, p=1, q=1) == {"p": 6, "q": 6}
 
 
-def test_a_round_that_is_undone_did_not_happen_and_one_that_is_settled_did() -> None:
+def test_an_undone_round_is_discarded_and_a_settled_one_kept() -> None:
     serving = fresh()
     serving.undone()
     assert serving.names == set()
@@ -74,9 +74,7 @@ def test_who_came_from_elsewhere_begins_anew() -> None:
     assert serving.opens("two", ("p", "q"), lambda name: 9) == ("p", "q")
 
 
-def test_a_push_for_a_round_that_is_over_is_not_applied_and_one_that_is_too_old_is_counted() -> (
-    None
-):
+def test_a_push_for_an_ended_round_is_not_applied() -> None:
     serving = fresh()
     with pytest.raises(StepFault):
         take(serving, "zero", 2, p=1, q=1)
@@ -88,7 +86,7 @@ def test_a_push_for_a_round_that_is_over_is_not_applied_and_one_that_is_too_old_
     assert (values, age, serving.refused) == ({"p": 7, "q": 7}, 2, 1)
 
 
-def test_a_push_that_is_being_applied_when_another_attempt_opens_is_not_lost() -> None:
+def test_a_push_in_progress_survives_another_attempt() -> None:
     serving = fresh()
 
     def step(value: int, by: int) -> int:

@@ -31,7 +31,7 @@ def test_adopting_replaces_tensors_and_never_writes_into_them() -> None:
         assert torch.equal(dict(s.module.named_parameters())[name].detach(), copies[name] + 1)
 
 
-def test_an_update_can_be_undone_once_and_not_after_it_is_settled() -> None:
+def test_an_update_can_be_undone_once_until_it_is_settled() -> None:
     s = state()
     before, first = s.digest, s.parameters()
     s.adopt(plus(s, 1.0), 5)

@@ -81,7 +81,7 @@ ALL = (heard(E, OURS), heard(S1, OURS), heard(S2, OURS))
 STRANGERS = (heard(X, THEIRS), heard(X1, THEIRS), heard(X2, THEIRS))
 
 
-def test_strangers_in_every_stage_do_not_become_the_version_that_others_start_from() -> None:
+def test_strangers_do_not_determine_the_starting_version() -> None:
     known = frozenset({S1, S2})
     plan = planned(leader(known), *STRANGERS, *ALL, known=known)
     assert plan.base == OURS
@@ -89,12 +89,12 @@ def test_strangers_in_every_stage_do_not_become_the_version_that_others_start_fr
     assert plan.tokens == OURS.epoch * EACH
 
 
-def test_the_side_of_a_parted_network_that_one_has_worked_with_is_no_stranger() -> None:
+def test_a_parted_side_of_known_colleagues_is_trusted() -> None:
     known = frozenset({S1, S2, X, X1, X2})
     assert planned(leader(known), *ALL, *STRANGERS, known=known).base == THEIRS
 
 
-def test_where_nobody_of_a_stage_is_known_any_more_those_who_came_count() -> None:
+def test_strangers_count_where_no_colleague_of_a_stage_is_left() -> None:
     known = frozenset({S1})
     said = (heard(E, OURS), heard(S1, THEIRS), heard(X, THEIRS), heard(X2, THEIRS))
     assert planned(leader(known), *said, known=known).base == THEIRS
@@ -112,7 +112,7 @@ def test_nobody_waits_for_strangers_that_claim_more_tokens() -> None:
     assert "counted more tokens" not in made.waiting_for
 
 
-def test_one_word_raises_the_term_by_no_more_than_plans_explain() -> None:
+def test_one_report_raises_the_term_only_as_plans_explain() -> None:
     known = frozenset({S1, S2})
     plan = planned(leader(known), *ALL, heard(X1, OURS, term=1 << 40), known=known)
     assert 7 < plan.term <= 8 + STEP_HEARD
@@ -120,7 +120,7 @@ def test_one_word_raises_the_term_by_no_more_than_plans_explain() -> None:
     assert plan.term == 5001, "the other side of a parted network made more plans"
 
 
-def test_a_leader_that_knows_no_term_believes_what_most_say() -> None:
+def test_a_leader_that_knows_no_term_believes_the_majority() -> None:
     known = frozenset({S1, S2})
     said = (
         heard(E, OURS, term=0),

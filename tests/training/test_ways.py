@@ -32,7 +32,7 @@ def test_in_a_small_run_everybody_measures_everybody() -> None:
 
 
 @pytest.mark.parametrize("replicas", [33, 120])
-def test_in_a_large_run_the_leader_replicas_and_neighbours_choose_each_other(replicas: int) -> None:
+def test_in_a_large_run_leader_replicas_and_neighbours_pair_up(replicas: int) -> None:
     everybody = company(2, 3, replicas)
     ways = chosen(everybody)
     assert len(ways[LEADER]) == len(everybody) - 1

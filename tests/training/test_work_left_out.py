@@ -12,9 +12,7 @@ from node.core.journey import Version
 LATER = Version(9, "ee" * 16)
 
 
-async def test_parameters_and_momentum_go_on_after_the_epochs_without_the_stage(
-    rig: Any, alone: Any
-) -> None:
+async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, alone: Any) -> None:
     (a,) = await rig.add("a", every=1)
     owners = dict.fromkeys(rig.shapes, a)
     plan = await rig.train((a,), owners, 3)

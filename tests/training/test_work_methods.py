@@ -115,7 +115,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
             await again.close()
 
 
-async def test_a_part_that_cannot_be_stepped_fails_the_attempt_and_nothing_ends(
+async def test_a_part_that_cannot_be_stepped_fails_only_the_attempt(
     rig: Any, monkeypatch: Any
 ) -> None:
     rig.optim = settings("soap")

@@ -69,14 +69,14 @@ async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: 
     assert plan.epoch == 4
 
 
-async def test_no_copies_when_the_manifest_says_none(rig: Any) -> None:
+async def test_no_copies_are_made_when_the_manifest_disables_them(rig: Any) -> None:
     a, b, c = await rig.add(*CELL, buddy_every=0)
     await rig.train((a, b, c), owners(a, b, c), 3)
     assert [p.work.state_export.spares.versions() for p in (a, b, c)] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize("heir", ["b", "c"])
-async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(
+async def test_a_dead_owners_successor_steps_with_the_spare(
     rig: Any, alone: Any, heir: str
 ) -> None:
     a, b, c, plan = await trained(rig, 5, alone)
@@ -125,7 +125,7 @@ async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> No
     assert b.work.state_export.taking.age == 1
 
 
-async def test_without_a_copy_the_loss_is_said_with_its_reason(rig: Any, alone: Any) -> None:
+async def test_without_a_copy_the_loss_is_reported_with_its_reason(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 3, alone, buddy_every=0)
     last = await begun_without(rig, plan, a, b, c)
     new = {"layers.0.a": "b", "layers.0.norm": "b"}
@@ -212,7 +212,7 @@ async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(
     assert c.work.state_export.taking.lost == 0
 
 
-async def test_the_reason_says_when_the_owner_lived_and_gave_nothing(rig: Any) -> None:
+async def test_the_reason_names_a_living_owner_that_gave_nothing(rig: Any) -> None:
     (a,) = await rig.add("a", service=DiesWhileGiving, buddy_every=0)
     b, c = await rig.add("b", "c", buddy_every=0)
     plan = await rig.train((a, b, c), owners(a, b, c), 2)
@@ -263,9 +263,7 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     )
 
 
-async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it_twice(
-    rig: Any, alone: Any
-) -> None:
+async def test_a_failed_attempt_neither_ages_nor_reapplies_the_copy(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
     new = {"layers.0.a": "b", "layers.0.norm": "b"}
@@ -287,9 +285,7 @@ async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it
     assert "layers.0.a" not in b.owner.names()
 
 
-async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(
-    rig: Any, alone: Any
-) -> None:
+async def test_a_copy_fetched_in_vain_outlives_its_giver(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
     new = {"layers.0.a": "c", "layers.0.norm": "c"}
@@ -307,7 +303,7 @@ async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(
     assert c.work.state_export.taking.lost == 0
 
 
-async def test_who_stepped_a_part_and_lost_it_in_the_next_attempt_does_not_offer_it(
+async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
     rig: Any,
 ) -> None:
     a, b, c, plan = await trained(rig, 3)
@@ -363,9 +359,7 @@ async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> Non
     assert await leaving
 
 
-async def test_who_leaves_in_the_middle_of_an_epoch_gives_what_that_epoch_ends_with(
-    rig: Any, alone: Any
-) -> None:
+async def test_an_owner_leaving_mid_epoch_gives_its_final_state(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 4)
     last = rig.plan((a, b, c), owners(a, b, c), plan)
     await rig.begin(last, a, b, c)
@@ -384,7 +378,7 @@ async def test_who_leaves_in_the_middle_of_an_epoch_gives_what_that_epoch_ends_w
     assert c.work.state_export.taking.age == c.work.state_export.taking.lost == 0
 
 
-async def test_who_leaves_in_its_first_epoch_waits_for_the_state_that_epoch_makes(rig: Any) -> None:
+async def test_an_owner_leaving_in_its_first_epoch_awaits_its_state(rig: Any) -> None:
     a, b = await rig.add("a", "b")
     first = rig.plan((a, b), owners(a, b, b))
     await rig.begin(first, a, b)
@@ -398,7 +392,7 @@ async def test_who_leaves_in_its_first_epoch_waits_for_the_state_that_epoch_make
     assert b.work.state_export.taking.lost == 0
 
 
-async def test_who_leaves_says_when_nobody_came(rig: Any) -> None:
+async def test_a_leaving_owner_reports_that_nobody_fetched_its_state(rig: Any) -> None:
     a, b, c = await rig.add(*CELL, buddy_every=0)
     await rig.train((a, b, c), owners(a, b, c), 2)
     assert not await a.work.handed_over(0.01)

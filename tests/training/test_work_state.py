@@ -69,7 +69,7 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
     assert plan.epoch == 2
 
 
-async def test_a_checkpoint_of_another_history_is_not_taken_for_this_one(rig: Any) -> None:
+async def test_a_checkpoint_of_another_history_is_refused(rig: Any) -> None:
     a, b = await rig.add("a", "b", every=2)
     await rig.train((a, b), owners(a, b), 3)
     await a.work.local_checkpoints.saved()
@@ -81,7 +81,7 @@ async def test_a_checkpoint_of_another_history_is_not_taken_for_this_one(rig: An
     assert all(torch.equal(t, before[n]) for n, t in a.parameters().items())
 
 
-async def test_a_checkpoint_from_before_lineages_is_read_and_one_with_nonsense_is_not(
+async def test_checkpoints_without_a_lineage_are_read(
     rig: Any,
 ) -> None:
     (a,) = await rig.add("a")
@@ -151,9 +151,7 @@ class Breaks(StateService):
     broken = True
 
 
-async def test_a_download_goes_on_where_it_broke_off_although_training_went_on(
-    rig: Any, tmp_path: Any
-) -> None:
+async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: Any) -> None:
     (a,) = await rig.add("a", service=Breaks)
     plan = await rig.train((a,), owners(a, a), 2)
     (c,) = await rig.add("c")
@@ -191,9 +189,7 @@ class Waits(StateService):
         self.asked, self.let = asyncio.Event(), asyncio.Event()
 
 
-async def test_a_step_does_not_wait_for_ever_and_what_is_late_changes_nothing(
-    rig: Any, alone: Any
-) -> None:
+async def test_a_step_stops_waiting_and_ignores_late_state(rig: Any, alone: Any) -> None:
     (a,) = await rig.add("a", service=Waits, buddy_every=0)
     (b,) = await rig.add("b", buddy_every=0)
     plan = await rig.train((a, b), owners(a, b), 3)
@@ -246,7 +242,7 @@ async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     assert plan.epoch == before.epoch
 
 
-async def test_who_is_still_catching_up_when_the_run_ends_writes_no_checkpoint_of_it(
+async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(
     rig: Any,
 ) -> None:
     (a,) = await rig.add("a", every=100, buddy_every=0)

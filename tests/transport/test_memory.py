@@ -82,7 +82,7 @@ async def test_cut_refuses_at_once_and_mute_runs_into_the_timeout(net):
     assert await tell(net, A, B) == A
 
 
-async def test_a_call_on_a_closed_channel_is_a_lost_connection_not_a_usage_error(net):
+async def test_a_call_on_a_closed_channel_is_a_lost_connection(net):
     stub = training_pb2_grpc.TrainingStub(await net.transports[A].channel(B))
     await net.kill(A)
     with pytest.raises(grpc.aio.AioRpcError) as lost:

@@ -20,7 +20,7 @@ async def ping(source, peer) -> bytes:
     return (await source.ask(peer, ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"n")))).ping.nonce
 
 
-async def test_a_killed_p2pd_comes_back_as_the_same_peer_while_direct_calls_go_on(swarm):
+async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
     a, b = await swarm(), await swarm()
     ups: asyncio.Queue = asyncio.Queue()
 
@@ -55,7 +55,7 @@ async def introduced(source, other) -> str:
     return other.peer_id
 
 
-async def test_what_waits_for_a_p2pd_that_dies_fails_at_once_and_not_at_its_timeout(swarm):
+async def test_pending_streams_fail_at_once_when_p2pd_dies(swarm):
     a, b = await swarm(), await swarm()
     entered = asyncio.Event()
 
@@ -90,7 +90,7 @@ async def test_dead_initial_peers_neither_stop_the_start_nor_hide(swarm):
     assert a.peer_id in await b.p2p.look()
 
 
-async def test_a_peer_behind_no_address_is_reached_through_the_connection_it_made(swarm):
+async def test_a_peer_without_an_address_is_reached_by_its_connection(swarm):
     a, b = await swarm(), await swarm()
     assert (await b.p2p.connect([a.p2p.addresses()[0]])) == {a.p2p.addresses()[0]: ""}
     assert await ping(a, b.peer_id) == b"n", "a never learned an address of b"
@@ -100,7 +100,7 @@ async def test_a_peer_behind_no_address_is_reached_through_the_connection_it_mad
         await a.p2p.open_stream("12D3KooWnonsense0", "/tutti/ask/1", timeout=5)
 
 
-async def test_p2pd_dies_with_a_killed_daemon_and_is_gone_after_an_orderly_end(processes):
+async def test_p2pd_ends_with_its_daemon_whether_killed_or_closed(processes):
     for orderly, peer in zip((False, True), [processes(), processes()], strict=True):
         facts = await peer.ready()
         child = psutil.Process(facts["p2pd"])

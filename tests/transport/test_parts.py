@@ -324,7 +324,7 @@ async def test_nonsense_counts_and_strangers_do_not(reply, said, weight):
     assert fault.value.weight == weight
 
 
-async def test_a_stream_that_ends_is_tried_once_more_and_a_farewell_is_not():
+async def test_an_ended_stream_is_retried_once_and_a_farewell_is_not():
     streams = Scripted(None, HandshakeFrame(hello=hello()))
     assert (await meeting(streams).greet(B, 1.0)).peer == B
     twice = Scripted(None, None)
@@ -338,7 +338,7 @@ async def test_a_stream_that_ends_is_tried_once_more_and_a_farewell_is_not():
     assert parted.value.code == 5
 
 
-async def test_who_is_greeted_answers_once_and_says_why_not():
+async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():
     async def answered(handshake: Handshake, said: Hello) -> tuple[HandshakeFrame, object]:
         sink, raw = Sink(), HandshakeFrame(hello=said).SerializeToString()
         met = await handshake.answer(B, stream_of(len(raw).to_bytes(4, "big") + raw), sink)

@@ -59,7 +59,7 @@ async def test_two_peers_speak_the_newest_that_both_do(swarm, here, there, agree
 
 
 @pytest.mark.parametrize(("here", "there"), [((1, 2), (3, 4)), ((3, 4), (1, 2))])
-async def test_without_a_common_version_both_sides_say_who_updates(swarm, here, there):
+async def test_without_a_common_version_both_name_who_must_update(swarm, here, there):
     a = await swarm(protocols=Protocols(*here))
     b = await swarm(protocols=Protocols(*there))
     introduce(a, b)
@@ -116,7 +116,7 @@ async def test_a_peer_that_was_updated_is_met_at_once(swarm):
     assert a._met[b.peer_id].protocol == 2
 
 
-async def test_every_answer_to_a_question_says_the_versions(swarm):
+async def test_every_answer_carries_the_protocol_versions(swarm):
     a, b = await swarm(), await swarm(protocols=Protocols(3, 5), run="")
     address = b.p2p.addresses()[0]
     for question in (

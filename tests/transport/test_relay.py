@@ -85,7 +85,7 @@ async def until(condition, seconds: float) -> None:
 ZEROS = hashlib.sha256(bytes(1 << 20)).hexdigest()
 
 
-async def test_a_hidden_peer_is_reached_through_a_relay_in_both_directions(swarm, hidden):
+async def test_a_hidden_peer_is_reached_through_a_relay_both_ways(swarm, hidden):
     relay, a = await swarm(), await swarm()
     b = await hidden(relay)
     introduce(a, b, relay)

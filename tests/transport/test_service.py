@@ -61,7 +61,7 @@ async def test_another_process_is_called_over_tls_and_over_the_tunnel(swarm, pro
     assert await hidden.end() == 0
 
 
-async def test_calls_at_the_same_time_share_one_handshake_and_one_channel(swarm):
+async def test_concurrent_calls_share_one_handshake_and_one_channel(swarm):
     a, b = await swarm(), await swarm()
     introduce(a, b)
     channels = await asyncio.gather(*(a.channel(b.peer_id) for _ in range(20)))
@@ -210,7 +210,7 @@ async def test_one_peer_may_not_take_every_seat(swarm):
     await other.close()
 
 
-async def test_a_lost_peer_is_forgotten_and_found_again_after_its_restart(swarm):
+async def test_a_lost_peer_is_forgotten_and_found_after_its_restart(swarm):
     a, identity = await swarm(), Identity.ephemeral()
     b = await swarm(identity=identity)
     introduce(a, b)

@@ -103,9 +103,7 @@ BOUND_S = 10.0
 """Of every wait: a busy machine takes longer than the sum of the knobs."""
 
 
-async def test_every_peer_with_a_line_notices_a_process_that_is_killed(
-    swarm, processes, record_property
-):
+async def test_every_connected_peer_notices_a_killed_process(swarm, processes, record_property):
     process = processes()
     facts = await process.ready()
     watchers = [await swarm(), await swarm()]
@@ -119,7 +117,7 @@ async def test_every_peer_with_a_line_notices_a_process_that_is_killed(
 
 
 @pytest.mark.parametrize("tunnel", [False, True], ids=["direct", "tunnel"])
-async def test_a_frozen_process_is_noticed_and_found_again_when_it_wakes(
+async def test_a_frozen_process_is_noticed_and_found_when_it_wakes(
     swarm, processes, record_property, tunnel
 ):
     process = processes(force_tunnel=tunnel, **KNOBS)
@@ -173,9 +171,7 @@ async def test_a_server_hangs_up_on_a_client_that_vanished(swarm):
 
 
 @pytest.mark.parametrize("direction", ["requests"])
-async def test_a_wire_that_carries_one_way_only_is_noticed_and_gone_around(
-    swarm, record_property, direction
-):
+async def test_a_one_way_connection_is_noticed_and_replaced(swarm, record_property, direction):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -107,7 +107,7 @@ async def test_both_ends_count_the_same_and_no_less_than_the_messages():
 @pytest.mark.parametrize(
     ("mine", "way"), [(True, "up"), (False, "up"), (True, "down"), (False, "down")]
 )
-async def test_large_messages_wait_for_their_turn_and_small_ones_pass_them(mine: bool, way: str):
+async def test_large_messages_wait_their_turn_and_small_ones_do_not(mine: bool, way: str):
     gate = Gate()
     lane = Lane(gate, Traffic()) if mine else Lane(Traffic(), gate)
     async with lane as channel:
@@ -210,7 +210,7 @@ def test_the_rate_lately_leaves_out_the_second_under_way():
     assert busiest.mean(25.0, 10) == (50, 5)
 
 
-def test_the_system_tells_what_a_process_has_moved():
+def test_the_system_reports_the_bytes_a_process_wrote():
     import os
 
     before = read_io(os.getpid())

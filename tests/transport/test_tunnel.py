@@ -56,9 +56,7 @@ async def echo():
     server.close()
 
 
-async def test_what_is_sent_arrives_and_what_is_answered_comes_back_before_the_end(
-    echo, tmp_path, monkeypatch
-):
+async def test_tunnel_data_and_answers_arrive_before_the_end(echo, tmp_path, monkeypatch):
     monkeypatch.setattr(tunnel, "LINGER_S", 0.05)
     wire = Wire(TunnelEnd("127.0.0.1", lambda: echo[0], lambda peer: True))
     made = Tunnel(wire, A, tmp_path / "t.sock", 1.0)
@@ -75,7 +73,7 @@ async def test_what_is_sent_arrives_and_what_is_answered_comes_back_before_the_e
     assert not list(tmp_path.iterdir())
 
 
-async def test_strangers_and_peers_with_too_many_tunnels_are_hung_up_on(echo):
+async def test_strangers_and_excess_tunnels_are_closed(echo):
     port, connections = echo
     closed = Wire(TunnelEnd("127.0.0.1", lambda: port, lambda peer: False))
     await closed.open_stream(A, tunnel.STREAM)

@@ -106,7 +106,7 @@ async def test_a_question_mark_helps(service):
         await until(pilot, lambda: not isinstance(app.screen, Question))
 
 
-async def test_a_terminal_that_is_too_small_says_what_it_needs(service):
+async def test_a_terminal_that_is_too_small_shows_its_needed_size(service):
     app = monitor(service)
     async with app.run_test(size=(50, 12)) as pilot:
         await until(pilot, lambda: app.screen.has_class("small"))
@@ -117,7 +117,7 @@ async def test_a_terminal_that_is_too_small_says_what_it_needs(service):
         await until(pilot, lambda: app.query_one("#peers").display)
 
 
-async def test_a_daemon_that_goes_away_is_said_and_waited_for(service, window, tmp_path):
+async def test_a_lost_daemon_is_reported_and_waited_for(service, window, tmp_path):
     app = monitor(service)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "TRAINING" in words(app, "#node"))
