@@ -65,7 +65,7 @@ SPREAD_S, REFILL_S, BACK_S = 90.0, 1032.0, 120.0
 up, within so many."""
 DOWNLOAD_S, LATE_S, PLAN_S, NOTICE_S, ERROR = 30.0, 4.0, 10.0, 2.0, 0.05
 """To fetch a stage's state: 0.75 GB at 200 Mbit/s. Silence that means death. An epoch, after which
-the leader looks. A noticeboard's refresh. Relative error of a measured speed."""
+the leader looks. A directory's refresh. Relative error of a measured speed."""
 SPREADS = {"equal": 0.0, "lognormal": 0.5}
 """Kinds of peers, by the standard deviation of the logarithm of their speeds."""
 
@@ -349,7 +349,7 @@ def play(
         while nxt is not None and nxt.born <= now:
             view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, stages + 1)}
             for name, peer in peers.items():
-                # What the noticeboard shows: those that load are there, measured only once they
+                # What the directory shows: those that load are there, measured only once they
                 # serve.
                 if peer.life.dies > now - LATE_S and (
                     peer.serves <= now or peer.serves - DOWNLOAD_S <= now - NOTICE_S

@@ -1,4 +1,4 @@
-"""The noticeboard inside one process: the same records and the same checks, without a network."""
+"""The directory inside one process: the same records and the same checks, without a network."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ async def catch_up(
             if not await work.join(
                 sorted(p for p, epoch in held.items() if epoch >= newest - 1), None, partial=partial
             ):
-                # What is on the noticeboard was written before all were started again, and the disk
+                # What is in the directory was written before all were started again, and the disk
                 # here has more than theirs.
                 journal.emit(
                     "checkpoint",

@@ -263,7 +263,7 @@ class Daemon:
         self.presence.changed()
 
     def _members(self) -> set[PeerId]:
-        """Who hosts a stage of the run, as the noticeboard or the newest plan shows it."""
+        """Who hosts a stage of the run, as the directory or the newest plan shows it."""
         hosts = set(self.presence.hosts()) if self.presence else set[PeerId]()
         plan = self.assembled.work.plan if self.assembled else None
         return hosts | {m.peer for m in plan.members} if plan else hosts
@@ -640,7 +640,7 @@ class Daemon:
                 await asyncio.to_thread(self.config.keep_acquaintances, manifest.run_id, found)
 
     def body(self) -> PeerBody:
-        """This peer's record on the noticeboard."""
+        """This peer's record in the directory."""
         return body_of(self)
 
     version = VERSION

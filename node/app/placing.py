@@ -1,6 +1,6 @@
 """Which stage this daemon hosts: its operator's, or one it chooses among others who choose.
 
-Enters: the noticeboard, read often while a stage is chosen. Leaves: a claim for all to see, later
+Enters: the directory, read often while a stage is chosen. Leaves: a claim for all to see, later
 perhaps a change of stage. Never: a decision; that is :class:`node.scheduler.choosing.Choosing`.
 """
 
@@ -47,7 +47,7 @@ class Placing:
         return self._machine is not None and self._machine.settled
 
     async def take(self, presence: Presence, stages: int, *, ends: bool, company: bool) -> int:
-        """The stage to build, of ``stages`` block stages; the noticeboard shows it already.
+        """The stage to build, of ``stages`` block stages; the directory shows it already.
 
         ``ends``: the operator wants the ends; ``company``: somebody else should come into sight,
         and is waited for at most :data:`LOOK_S` seconds. Raises UsageFault when the operator

@@ -1,3 +1,3 @@
-"""The swarm's noticeboard: hivemind's DHTNode in our own loop; signed, expiring, typed records.
+"""The swarm's directory: hivemind's DHTNode in our own loop; signed, expiring, typed records.
 Enters: records.
 Never: tensors."""

@@ -11,7 +11,7 @@ from node.identity.records import seal
 
 
 class Author:
-    """Seals one identity's records for one run's noticeboard, each newer and longer-lived than the
+    """Seals one identity's records for one run's directory, each newer and longer-lived than the
     one before.
 
     Sequence numbers are the milliseconds of the writer's wall clock, so they keep growing over

@@ -1,4 +1,4 @@
-"""The noticeboard on hivemind's DHT: posts the own record, reads everybody's, keeps in touch with
+"""The directory on hivemind's DHT: posts the own record, reads everybody's, keeps in touch with
 bootstrap peers."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rest of the daemon needs from the noticeboard."""
+"""What the rest of the daemon needs from the directory."""
 
 from __future__ import annotations
 

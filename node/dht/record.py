@@ -1,4 +1,4 @@
-"""What a peer says about itself on the noticeboard: compact JSON, checked field by field when it
+"""What a peer says about itself in the directory: compact JSON, checked field by field when it
 comes from outside."""
 
 from __future__ import annotations

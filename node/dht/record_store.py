@@ -1,4 +1,4 @@
-"""What is posted on one run's noticeboard, as far as this peer has heard: decides which records
+"""What is posted in one run's directory, as far as this peer has heard: decides which records
 stand.
 
 Pure: time is an argument, and nothing is sent or fetched here. The adapter and the fake both feed

@@ -1,4 +1,4 @@
-"""The noticeboard's knobs."""
+"""The directory's knobs."""
 
 from __future__ import annotations
 

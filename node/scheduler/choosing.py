@@ -32,7 +32,7 @@ ROUNDS = 6
 """A joiner claims at most so many other stages."""
 WITHOUT_ENDS_S = 12.0
 """A peer that waits helps a stage without peers when so long nobody was at the ends: longer than
-joiners need to choose, and than two readings of the noticeboard are apart."""
+joiners need to choose, and than two readings of the directory are apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Choosing:
         waits: bool = False,
         closed: bool = False,
     ) -> int | None:
-        """What the noticeboard shows now: the stage to claim or to change to, None for no change.
+        """What the directory shows now: the stage to claim or to change to, None for no change.
 
         ``waits``: this peer takes part, and no epoch has been under way yet; ``closed``: nobody
         can dial it. Raises ValueError

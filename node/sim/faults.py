@@ -17,9 +17,9 @@ from typing import Any
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.sim.lies import LIES
-from node.sim.links import Wall
 from node.sim.process import SimPeer
 from node.sim.swarm import SimSwarm
+from node.sim.world.links import Wall
 
 SLOWEST = 100.0
 """Times as slow as it began: more is as good as dead."""

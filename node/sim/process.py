@@ -35,14 +35,14 @@ from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.scheduler.router import SearchJob, search
 from node.sim import lies
-from node.sim.device import SimDevice
-from node.sim.directory import SimDirectory
-from node.sim.disk import DiskStore, SimDisk
-from node.sim.loop import Inline, ProcessLoop, VirtualTime
-from node.sim.network import SimTransport
 from node.sim.observing import FactJournal
-from node.sim.signing import SimSigner
-from node.sim.values import SampleText, ValueMath, ValueOwner, Values, ValueSum
+from node.sim.world.device import SimDevice
+from node.sim.world.directory import SimDirectory
+from node.sim.world.disk import DiskStore, SimDisk
+from node.sim.world.loop import Inline, ProcessLoop, VirtualTime
+from node.sim.world.network import SimTransport
+from node.sim.world.signing import SimSigner
+from node.sim.world.values import SampleText, ValueMath, ValueOwner, Values, ValueSum
 from node.training.colleagues import Colleagues
 from node.training.leader.leader import Leader
 from node.training.member import Member

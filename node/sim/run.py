@@ -10,9 +10,9 @@ from node.core.ids import PeerId
 from node.core.journey import Version
 from node.sim.faults import Schedule, strike
 from node.sim.invariants import InvariantViolation
-from node.sim.loop import bury, quiet
 from node.sim.setup import Setup
 from node.sim.swarm import MachineFactory, SimSwarm
+from node.sim.world.loop import bury, quiet
 from node.training.leader.starting_point import NOTHING_IN_COMMON
 
 EVERY = 24

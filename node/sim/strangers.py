@@ -16,9 +16,9 @@ from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.core.tasks import Tasks
 from node.dht.record import PeerBody
 from node.identity.faults import FaultBook
-from node.sim.loop import ProcessLoop
-from node.sim.network import SimTransport
-from node.sim.signing import SimSigner
+from node.sim.world.loop import ProcessLoop
+from node.sim.world.network import SimTransport
+from node.sim.world.signing import SimSigner
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from protos import training_pb2 as pb

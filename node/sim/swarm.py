@@ -1,4 +1,4 @@
-"""The simulated swarm: its machines, network and noticeboard, what its peers' machines are made of,
+"""The simulated swarm: its machines, network and directory, what its peers' machines are made of,
 and the few things done to it from outside."""
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from node.identity.faults import FaultBook
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
 from node.scheduler.choosing import Choosing
-from node.sim.directory import SimDht
-from node.sim.links import Links
-from node.sim.loop import VirtualTime
-from node.sim.network import SimNet
 from node.sim.process import SimPeer
 from node.sim.setup import Setup
 from node.sim.strangers import Stranger
 from node.sim.watch import HistoryRecorder
+from node.sim.world.directory import SimDht
+from node.sim.world.links import Links
+from node.sim.world.loop import VirtualTime
+from node.sim.world.network import SimNet
 from node.telemetry.metrics import Metrics
 from node.training.leader.leader import Leader
 from node.training.member import Member
@@ -56,7 +56,7 @@ class MachineFactory:
 
 
 class SimSwarm:
-    """Peers, links, noticeboard, invariants. Everything that is left to chance comes from
+    """Peers, links, directory, invariants. Everything that is left to chance comes from
     ``seed``."""
 
     def __init__(self, setup: Setup, seed: int = 0, make: MachineFactory | None = None) -> None:

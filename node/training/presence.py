@@ -1,4 +1,4 @@
-"""Who is in the swarm, as this peer's noticeboard shows it: posts the own record, reads
+"""Who is in the swarm, as this peer's directory shows it: posts the own record, reads
 everybody's, now and then."""
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
 
 
 class Three:
-    """Three peers of one run whose clocks can be moved, whatever the noticeboard is made of."""
+    """Three peers of one run whose clocks can be moved, whatever the directory is made of."""
 
     def __init__(self, directories: list[Any], clocks: list[SetClock]) -> None:
         self.directories, self.clocks = directories, clocks

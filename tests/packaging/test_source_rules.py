@@ -145,7 +145,7 @@ def trees(sources: dict[str, str]) -> dict[str, ast.AST]:
 # a served call is one task, which the simulated network begins in the loop of another process;
 # one exchange runs in the timeout of the function that tries again
 EXCEPT: dict[Rule, set[str]] = {
-    spawns: {"node/core/tasks.py", "node/sim/network.py"},
+    spawns: {"node/core/tasks.py", "node/sim/world/network.py"},
     calls_without_timeout: {"node/averaging/exchange/member.py"},
 }
 

@@ -36,7 +36,7 @@ class Posted(NamedTuple):
 
 @dataclass
 class Hall:
-    """A noticeboard: every reader sees every record after a time of its own."""
+    """A directory: every reader sees every record after a time of its own."""
 
     dice: random.Random
     delay: Delay

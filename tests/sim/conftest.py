@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.sim.loop import bury
+from node.sim.world.loop import bury
 
 
 @pytest.fixture(autouse=True)

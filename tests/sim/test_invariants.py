@@ -19,8 +19,8 @@ from node.optim.settings import OptimSettings
 from node.sim.invariants import EpochRun, InvariantViolation, Ledger, TakenBatches
 from node.sim.setup import NUMBERS, Setup
 from node.sim.swarm import SimSwarm
-from node.sim.values import code
 from node.sim.watch import OBJECTED
+from node.sim.world.values import code
 from node.training.member import Member as Following
 from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules

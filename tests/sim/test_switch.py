@@ -147,7 +147,7 @@ def test_a_change_reaches_joiners_and_survives_a_full_restart() -> None:
 
 
 def test_a_restored_checkpoint_is_kept_where_others_have_none() -> None:
-    """The noticeboard still names the epoch that they held before all went down: two of different
+    """The directory still names the epoch that they held before all went down: two of different
     cells took the run's beginning for news, and then shared a cell at their checkpoints."""
     swarm = Watched(GOSSIP, 15, replace(DILOCO, cell=2))
     for fault in lay(("random",), GOSSIP, 15).faults:

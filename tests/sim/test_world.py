@@ -1,4 +1,4 @@
-"""Virtual time, processes, calls over the simulated network, the noticeboard, disk and device."""
+"""Virtual time, processes, calls over the simulated network, the directory, disk and device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
 from node.pipeline.device import Priority
-from node.sim.device import SimDevice
-from node.sim.directory import SimDht, SimDirectory
-from node.sim.disk import DiskStore, SimDisk
-from node.sim.links import Links, Wall
-from node.sim.loop import ProcessLoop, VirtualTime
-from node.sim.network import DIAL_S, EOF, SILENT_S, SimNet, SimTransport
 from node.sim.setup import Setup
 from node.sim.swarm import SimSwarm
+from node.sim.world.device import SimDevice
+from node.sim.world.directory import SimDht, SimDirectory
+from node.sim.world.disk import DiskStore, SimDisk
+from node.sim.world.links import Links, Wall
+from node.sim.world.loop import ProcessLoop, VirtualTime
+from node.sim.world.network import DIAL_S, EOF, SILENT_S, SimNet, SimTransport
 
 A, B = PeerId("a"), PeerId("b")
 METHOD = "/test/Ask"

@@ -135,7 +135,7 @@ def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
     swarm.digests_equal()
     other = swarm.made["stage-1-0"]
     paths = swarm.wait(
-        "its neighbour's noticeboard to show it",
+        "its neighbour's directory to show it",
         lambda: (seen := {p.name: p.path for p in other.peers().peers}).get(peer.label) and seen,
     )
     assert paths[peer.label] == "tunnel"

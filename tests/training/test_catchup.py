@@ -10,7 +10,7 @@ from node.app.catchup import catch_up
 
 
 class Board:
-    """A noticeboard: who is at which epoch."""
+    """A directory: who is at which epoch."""
 
     def __init__(self, **records: tuple[int, str]) -> None:
         self.records, self.looks = records, 0

@@ -18,7 +18,7 @@ RUN, STAGES = RunId("ab" * 32), 3
 
 
 class Board:
-    """A noticeboard of one process, and what was posted there."""
+    """A directory of one process, and what was posted there."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.wall, self.clock = home, Wall(), VirtualClock()

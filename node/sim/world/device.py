@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from node.pipeline.device import DeviceThread, Priority
-from node.sim.loop import PacedExecutor, ProcessLoop
+from node.sim.world.loop import PacedExecutor, ProcessLoop
 
 
 class SimDevice(DeviceThread, PacedExecutor):

@@ -1,4 +1,4 @@
-"""The noticeboard of the simulated swarm: records with an end, spread with a delay, kept apart by
+"""The directory of the simulated swarm: records with an end, spread with a delay, kept apart by
 walls.
 
 A record carries its writer's wall clock, a reader judges it by its own, as on the real board: who
@@ -14,7 +14,7 @@ from node.core.clock import Clock
 from node.core.ids import PeerId
 from node.dht.record import PeerBody, PeerEntry
 from node.dht.settings import DirectorySettings
-from node.sim.links import Links, Wall
+from node.sim.world.links import Links, Wall
 
 GONE = "gone"
 """State of a record that was taken down."""

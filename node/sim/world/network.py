@@ -23,8 +23,8 @@ from node.core.ids import PeerId
 from node.core.patience import Patience
 from node.identity.faults import FaultBook
 from node.reach.standing import Standing
-from node.sim.links import RETRANSMIT_S, Links
-from node.sim.loop import ProcessLoop, TimerHandle, VirtualTime
+from node.sim.world.links import RETRANSMIT_S, Links
+from node.sim.world.loop import ProcessLoop, TimerHandle, VirtualTime
 from node.transport.port import PeerLink, translate
 from node.transport.settings import TransportSettings
 
