@@ -21,7 +21,7 @@ import uvloop
 from node.app.assembly import Assembled, assemble, check_room
 from node.app.catchup import catch_up
 from node.app.launch import Child, stop_all
-from node.app.moving import Mover, again
+from node.app.moving import Mover, again, refusal
 from node.app.operator_service import OperatorService
 from node.app.placing import Placing
 from node.app.posting import Reachability, body_of
@@ -113,7 +113,11 @@ class Daemon:
             config.reach,
             self._serves,
         )
-        self.view, self.mover, self.placing = OperatorService(self), Mover(self), Placing(self)
+        self.view, self.mover, self.placing = (
+            OperatorService(self),
+            Mover(self, self._refuses),
+            Placing(self),
+        )
         self.presence: Presence | None = None
         self.assembled: Assembled | None = None
         self.metrics_url = ""
@@ -563,6 +567,11 @@ class Daemon:
             return not company
         others = self.presence.others().values() if self.presence else ()
         return not any(e.body.reach == Standing.OPEN.value for e in others)
+
+    def _refuses(self, manifest: Manifest, stage: int) -> str:
+        """Why this peer will not host ``stage`` instead of its own; empty when it will."""
+        a = self.assembled
+        return refusal(self.config, manifest, a, stage, self.placing.open_to) if a else ""
 
     def _learn(self, peer: PeerId, body: PeerBody) -> None:
         standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN

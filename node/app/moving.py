@@ -11,19 +11,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 from node.app.assembly import Assembled, under
 from node.app.capacity import check_memory
+from node.app.ports import Hosted, MovingPort
 from node.config import MOVED, NodeConfig
 from node.core.errors import TimedOut
 from node.core.ids import ENDS
 from node.manifest import Manifest
 from node.scheduler.choosing import able
 from node.transport.addresses import part_of
-
-if TYPE_CHECKING:
-    from node.app.daemon import Daemon
 
 DRAIN_S = 120.0
 """For an operator's drain that names no time."""
@@ -33,10 +32,11 @@ MOVE_S = 60.0
 
 class Mover:
     """``target`` is the stage this daemon is changing to, ``done`` that stage and the p2p port of
-    the image that follows."""
+    the image that follows. ``refuses(manifest in force, stage)`` says why this peer will not host a
+    stage; empty when it will."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._d = daemon
+    def __init__(self, daemon: MovingPort, refuses: Callable[[Manifest, int], str]) -> None:
+        self._d, self._refuses = daemon, refuses
         self.target: int | None = None
         self.done: tuple[int, int] | None = None
 
@@ -49,7 +49,8 @@ class Mover:
         if d.assembled is None or d.manifest is None or d.draining or d.ending:
             return "it is coming or going itself"
         taken = stage == ENDS and d.presence is not None and d.presence.ends()
-        why = self.refusal(d.assembled, d.manifest, stage)
+        known = under(d.manifest, d.assembled.training.standing.known)
+        why = self._refuses(known, stage)
         if why := "somebody else is at the ends" if taken else why:
             text = f"asked to host {place(stage)}: {why}"
             d.journal.emit("daemon", "move-refused", text, stage=stage)
@@ -57,11 +58,6 @@ class Mover:
         self.target = stage
         d.tasks.spawn(self._move(d.assembled, stage), "move")
         return ""
-
-    def refusal(self, a: Assembled, manifest: Manifest, stage: int) -> str:
-        """Why this peer will not host ``stage``; empty when it will."""
-        known = under(manifest, a.training.standing.known)
-        return refusal(self._d.config, known, a, stage, self._d.placing.open_to)
 
     async def drained(self, timeout_s: float) -> None:
         """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
@@ -84,7 +80,7 @@ class Mover:
         d.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
         d.stop("drained")
 
-    async def _move(self, a: Assembled, stage: int) -> None:
+    async def _move(self, a: Hosted, stage: int) -> None:
         d = self._d
         text = f"moving to {place(stage)}: finishes the epoch under way and hands over what it owns"
         d.journal.emit("daemon", "moving", text, stage=stage, source=a.stage.stage)

@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from node.app.moving import place
+from node.app.ports import ChoosingPort
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS
 from node.reach.standing import Standing
 from node.scheduler.choosing import LOOK_S, Choosing, able
 from node.training.presence import HASTE_S, Presence
 
-if TYPE_CHECKING:
-    from node.app.daemon import Daemon
-
 
 class Placing:
     """Of one daemon. ``open_to``: as in its record (:class:`~node.dht.record.PeerBody`)."""
 
-    def __init__(self, daemon: Daemon, choosing: Callable[..., Choosing] = Choosing) -> None:
+    def __init__(self, daemon: ChoosingPort, choosing: Callable[..., Choosing] = Choosing) -> None:
         self._d, self._make = daemon, choosing
         self.open_to = daemon.config.open_to
         self._machine: Choosing | None = None

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from node.app.ports import Hosted, Moves, Place
 from node.core.ids import ENDS
 from node.core.version import Protocols
 from node.dht.record import PeerBody
 from node.manifest import Manifest
 from node.training.member import MemberState
-from node.training.service import Training
-from node.training.stage_runtime import StageRuntime
-from node.training.state.meter import PipelineMeter
-from node.training.state.stage import StageState
 
 _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""
@@ -30,39 +27,6 @@ class Reachability:
     relays: tuple[str, ...] = ()
     room: int = 0
     rate: float = 0.0
-
-
-class Hosted(Protocol):
-    """A stage that is hosted."""
-
-    @property
-    def stage(self) -> StageState: ...
-    @property
-    def work(self) -> StageRuntime: ...
-    @property
-    def training(self) -> Training: ...
-    @property
-    def meter(self) -> PipelineMeter: ...
-
-
-class Place(Protocol):
-    """The choice of a stage."""
-
-    @property
-    def stage(self) -> int | None: ...
-    @property
-    def open_to(self) -> str: ...
-    @property
-    def settled(self) -> bool: ...
-
-
-class MovePort(Protocol):
-    """A change of stage."""
-
-    @property
-    def target(self) -> int | None: ...
-    @property
-    def done(self) -> tuple[int, int] | None: ...
 
 
 class Posting(Protocol):
@@ -85,7 +49,7 @@ class Posting(Protocol):
     @property
     def placing(self) -> Place: ...
     @property
-    def mover(self) -> MovePort: ...
+    def mover(self) -> Moves: ...
     @property
     def started_at(self) -> float:
         """Unix time."""

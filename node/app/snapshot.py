@@ -9,15 +9,16 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from node.app.moving import place
-from node.app.posting import state_of
+from node.app.posting import Posting, state_of
 from node.averaging.reducers.spread import ERROR
 from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan
 from node.core.version import VERSION
+from node.dht.record import PeerBody
 from node.manifest import Manifest
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
@@ -27,9 +28,19 @@ from protos import control_pb2 as pb
 
 if TYPE_CHECKING:
     from node.app.assembly import Assembled
-    from node.app.daemon import Daemon
+    from node.app.moving import Mover
+    from node.config import NodeConfig
+    from node.core.clock import Clock
+    from node.core.tasks import Tasks
+    from node.identity.admission import Gate
+    from node.identity.keys import Identity
+    from node.reach.nearby import Browser
+    from node.telemetry.events import Journal
+    from node.telemetry.metrics import Metrics
+    from node.training.presence import Presence
     from node.training.service import Training
     from node.training.stage_runtime import StageRuntime
+    from node.transport.service import Transport
 
 HISTORY = 256
 """Losses kept for the picture."""
@@ -44,6 +55,37 @@ TELL_S, NEWS_S = 30.0, 5.0
 """Between two sentences about the same doing, and between two looks whether it has changed."""
 MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
+
+
+class ShownDaemon(Posting, Protocol):
+    """What is shown to the operator, and asked by the operator's service; see
+    :class:`node.app.daemon.Daemon`."""
+
+    config: NodeConfig
+    started: float
+    identity: Identity
+    journal: Journal
+    metrics: Metrics
+    metrics_url: str
+    tasks: Tasks
+    transport: Transport
+    presence: Presence | None
+    problem: str
+    problem_next: str
+    child_trouble: dict[str, str]
+    lan: Browser | None
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def assembled(self) -> Assembled | None: ...
+    @property
+    def mover(self) -> Mover: ...
+    def body(self) -> PeerBody: ...
+    def gate(self) -> Gate: ...
+    def addresses(self) -> list[str]: ...
+    def ways_in(self) -> list[str]: ...
+    def stop(self, why: str) -> None: ...
 
 
 @dataclass
@@ -110,7 +152,7 @@ def _allowed(a: Assembled, m: Manifest | None) -> float:
 class SnapshotBuilder:
     """Of one daemon."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: ShownDaemon) -> None:
         self._d = daemon
         self.tally = Tally()
         self._told: dict[Any, float] = {}

@@ -98,13 +98,6 @@ class SimServices:
     meter: PipelineMeter
 
 
-class SimMover(Mover):
-    """There is room for every stage."""
-
-    def refusal(self, a: Any, manifest: Manifest, stage: int) -> str:
-        return no_way(a.stage.stage, stage, manifest.pipeline.stages, self._d.placing.open_to)
-
-
 class SimPeer:
     """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Where
     ``stage`` is None it chooses one among others who choose."""
@@ -150,7 +143,7 @@ class SimPeer:
         self.owner: ValueOwner | None = None
         self.draining = self.ending = False
         make: Any = partial(swarm.make.choosing, self)
-        self.mover, self.placing = SimMover(self), Placing(self, make)  # type: ignore[arg-type]
+        self.mover, self.placing = Mover(self, self._refuses), Placing(self, make)
 
     # ----------------------------------------------------------- life
 
@@ -332,6 +325,11 @@ class SimPeer:
         return search(job, moves=MOVES)
 
     # ----------------------------------------------------------- what it posts
+
+    def _refuses(self, manifest: Manifest, stage: int) -> str:
+        """There is room for every stage."""
+        here = self.assembled.stage.stage if self.assembled else stage
+        return no_way(here, stage, manifest.pipeline.stages, self.placing.open_to)
 
     def body(self) -> Any:
         """Its record."""

@@ -136,7 +136,10 @@ class FakeDaemon:
         self.assembled = hosting(stage)
         self.assembled.training = SimpleNamespace(leave=self.leave, standing=ChangeStatus(Rules()))
         self.assembled.work = SimpleNamespace(local_checkpoints=SimpleNamespace(saved=self.saved))
-        self.mover = Mover(self)  # type: ignore[arg-type]
+        self.mover = Mover(self, self.refuses)  # type: ignore[arg-type]
+
+    def refuses(self, manifest: Manifest, stage: int) -> str:
+        return refusal(self.config, manifest, self.assembled, stage, self.placing.open_to)
 
     async def leave(self, reason: str) -> None:
         self.log.append(f"leave: {reason}")

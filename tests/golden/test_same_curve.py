@@ -138,7 +138,7 @@ class Peer:
             SystemClock(),
             self.journal,
         )
-        self.training.company = lambda: set(net.transports)
+        self.training.company = lambda: dict.fromkeys(net.transports, 0)
 
     async def close(self) -> None:
         await self.training.close()

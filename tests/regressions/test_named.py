@@ -429,6 +429,7 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
             said = leader.handle(
                 ev.Heartbeat(peer, stage, Version(0), f"d{stage}", 1.0), float(now)
             )
+            said += leader.handle(ev.ClockTick(), float(now))
             plans += [a.plan for a in said if isinstance(a, ev.SendPlan)]
     old = plans[0]
     member = Member(S1, Version(0))

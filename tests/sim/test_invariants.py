@@ -27,7 +27,7 @@ from node.training.protocol.rules import Rules
 
 SETUP = Setup()
 NO_WORK: Any = SimpleNamespace(
-    recall=lambda version: None,
+    local_checkpoints=SimpleNamespace(recall=lambda version: None),
     read=lambda change: Rules(),
     engines=SimpleNamespace(
         pipeline=SimpleNamespace(shape=SimpleNamespace(nbytes=lambda *shape: 4096))

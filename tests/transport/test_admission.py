@@ -96,7 +96,7 @@ async def test_a_call_in_progress_is_ended_when_the_admission_is(swarm):
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call
         assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert "run out" in ended.value.details()
+        assert "expired" in ended.value.details()
     async with asyncio.timeout(30):  # its seat is free again
         while b._auth._seats._held:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -101,7 +101,7 @@ class SimTransport:
         self.net, self.peer_id, self.loop, self.book = net, peer, loop, book
         self.patience = Patience()
         self.server: Any = SimServer()
-        self.reachable = SimpleNamespace(standing=Standing.OPEN)
+        self.reachable: Any = SimpleNamespace(standing=Standing.OPEN)
         self.serving = False
         self.lines: dict[PeerId, SimTransport] = {}
         """Who is reached now, each a process of that peer."""

@@ -1,0 +1,120 @@
+"""What choosing a stage and changing it need of the peer they are done for: a daemon or a
+simulated peer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from node.core.clock import Clock
+from node.core.tasks import Tasks
+from node.dht.record import PeerBody
+from node.identity.keys import Signer
+from node.manifest import Manifest
+from node.reach.standing import Standing
+from node.telemetry.events import Journal
+from node.training.presence import Presence
+from node.training.service import Training
+from node.training.stage_runtime import StageRuntime
+from node.training.state.meter import PipelineMeter
+from node.training.state.stage import StageState
+
+
+class Wanted(Protocol):
+    """What the operator says: a stage, and which others would do (see
+    :class:`~node.dht.record.PeerBody`)."""
+
+    @property
+    def stage(self) -> int | None: ...
+    @property
+    def open_to(self) -> str: ...
+
+
+class Hosted(Protocol):
+    """The stage that is hosted now."""
+
+    @property
+    def stage(self) -> StageState: ...
+    @property
+    def training(self) -> Training: ...
+    @property
+    def work(self) -> StageRuntime: ...
+    @property
+    def meter(self) -> PipelineMeter: ...
+
+
+class Place(Protocol):
+    """The choice of a stage."""
+
+    @property
+    def stage(self) -> int | None: ...
+    @property
+    def open_to(self) -> str: ...
+    @property
+    def settled(self) -> bool: ...
+
+
+class Reaching(Protocol):
+    """Whether others can dial this peer."""
+
+    @property
+    def standing(self) -> Standing: ...
+
+
+class Reached(Protocol):
+    """A transport, as far as a choice depends on it."""
+
+    @property
+    def reachable(self) -> Reaching: ...
+
+
+class Moves(Protocol):
+    """A change of stage: to which one, if any, and the stage and port of who follows;
+    :meth:`asked` says why not, or begins it."""
+
+    @property
+    def target(self) -> int | None: ...
+    @property
+    def done(self) -> tuple[int, int] | None: ...
+    def asked(self, stage: int) -> str: ...
+
+
+class PeerPort(Protocol):
+    """Both need this."""
+
+    draining: bool
+
+    @property
+    def journal(self) -> Journal: ...
+    @property
+    def assembled(self) -> Hosted | None: ...
+    @property
+    def ending(self) -> bool: ...
+
+
+class ChoosingPort(PeerPort, Protocol):
+    """For :class:`node.app.placing.Placing`."""
+
+    @property
+    def config(self) -> Wanted: ...
+    @property
+    def identity(self) -> Signer: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def transport(self) -> Reached: ...
+    @property
+    def mover(self) -> Moves: ...
+    def body(self) -> PeerBody: ...
+
+
+class MovingPort(PeerPort, Protocol):
+    """For :class:`node.app.moving.Mover`."""
+
+    @property
+    def manifest(self) -> Manifest | None: ...
+    @property
+    def presence(self) -> Presence | None: ...
+    @property
+    def tasks(self) -> Tasks: ...
+    def addresses(self) -> list[str]: ...
+    def stop(self, why: str) -> None: ...
