@@ -281,6 +281,24 @@ def test_a_record_refreshed_meanwhile_is_of_another_process() -> None:
         assert swarm.time <= 107.5
 
 
+def test_a_connected_peer_is_seen_however_old_its_record() -> None:
+    swarm = Swarm([85.0], path="direct")
+    found = swarm.watch()
+    assert found is not None
+    assert "connected" in found.cause
+    assert swarm.time <= 107.5
+
+
+def test_a_connection_that_breaks_meanwhile_is_nobody() -> None:
+    swarm = Swarm([85.0], path="direct")
+
+    def ask() -> PeersAnswer:
+        swarm._path = "direct" if swarm.time < 103.0 else ""
+        return swarm.peers()
+
+    assert swarm.watch(ask=ask) is None
+
+
 def test_a_record_that_a_dead_daemon_left_is_nobody() -> None:
     for age in (0.0, 1.0, 12.0):
         swarm = Swarm([100.0 - age])
