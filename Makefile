@@ -35,7 +35,7 @@ demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
 # Tests with whole daemons come after the others: they mostly wait, two files of them at a time, and nothing else beside them.
 test: check  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
 ifeq ($(TESTS),tests)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 2 --ignore=$(APART)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 3 --ignore=$(APART)
 	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --durations 25 --ignore=$(APART)
 	$(BIN)/python -m pytest $(APART)
 else

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10protos/ask.proto\x12\x08tutti.v1\"\xa9\x01\n\x03\x41sk\x12)\n\x08manifest\x18\x01 \x01(\x0b\x32\x15.tutti.v1.AskManifestH\x00\x12#\n\x05peers\x18\x02 \x01(\x0b\x32\x12.tutti.v1.AskPeersH\x00\x12!\n\x04ping\x18\x03 \x01(\x0b\x32\x11.tutti.v1.AskPingH\x00\x12#\n\x05reach\x18\x04 \x01(\x0b\x32\x12.tutti.v1.AskReachH\x00\x42\n\n\x08question\"0\n\x0b\x41skManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tadmission\x18\x02 \x01(\x0c\"\x1d\n\x08\x41skPeers\x12\x11\n\tadmission\x18\x01 \x01(\x0c\"\x18\n\x07\x41skPing\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\x19\n\x08\x41skReach\x12\r\n\x05ports\x18\x01 \x03(\r\"\x9f\x02\n\x06\x41nswer\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x18.tutti.v1.ManifestAnswerH\x00\x12&\n\x05peers\x18\x02 \x01(\x0b\x32\x15.tutti.v1.PeersAnswerH\x00\x12$\n\x04ping\x18\x03 \x01(\x0b\x32\x14.tutti.v1.PingAnswerH\x00\x12$\n\x07refusal\x18\x04 \x01(\x0b\x32\x11.tutti.v1.RefusalH\x00\x12&\n\x05reach\x18\x05 \x01(\x0b\x32\x15.tutti.v1.ReachAnswerH\x00\x12\x17\n\x0foldest_protocol\x18\x06 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x07 \x01(\r\x12\x0f\n\x07version\x18\x08 \x01(\tB\x08\n\x06\x61nswer\"\x1e\n\x0eManifestAnswer\x12\x0c\n\x04toml\x18\x01 \x01(\x0c\"T\n\x0bPeersAnswer\x12!\n\x05peers\x18\x01 \x03(\x0b\x32\x12.tutti.v1.PeerLine\x12\"\n\x05swarm\x18\x02 \x01(\x0b\x32\x13.tutti.v1.SwarmLine\"H\n\nPingAnswer\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04time\x18\x04 \x01(\x01\")\n\x0bReachAnswer\x12\x0c\n\x04seen\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x03(\r\"\'\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x94\x02\n\x08PeerLine\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\r\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x0c\n\x04path\x18\x06 \x01(\t\x12\r\n\x05rtt_s\x18\x07 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x08 \x01(\x01\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x0c\n\x04up_s\x18\n \x01(\x01\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x0e\n\x06seen_s\x18\x0c \x01(\x01\x12\x10\n\x08progress\x18\r \x01(\x01\x12\x0b\n\x03via\x18\x0e \x01(\t\x12\x17\n\x0foldest_protocol\x18\x0f \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x10 \x01(\r\"f\n\tSwarmLine\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x0e\n\x06stages\x18\x06 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x10protos/ask.proto\x12\x08tutti.v1\"\xa9\x01\n\x03\x41sk\x12)\n\x08manifest\x18\x01 \x01(\x0b\x32\x15.tutti.v1.AskManifestH\x00\x12#\n\x05peers\x18\x02 \x01(\x0b\x32\x12.tutti.v1.AskPeersH\x00\x12!\n\x04ping\x18\x03 \x01(\x0b\x32\x11.tutti.v1.AskPingH\x00\x12#\n\x05reach\x18\x04 \x01(\x0b\x32\x12.tutti.v1.AskReachH\x00\x42\n\n\x08question\"0\n\x0b\x41skManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tadmission\x18\x02 \x01(\x0c\"+\n\x08\x41skPeers\x12\x11\n\tadmission\x18\x01 \x01(\x0c\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\t\"\x18\n\x07\x41skPing\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\x19\n\x08\x41skReach\x12\r\n\x05ports\x18\x01 \x03(\r\"\x9f\x02\n\x06\x41nswer\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x18.tutti.v1.ManifestAnswerH\x00\x12&\n\x05peers\x18\x02 \x01(\x0b\x32\x15.tutti.v1.PeersAnswerH\x00\x12$\n\x04ping\x18\x03 \x01(\x0b\x32\x14.tutti.v1.PingAnswerH\x00\x12$\n\x07refusal\x18\x04 \x01(\x0b\x32\x11.tutti.v1.RefusalH\x00\x12&\n\x05reach\x18\x05 \x01(\x0b\x32\x15.tutti.v1.ReachAnswerH\x00\x12\x17\n\x0foldest_protocol\x18\x06 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x07 \x01(\r\x12\x0f\n\x07version\x18\x08 \x01(\tB\x08\n\x06\x61nswer\"\x1e\n\x0eManifestAnswer\x12\x0c\n\x04toml\x18\x01 \x01(\x0c\"d\n\x0bPeersAnswer\x12!\n\x05peers\x18\x01 \x03(\x0b\x32\x12.tutti.v1.PeerLine\x12\"\n\x05swarm\x18\x02 \x01(\x0b\x32\x13.tutti.v1.SwarmLine\x12\x0e\n\x06\x63\x61lled\x18\x03 \x01(\x08\"H\n\nPingAnswer\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04time\x18\x04 \x01(\x01\")\n\x0bReachAnswer\x12\x0c\n\x04seen\x18\x01 \x01(\t\x12\x0c\n\x04open\x18\x02 \x03(\r\"\'\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x94\x02\n\x08PeerLine\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05stage\x18\x04 \x01(\r\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x0c\n\x04path\x18\x06 \x01(\t\x12\r\n\x05rtt_s\x18\x07 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x08 \x01(\x01\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x0c\n\x04up_s\x18\n \x01(\x01\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x0e\n\x06seen_s\x18\x0c \x01(\x01\x12\x10\n\x08progress\x18\r \x01(\x01\x12\x0b\n\x03via\x18\x0e \x01(\t\x12\x17\n\x0foldest_protocol\x18\x0f \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x10 \x01(\r\"f\n\tSwarmLine\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\x04\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x0e\n\x06stages\x18\x06 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,25 +36,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ASKMANIFEST']._serialized_start=202
   _globals['_ASKMANIFEST']._serialized_end=250
   _globals['_ASKPEERS']._serialized_start=252
-  _globals['_ASKPEERS']._serialized_end=281
-  _globals['_ASKPING']._serialized_start=283
-  _globals['_ASKPING']._serialized_end=307
-  _globals['_ASKREACH']._serialized_start=309
-  _globals['_ASKREACH']._serialized_end=334
-  _globals['_ANSWER']._serialized_start=337
-  _globals['_ANSWER']._serialized_end=624
-  _globals['_MANIFESTANSWER']._serialized_start=626
-  _globals['_MANIFESTANSWER']._serialized_end=656
-  _globals['_PEERSANSWER']._serialized_start=658
-  _globals['_PEERSANSWER']._serialized_end=742
-  _globals['_PINGANSWER']._serialized_start=744
-  _globals['_PINGANSWER']._serialized_end=816
-  _globals['_REACHANSWER']._serialized_start=818
-  _globals['_REACHANSWER']._serialized_end=859
-  _globals['_REFUSAL']._serialized_start=861
-  _globals['_REFUSAL']._serialized_end=900
-  _globals['_PEERLINE']._serialized_start=903
-  _globals['_PEERLINE']._serialized_end=1179
-  _globals['_SWARMLINE']._serialized_start=1181
-  _globals['_SWARMLINE']._serialized_end=1283
+  _globals['_ASKPEERS']._serialized_end=295
+  _globals['_ASKPING']._serialized_start=297
+  _globals['_ASKPING']._serialized_end=321
+  _globals['_ASKREACH']._serialized_start=323
+  _globals['_ASKREACH']._serialized_end=348
+  _globals['_ANSWER']._serialized_start=351
+  _globals['_ANSWER']._serialized_end=638
+  _globals['_MANIFESTANSWER']._serialized_start=640
+  _globals['_MANIFESTANSWER']._serialized_end=670
+  _globals['_PEERSANSWER']._serialized_start=672
+  _globals['_PEERSANSWER']._serialized_end=772
+  _globals['_PINGANSWER']._serialized_start=774
+  _globals['_PINGANSWER']._serialized_end=846
+  _globals['_REACHANSWER']._serialized_start=848
+  _globals['_REACHANSWER']._serialized_end=889
+  _globals['_REFUSAL']._serialized_start=891
+  _globals['_REFUSAL']._serialized_end=930
+  _globals['_PEERLINE']._serialized_start=933
+  _globals['_PEERLINE']._serialized_end=1209
+  _globals['_SWARMLINE']._serialized_start=1211
+  _globals['_SWARMLINE']._serialized_end=1313
 # @@protoc_insertion_point(module_scope)

@@ -27,10 +27,12 @@ class AskManifest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class AskPeers(_message.Message):
-    __slots__ = ("admission",)
+    __slots__ = ("admission", "call")
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     admission: bytes
-    def __init__(self, admission: _Optional[bytes] = ...) -> None: ...
+    call: str
+    def __init__(self, admission: _Optional[bytes] = ..., call: _Optional[str] = ...) -> None: ...
 
 class AskPing(_message.Message):
     __slots__ = ("nonce",)
@@ -71,12 +73,14 @@ class ManifestAnswer(_message.Message):
     def __init__(self, toml: _Optional[bytes] = ...) -> None: ...
 
 class PeersAnswer(_message.Message):
-    __slots__ = ("peers", "swarm")
+    __slots__ = ("peers", "swarm", "called")
     PEERS_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
+    CALLED_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[PeerLine]
     swarm: SwarmLine
-    def __init__(self, peers: _Optional[_Iterable[_Union[PeerLine, _Mapping]]] = ..., swarm: _Optional[_Union[SwarmLine, _Mapping]] = ...) -> None: ...
+    called: bool
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerLine, _Mapping]]] = ..., swarm: _Optional[_Union[SwarmLine, _Mapping]] = ..., called: _Optional[bool] = ...) -> None: ...
 
 class PingAnswer(_message.Message):
     __slots__ = ("nonce", "version", "name", "time")

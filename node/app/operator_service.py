@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from node.app.assembly import Assembled
 
 
+CALL_S = 2.0
+"""For a peer that a stranger wants to be called."""
+
+
 class OperatorService(SnapshotBuilder, Window):
     """The daemon behind the unix socket. ``stop`` and ``drain`` end it through its ``stop``."""
 
@@ -46,8 +50,16 @@ class OperatorService(SnapshotBuilder, Window):
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
             return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
         if kind == "peers":
-            return ask.Answer(peers=self.peers())
+            return ask.Answer(peers=await self._answer_peers(question.peers.call))
         raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)
+
+    async def _answer_peers(self, called: str) -> ask.PeersAnswer:
+        answer, me = self.peers(), self._d.identity.peer_id
+        if called != me and any(line.peer == called for line in answer.peers):
+            with contextlib.suppress(PeerFault):
+                await self._d.transport.ask(PeerId(called), ask.Ask(ping=ask.AskPing()), CALL_S)
+                answer.called = True
+        return answer
 
     async def ping(self, peer: str, count: int, improve: bool = False) -> pb.PingReport:
         """Round trips on the path that work takes; with ``improve`` after every better way was

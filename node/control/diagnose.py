@@ -34,7 +34,7 @@ CLOCK_S = 60.0
 """Difference of clocks, in seconds, above which what others sign looks expired or not yet valid."""
 WATCH_S = 6.5
 """Longest watch for another user of this identity: records are refreshed every 5 s, those of an
-idle swarm every 20 s; a dead connection is noticed sooner."""
+idle swarm every 20 s."""
 _NOWHERE = {4: ("198.51.100.1", "203.0.113.1"), 6: ("2001:db8::1", "3fff::1")}
 """Documentation addresses: only a default route leads to two of them. Nothing is sent there."""
 
@@ -322,33 +322,35 @@ def watch_identity(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Diagnosis | None:
-    """Whether a daemon elsewhere runs as ``me``: its record is refreshed as we watch, or the peer
-    that answers is connected to it all the time.
+    """Whether a daemon elsewhere runs as ``me``: it answers whoever we ask, or its record is
+    refreshed as we watch.
 
     For a home whose own daemon does not run. ``ask`` asks the swarm for its peers and may raise
     NetworkFault; it is called for the last time after ``seconds``, and only once when no record is
     there or it is lost. None when nobody is seen. A writer whose clock is ahead of the answerer's
     by more than the age of its records goes unnoticed: they look new at any time.
     """
-    end, first, last, connected = now() + seconds, None, False, True
+    end, first, last = now() + seconds, None, False
     while True:
         try:
-            line = next((p for p in ask().peers if p.peer == me and p.state != "lost"), None)
+            answer = ask()
+            line = next((p for p in answer.peers if p.peer == me and p.state != "lost"), None)
         except NetworkFault:
             return None
         if line is None:
             return None
         if line.path == "self":
             return identity_in_use(me, "the peer that answers has it")
+        if answer.called:
+            who = clean(line.name, 40) or "a peer"
+            return identity_in_use(me, f"{who} of the swarm answers with it")
         if first is not None and line.seen_s < first[1] + (now() - first[0]) - 1.0:
             who = clean(line.name, 40) or "a peer"
             return identity_in_use(me, f"{who} of the swarm refreshes its record with it")
         if first is None and line.seen_s > 0.0:  # 0 may stand for less: of a clock that is ahead
             first = now(), line.seen_s
-        connected = connected and bool(line.path)
         if last:
-            where = "the peer that answers is connected to one that has it"
-            return identity_in_use(me, where) if connected else None
+            return None
         pause = min(1.0, end - now())
         last = pause < 1.0
         sleep(max(0.0, pause))

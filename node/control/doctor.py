@@ -72,7 +72,7 @@ def examine(
     if addresses:
         from node.control.observer import PATIENCE_S, ask, survey
 
-        ping, whom = Ask(ping=AskPing()), Ask(peers=AskPeers(admission=admission))
+        ping, whom = Ask(ping=AskPing()), Ask(peers=AskPeers(admission=admission, call=me or ""))
         heard = survey(addresses, [ping, whom], left(PATIENCE_S), seed, first=first)
         answered = [h for h in heard if h.good]
         if first and answered:
