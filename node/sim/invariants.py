@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -23,15 +23,12 @@ from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Version, lineage_after
 from node.optim.owner import Owner
 from node.scheduler.assigned import assigned
+from node.sim.ports import SimPeerPort, SimSwarmPort
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import pieces
 from node.training.protocol.plan_context import makes
 from node.training.protocol.rules import between
-
-if TYPE_CHECKING:
-    from node.sim.process import SimPeer
-    from node.sim.swarm import SimSwarm
 
 GENESIS = Version(0)
 NEAR = 1e-4
@@ -106,7 +103,7 @@ class Checker:
 
     id = ""
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         self.swarm = swarm
 
     def broken(self, what: str) -> InvariantViolation:
@@ -125,7 +122,7 @@ class EqualDigests(Checker):
 
     id = "I1"
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self._seen: dict[tuple[str, int, int], tuple[str, PeerId]] = {}
         self._met: dict[tuple[Version, int], None] = {}
@@ -138,7 +135,7 @@ class EqualDigests(Checker):
                 self._met[makes(plan, ()), stage] = None
         _shorten(self._met)
 
-    def began(self, peer: SimPeer, plan: Plan) -> None:
+    def began(self, peer: SimPeerPort, plan: Plan) -> None:
         me, digest = plan.member(peer.name), peer.digest
         if peer.in_place() != digest:
             raise self.broken(
@@ -221,7 +218,7 @@ class CountsOnce(Checker):
 
     id = "I3"
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self._seen: dict[tuple[str, int], dict[int, PeerId]] = {}
 
@@ -231,26 +228,28 @@ class CountsOnce(Checker):
         for stage in self.swarm.setup.names:
             self._seen.pop((plan.hash, stage), None)
 
-    def counted(self, peer: SimPeer, plan: Plan, index: int, again: bool) -> None:
+    def counted(self, peer: SimPeerPort, plan: Plan, index: int, again: bool) -> None:
         if again:
             raise self.broken(
                 f"micro-batch {index} of epoch {plan.epoch} counts twice at {peer.name}"
             )
 
-    def taken(self, peer: SimPeer, plan: Plan | None, plan_hash: str) -> None:
+    def taken(self, peer: SimPeerPort, plan: Plan | None, plan_hash: str) -> None:
         if plan is None or plan.hash != plan_hash:
             raise self.broken(
                 f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force"
             )
 
-    def gave(self, peer: SimPeer, plan: Plan, taken: TakenBatches) -> None:
+    def gave(self, peer: SimPeerPort, plan: Plan, taken: TakenBatches) -> None:
         """What one peer gives has samples of the plan, and each once."""
         if not {s for p in plan.paths for s in p.samples}.issuperset(taken.samples):
             raise self.broken(f"{peer.name} counts samples that epoch {plan.epoch} has not")
         if len(set(taken.samples)) != len(taken.samples):
             raise self.broken(f"{peer.name} counts a sample of epoch {plan.epoch} twice")
 
-    def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep, mean: WeightedMean) -> None:
+    def step(
+        self, peer: SimPeerPort, opened: Opened, step: ReduceAndStep, mean: WeightedMean
+    ) -> None:
         """Nobody else has given what one contributor gives."""
         seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
         for giver in step.contributors:
@@ -270,7 +269,7 @@ class NoSampleLost(Checker):
 
     id = "I4"
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self.books: dict[Version, Ledger] = {GENESIS: Ledger(None, 0, frozenset(), 0, 0, 0, 0)}
         self.guessed: set[Version] = set()
@@ -342,7 +341,7 @@ class WeightedMean(Checker):
 
     id = "I5"
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self._given: dict[tuple[str, PeerId], TakenBatches] = {}
         self._followed = 0
@@ -376,7 +375,7 @@ class WeightedMean(Checker):
         """What a peer gave under a plan, None for nothing."""
         return self._given.get((plan_hash, peer))
 
-    def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep) -> None:
+    def step(self, peer: SimPeerPort, opened: Opened, step: ReduceAndStep) -> None:
         """An owner's machine orders a step."""
         able = set(opened.members) - opened.listeners
         by = step.contributors
@@ -385,7 +384,7 @@ class WeightedMean(Checker):
         for name in step.names:
             self._by[peer.name, name] = opened.plan_hash, by
 
-    def stepping(self, peer: SimPeer, plan: Plan, means: Mapping[str, Tensor]) -> None:
+    def stepping(self, peer: SimPeerPort, plan: Plan, means: Mapping[str, Tensor]) -> None:
         """The mean that is stepped is that of what was given."""
         for name, mean in means.items():
             plan_hash, by = self._by.get((peer.name, name), ("", ()))
@@ -409,7 +408,7 @@ class WeightedMean(Checker):
                 )
 
     def _counts(
-        self, peer: SimPeer, plan: Plan, given: Mapping[PeerId, TakenBatches]
+        self, peer: SimPeerPort, plan: Plan, given: Mapping[PeerId, TakenBatches]
     ) -> Mapping[PeerId, int]:
         """Tokens for which each contribution counts: all that it is of. Of a micro-batch that was
         given up after its origin had named who did it, a share is in a sum already; then the sum
@@ -439,15 +438,15 @@ class WholeCheckpoint(Checker):
 
     id = "I6"
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self._held: dict[tuple[int, Version, int], str] = {}
 
-    def stood(self, peer: SimPeer, plan: Plan) -> None:
+    def stood(self, peer: SimPeerPort, plan: Plan) -> None:
         """This is what the cell of a peer holds at the version a plan starts from."""
         self._held.setdefault((peer.stage, plan.base, plan.home(peer.name)), peer.digest)
 
-    def restored(self, peer: SimPeer, found: Checkpoint) -> None:
+    def restored(self, peer: SimPeerPort, found: Checkpoint) -> None:
         """A checkpoint has been read."""
         version = Version(found.epoch, str(found.meta.get("lineage", "")))
         cell = found.meta.get("cell", 0)
@@ -465,7 +464,7 @@ class OnlyGrow(Checker):
     id = "I7"
 
     def member(
-        self, peer: SimPeer, event: Any, actions: Iterable[Any], at: Version, term: int
+        self, peer: SimPeerPort, event: Any, actions: Iterable[Any], at: Version, term: int
     ) -> None:
         m = peer.member
         if m.term < term:
@@ -479,7 +478,11 @@ class OnlyGrow(Checker):
                 )
 
     def plan(
-        self, peer: SimPeer, plan: Plan, before: tuple[int, Version | None], actions: Sequence[Any]
+        self,
+        peer: SimPeerPort,
+        plan: Plan,
+        before: tuple[int, Version | None],
+        actions: Sequence[Any],
     ) -> None:
         term, base = before
         if plan.term <= term:
@@ -500,14 +503,16 @@ class AppliedOnce(Checker):
 
     id = "I8"
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self._settled: dict[tuple[Version, str, int], PeerId] = {}
         self._through: dict[tuple[str, bytes], list[Version]] = {}
         """The versions that optimizer state was first of: work that is done again from the same
         place comes to the same bits in another history."""
 
-    def once(self, peer: SimPeer, running: EpochRun, opened: Opened, step: ReduceAndStep) -> None:
+    def once(
+        self, peer: SimPeerPort, running: EpochRun, opened: Opened, step: ReduceAndStep
+    ) -> None:
         """An owner's machine orders a step."""
         stepped = running.stepped.setdefault(step.round.epoch, set())
         for name in step.names:
@@ -518,7 +523,7 @@ class AppliedOnce(Checker):
             stepped.add(key)
 
     def stepping(
-        self, peer: SimPeer, plan: Plan, owner: Owner, means: Mapping[str, Tensor]
+        self, peer: SimPeerPort, plan: Plan, owner: Owner, means: Mapping[str, Tensor]
     ) -> None:
         """Of the version the plan starts from, with optimizer state of its history."""
         at = peer.work.version
@@ -537,7 +542,7 @@ class AppliedOnce(Checker):
     def _leads(self, old: Version, new: Version) -> bool:
         return self.swarm.watch.samples.ancestor(old, new)
 
-    def settling(self, peer: SimPeer, owner: Owner, names: Iterable[str]) -> None:
+    def settling(self, peer: SimPeerPort, owner: Owner, names: Iterable[str]) -> None:
         """Steps that made the version in place are final."""
         version = peer.work.version
         for name in sorted(names):
@@ -567,11 +572,11 @@ class PurePlan(Checker):
     id = "I9"
     EVERY = 61
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self._count = 0
 
-    def objected(self, peer: SimPeer, leader: PeerId, why: str) -> None:
+    def objected(self, peer: SimPeerPort, leader: PeerId, why: str) -> None:
         """Somebody refuses the plan of an honest leader."""
         raise self.broken(f"{peer.name} objects to a plan of {leader}: {why}")
 
@@ -621,7 +626,7 @@ class OneFault(Checker):
     id = "I10"
     CALM_S = 25.0
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self._running: dict[PeerId, _EpochFaults] = {}
         self._disturbed = -1e9
@@ -634,11 +639,11 @@ class OneFault(Checker):
             r.forgiven = r.forgiven or not mild or len(r.faults) > 1 or peer == r.plan.leader
         self._disturbed = self.swarm.world.now
 
-    def planned(self, peer: SimPeer, plan: Plan) -> None:
+    def planned(self, peer: SimPeerPort, plan: Plan) -> None:
         calm = self.swarm.world.now - self._disturbed > self.CALM_S and self.swarm.calm()
         self._running[peer.name] = _EpochFaults(plan, self.swarm.world.now, [], not calm)
 
-    def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
+    def ended(self, peer: SimPeerPort, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)
         if r is not None and not committed and not r.forgiven:
             raise self.broken(

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.scheduler.costs import LinkCost, Measured
+from node.sim.ports import SimPeerPort
 from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
-    from node.sim.process import SimPeer
     from node.training.service import Training
 
 LIES = {
@@ -29,7 +29,7 @@ LIES = {
 }
 
 
-def puts_on(peer: SimPeer, training: Training) -> None:
+def puts_on(peer: SimPeerPort, training: Training) -> None:
     """From now on its heartbeats lie while the peer does."""
     true = training._heard
 
@@ -39,7 +39,7 @@ def puts_on(peer: SimPeer, training: Training) -> None:
     setattr(training, "_heard", said)  # noqa: B010 - a liar has other code
 
 
-def heard(peer: SimPeer, h: ev.Heartbeat) -> ev.Heartbeat:
+def heard(peer: SimPeerPort, h: ev.Heartbeat) -> ev.Heartbeat:
     """The heartbeat of a liar."""
     match peer.lie:
         case "epoch":
@@ -72,17 +72,17 @@ def heard(peer: SimPeer, h: ev.Heartbeat) -> ev.Heartbeat:
     return h
 
 
-def decided(peer: SimPeer, actions: Sequence[Any]) -> list[Any]:
+def decided(peer: SimPeerPort, actions: Sequence[Any]) -> list[Any]:
     """What its member tells the leader of an epoch."""
     return [_told(peer, a) for a in actions]
 
 
-def tokens(peer: SimPeer, true: int) -> int:
+def tokens(peer: SimPeerPort, true: int) -> int:
     """Behind the gradients it gives."""
     return true * 1000 if peer.lie == "tokens" else true
 
 
-def _told(peer: SimPeer, action: Any) -> Any:
+def _told(peer: SimPeerPort, action: Any) -> Any:
     match action:
         case ev.TellCommitted() if peer.lie == "digest":
             return replace(action, digest=_false(action.digest))

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ from node.pipeline.settings import PipelineLimits
 from node.scheduler.router import SearchJob, search
 from node.sim import lies
 from node.sim.observing import FactJournal
+from node.sim.ports import SimSwarmPort
 from node.sim.world.device import SimDevice
 from node.sim.world.directory import SimDirectory
 from node.sim.world.disk import DiskStore, SimDisk
@@ -54,9 +55,6 @@ from node.training.stage_runtime import StageRuntime
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.wire.tensors import digest
-
-if TYPE_CHECKING:
-    from node.sim.swarm import SimSwarm
 
 RIPE_S = 5.0
 """Sooner than real peers, because an epoch is shorter here: after so long together peers are
@@ -106,7 +104,7 @@ class SimPeer:
 
     def __init__(
         self,
-        swarm: SimSwarm,
+        swarm: SimSwarmPort,
         name: PeerId,
         stage: int | None,
         slowness: float,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 
@@ -16,6 +16,7 @@ from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.core.tasks import Tasks
 from node.dht.record import PeerBody
 from node.identity.faults import FaultBook
+from node.sim.ports import SimPeerPort, SimSwarmPort
 from node.sim.world.loop import ProcessLoop
 from node.sim.world.network import SimTransport
 from node.sim.world.signing import SimSigner
@@ -23,10 +24,6 @@ from node.training.protocol import events as ev
 from node.training.protocol import notes
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
-
-if TYPE_CHECKING:
-    from node.sim.process import SimPeer
-    from node.sim.swarm import SimSwarm
 
 EVERY_S = 0.5
 FAKE = "f" * 32
@@ -37,7 +34,7 @@ class Stranger(rpc.TrainingServicer):
     history of 2^53 tokens, and again what a leader said before; and in the directory, that it
     leads."""
 
-    def __init__(self, swarm: SimSwarm, name: PeerId) -> None:
+    def __init__(self, swarm: SimSwarmPort, name: PeerId) -> None:
         self.swarm, self.name, self._turn = swarm, name, 0
         self.loop = ProcessLoop(swarm.world)
         # It never refuses anybody.
@@ -83,7 +80,7 @@ class Stranger(rpc.TrainingServicer):
             self._turn += 1
             await asyncio.sleep(EVERY_S)
 
-    def _word(self, peer: SimPeer) -> pb.Note:
+    def _word(self, peer: SimPeerPort) -> pb.Note:
         match self._turn % 4:
             case 0:
                 return self._planned(self._plan(peer, 2**62))
@@ -98,7 +95,7 @@ class Stranger(rpc.TrainingServicer):
     def _planned(self, plan: Plan) -> pb.Note:
         return notes.plan_note(plan, self._signer.sign(plan.canonical(), self._domain))
 
-    def _plan(self, peer: SimPeer, term: int, ends: bool = False) -> Plan:
+    def _plan(self, peer: SimPeerPort, term: int, ends: bool = False) -> Plan:
         at = peer.member.at
         live = [p for p in self.swarm.live() if p.ready]
         members = tuple(PlanMember(p.name, p.stage) for p in live)

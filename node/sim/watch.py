@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -34,13 +34,10 @@ from node.sim.invariants import (
     WeightedMean,
     WholeCheckpoint,
 )
+from node.sim.ports import SimPeerPort, SimSwarmPort
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events as ev
-
-if TYPE_CHECKING:
-    from node.sim.process import SimPeer
-    from node.sim.swarm import SimSwarm
 
 M = TypeVar("M")
 OBJECTED = "invalid plan"
@@ -49,7 +46,7 @@ OBJECTED = "invalid plan"
 class HistoryRecorder:
     """All checkers, and what is counted for the outcome."""
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SimSwarmPort) -> None:
         self.swarm = swarm
         self.recent: deque[str] = deque(maxlen=24)
         self.digests, self.owners, self.once = (
@@ -81,7 +78,7 @@ class HistoryRecorder:
     def count(self, kind: str, by: int = 1) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + by
 
-    def crashed(self, peer: SimPeer, name: str, error: BaseException) -> None:
+    def crashed(self, peer: SimPeerPort, name: str, error: BaseException) -> None:
         """A task of a peer raised what nobody expected: the daemon would end. What is no
         Exception is meant for who runs the simulator, as a test's time limit is."""
         if not isinstance(error, Exception):
@@ -96,7 +93,7 @@ class HistoryRecorder:
 
     # ----------------------------------------------------------- the leader's side
 
-    def leader(self, peer: SimPeer, machine: Leader) -> Leader:
+    def leader(self, peer: SimPeerPort, machine: Leader) -> Leader:
         """One that begins to lead."""
         self.count("leaders")
         self.note(f"{peer.name} leads")
@@ -113,7 +110,7 @@ class HistoryRecorder:
         return _seen(machine, before, after)
 
     def _after_leader(
-        self, peer: SimPeer, leader: Leader, event: Any, actions: Sequence[Any], before: Any
+        self, peer: SimPeerPort, leader: Leader, event: Any, actions: Sequence[Any], before: Any
     ) -> None:
         if not actions:
             return
@@ -145,7 +142,7 @@ class HistoryRecorder:
 
     def _planned(
         self,
-        peer: SimPeer,
+        peer: SimPeerPort,
         event: Any,
         plan: Plan,
         term: int,
@@ -168,7 +165,7 @@ class HistoryRecorder:
             self.one_fault.planned(peer, plan)
         self.note(f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}")
 
-    def report(self, peer: SimPeer, report: ev.RecordFact) -> None:
+    def report(self, peer: SimPeerPort, report: ev.RecordFact) -> None:
         self.count(report.kind)
         if report.kind != "epoch-planned":
             self.note(f"{peer.name}: {report.kind}: {report.text}")
@@ -177,7 +174,7 @@ class HistoryRecorder:
 
     # ----------------------------------------------------------- the member's side
 
-    def member(self, peer: SimPeer, machine: Member) -> Member:
+    def member(self, peer: SimPeerPort, machine: Member) -> Member:
         """The member of a process that begins."""
 
         def before(event: Any) -> Any:
@@ -192,23 +189,23 @@ class HistoryRecorder:
         return _seen(machine, before, after, lying)
 
     def moved(
-        self, peer: SimPeer, event: Any, actions: Sequence[Any], at: Version, term: int
+        self, peer: SimPeerPort, event: Any, actions: Sequence[Any], at: Version, term: int
     ) -> None:
         """A member has decided."""
         self.grow.member(peer, event, actions, at, term)
 
-    def began(self, peer: SimPeer, plan: Plan, listener: bool) -> None:
+    def began(self, peer: SimPeerPort, plan: Plan, listener: bool) -> None:
         """A plan is in force at a peer."""
         if not listener and self.swarm.honest(peer.name):
             self.digests.began(peer, plan)
             self.whole.stood(peer, plan)
 
-    def fault(self, peer: SimPeer, other: PeerId, reason: str) -> None:
+    def fault(self, peer: SimPeerPort, other: PeerId, reason: str) -> None:
         """A peer counts a fault of another one."""
         if reason.startswith(OBJECTED) and self.swarm.honest(other):
             self.pure.objected(peer, other, reason)
 
-    def banned(self, peer: SimPeer, other: PeerId) -> None:
+    def banned(self, peer: SimPeerPort, other: PeerId) -> None:
         self.count("bans")
         if self.swarm.honest(other):
             self.count("bans-of-honest")
@@ -234,7 +231,7 @@ class HistoryRecorder:
 
     # ----------------------------------------------------------- the engines
 
-    def pipeline(self, peer: SimPeer, machine: PipelineMachine) -> PipelineMachine:
+    def pipeline(self, peer: SimPeerPort, machine: PipelineMachine) -> PipelineMachine:
         """The machine of a peer's pipeline: what is let in, and what counts."""
         counted: set[tuple[str, pv.Key]] = set()
 
@@ -254,7 +251,7 @@ class HistoryRecorder:
         return _seen(machine, lambda event: None, after)
 
     def gave(
-        self, peer: SimPeer, samples: tuple[int, ...], sums: Mapping[str, Tensor], tokens: int
+        self, peer: SimPeerPort, samples: tuple[int, ...], sums: Mapping[str, Tensor], tokens: int
     ) -> int:
         """A peer takes its gradients to give them: the tokens it says they have."""
         plan = peer.work.plan
@@ -264,7 +261,7 @@ class HistoryRecorder:
             self.once.gave(peer, plan, taken)
         return lies.tokens(peer, tokens)
 
-    def round(self, peer: SimPeer, machine: RoundMachine) -> RoundMachine:
+    def round(self, peer: SimPeerPort, machine: RoundMachine) -> RoundMachine:
         """The machine of a peer's exchange: of whose gradients it makes a step."""
         running = EpochRun()
 
@@ -291,7 +288,7 @@ class HistoryRecorder:
 
         return _seen(machine, before, after)
 
-    def step(self, peer: SimPeer, running: EpochRun, step: av.ReduceAndStep) -> None:
+    def step(self, peer: SimPeerPort, running: EpochRun, step: av.ReduceAndStep) -> None:
         """An owner's machine orders a step."""
         opened = running.opened.get(step.round)
         if opened is None or not self.swarm.honest(peer.name):
@@ -305,7 +302,7 @@ class HistoryRecorder:
         self.once.step(peer, opened, step, self.mean)
 
     def stepping(
-        self, peer: SimPeer, owner: Owner, means: Mapping[str, Tensor], epoch: int
+        self, peer: SimPeerPort, owner: Owner, means: Mapping[str, Tensor], epoch: int
     ) -> None:
         """The optimizer of a peer steps parts by these means."""
         plan = peer.work.plan
@@ -314,12 +311,12 @@ class HistoryRecorder:
         self.applied.stepping(peer, plan, owner, means)
         self.mean.stepping(peer, plan, means)
 
-    def settling(self, peer: SimPeer, owner: Owner, names: frozenset[str], epoch: int) -> None:
+    def settling(self, peer: SimPeerPort, owner: Owner, names: frozenset[str], epoch: int) -> None:
         """Steps of a peer become final."""
         if self.swarm.honest(peer.name):
             self.applied.settling(peer, owner, names)
 
-    def restored(self, peer: SimPeer, found: Checkpoint) -> None:
+    def restored(self, peer: SimPeerPort, found: Checkpoint) -> None:
         """A checkpoint is read back."""
         if self.swarm.honest(peer.name):
             self.whole.restored(peer, found)
