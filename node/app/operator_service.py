@@ -54,8 +54,8 @@ class OperatorService(SnapshotBuilder, Window):
         raise LocalFault("this daemon has no such information", code=ExitCode.PROTOCOL)
 
     async def _answer_peers(self, called: str) -> ask.PeersAnswer:
-        answer, me = self.peers(), self._d.identity.peer_id
-        if called != me and any(line.peer == called for line in answer.peers):
+        answer = self.peers()
+        if any(line.peer == called and line.path != "self" for line in answer.peers):
             with contextlib.suppress(PeerFault):
                 await self._d.transport.ask(PeerId(called), ask.Ask(ping=ask.AskPing()), CALL_S)
                 answer.called = True
