@@ -35,7 +35,7 @@ def box(swarm) -> Box:
     return swarm.box
 
 
-@pytest.mark.parametrize("name", ["kill-leader", "pause-stage", "partition"])
+@pytest.mark.parametrize("name", ["kill-leader", "partition"])
 def test_the_swarm_comes_through(swarm, box, name: str):
     scenario = BY_NAME[name]
     swarm.heal()

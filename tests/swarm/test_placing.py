@@ -6,9 +6,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.lab.fleet import START_S, WORKING, Box, Peer, free_port
-from node.config import MOVED
-from node.identity.keys import Identity
+from benchmarks.lab.fleet import START_S, WORKING, Box, Peer
 
 pytestmark = pytest.mark.swarm
 LONG = {"training__epochs": 100_000, "training__min_replicas": 1}
@@ -42,30 +40,6 @@ def test_six_joiners_of_one_moment_cover_every_stage_evenly(tmp_path) -> None:
         counts = everybody(box, [founder, *joiners])
         assert sorted(counts) == [0, 1, 2, 3]
         assert max(counts.values()) - min(counts.values()) <= 1
-        box.goes_on(2)
-    finally:
-        box.clean_up()
-
-
-def test_a_swarm_whose_joiners_all_took_one_stage_mends_itself(tmp_path, monkeypatch) -> None:
-    """Nobody at the ends, so nobody leads: one goes there, and then asks another to stage 2."""
-    box = Box(tmp_path)
-    try:
-        box.swarm((1, 0, 0), **LONG)
-        key, port = Identity.load_or_create(box.root / "pinned" / "identity.key"), free_port()
-        door = f"/ip4/127.0.0.1/tcp/{port}/p2p/{key.peer_id}"
-        words = ("start", str(box.root / "swarm.toml"))
-        pinned = box.peer("pinned", *words, "--stage", "1", "--p2p-port", str(port)).start()
-        others = [box.peer(name, *words, "--join", door) for name in ("one", "two")]
-        with monkeypatch.context() as patch:
-            # As if each had come to stage 1 without seeing the others.
-            patch.setenv(MOVED, "1:0")
-            for peer in others:
-                peer.start()
-        assert everybody(box, [pinned, *others]) == {0: 1, 1: 1, 2: 1}
-        told = [e["fields"] for p in box.live for e in p.events("moving")]
-        assert sorted((fields["source"], fields["stage"]) for fields in told) == [(1, 0), (1, 2)]
-        assert not pinned.events("moving"), "its operator named the stage"
         box.goes_on(2)
     finally:
         box.clean_up()
