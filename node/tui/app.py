@@ -4,6 +4,7 @@ the daemon running."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import ClassVar
 
 from rich.console import Group
@@ -164,10 +165,18 @@ class Monitor(App[str]):
         else:
             self._tell(self.exit, "drained; the node has left the swarm")
 
-    def _tell(self, what: object, *args: object) -> None:
+    def _tell(self, what: Callable[..., object], *args: object) -> None:
         """Call back into the screen from a reader's thread, unless the screen is going away."""
-        if not self._leaving.is_set() and callable(what):
-            self.call_from_thread(what, *args)
+        if not self._leaving.is_set():
+            self.call_from_thread(self.tell, what, *args)
+
+    def tell(self, what: Callable[..., object], *args: object) -> None:
+        """Call ``what`` on the screen; do nothing once the screen's parts are being removed.
+
+        The parts go one by one before ``on_unmount`` is called.
+        """
+        if self.is_running:
+            what(*args)
 
     def _refused(self, fault: LocalFault) -> None:
         self.notify(

@@ -71,6 +71,14 @@ async def test_it_follows_the_daemon(service, window):
         )
 
 
+async def test_an_answer_during_shutdown_is_dropped(service):
+    app, calls = monitor(service), []
+    async with app.run_test(size=(80, 24)):
+        app.tell(calls.append, "shown")
+    app.tell(calls.append, "late")
+    assert calls == ["shown"]
+
+
 async def test_q_leaves_the_daemon_running(service, window):
     app = monitor(service)
     async with app.run_test(size=(80, 24)) as pilot:
