@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.app.snapshot import SnapshotBuilder
+from node.app.snapshot import ShownDaemon, SnapshotBuilder
 from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     from node.app.assembly import Assembled
 
 
-CALL_S = 2.0
-"""For a peer that a stranger wants to be called."""
+CALL_S = 1.0
+"""For a peer that a stranger wants to be called. One call at a time, so that strangers cannot make
+this peer call others much."""
 
 
 class OperatorService(SnapshotBuilder, Window):
     """The daemon behind the unix socket. ``stop`` and ``drain`` end it through its ``stop``."""
+
+    def __init__(self, daemon: ShownDaemon) -> None:
+        super().__init__(daemon)
+        self._calling = asyncio.Lock()
 
     @property
     def journal(self) -> Journal:
@@ -55,10 +60,13 @@ class OperatorService(SnapshotBuilder, Window):
 
     async def _answer_peers(self, called: str) -> ask.PeersAnswer:
         answer = self.peers()
-        if any(line.peer == called and line.path != "self" for line in answer.peers):
-            with contextlib.suppress(PeerFault):
-                await self._d.transport.ask(PeerId(called), ask.Ask(ping=ask.AskPing()), CALL_S)
-                answer.called = True
+        listed = any(line.peer == called and line.path != "self" for line in answer.peers)
+        if listed and not self._calling.locked():
+            async with self._calling:
+                with contextlib.suppress(PeerFault):
+                    question = ask.Ask(ping=ask.AskPing())
+                    await self._d.transport.ask(PeerId(called), question, CALL_S)
+                    answer.called = True
         return answer
 
     async def ping(self, peer: str, count: int, improve: bool = False) -> pb.PingReport:

@@ -72,7 +72,7 @@ def examine(
     if addresses:
         from node.control.observer import PATIENCE_S, ask, survey
 
-        ping, whom = Ask(ping=AskPing()), Ask(peers=AskPeers(admission=admission, call=me or ""))
+        ping, whom = Ask(ping=AskPing()), Ask(peers=AskPeers(admission=admission))
         heard = survey(addresses, [ping, whom], left(PATIENCE_S), seed, first=first)
         answered = [h for h in heard if h.good]
         if first and answered:
@@ -85,9 +85,11 @@ def examine(
         findings = [h.finding for h in heard]
         if me is not None and answered:
             place, known = answered[0].finding.address, [answered[0].answers[1].peers]
+            calling = Ask(peers=AskPeers(admission=admission, call=me))
 
             def peers() -> PeersAnswer:
-                return known.pop() if known else ask(place, whom, left(3.0), seed).peers
+                # The first answer was not held up by a call, which takes its time where nobody is.
+                return known.pop() if known else ask(place, calling, left(3.0), seed).peers
 
             in_use = watch_identity(me, peers, left(WATCH_S + ASKING_S) - ASKING_S)
             findings += [in_use] if in_use is not None else []

@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,31 @@ async def test_an_open_run_answers_everybody() -> None:
     with pytest.raises(LocalFault) as unknown:
         await open_.answer(STRANGER.peer_id, Ask(manifest=AskManifest(run_id="0" * 64)))
     assert unknown.value.code is ExitCode.PROTOCOL
+
+
+async def test_a_listed_peer_is_called_first_one_at_a_time() -> None:
+    open_, _ = view(private=False)
+    line = PeerLine(peer="12D3KooWHidden", name="shy-otter")
+    open_.peers = lambda: PeersAnswer(peers=[line])  # type: ignore[method-assign]
+    calls, there = list[str](), asyncio.Event()
+
+    async def call(peer: str, question: Ask, timeout: float) -> None:
+        calls.append(peer)
+        await there.wait()
+
+    open_._d.transport = SimpleNamespace(ask=call)  # type: ignore[assignment]
+
+    async def called(peer: str) -> bool:
+        answer = await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers(call=peer)))
+        return answer.peers.called
+
+    assert not await called("12D3KooWOther"), "nobody who is not listed is called"
+    first = asyncio.ensure_future(called(line.peer))
+    await asyncio.sleep(0)
+    assert not await called(line.peer), "the first call is under way"
+    there.set()
+    assert await first
+    assert calls == [line.peer]
 
 
 async def test_a_private_run_answers_only_a_peers_own_token() -> None:

@@ -23,8 +23,8 @@ def whom_to_measure(
         return sorted(company.keys() - {me})
     found = dict.fromkeys([leader] if leader is not None and leader in company else ())
     stages: dict[int, list[PeerId]] = {}
-    for peer in sorted({*company, me}):
-        stages.setdefault(company.get(peer, stage), []).append(peer)
+    for peer, at in sorted({**company, me: stage}.items()):
+        stages.setdefault(at, []).append(peer)
     mates = stages.pop(stage)
     here, most = mates.index(me), MOST_WAYS * 3 // 4
     first = here // most * most
