@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from node.averaging.exchange.request import RoundOutcome, RoundRequest
+from node.averaging.exchange.request import RoundOutcome, RoundRequest, TensorFormat, WeightCaps
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
 
@@ -67,10 +67,8 @@ def request(
         gradients=given(me),
         tokens=TOKENS[me],
         deadline_s=deadline_s,
-        token_limit=sum(TOKENS.values()),
-        allowed=TOKENS,
-        total=sum(TOKENS.values()),
-        up="fp32",
+        caps=WeightCaps(sum(TOKENS.values()), TOKENS, sum(TOKENS.values())),
+        form=TensorFormat("fp32"),
     )
 
 

@@ -55,7 +55,7 @@ from node.training.leader.leader import Leader
 from node.training.leader.service import Search, in_thread
 from node.training.member import Member
 from node.training.presence import Presence
-from node.training.protocol.facts import RunFacts
+from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 from node.training.protocol.meetings import Meetings
 from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read, Rules
@@ -469,32 +469,38 @@ def run_facts(
         target_batch=t.target_batch,
         micro_batch=p.micro_batch,
         min_replicas=t.min_replicas,
-        epoch_timeout_s=t.epoch_timeout_s,
-        round_timeout_s=manifest.averaging.round_timeout_s,
         eval_every=t.eval_every,
-        assign=place,
-        assign_paths=lay,
-        sampler=sampler,
-        cursor=cursor,
-        recall=work.local_checkpoints.recall,
         run_id=manifest.run_id,
-        sequence=m.seq_len,
-        rebalance_every_s=t.rebalance_every_s,
-        router=lambda: Router(manifest.scheduler, p.stages),
-        probe_every_s=PROBE_WAYS_S,
-        prove=True,
-        tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
-        sizes=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
-        operations=tuple(
-            float(p.micro_batch * m.seq_len * flops_per_token(m, p.stages, s))
-            for s in range(p.stages + 1)
-        ),
-        steps=tuple({part.name: part.cost for part in parts[s]} for s in range(p.stages + 1)),
         cell=manifest.averaging.peers,
-        spare=p.stages - manifest.scheduler.hops(p.stages),
         meetings=meet(manifest.outer),
-        read=work.read,
-        meet=meet,
+        spare=p.stages - manifest.scheduler.hops(p.stages),
+        prove=True,
+        waits=Waits(
+            t.epoch_timeout_s,
+            manifest.averaging.round_timeout_s,
+            probe_every_s=PROBE_WAYS_S,
+            rebalance_every_s=t.rebalance_every_s,
+        ),
+        sizes=WorkSizes(
+            parameters=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
+            tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
+            operations=tuple(
+                float(p.micro_batch * m.seq_len * flops_per_token(m, p.stages, s))
+                for s in range(p.stages + 1)
+            ),
+            steps=tuple({part.name: part.cost for part in parts[s]} for s in range(p.stages + 1)),
+            sequence=m.seq_len,
+        ),
+        make=PlanFunctions(
+            assign=place,
+            assign_paths=lay,
+            sampler=sampler,
+            cursor=cursor,
+            recall=work.local_checkpoints.recall,
+            router=lambda: Router(manifest.scheduler, p.stages),
+            read=work.read,
+            meet=meet,
+        ),
     )
 
 

@@ -301,7 +301,7 @@ def _slow_link(swarm: SimSwarm, f: Fault) -> None:
     factor, me = max(1.0, f.size), victim.name
     lines = [swarm.links.link(*pair) for p in swarm.peers for pair in ((me, p), (p, me)) if p != me]
     # Troubles of one line add up and go one by one.
-    more, unrest = swarm.setup.latency_s * (factor - 1), swarm.setup.latency_s * factor
+    more, unrest = swarm.setup.links.latency_s * (factor - 1), swarm.setup.links.latency_s * factor
     for line in lines:
         line.latency, line.jitter = line.latency + more, line.jitter + unrest
 

@@ -113,7 +113,7 @@ class SimPeer:
         self.swarm, self.world, self.name = swarm, swarm.world, name
         self.manifest = swarm.manifest
         self.slowness = slowness
-        self.disk = SimDisk(swarm.setup.checkpoint_s)
+        self.disk = SimDisk(swarm.setup.work.checkpoint_s)
         self.clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
         self.config = Config(open_to, stage)
@@ -201,14 +201,14 @@ class SimPeer:
             manifest.optimizer,
             setup.epochs,
             device,
-            setup.step_s,
+            setup.work.step_s,
             partial(watch.stepping, self),
             partial(watch.settling, self),
         )
         state = StageState(Values(setup.names[stage]), stage, 0, placed=self._placed)
 
         def math(module: Any, wire: str, autocast: Any) -> ValueMath:
-            return ValueMath(module, wire, device, setup.forward_s, setup.ends_s)
+            return ValueMath(module, wire, device, setup.work.forward_s, setup.work.ends_s)
 
         ports = Ports(
             self.identity,

@@ -163,13 +163,13 @@ def lay(names: Sequence[str], setup: Setup, seed: int, span: float | None = None
 
 def estimate(setup: Setup) -> float:
     """About how many seconds a quiet run takes."""
-    way = setup.latency_s + setup.jitter_s / 2
-    if setup.bandwidth:
-        way += setup.activation * 8 / setup.bandwidth
+    way = setup.links.latency_s + setup.links.jitter_s / 2
+    if setup.links.bandwidth:
+        way += setup.activation * 8 / setup.links.bandwidth
     hops = setup.stages + 1
-    first = 2 * hops * way + 3 * (setup.stages * setup.forward_s + 2 * setup.ends_s)
+    first = 2 * hops * way + 3 * (setup.stages * setup.work.forward_s + 2 * setup.work.ends_s)
     slots = max(1, min(setup.replicas, setup.ends * setup.in_flight))
-    work = setup.micro_batches / slots * 3 * setup.forward_s * (1 + setup.unequal) / 2
+    work = setup.micro_batches / slots * 3 * setup.work.forward_s * (1 + setup.work.unequal) / 2
     parts = max(sum(p.bytes for p in ps) for ps in setup.parts.values())
-    wire = 2 * parts * 8 / setup.bandwidth if setup.bandwidth else 0.0
-    return 2.0 + setup.epochs * (first + work + 8 * way + wire + setup.step_s * 3)
+    wire = 2 * parts * 8 / setup.links.bandwidth if setup.links.bandwidth else 0.0
+    return 2.0 + setup.epochs * (first + work + 8 * way + wire + setup.work.step_s * 3)

@@ -39,9 +39,34 @@ def toy_parts(stages: int, each: int) -> dict[int, tuple[ParameterPart, ...]]:
 
 
 @dataclass(frozen=True)
+class LinkProfile:
+    """What every link is like at first: seconds, seconds, bits a second (0: no limit), a share of
+    messages."""
+
+    latency_s: float = 0.02
+    jitter_s: float = 0.02
+    bandwidth: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class WorkTimes:
+    """Seconds that the fastest peer takes: for a micro-batch at the ends and at a block stage,
+    for an optimizer's step of one part, and for a checkpoint. ``unequal``: slowest over fastest
+    peer at the start."""
+
+    ends_s: float = 0.01
+    forward_s: float = 0.03
+    step_s: float = 0.01
+    checkpoint_s: float = 0.4
+    unequal: float = 1.3
+
+
+@dataclass(frozen=True)
 class Setup:
     """Numbers of peers: ``ends``, ``stages`` block stages of ``replicas`` each, the first ``extra``
-    stages one more. Times in seconds, sizes in bytes, lines in bits a second (0: no limit).
+    stages one more. Times in seconds, sizes in bytes. ``spread_s``: between a record's change and
+    the directory's.
     ``tokens`` and ``activation`` are those of one micro-batch. ``cell``: most peers of a cell (0:
     all of a stage), which average with each other as ``outer`` says."""
 
@@ -68,17 +93,9 @@ class Setup:
     stash: int = 64
     checkpoint_every: int = 4
     checkpoint_keep: int = 3
-    checkpoint_s: float = 0.4
-    latency_s: float = 0.02
-    jitter_s: float = 0.02
-    bandwidth: float = 0.0
-    loss: float = 0.0
+    links: LinkProfile = LinkProfile()
+    work: WorkTimes = WorkTimes()
     spread_s: float = 0.3
-    ends_s: float = 0.01
-    forward_s: float = 0.03
-    step_s: float = 0.01
-    unequal: float = 1.3
-    """Slowest over fastest peer at the start."""
     scheduler: SchedulerSettings | None = None
     """How paths are laid; None: by the seed, mostly in turns, now and then planned, with and
     without skips."""
@@ -102,7 +119,7 @@ class Setup:
     def operations_per_s(self) -> float:
         """What an optimizer's step does in a second here; 0 where it takes no time."""
         costs = [p.cost for p in self.parts[1]]
-        return sum(costs) / len(costs) / self.step_s if self.step_s else 0.0
+        return sum(costs) / len(costs) / self.work.step_s if self.work.step_s else 0.0
 
     def manifest(self, seed: int) -> Manifest:
         """What the peers of the schedule of this seed have agreed on, for the few numbers that
@@ -223,12 +240,11 @@ class Setup:
             may_skip=p.may_skip,
             cell=manifest.averaging.peers,
             outer=manifest.outer,
-            bandwidth=1e8,
-            latency_s=0.04,
-            jitter_s=0.02,
-            loss=0.001,
-            unequal=2.0,
-            ends_s=2 * tokens * m.vocab * m.d_model / FLOPS_PER_S,
-            forward_s=2 * tokens * block / FLOPS_PER_S,
-            step_s=sum(q.cost for q in parts[1]) / len(parts[1]) / FLOPS_PER_S,
+            links=LinkProfile(0.04, 0.02, 1e8, 0.001),
+            work=WorkTimes(
+                ends_s=2 * tokens * m.vocab * m.d_model / FLOPS_PER_S,
+                forward_s=2 * tokens * block / FLOPS_PER_S,
+                step_s=sum(q.cost for q in parts[1]) / len(parts[1]) / FLOPS_PER_S,
+                unequal=2.0,
+            ),
         )

@@ -62,7 +62,7 @@ class SimSwarm:
     def __init__(self, setup: Setup, seed: int = 0, make: MachineFactory | None = None) -> None:
         self.setup, self.seed, self.make = setup, seed, make or MachineFactory()
         rng = random.Random(f"links {seed}")
-        self.links = Links(rng, setup.latency_s, setup.jitter_s, setup.bandwidth, setup.loss)
+        self.links = Links(rng, setup.links)
         self.world = VirtualTime(seed)
         self.net = SimNet(self.world, self.links, setup.weigh)
         self.record_store = SimDht(
@@ -100,7 +100,7 @@ class SimSwarm:
         return peer
 
     def _slowness(self) -> float:
-        return 1.0 + (self.setup.unequal - 1.0) * self.world.rng.random()
+        return 1.0 + (self.setup.work.unequal - 1.0) * self.world.rng.random()
 
     def add(self, stage: int) -> SimPeer:
         """A new peer for a stage; it joins the swarm as it runs."""
@@ -133,9 +133,12 @@ class SimSwarm:
     def facts(self, facts: RunFacts) -> RunFacts:
         """What leaders reckon with: as long as work takes here."""
         setup = self.setup
-        block = setup.operations_per_s * 3 * setup.forward_s
-        ends = setup.operations_per_s * 4 * setup.ends_s
-        return replace(facts, tensor=setup.activation, operations=(ends, *[block] * setup.stages))
+        block = setup.operations_per_s * 3 * setup.work.forward_s
+        ends = setup.operations_per_s * 4 * setup.work.ends_s
+        sizes = replace(
+            facts.sizes, tensor=setup.activation, operations=(ends, *[block] * setup.stages)
+        )
+        return replace(facts, sizes=sizes)
 
     @property
     def stash_bytes(self) -> int:

@@ -110,7 +110,7 @@ class Training(rpc.TrainingServicer):
         self._broken: PeerId | None = None
         self._shown: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
-        self.standing = ChangeStatus(facts.read(""))
+        self.standing = ChangeStatus(facts.make.read(""))
         self._leader_service = LeaderService(self, self._domain, search)
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
@@ -139,7 +139,7 @@ class Training(rpc.TrainingServicer):
         self._election = Election(self.me, self.clock.now(), self.work.colleagues)
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
-        if self.facts.probe_every_s:
+        if self.facts.waits.probe_every_s:
             self.tasks.spawn(self._measure_ways(), "ways", eternal=True)
 
     async def _measure_ways(self) -> None:
@@ -164,7 +164,7 @@ class Training(rpc.TrainingServicer):
                 measuring.discard(peer)
 
         while True:
-            await asyncio.sleep(self.facts.probe_every_s)
+            await asyncio.sleep(self.facts.waits.probe_every_s)
             if (about := (self.company(), self.leader_id())) != seen:
                 seen, there = about, whom_to_measure(self.me, self.stage, *about)
             timing.keep(there)
@@ -213,7 +213,7 @@ class Training(rpc.TrainingServicer):
         """The owner's change to how cells average, from whomever: a newer one is kept, told to who
         leads until a plan is under it, and comes into force with the next plan. The settings in it.
         Raises Refused when the owner did not sign it for this run."""
-        rules = self.facts.read(text)
+        rules = self.facts.make.read(text)
         if self.standing.learns(rules):
             self.on_change(text)
             self._hurry.set()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
-from node.averaging.exchange.request import RoundOutcome, RoundRequest
+from node.averaging.exchange.request import RoundOutcome, RoundRequest, TensorFormat, WeightCaps
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
@@ -69,7 +69,12 @@ class Cell:
         return {name: among[i % len(among)] for i, name in enumerate(sorted(SHAPES))}
 
     def request(self, peer: PeerId, **changes: object) -> RoundRequest:
-        """Attempt 0 of epoch 7 with everybody in it; ``changes`` are fields of RoundRequest."""
+        """Attempt 0 of epoch 7 with everybody in it; ``changes`` are fields of RoundRequest, or of
+        its values."""
+        values = {
+            field: made(**{f.name: changes.pop(f.name) for f in fields(made) if f.name in changes})
+            for field, made in (("caps", WeightCaps), ("form", TensorFormat))
+        }
         request = RoundRequest(
             round=RoundId(7, 1, 0),
             plan_hash="plan",
@@ -82,7 +87,7 @@ class Cell:
             tokens=self.tokens(peer),
             deadline_s=self.settings.round_timeout_s,
         )
-        return replace(request, **changes)  # type: ignore[arg-type]
+        return replace(request, **values, **changes)  # type: ignore[arg-type]
 
     def repair(
         self, peer: PeerId, alive: list[PeerId], owners: Mapping[str, PeerId], **changes: object

@@ -245,7 +245,7 @@ class Servers:
             "summed": False,
             "owners": self.cell.owners(owners),
         }
-        return self.cell.request(peer, **{**fixed, "token_limit": 1, **own, **changes})
+        return self.cell.request(peer, **{**fixed, "most": 1, **own, **changes})
 
 
 async def test_each_cell_is_served_the_value_right_after_its_push(cell_of):

@@ -101,7 +101,7 @@ def to_cell(cell: Cell, peer: str, **changes: object) -> RoundRequest:
         summed=False,
         allowed=weigh,
         total=1,
-        token_limit=3,
+        most=3,
         **{**own, **changes},
     )
 

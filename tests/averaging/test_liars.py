@@ -11,6 +11,7 @@ import torch
 
 from node.averaging.exchange.events import Kind
 from node.averaging.exchange.member import Exchanges, GroupRequest, Unwelcome
+from node.averaging.exchange.request import TensorFormat
 from node.averaging.reducers.quarantine import FEWEST_KNOWN, WEIGHT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
@@ -35,14 +36,18 @@ class Lair:
             "owners": self.owners,
             "allowed": self.allowed,
             "total": self.total,
-            "token_limit": self.total,
+            "most": self.total,
         }
         return self.cell.request(peer, **(facts | changes))
 
     async def lie(self, owner, request):
         (group,) = request.groups_of(owner, 1 << 20)
         exchanges = Exchanges(
-            self.cell.transports[self.liar], owner, replace(request, up="fp32"), True, 64
+            self.cell.transports[self.liar],
+            owner,
+            replace(request, form=TensorFormat("fp32")),
+            True,
+            64,
         )
         try:
             return await exchanges.one(GroupRequest(group, group.names), 10.0)

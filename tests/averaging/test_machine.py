@@ -17,6 +17,7 @@ from node.averaging.exchange.events import (
     Kind,
     Opened,
     PeerFoundDead,
+    QuorumRule,
     Read,
     ReduceAndStep,
     Serve,
@@ -408,8 +409,7 @@ def test_no_events_step_a_part_twice_or_answer_a_stream_twice(script, quorum):
                 groups=groups,
                 held=held,
                 contribute_by=(now + 100,),
-                quorum=quorum,
-                grace_s=50.0,
+                quorum=QuorumRule(quorum, 50.0),
             )
             apply(replace(facts, round=RoundId(3, 1, attempt)))
         elif kind == "tick":

@@ -12,6 +12,7 @@ import pytest
 
 from node.averaging.exchange.events import (
     PeerFoundDead,
+    QuorumRule,
     Read,
     ReduceAndStep,
     Serve,
@@ -21,13 +22,12 @@ from node.averaging.exchange.events import (
     Wait,
     WakeAt,
 )
-from node.averaging.exchange.group_state import grace
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.settings import AveragingSettings
 from tests.averaging.conftest import with_peers
 from tests.averaging.test_machine import OPEN, A, B, C, P, began, feed
 
-TWO = replace(OPEN, quorum=2, grace_s=5.0)
+TWO = replace(OPEN, quorum=QuorumRule(2, 5.0))
 
 
 K = TypeVar("K")
@@ -69,11 +69,11 @@ def test_a_contribution_within_the_grace_is_included() -> None:
 
 def test_without_a_quorum_every_contribution_is_awaited() -> None:
     machine = RoundMachine()
-    feed(machine, replace(TWO, quorum=0), began(1, B), now=0.0)
+    feed(machine, replace(TWO, quorum=QuorumRule(0, 5.0)), began(1, B), now=0.0)
     assert feed(machine, Uploaded(1), now=0.0) == []
     assert feed(machine, TimePassed(), now=50.0) == []
     machine = RoundMachine()
-    feed(machine, replace(TWO, quorum=3), began(1, B), now=0.0)
+    feed(machine, replace(TWO, quorum=QuorumRule(3, 5.0)), began(1, B), now=0.0)
     assert of(WakeAt, feed(machine, Uploaded(1), now=0.0)) == []
     (step,) = of(ReduceAndStep, feed(machine, PeerFoundDead(C), now=1.0))
     assert step.contributors == (A, B)
@@ -97,20 +97,20 @@ def test_every_group_has_a_grace_of_its_own(group: int) -> None:
 
 def test_a_grace_is_what_the_overlap_leaves() -> None:
     machine = RoundMachine()
-    feed(machine, replace(TWO, spare_s=10.0), began(1, B), now=0.0)
+    feed(machine, replace(TWO, quorum=QuorumRule(2, 5.0, 10.0)), began(1, B), now=0.0)
     (wake,) = feed(machine, Uploaded(1), now=6.0)
     assert wake == WakeAt(6.0 + 0.8 * 4.0)
-    assert grace(5.0, 10.0, 6.0) == pytest.approx(3.2)
-    assert grace(5.0, None, 6.0) == 5.0
+    assert QuorumRule(2, 5.0, 10.0).grace(6.0) == pytest.approx(3.2)
+    assert QuorumRule(2, 5.0).grace(6.0) == 5.0
     late = RoundMachine()
-    feed(late, replace(TWO, spare_s=10.0), began(1, B), now=0.0)
+    feed(late, replace(TWO, quorum=QuorumRule(2, 5.0, 10.0)), began(1, B), now=0.0)
     assert of(ReduceAndStep, feed(late, Uploaded(1), now=11.0)), "nothing of it is left"
 
 
 async def test_an_owner_wakes_when_the_grace_is_over(cell_of):
     cell, p0, p1, _ = await with_peers(cell_of(3, AveragingSettings(round_timeout_s=600.0)))
     owners = dict.fromkeys(cell.owners(), p0)
-    asked = {p: cell.request(p, owners=owners, quorum=2, grace_s=0.01) for p in (p0, p1)}
+    asked = {p: cell.request(p, owners=owners, quorum=QuorumRule(2, 0.01)) for p in (p0, p1)}
     outcomes = await asyncio.wait_for(cell.run_all(asked), 100)
     assert all(not o.missing and o.contributors == {p0, p1} for o in outcomes.values()), (
         "without the silent one, long before 0.6 of a round"

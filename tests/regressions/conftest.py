@@ -16,14 +16,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import pytest
 
-from node.core.ids import PeerId
-from node.data.order import SampleOrder, Sampler
 from node.identity.keys import Identity
-from node.scheduler.paths import assign_paths
-from node.scheduler.quotas import quotas
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.protocol.facts import RunFacts
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings
@@ -120,36 +115,3 @@ def apart() -> Callable[[str], str]:
         return done.stdout
 
     return run
-
-
-@pytest.fixture
-def facts() -> RunFacts:
-    """A run of two block stages, as its leader knows it."""
-
-    def sampler(cursor: Any) -> Sampler:
-        s = Sampler(SampleOrder(1000, 1))
-        s.restore({"next": cursor[0], "returned": list(cursor[1])})
-        return s
-
-    def place(stage: int, cell: Any, previous: Any) -> dict[str, PeerId]:
-        return {f"s{stage}": min(p for p, _ in cell)}
-
-    def lay(ends: Any, stages: Any, samples: Any) -> Any:
-        return assign_paths(sorted(quotas(len(samples), ends).items()), stages, samples)
-
-    return RunFacts(
-        stages=2,
-        epochs=100,
-        target_batch=8,
-        micro_batch=4,
-        min_replicas=1,
-        epoch_timeout_s=20.0,
-        round_timeout_s=6.0,
-        eval_every=0,
-        sequence=16,
-        late_s=20.0,
-        assign=place,
-        assign_paths=lay,
-        sampler=sampler,
-        cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
-    )

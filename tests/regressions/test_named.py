@@ -47,6 +47,7 @@ from node.transport.handshake import Tokens
 from node.transport.tls import ServerCertificate, check_certificate, make_certificate
 from node.wire.tensors import TensorReader, digest, expected_head
 from protos import training_pb2 as pb
+from tests.training.run_facts import facts
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 E, S1, S2 = PeerId("ends"), PeerId("stage1"), PeerId("stage2")
@@ -177,7 +178,7 @@ def test_03_nobody_weighs_more_than_its_work_in_an_average() -> None:
         TensorReader([expected_head("p", (1,), "fp32")], [("p", (64, 64))], "fp32")
 
 
-def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
+def test_04_absurd_claims_of_progress_are_ignored() -> None:
     """Epoch or samples 2^63 and an endless speed never become news; a version that only a liar
     holds is not planned from."""
     good: dict[str, Any] = {"stage": 1, "speed": 1.0, "at": pb.VersionNote(epoch=3)}
@@ -206,7 +207,7 @@ def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
         with pytest.raises(WireError):
             PeerBody.parse(honest.replace(said, lie))
 
-    leader, absurd, liar = Leader(E, facts), Version(2**53 - 1, "ff" * 16), PeerId("stage1liar")
+    leader, absurd, liar = Leader(E, facts()), Version(2**53 - 1, "ff" * 16), PeerId("stage1liar")
     said = [
         ev.Heartbeat(E, 0, Version(0), "d0", 1.0),
         ev.Heartbeat(S1, 1, Version(0), "d1", 1.0),
@@ -419,10 +420,10 @@ async def test_09_a_wire_that_went_dead_in_one_direction_is_noticed(
     assert a.path(b.peer_id) == ""
 
 
-def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
+def test_10_who_slept_through_an_epoch_wakes_to_closed_doors() -> None:
     """A peer paused for a minute: its late commit, round, plan and gradients belong to a term and
     attempt that are over."""
-    leader = Leader(E, facts)
+    leader = Leader(E, facts())
     plans = []
     for now in range(0, 5):
         for peer, stage in ((E, 0), (S1, 1), (S2, 2)):

@@ -20,7 +20,7 @@ from node.sim.faults import Fault, Schedule
 from node.sim.process import SimPeer
 from node.sim.run import ScheduleOutcome, run
 from node.sim.scenarios import lay
-from node.sim.setup import Setup, toy_parts
+from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.leader.roster import Roster
@@ -30,7 +30,13 @@ from node.training.protocol.facts import RunFacts
 MOST = 60
 SHORT = Setup(epochs=8, checkpoint_every=2)
 """Long enough for a fault, its end and what comes of it."""
-CROWDED = Setup(epochs=5, micro_batches=6, forward_s=0.2, jitter_s=0.2, checkpoint_every=2)
+CROWDED = Setup(
+    epochs=5,
+    micro_batches=6,
+    checkpoint_every=2,
+    work=WorkTimes(forward_s=0.2),
+    links=LinkProfile(jitter_s=0.2),
+)
 """Many tensors are on their way at any time."""
 
 

@@ -33,7 +33,8 @@ NO_WORK: Any = SimpleNamespace(
         pipeline=SimpleNamespace(shape=SimpleNamespace(nbytes=lambda *shape: 4096))
     ),
 )
-FACTS = replace(run_facts(SETUP.manifest(1), NO_WORK, SETUP.parts), settle_s=0.0, prove=False)
+FACTS = replace(run_facts(SETUP.manifest(1), NO_WORK, SETUP.parts), prove=False)
+FACTS = replace(FACTS, waits=replace(FACTS.waits, settle_s=0.0))
 ROUND = RoundId(0, 1, 0)
 E0, A, B, C = (PeerId(p) for p in ("e00-000", "s01-000", "s01-001", "s02-000"))
 
@@ -307,10 +308,13 @@ def test_i9_a_leader_that_rolls_dice(swarm: SimSwarm) -> None:
 
     def dice(cursor: Any) -> Any:
         calls.append(cursor)
-        return FACTS.sampler((cursor[0] + len(calls), ()))
+        return FACTS.make.sampler((cursor[0] + len(calls), ()))
 
-    for facts, fails in ((FACTS, False), (replace(FACTS, sampler=dice), True)):
-        leader = swarm.make.leader(E0, replace(facts, settle_s=0.0))
+    for facts, fails in (
+        (FACTS, False),
+        (replace(FACTS, make=replace(FACTS.make, sampler=dice)), True),
+    ):
+        leader = swarm.make.leader(E0, facts)
         for name, stage in ((E0, 0), (A, 1)):
             leader.handle(ev.Heartbeat(name, stage, Version(0), "d"), 5.0)
         event = ev.Heartbeat(C, 2, Version(0), "d")

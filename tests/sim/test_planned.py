@@ -14,7 +14,7 @@ from node.scheduler.settings import SchedulerSettings
 from node.sim.faults import Fault, Schedule
 from node.sim.run import run
 from node.sim.scenarios import lay
-from node.sim.setup import Setup, toy_parts
+from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
@@ -26,7 +26,7 @@ SETUP = Setup(
     micro_batches=6,
     epochs=8,
     parts=toy_parts(3, 2),
-    unequal=2.0,
+    work=WorkTimes(unequal=2.0),
     may_skip=0.34,
     scheduler=SchedulerSettings("planned", skip=0.34),
 )
@@ -77,7 +77,11 @@ def test_a_stage_without_its_last_peer_is_skipped_and_returns(every: int, back_f
     """Twelve seconds without the only peer of stage 2; its disk has the version it died at, or one
     of some epochs before."""
     setup = dataclasses.replace(
-        SETUP, replicas=1, epochs=36, checkpoint_every=every, checkpoint_s=0.1
+        SETUP,
+        replicas=1,
+        epochs=36,
+        checkpoint_every=every,
+        work=dataclasses.replace(SETUP.work, checkpoint_s=0.1),
     )
     seen = _Watched()
     outcome = run(setup, Schedule(1, (Fault(11.0, "outage", stage=2, seconds=12.0),)), seen)

@@ -13,7 +13,7 @@ from node.core.journey import Plan, of_cell
 from node.sim.faults import Schedule
 from node.sim.process import SimPeer
 from node.sim.run import run
-from node.sim.setup import Setup, toy_parts
+from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.training.leader.attempt import EpochAttempt
 from node.training.protocol import events as ev
 from node.training.protocol.meetings import speakers
@@ -31,7 +31,7 @@ PAIRS = Setup(
     cell=2,
     outer=HOGWILD,
     min_replicas=6,
-    step_s=0.05,
+    work=WorkTimes(step_s=0.05),
 )
 DELAYS = (0.02, 0.06, 0.1, 0.14, 0.18, 0.24, 0.3, 0.4)
 

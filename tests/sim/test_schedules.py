@@ -14,7 +14,7 @@ from node.sim.faults import Fault, Schedule
 from node.sim.names import SCENARIOS
 from node.sim.run import run
 from node.sim.scenarios import LAYS, lay
-from node.sim.setup import Setup, toy_parts
+from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.training.protocol.meetings import number
 
@@ -229,7 +229,7 @@ def test_peers_that_lose_their_first_epoch_may_begin_it_again() -> None:
         micro_batches=6,
         epochs=8,
         parts=toy_parts(3, 2),
-        unequal=2.0,
+        work=WorkTimes(unequal=2.0),
         may_skip=0.34,
     )
     outcome = run(setup, lay(("random",), setup, 138))

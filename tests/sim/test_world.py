@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
 from node.pipeline.device import Priority
-from node.sim.setup import Setup
+from node.sim.setup import LinkProfile, Setup
 from node.sim.swarm import SimSwarm
 from node.sim.world.device import SimDevice
 from node.sim.world.directory import SimDht, SimDirectory
@@ -89,10 +90,12 @@ class Host:
         self.do(asking())
 
 
+CALM = LinkProfile(0.1, 0.0)
+
+
 def pair(**changes: float) -> tuple[VirtualTime, Links, Host, Host]:
-    line = {"latency": 0.1, "jitter": 0.0, "bandwidth": 0.0, "loss": 0.0} | changes
     world = VirtualTime(0)
-    links = Links(random.Random(0), **line)
+    links = Links(random.Random(0), replace(CALM, **changes))
     net = SimNet(world, links)
     return world, links, Host(net, A), Host(net, B)
 
@@ -113,7 +116,7 @@ def test_a_call_dials_once_and_takes_the_way_there_and_back() -> None:
 
 
 def test_a_stream_brings_its_messages_in_order_and_then_its_end() -> None:
-    world, _, a, _ = pair(jitter=0.1)
+    world, _, a, _ = pair(jitter_s=0.1)
 
     async def talk() -> None:
         channel = await a.transport.channel(B)
@@ -127,7 +130,7 @@ def test_a_stream_brings_its_messages_in_order_and_then_its_end() -> None:
 
 
 def test_transfers_on_a_line_queue() -> None:
-    links = Links(random.Random(0), 0.1, 0.0, 8000.0, 0.0)
+    links = Links(random.Random(0), LinkProfile(0.1, 0.0, 8000.0, 0.0))
     assert round(links.travel(A, B, 1000, 0.0), 3) == 1.1
     assert round(links.travel(A, B, 1000, 0.0), 3) == 2.1
     assert round(links.travel(B, A, 1000, 0.0), 3) == 1.1, "the other direction is its own"
@@ -135,7 +138,7 @@ def test_transfers_on_a_line_queue() -> None:
 
 
 def test_a_lost_message_comes_later() -> None:
-    links = Links(random.Random(0), 0.1, 0.0, 0.0, 1.0)
+    links = Links(random.Random(0), LinkProfile(0.1, 0.0, 0.0, 1.0))
     assert links.travel(A, B, 0, 0.0) > 0.3
 
 
@@ -283,7 +286,7 @@ def body(state: str = "training", **more: Any) -> PeerBody:
 
 
 def test_simulated_records_arrive_late_and_stop_at_partitions() -> None:
-    links, at = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0), [0.0]
+    links, at = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0)), [0.0]
     record_store = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
     record_store.post(A, body(), 0.0)
     assert set(record_store.read(A, 0.0)) == {A}, "one's own is known at once"
@@ -303,7 +306,7 @@ def test_simulated_records_arrive_late_and_stop_at_partitions() -> None:
 
 
 def test_a_directory_counts_by_its_own_wall_clock() -> None:
-    links = Links(random.Random(0), 0.0, 0.0, 0.0, 0.0)
+    links = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
     record_store = SimDht(links, DirectorySettings(), 0.0, lambda: 1.0)
     ahead = SimDirectory(record_store, A, VirtualClock(1.0, skew=100.0))
     asyncio.run(ahead.publish(body()))

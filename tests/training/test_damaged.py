@@ -14,8 +14,8 @@ from node.checkpoint.files import Disk
 from node.core.clock import SystemClock
 from node.training.member import MemberState
 from node.training.protocol import events as ev
-from node.training.protocol.facts import RunFacts
 from node.training.service import Training
+from tests.training.run_facts import facts
 
 
 def change_eight_bytes(path: Path) -> None:
@@ -27,25 +27,16 @@ def change_eight_bytes(path: Path) -> None:
 
 def taking_part(peer: Any) -> Training:
     """The conversation of a peer of the rig; nobody else is there to talk to."""
-    nothing: Any = None
-    facts = RunFacts(
-        stages=1,
-        epochs=100,
-        target_batch=4,
-        micro_batch=4,
-        min_replicas=1,
-        epoch_timeout_s=20.0,
-        round_timeout_s=6.0,
-        eval_every=0,
-        assign=nothing,
-        assign_paths=nothing,
-        sampler=nothing,
-        cursor=nothing,
-        read=peer.work.read,
-    )
     identity: Any = SimpleNamespace(peer_id=peer.me)
     return Training(
-        identity, 1, facts, peer.transport, peer.work, dict, SystemClock(), peer.journal
+        identity,
+        1,
+        facts(stages=1, read=peer.work.read),
+        peer.transport,
+        peer.work,
+        dict,
+        SystemClock(),
+        peer.journal,
     )
 
 

@@ -14,12 +14,13 @@ from node.training.leader.leader import Leader, Phase
 from node.training.leader.roster import PAUSES
 from node.training.protocol import events as ev
 from node.training.protocol.pace import ASK_AFTER
-from tests.training.test_leader import S1, S2, T1, E, begun, commits, facts, heard, next_plan, tell
+from tests.training.run_facts import facts
+from tests.training.test_leader import S1, S2, T1, E, begun, commits, heard, next_plan, tell
 
 WORK: dict[str, Any] = {
     "operations": (1e12, 2e12, 2e12),
     "steps": ({"s0": 1e11}, {"s1": 6e12}, {"s2": 1e12}),
-    "sizes": (10**6,) * 3,
+    "parameters": (10**6,) * 3,
     "tensor": 10**4,
 }
 TERA = Measured(tera_s=10.0)
@@ -55,8 +56,8 @@ def close(leader: Leader, plan: Plan, now: float) -> list[ev.SendRound]:
 
 def test_where_nothing_is_known_the_manifest_counts() -> None:
     leader, plan = led()
-    assert plan.deadline_s == leader.facts.epoch_timeout_s
-    assert {r.deadline_s for r in close(leader, plan, 3.0)} == {leader.facts.round_timeout_s}
+    assert plan.deadline_s == leader.facts.waits.epoch_s
+    assert {r.deadline_s for r in close(leader, plan, 3.0)} == {leader.facts.waits.round_s}
 
 
 def test_the_deadline_uses_operations_first_then_measurements() -> None:
@@ -99,7 +100,7 @@ def test_the_slowest_owner_counts_and_a_slow_line() -> None:
 def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
     leader, plan = begun()
     short = leader.deadlines.round(leader.roster, plan)
-    assert short == leader.facts.round_timeout_s
+    assert short == leader.facts.waits.round_s
     leader.deadlines.took(plan, 20.0)
     assert leader.deadlines.round(leader.roster, plan) > 40.0
     commits(leader, plan, 3.0)

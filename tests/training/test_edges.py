@@ -27,7 +27,8 @@ from node.training.protocol.edges import WHOLE, arrived, flows, mass_after, mass
 from node.training.protocol.meetings import Meetings, speakers
 from node.training.protocol.plan_context import Memory, PlanContext, makes, worked_after
 from node.training.protocol.plan_validation import of_edges, of_mass, of_work
-from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, next_plan, tell
+from tests.training.run_facts import facts
+from tests.training.test_leader import S1, S2, T1, E, commits, heard, next_plan, tell
 
 P = [PeerId(f"p{i:02d}") for i in range(40)]
 SIZES = {1: {"a": 100, "b": 60, "c": 50}}

@@ -19,13 +19,11 @@ import pytest
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan, Version
-from node.data.order import SampleOrder, Sampler
-from node.scheduler.paths import assign_paths
-from node.scheduler.quotas import quotas
 from node.training.leader.leader import Leader, Phase
 from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
-from node.training.protocol.facts import RunFacts
+from node.training.protocol.facts import Waits
+from tests.training.run_facts import facts
 
 PARTS = {s: [f"s{s}.p{i}" for i in range(3)] for s in range(4)}
 BATCH, MICRO = 16, 4
@@ -36,42 +34,6 @@ def assign(stage: int, cell: Any, previous: Any) -> dict[str, PeerId]:
     peers = sorted(p for p, _ in cell)
     old = {k: v for k, v in (previous or {}).items() if v in peers}
     return {part: old.get(part, peers[i % len(peers)]) for i, part in enumerate(PARTS[stage])}
-
-
-def sampler(cursor: tuple[int, tuple[int, ...]]) -> Sampler:
-    s = Sampler(SampleOrder(1000, 1))
-    s.restore({"next": cursor[0], "returned": list(cursor[1])})
-    return s
-
-
-def cursor(s: Sampler) -> tuple[int, tuple[int, ...]]:
-    state = s.state()
-    return state["next"], tuple(state["returned"])
-
-
-def paths(ends: Any, stages: Any, samples: Any) -> Any:
-    share = quotas(len(samples), ends)
-    return assign_paths(sorted(share.items()), stages, samples)
-
-
-def facts(epochs: int = 12, **kw: Any) -> RunFacts:
-    given: dict[str, Any] = {
-        "epoch_timeout_s": 20.0,
-        "round_timeout_s": 6.0,
-        "eval_every": 5,
-        "min_replicas": 1,
-    } | kw
-    return RunFacts(
-        stages=3,
-        epochs=epochs,
-        target_batch=BATCH,
-        micro_batch=MICRO,
-        assign=assign,
-        assign_paths=paths,
-        sampler=sampler,
-        cursor=cursor,
-        **given,
-    )
 
 
 @dataclass
@@ -102,7 +64,17 @@ class Swarm:
 
     def __init__(self, seed: int, ends: int = 1, replicas: int = 2, **kw: Any) -> None:
         self.rng, self.now, self.queue, self.count = random.Random(seed), 0.0, [], itertools.count()
-        self.facts = facts(**kw)
+        self.facts = facts(
+            **{
+                "stages": 3,
+                "epochs": 12,
+                "target_batch": BATCH,
+                "eval_every": 5,
+                "late_s": Waits.late_s,
+                "assign": assign,
+            }
+            | kw
+        )
         self.log: list[ev.RecordFact] = []
         self.plans: dict[tuple[int, int], str] = {}
         self.speeds: dict[PeerId, float] = {}

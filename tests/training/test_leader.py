@@ -13,10 +13,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
-from node.data.order import SampleOrder, Sampler
 from node.scheduler.costs import LinkCost, Measured
-from node.scheduler.paths import assign_paths
-from node.scheduler.quotas import quotas
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
 from node.training.protocol import events as ev
@@ -24,40 +21,11 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.meetings import Meetings
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules, levels
+from tests.training.run_facts import facts
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
 A, B = Version(5, "aa" * 16), Version(7, "bb" * 16)
 YOUNG = Version(0)
-
-
-def sampler(cursor: Any) -> Sampler:
-    s = Sampler(SampleOrder(1000, 1))
-    s.restore({"next": cursor[0], "returned": list(cursor[1])})
-    return s
-
-
-def facts(**kw: Any) -> RunFacts:
-    return dataclasses.replace(
-        RunFacts(
-            stages=2,
-            epochs=100,
-            target_batch=8,
-            micro_batch=4,
-            min_replicas=1,
-            epoch_timeout_s=20.0,
-            round_timeout_s=6.0,
-            eval_every=0,
-            sequence=16,
-            late_s=20.0,
-            assign=lambda stage, cell, previous: {f"s{stage}": min(p for p, _ in cell)},
-            assign_paths=lambda ends, stages, samples: assign_paths(
-                sorted(quotas(len(samples), ends).items()), stages, samples
-            ),
-            sampler=sampler,
-            cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
-        ),
-        **kw,
-    )
 
 
 def heard(peer: PeerId, at: Version = YOUNG, tokens: int = 0, **kw: Any) -> ev.Heartbeat:
@@ -310,7 +278,7 @@ def test_a_forgotten_history_is_guessed_with_a_warning(answer: str) -> None:
     )
     leader.handle(ev.ClockTick(), 2.0)
     if answer == "silence":
-        done = leader.handle(ev.ClockTick(), 2.0 + facts().recall_s)
+        done = leader.handle(ev.ClockTick(), 2.0 + facts().waits.recall_s)
     else:
         done = leader.handle(ev.Recalled(at, other if answer == "forged" else None, ()), 2.5)
     plan = next_plan(done)
@@ -441,7 +409,7 @@ def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
 
 def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
 
-    leader = led(facts(round_timeout_s=6.0, late_s=1e9), map(heard, (E, S1, S2, T1)))
+    leader = led(facts(round_s=6.0, late_s=1e9), map(heard, (E, S1, S2, T1)))
     plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     owner, other = plan.owners["s1"], T1 if plan.owners["s1"] == S1 else S1
     leader.handle(

@@ -16,7 +16,8 @@ from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import Memory
-from tests.training.test_leader import S1, S2, E, commits, facts, heard, next_plan, tell, the_plan
+from tests.training.run_facts import facts
+from tests.training.test_leader import S1, S2, E, commits, heard, next_plan, tell, the_plan
 
 S3 = PeerId("stage3a")
 PATIENCE = 10.0

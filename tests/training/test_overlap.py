@@ -276,14 +276,14 @@ async def test_a_quorum_while_sending_waits_until_the_landing(
     sent = replace(with_sends(rig, cells, plan, 1), forecast=(2.0, 0.5))
     await rig.epoch(sent, *everybody)
     await under_way(*everybody)
-    assert [r.spare_s for r in asked] == [2.5] * 4
+    assert [r.quorum.spare_s for r in asked] == [2.5] * 4
     plan = landing(rig, cells, sent, 1)
     await rig.begin(plan, *everybody)
     for p in everybody:
         assert p.work._outer._sending is not None
         p.work._outer._sending.stop()
     assert not any(e.missing for e in await rig.average(plan, *everybody, attempt=1))
-    assert [r.spare_s for r in asked[4:]] == [None] * 4, "there everybody waits"
+    assert [r.quorum.spare_s for r in asked[4:]] == [None] * 4, "there everybody waits"
 
 
 async def test_a_failed_sending_is_exchanged_at_its_landing(rig: Rig) -> None:

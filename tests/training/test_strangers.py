@@ -8,13 +8,10 @@ from typing import Any
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
-from node.data.order import SampleOrder, Sampler
-from node.scheduler.paths import assign_paths
-from node.scheduler.quotas import quotas
 from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD
-from node.training.protocol.facts import RunFacts
+from tests.training.run_facts import facts
 
 E, S1, S2 = PeerId("ends"), PeerId("stage1"), PeerId("stage2")
 X, X1, X2 = PeerId("0-ends"), PeerId("0-stage1"), PeerId("0-stage2")
@@ -22,32 +19,8 @@ OURS, THEIRS = Version(5, "aa" * 16), Version(90, "bb" * 16)
 EACH = 128
 
 
-def sampler(cursor: Any) -> Sampler:
-    s = Sampler(SampleOrder(1000, 1))
-    s.restore({"next": cursor[0], "returned": list(cursor[1])})
-    return s
-
-
 def leader(known: frozenset[PeerId], term: int = 7) -> Leader:
-    facts = RunFacts(
-        stages=2,
-        epochs=100,
-        target_batch=8,
-        micro_batch=4,
-        min_replicas=1,
-        epoch_timeout_s=20.0,
-        round_timeout_s=6.0,
-        eval_every=0,
-        sequence=16,
-        late_s=1e9,
-        assign=lambda stage, cell, previous: {f"s{stage}": min(p for p, _ in cell)},
-        assign_paths=lambda ends, stages, samples: assign_paths(
-            sorted(quotas(len(samples), ends).items()), stages, samples
-        ),
-        sampler=sampler,
-        cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
-    )
-    return Leader(E, facts, term=term, known=known)
+    return Leader(E, facts(late_s=1e9), term=term, known=known)
 
 
 def heard(peer: PeerId, at: Version, term: int = 7, **about: Any) -> ev.Heartbeat:

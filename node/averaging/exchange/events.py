@@ -38,6 +38,27 @@ class Kind(StrEnum):
     """The other side cut our parts into other groups."""
 
 
+GRACE_SHARE = 0.8
+"""Share of the time that is left which a grace may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumRule:
+    """After ``count`` contributions to a group the others have ``grace_s`` left; 0: all are waited
+    for. ``spare_s``: nobody waits for the result so long, None where everybody does."""
+
+    count: int = 0
+    grace_s: float = 0.0
+    spare_s: float | None = None
+
+    def grace(self, quorum_s: float) -> float:
+        """Seconds that may pass after the quorum took ``quorum_s``. After the rule of Decoupled
+        DiLoCo (arXiv 2604.21428)."""
+        if self.spare_s is None:
+            return self.grace_s
+        return min(self.grace_s, max(0.0, GRACE_SHARE * (self.spare_s - quorum_s)))
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """Our own round begins. ``groups``: the parts we own in it, in the order of their steps;
@@ -46,9 +67,7 @@ class Opened:
     late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault.
     ``cells``: where cells are averaged and answered each by itself, and none waits for another,
     those of the members; empty: all are in one. There parts stay as they are only when all who
-    might have given have said that they have nothing. ``quorum``: contributions to a group after
-    which the others have ``grace_s`` left, 0 for all; ``spare_s``: nobody waits for the result so
-    long, None where everybody does."""
+    might have given have said that they have nothing."""
 
     round: RoundId
     me: PeerId
@@ -63,9 +82,7 @@ class Opened:
     token_limit: int
     may_hold: bool = False
     cells: Mapping[PeerId, int] = field(default_factory=dict)
-    quorum: int = 0
-    grace_s: float = 0.0
-    spare_s: float | None = None
+    quorum: QuorumRule = QuorumRule()
 
 
 @dataclass(frozen=True, slots=True)

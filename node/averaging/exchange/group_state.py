@@ -12,9 +12,6 @@ from enum import Enum
 from node.averaging.exchange.events import Began, Opened
 from node.core.ids import PeerId, RoundId
 
-SAFETY = 0.8
-"""Share of the time that is left which a grace may take."""
-
 
 class GroupPhase(Enum):
     HELD = "its round is not open here"
@@ -127,11 +124,11 @@ class EpochCounts:
     def closes(self, group: int, now: float) -> float:
         """When a group is stepped without those whose contribution may still come."""
         state, opened = self.groups[group], self.current
-        if opened is None or not opened.quorum:
+        if opened is None or not opened.quorum.count:
             return state.contribute_by
         # When nobody is left who may still come, nobody is waited for, however many a quorum is.
-        if state.closes is None and len(state.given) >= opened.quorum:
-            state.closes = now + grace(opened.grace_s, opened.spare_s, now - self.began)
+        if state.closes is None and len(state.given) >= opened.quorum.count:
+            state.closes = now + opened.quorum.grace(now - self.began)
         return (
             state.contribute_by if state.closes is None else min(state.closes, state.contribute_by)
         )
@@ -164,10 +161,3 @@ def by_cell(opened: Opened) -> Mapping[int, Opened]:
             tokens=opened.tokens if mine else 0,
         )
     return found
-
-
-def grace(most: float, spare_s: float | None, quorum_s: float, safety: float = SAFETY) -> float:
-    """Seconds that may pass after a quorum took ``quorum_s``, at most ``most``; ``spare_s``: nobody
-    waits for the result before, None where every wait is felt. After the rule of Decoupled DiLoCo
-    (arXiv 2604.21428)."""
-    return most if spare_s is None else min(most, max(0.0, safety * (spare_s - quorum_s)))

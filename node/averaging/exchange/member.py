@@ -166,7 +166,8 @@ class Exchanges:
     def _coded(self, names: Sequence[str]) -> list[Part]:
         request = self._request
         return [
-            (parcel.head_of(n, request.shapes[n], request.up), request.bytes_of(n)) for n in names
+            (parcel.head_of(n, request.shapes[n], request.form.up), request.bytes_of(n))
+            for n in names
         ]
 
 
@@ -235,7 +236,7 @@ async def _fresh(
         raise WireError("parts that were made from nothing, or from too many")
     if not all(m.tensors for m in head.made) or sum(m.tensors for m in head.made) != len(expected):
         raise WireError("does not say how each part was made")
-    reader = parcel.ParcelReader(list(head.tensors), expected, request.down)
+    reader = parcel.ParcelReader(list(head.tensors), expected, request.form.down)
     if reader.remaining:
         async for raw in call:
             reader.feed(parcel.payload(raw))
@@ -243,14 +244,14 @@ async def _fresh(
                 break
     parts = reader.raw()
     tensors = await asyncio.to_thread(
-        _opened, parts, [shape for _, shape in expected], request.down
+        _opened, parts, [shape for _, shape in expected], request.form.down
     )
     made = [
         (m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)
     ]
     rows = zip(sorted(names), tensors, parts, made, strict=True)
     return {
-        n: FreshPart(t, owner, *how, request.down, data) for n, t, data, how in rows
+        n: FreshPart(t, owner, *how, request.form.down, data) for n, t, data, how in rows
     }, reader.nbytes
 
 

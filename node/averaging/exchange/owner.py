@@ -147,11 +147,9 @@ class ExchangeServer:
             held=attempt.mine & epoch.of(cell).keys(),
             tokens=tokens,
             contribute_by=contribute_until(started, request.deadline_s, len(groups)),
-            token_limit=request.token_limit,
+            token_limit=request.caps.most,
             may_hold=request.may_hold,
             quorum=request.quorum,
-            grace_s=request.grace_s,
-            spare_s=request.spare_s,
             cells=request.cells,
         )
         try:
@@ -298,7 +296,9 @@ class ExchangeServer:
             return
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
         try:
-            reader = line.reader = parcel.ParcelReader(line.heads, expected, attempt.request.up)
+            reader = line.reader = parcel.ParcelReader(
+                line.heads, expected, attempt.request.form.up
+            )
             while reader.remaining:
                 # nobody else holds it while we wait, so that a newer order frees what has come
                 reader = None
@@ -335,7 +335,7 @@ class ExchangeServer:
         """A contribution, and why it must not be averaged or "". Raises WireError for bytes that
         are no numbers."""
         named = {
-            n: Coded(data, shape, request.up)
+            n: Coded(data, shape, request.form.up)
             for (n, shape), data in zip(expected, parts, strict=True)
         }
         norms = {n: coded.norm() for n, coded in named.items()}
@@ -466,11 +466,11 @@ class ExchangeServer:
         if not action.contributors and request.may_hold:
             kept = request.kept(action.cell, action.names)
             made = {
-                n: settled(n, Coded.of(kept[n]), request.shapes[n], request.down)
+                n: settled(n, Coded.of(kept[n]), request.shapes[n], request.form.down)
                 for n in action.names
             }
             return None, {
-                name: FreshPart(tensor, me, 0, (), request.down, data)
+                name: FreshPart(tensor, me, 0, (), request.form.down, data)
                 for name, (tensor, data) in made.items()
             }
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
@@ -484,7 +484,7 @@ class ExchangeServer:
         # Ours are of what was not rounded, which is near enough to tell who is far too large,
         # unless most is left out.
         rule = request.reducer or self._settings.reducer
-        near = request.up == "fp32" or (rule == "mean" and not FORMATS[request.up].biased)
+        near = request.form.up == "fp32" or (rule == "mean" and not FORMATS[request.form.up].biased)
         known = [peer for peer in given if peer != me or near]
         norms = {peer: [given[peer].norms[n] for n in action.names] for peer in known}
         gathered = Gathered(
@@ -492,8 +492,8 @@ class ExchangeServer:
             action.names,
             claims,
             gradients,
-            request.allowed,
-            request.total,
+            request.caps.allowed,
+            request.caps.total,
             request.summed,
             norms,
             rule,
@@ -512,11 +512,11 @@ class ExchangeServer:
             stepped = hook(means)
             fresh = {name: Coded.of(stepped[name]) for name in action.names}
         made = {
-            name: settled(name, fresh[name], request.shapes[name], request.down)
+            name: settled(name, fresh[name], request.shapes[name], request.form.down)
             for name in action.names
         }
         reduced = replace(reduced, numbers=())
-        tokens, contributors, down = reduced.tokens, reduced.contributors, request.down
+        tokens, contributors, down = reduced.tokens, reduced.contributors, request.form.down
         return reduced, {
             name: FreshPart(tensor, me, tokens, contributors, down, data)
             for name, (tensor, data) in made.items()
@@ -548,8 +548,8 @@ def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
     gradients = request.gradients or {}
     return [
         Coded.of(gradients[n])
-        if request.up == "fp32" or n in request.coded
-        else Rounded(gradients[n], request.up)
+        if request.form.up == "fp32" or n in request.form.coded
+        else Rounded(gradients[n], request.form.up)
         for n in names
     ]
 

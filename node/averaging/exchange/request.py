@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from node.averaging.coding.codecs import encode
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.exchange.events import Kind
+from node.averaging.exchange.events import Kind, QuorumRule
 from node.averaging.exchange.groups import Group, micro_groups
 from node.core.ids import PeerId, RoundId
 
@@ -27,35 +27,50 @@ TOKENS_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True)
+class WeightCaps:
+    """What contributions may weigh. ``most``: who claims more tokens is refused. ``allowed``:
+    tokens that the plan assigned to each member at this stage (empty: no caps); ``total``: tokens
+    of the micro-batches that count (0: unknown). A contribution weighs no more than they explain,
+    see :func:`node.averaging.reducers.weights.weights`."""
+
+    most: int = TOKENS_LIMIT
+    allowed: Mapping[PeerId, int] = field(default_factory=dict)
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class TensorFormat:
+    """``up`` and ``down``: number formats (``formats.FORMATS``) of what goes to the owners ("":
+    ``averaging.wire``) and of what comes back. With a lossy ``down`` the owner itself goes on with
+    what its bytes are to the others, so all hold the same bits. ``coded``: bytes in ``up`` of
+    gradients that are just what these bytes say, as error feedback gives them; the others are
+    encoded here."""
+
+    up: str = ""
+    down: str = "fp32"
+    coded: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RoundRequest:
     """One attempt of one epoch for one cell, as its plan has it; the same at every member but for
     gradients, tokens and deadline.
 
     ``members`` are the live peers of the cell, listeners included; ``owners`` maps every part of
     the stage to one of them; ``gradients`` are *sums* over ``tokens`` tokens (None or 0 tokens:
-    this peer gives nothing); ``deadline_s`` counts from the call. ``token_limit``: who claims more
-    is refused. ``allowed``: tokens the plan assigned to each member at this stage (empty: no caps),
-    ``total``: tokens of the micro-batches that count (0: unknown); a contribution weighs no more
-    than they explain, see :func:`node.averaging.reducers.weights.weights`. ``ready(names)``
-    is awaited before parts of ours are stepped. ``hold``: what parts of ours are
-    when nobody has given anything to them, on the given executor; None: that is a fault.
+    this peer gives nothing); ``deadline_s`` counts from the call. ``ready(names)`` is awaited
+    before parts of ours are stepped. ``hold``: what parts of ours are when nobody has given
+    anything to them, on the given executor; None: that is a fault.
 
-    ``up`` and ``down``: number formats (``formats.FORMATS``) of what goes to the owners ("":
-    ``averaging.wire``) and of what comes back. With a lossy ``down`` the owner itself goes on with
-    what its bytes are to the others, so all hold the same bits. ``coded``: bytes in ``up`` of
-    gradients that are just what these bytes say, such as ``codecs.Feedback`` gives; the others are
-    encoded here. ``summed``: contributions are sums over tokens; else values, of which the mean by
-    tokens is taken. ``reducer``: what is made of the contributions instead of their mean; "": as
+    ``summed``: contributions are sums over tokens; else values, of which the mean by tokens is
+    taken. ``reducer``: what is made of the contributions instead of their mean; "": as
     ``averaging.reducer`` says. ``inward``: what this peer gives stays here, for the parts that it
     owns itself; nobody else is to have it twice. ``gathers`` False: nothing is asked for, because
     everything is here, whoever gave it; others may still ask us. ``cells``: those of the members,
     where each cell is averaged and answered by itself and none waits for another; empty: all are in
     one. ``apply(cell, names, means)`` is then what is made of our parts ``names`` instead of the
     step, at most once in a cell for each part, one cell after another as they come, on the given
-    executor; no means where a cell gives nothing. ``quorum``: contributions to a group after which
-    it is stepped without the others when ``grace_s`` are over, 0 for all; ``spare_s``: nobody waits
-    for the result so long (None: everybody does), which shortens a grace as :func:`quorum.grace`
-    says.
+    executor; no means where a cell gives nothing.
     """
 
     round: RoundId
@@ -68,26 +83,24 @@ class RoundRequest:
     gradients: Mapping[str, torch.Tensor] | None
     tokens: int
     deadline_s: float
-    token_limit: int = TOKENS_LIMIT
-    allowed: Mapping[PeerId, int] = field(default_factory=dict)
-    total: int = 0
+    caps: WeightCaps = field(default_factory=WeightCaps)
     hold: Callable[[tuple[str, ...]], Mapping[str, torch.Tensor]] | None = None
-    up: str = ""
-    down: str = "fp32"
-    coded: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    form: TensorFormat = field(default_factory=TensorFormat)
     summed: bool = True
     reducer: str = ""
     inward: bool = False
     gathers: bool = True
-    quorum: int = 0
-    grace_s: float = 0.0
-    spare_s: float | None = None
+    quorum: QuorumRule = QuorumRule()
     cells: Mapping[PeerId, int] = field(default_factory=dict)
     ready: Callable[[tuple[str, ...]], Awaitable[None]] | None = None
     apply: (
         Callable[[int, tuple[str, ...], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
         | None
     ) = None
+
+    def sent_as(self, up: str) -> RoundRequest:
+        """With this number format for what goes to the owners, unless the request names one."""
+        return replace(self, form=replace(self.form, up=self.form.up or up))
 
     @property
     def may_hold(self) -> bool:
@@ -103,8 +116,8 @@ class RoundRequest:
     def bytes_of(self, name: str) -> torch.Tensor:
         """Our contribution to a part as it travels: uint8. Raises ValueError as
         :func:`codecs.encode`."""
-        ready = self.coded.get(name)
-        return encode((self.gradients or {})[name], self.up) if ready is None else ready
+        ready = self.form.coded.get(name)
+        return encode((self.gradients or {})[name], self.form.up) if ready is None else ready
 
     def groups_of(self, peer: PeerId, most: int) -> tuple[Group, ...]:
         """The parts of one owner in groups of at most ``most`` bytes as they travel, the larger
@@ -115,7 +128,7 @@ class RoundRequest:
             for name, owner in self.owners.items()
             if owner == peer
         }
-        ways = (self.up or "fp32", self.down)
+        ways = (self.form.up or "fp32", self.form.down)
         return micro_groups(
             {name: max(n, *(nbytes_of(n, way) for way in ways)) for name, n in counts.items()}, most
         )

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
@@ -100,7 +99,7 @@ class CellRound:
         that contradicts itself or is not newer than the epoch's last.
         """
         started = self._clock.now()
-        request = replace(request, up=request.up or self._settings.wire)
+        request = request.sent_as(self._settings.wire)
         tokens, norms, refused = await self._fit_to_give(request)
         giving = bool(tokens) and not request.inward
         attempt = self._owner.open(request, step, tokens, norms, started)
@@ -134,7 +133,7 @@ class CellRound:
         their round goes on without. Raises ValueError for a request that contradicts itself.
         """
         started, sent = self._clock.now(), list[int]()
-        request = replace(request, up=request.up or self._settings.wire)
+        request = request.sent_as(self._settings.wire)
         tokens, _, _ = await self._fit_to_give(request)
 
         async def to(owner: PeerId) -> None:
@@ -325,8 +324,8 @@ def _consistent(request: RoundRequest, me: PeerId) -> None:
         ),
         (set(request.owners.values()) <= set(request.members), "an owner is not a member"),
         (
-            request.up in FORMATS and request.down in FORMATS,
-            f"unknown number format: up {request.up!r}, down {request.down!r}",
+            request.form.up in FORMATS and request.form.down in FORMATS,
+            f"unknown number format: up {request.form.up!r}, down {request.form.down!r}",
         ),
     )
     for fine, why in checks:

@@ -8,9 +8,10 @@ down by itself.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from node.core.ids import PeerId
+from node.sim.setup import LinkProfile
 
 RETRANSMIT_S = 0.2
 """Least delay before a lost message is sent again, as TCP's minimum."""
@@ -47,13 +48,11 @@ class Wall:
 class Links:
     """All directed links, made when first used, all alike until told otherwise."""
 
-    def __init__(
-        self, rng: random.Random, latency: float, jitter: float, bandwidth: float, loss: float
-    ) -> None:
-        self._rng, self._new = rng, (latency, jitter, bandwidth, loss)
+    def __init__(self, rng: random.Random, profile: LinkProfile) -> None:
+        self._rng, self._new = rng, astuple(profile)
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self.walls: list[Wall] = []
-        self.limited = bandwidth > 0
+        self.limited = profile.bandwidth > 0
         """Whether bytes take time."""
 
     def link(self, a: PeerId, b: PeerId) -> Link:

@@ -47,7 +47,7 @@ class Deadlines:
     (:class:`RunFacts`)."""
 
     def __init__(self, facts: RunFacts) -> None:
-        self._facts = facts
+        self._waits, self._sizes = facts.waits, facts.sizes
         self._rounds, self._outer = Took(), Took()
 
     # ----------------------------------------------------------- what was
@@ -75,7 +75,7 @@ class Deadlines:
                 through += seconds + 2 * _tensor_s(said.get(peer))
             longest = max(longest, through)
         expected = max(forecast_s, max(busy.values(), default=0.0) + longest)
-        return self._bounded(self._facts.epoch_timeout_s, (MARGIN if known else FIRST) * expected)
+        return self._bounded(self._waits.epoch_s, (MARGIN if known else FIRST) * expected)
 
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
         """Seconds for an attempt of the round that ends the epoch of a plan, in any of its
@@ -88,9 +88,7 @@ class Deadlines:
         expected = max(
             MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
         )
-        return self._bounded(self._facts.round_timeout_s, expected) * min(
-            AGAIN**attempt, AGAIN_MOST
-        )
+        return self._bounded(self._waits.round_s, expected) * min(AGAIN**attempt, AGAIN_MOST)
 
     # ----------------------------------------------------------- parts of the above
 
@@ -100,16 +98,16 @@ class Deadlines:
         stage, size = cell[0].stage, self._size(cell[0].stage)
         way = max((_tensor_s(said.get(m.peer)) for m in cell), default=0.0)
         others = 1 - 1 / len(cell)
-        moved = 2 * others * (size / self._facts.tensor) * way if self._facts.tensor else 0.0
+        moved = 2 * others * (size / self._sizes.tensor) * way if self._sizes.tensor else 0.0
         return self._steps(plan, stage, cell[0].cell, said, usual) + moved + COPIED_S * size
 
     def _steps(
         self, plan: Plan, stage: int, cell: int, said: Mapping[PeerId, Measured], usual: float
     ) -> float:
-        if plan.outer or stage >= len(self._facts.steps):
+        if plan.outer or stage >= len(self._sizes.steps):
             return 0.0
         busy: dict[PeerId, float] = {}
-        for part, operations in self._facts.steps[stage].items():
+        for part, operations in self._sizes.steps[stage].items():
             owner = plan.owners.get(in_cell(part, cell))
             if owner is not None:
                 each = said[owner].tera_s if owner in said else 0.0
@@ -122,11 +120,11 @@ class Deadlines:
         return m.forward_s + m.backward_s + (m.loss_s if stage == ENDS else 0.0)
 
     def _reckoned(self, stage: int, m: Measured | None, usual: float) -> float:
-        operations = self._facts.operations[stage] if stage < len(self._facts.operations) else 0.0
+        operations = self._sizes.operations[stage] if stage < len(self._sizes.operations) else 0.0
         return operations / TERA * ((m.tera_s if m is not None else 0.0) or usual)
 
     def _size(self, stage: int) -> int:
-        return self._facts.sizes[stage] if stage < len(self._facts.sizes) else 0
+        return self._sizes.parameters[stage] if stage < len(self._sizes.parameters) else 0
 
     @staticmethod
     def _bounded(floor_s: float, seconds: float) -> float:

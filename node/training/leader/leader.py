@@ -85,15 +85,20 @@ class Leader:
         self.spread = history.spread if history else {}
         self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
         self._epoch: EpochAttempt | None = None
-        self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
+        make, sizes = facts.make, facts.sizes
+        self.memory = Memory(make.sampler, make.cursor, make.recall, history, dropped)
         self.routing = Routing(
-            facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped
+            make.router(),
+            sizes.parameters or (0,) * (facts.stages + 1),
+            sizes.tensor,
+            history,
+            dropped,
         )
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
         self.deadlines = Deadlines(facts)
-        self.planning = Planning(me, facts, self.routing, self.deadlines, rules or facts.read(""))
-        self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
+        self.planning = Planning(me, facts, self.routing, self.deadlines, rules or make.read(""))
+        self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
         self._coming: Mapping[PeerId, int | None] = {}
@@ -269,7 +274,7 @@ class Leader:
         busy answers late."""
         done: list[Any] = []
         for peer, c in list(self.roster.candidates.items()):
-            silent, most = now - c.heard, self.roster.silence(peer, self.facts.late_s) + slack
+            silent, most = now - c.heard, self.roster.silence(peer, self.facts.waits.late_s) + slack
             if peer == self.me or silent <= ASK_AFTER * most:
                 continue
             if peer not in self._asked:
@@ -287,7 +292,7 @@ class Leader:
             return []
         return (
             self._gone(peer, now, "follows another leader")
-            if now - known.heard > self.facts.late_s
+            if now - known.heard > self.facts.waits.late_s
             else []
         )
 
@@ -313,7 +318,11 @@ class Leader:
         self._mend((), now)
         # A young swarm waits a moment, so that peers that start together are in the first plan
         # together.
-        if self.base is None and self._changed is not None and now - self._changed < facts.settle_s:
+        if (
+            self.base is None
+            and self._changed is not None
+            and now - self._changed < facts.waits.settle_s
+        ):
             self.waiting_for = "more peers"
             return []
         base = self._starting.choose(self.roster, self.tokens, now)
@@ -356,7 +365,7 @@ class Leader:
 
     def _recall(self, base: Version, now: float) -> list[Any]:
         self.waiting_for = f"the history of epoch {base.epoch}"
-        match self.memory.asking(base, now, self.facts.recall_s):
+        match self.memory.asking(base, now, self.facts.waits.recall_s):
             case "ask":
                 return [
                     ev.Recall(
@@ -403,7 +412,7 @@ class Leader:
         if plan.last:
             self.phase, self._epoch = Phase.FINISHED, None
         else:
-            pushes = plan.outer > 0 and between(plan, self.facts.read).pushes
+            pushes = plan.outer > 0 and between(plan, self.facts.make.read).pushes
             self.phase, self._epoch = (
                 Phase.RUN,
                 EpochAttempt(plan, now, now + plan.deadline_s, pushes=pushes),
@@ -448,7 +457,7 @@ class Leader:
         """A peer of a stage that can spare one, for a stage that has too few to plan an epoch."""
         # What a stage held is not brought back by who comes from another: who had it may return.
         begun = any(c.at.epoch for c in self.roster.candidates.values())
-        patience = LOST_S if begun else self.facts.lacks_s
+        patience = LOST_S if begun else self.facts.waits.lacks_s
         m = self._balance.mend(self.roster, self.me, thin, self._coming, patience, now)
         if m is None:
             return []
@@ -461,7 +470,7 @@ class Leader:
         epoch = self._epoch
         if self.phase is not Phase.RUN or epoch is None or e.plan_hash != epoch.plan.hash:
             return []
-        epoch.report(e, self.facts.micro_batch * self.facts.sequence)
+        epoch.report(e, self.facts.micro_batch * self.facts.sizes.sequence)
         return self._close_if_done(now)
 
     def _close_if_done(self, now: float) -> list[Any]:
@@ -478,7 +487,7 @@ class Leader:
         for unit in self._open(epoch, now):
             to, owners = (
                 tuple(m.peer for m in epoch.living(unit)),
-                epoch.reown(unit, {}, self.facts.assign),
+                epoch.reown(unit, {}, self.facts.make.assign),
             )
             done.append(epoch.round(unit, to, owners, epoch.round_s))
         return done + self.routing.search(self.roster)
@@ -556,7 +565,7 @@ class Leader:
         epoch.round_s = max(epoch.round_s, round_s)
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
         self.repaired += 1
-        again = epoch.repair(unit, unfinished, self.facts.assign, round_s)
+        again = epoch.repair(unit, unfinished, self.facts.make.assign, round_s)
         return [*again, reports.round_repaired(stage, epoch.attempts[unit], len(epoch.dead))]
 
     def _commit(self, now: float) -> list[Any]:
@@ -587,7 +596,7 @@ class Leader:
             and self._evaluated != base
         ):
             self.phase = Phase.EVALUATE
-            epoch.deadline = now + max(self.facts.epoch_timeout_s, epoch.plan.deadline_s)
+            epoch.deadline = now + max(self.facts.waits.epoch_s, epoch.plan.deadline_s)
             return [*done, ev.Evaluate(base.epoch, epoch.plan)]
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)

@@ -71,18 +71,18 @@ class Planning:
         finished = base.epoch >= facts.epochs
         rules, since, changes = self._in_force(base, past, finished)
         cell, meetings = (
-            (rules.cell, facts.meet(rules.outer))
+            (rules.cell, facts.make.meet(rules.outer))
             if rules.revision
             else (facts.cell, facts.meetings)
         )
         outer = meetings.number(base.epoch) if meetings and not finished else 0
         if changes:
             said.append(reports.averaging_changed(rules, base))
-            outer, meetings = outer or 1, facts.meet(LEVEL)
+            outer, meetings = outer or 1, facts.make.meet(LEVEL)
         sends = meetings.sends(base.epoch) if meetings and not finished and not outer else 0
-        made = draft(roster, base, past, facts.assign, cell, meetings, outer, sends)
-        sampler = facts.sampler(past.cursor)
-        cursor = facts.cursor(sampler)
+        made = draft(roster, base, past, facts.make.assign, cell, meetings, outer, sends)
+        sampler = facts.make.sampler(past.cursor)
+        cursor = facts.make.cursor(sampler)
         paths: tuple[Path, ...] = ()
         by_stage = {
             stage: [row for of in cells.values() for row in of]
@@ -91,7 +91,7 @@ class Planning:
         if not finished and not outer:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
-            paths = routing.lay(roster, made.cells, samples, facts.assign_paths)
+            paths = routing.lay(roster, made.cells, samples, facts.make.assign_paths)
         # Only now nothing can be raised any more: what is said once must not be lost with a plan.
         said = self._leave_out(roster, base) + said
         plan = Plan(
@@ -103,7 +103,7 @@ class Planning:
             made.owners,
             self._moved(roster, made, now),
             made.digests,
-            deadline_s=facts.epoch_timeout_s,
+            deadline_s=facts.waits.epoch_s,
             cursor=cursor,
             loss=news.loss,
             loss_val=news.loss_val,
@@ -143,9 +143,9 @@ class Planning:
         now, also when that was so before on a history that is undone. A plan that ends the run
         changes nothing."""
         try:
-            before = self._facts.read(past.change)
+            before = self._facts.make.read(past.change)
         except Refused:
-            before = self._facts.read("")  # a stranger's memory is not to be believed
+            before = self._facts.make.read("")  # a stranger's memory is not to be believed
         if before.revision >= self._rules.revision:
             self._rules = before
         if finished or (

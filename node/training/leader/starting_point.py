@@ -62,7 +62,7 @@ class StartingPoint:
             self._stuck_since = now
         # Going back costs epochs, so a swarm that has lost a whole stage first gives it a chance to
         # return.
-        if tokens and now - self._stuck_since < self._facts.patience_s:
+        if tokens and now - self._stuck_since < self._facts.waits.patience_s:
             return (
                 f"a peer that holds epoch {roster.base.epoch}"
                 if roster.base
@@ -84,7 +84,7 @@ class StartingPoint:
         stages concerned, mostly none."""
         if (
             self._stuck_since is None
-            or now - self._stuck_since < self._facts.patience_s
+            or now - self._stuck_since < self._facts.waits.patience_s
             or roster.startable()
         ):
             return ()
@@ -122,7 +122,7 @@ class StartingPoint:
         if any(now - self._bare[s] < MISSED_S for s in bare):
             return None
         for s in bare:
-            if now - self._bare.get(-s, now) >= facts.patience_s and base == roster.base:
+            if now - self._bare.get(-s, now) >= facts.waits.patience_s and base == roster.base:
                 roster.fall_back(s)
         # A run that is complete has all of its stages.
         return base if base.epoch < facts.epochs or not roster.bare(base) else None
@@ -139,7 +139,7 @@ class StartingPoint:
                 now,
                 min(2 * self._courtesy_every, COURTESY_MOST_S),
             )
-        waits = now - self._courtesy < self._facts.patience_s
+        waits = now - self._courtesy < self._facts.waits.patience_s
         return (
             f"the side of {short(claims[0])}, which says it has counted more tokens"
             if waits

@@ -4,7 +4,7 @@ made of."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from node.averaging.strategies.outer import OuterSettings
@@ -18,28 +18,77 @@ from node.training.protocol.rules import Read, Rules
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What the manifest fixes, and the pure functions the plan is made of.
+class Waits:
+    """How long a leader waits, in seconds.
+
+    ``epoch_s`` and ``round_s``: the least an epoch and a round are given, whatever was measured.
+    ``settle_s``: a young swarm waits so long for company. ``late_s``: silence that means death.
+    ``lacks_s``: a swarm without peers at a stage waits so long for some before it asks another peer
+    to change its stage. ``patience_s``: for a lost version before an older one is taken.
+    ``recall_s``: for peers' answers about a checkpoint. ``probe_every_s``: between two small
+    messages that only measure a way, 0 for none. ``rebalance_every_s``: between two changes of
+    stage, 0 for none; ``download_s``: what a change costs.
+    """
+
+    epoch_s: float
+    round_s: float
+    settle_s: float = 1.0
+    late_s: float = 4.0
+    lacks_s: float = 10.0
+    patience_s: float = 10.0
+    recall_s: float = 5.0
+    probe_every_s: float = 0.0
+    rebalance_every_s: float = 0.0
+    download_s: float = 15.0
+
+
+@dataclass(frozen=True)
+class WorkSizes:
+    """What there is to compute and to send, by stage; empty or 0 where it is not known.
+
+    ``parameters``: bytes of a stage's parameters. ``tensor``: bytes of a micro-batch between two
+    stages. ``operations``: floating-point operations of a micro-batch, forward and backward.
+    ``steps``: those of a step of the optimizer, by part. ``sequence``: tokens of a sample, which
+    bounds the tokens that a peer may report.
+    """
+
+    parameters: tuple[int, ...] = ()
+    tensor: int = 0
+    operations: tuple[float, ...] = ()
+    steps: tuple[Mapping[str, float], ...] = ()
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class PlanFunctions:
+    """The pure functions that a plan is made of.
 
     ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the
     parts of one stage; nobody's room is given where none is known. Raises OutOfResources when the
-    state does not fit; ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches
-    where ``router()`` makes no router; ``operations``: floating-point operations of a micro-batch,
-    forward and backward, at each stage; ``steps``: of a step of the optimizer, by stage and part;
-    empty where nothing is to be reckoned. ``epoch_timeout_s`` and ``round_timeout_s`` are floors.
-    ``sizes``: bytes of the parameters of each stage, ``tensor``: of a micro-batch on its way;
-    ``probe_every_s``: between two small messages that only measure a way, 0 for none;
-    ``sampler(cursor)`` gives a sampler at that position; ``cursor(sampler)`` reads it back;
-    ``recall(version)`` is what a checkpoint says goes with it, None without one. ``sequence``:
-    tokens of a sample, which bounds what may be reported of one; 0 for no bound. ``settle_s``: a
-    young swarm waits so long for company; ``late_s``: silence that means death; ``lacks_s``: a
-    young swarm waits so long for peers of a stage before it asks another for one; ``patience_s``:
-    wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes
-    of stage, 0 for none; ``download_s``: what a change costs. ``spare``: block stages that a plan
-    may leave out when nobody holds them. ``cell``: most peers of a cell, 0 for all of a stage;
-    ``meetings``: how cells average with each other, None when there is one only. ``read(change)``:
-    what the owner's change says instead, and ``meet(settings)`` the meetings by it. ``prove``: only
-    peers that say they reach each other share a path or a cell.
+    state does not fit. ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches
+    where ``router()`` makes no router. ``sampler(cursor)`` gives a sampler at that position;
+    ``cursor(sampler)`` reads it back. ``recall(version)`` is what a checkpoint says goes with it,
+    None without one. ``read(change)``: what the owner's change says instead, and ``meet(settings)``
+    the meetings by it.
+    """
+
+    assign: Callable[..., dict[str, PeerId]]
+    assign_paths: Callable[..., tuple[Path, ...]]
+    sampler: Callable[[Cursor], Any]
+    cursor: Callable[[Any], Cursor]
+    recall: Callable[[Version], PlanContext | None] = lambda version: None
+    router: Callable[[], Router | None] = lambda: None
+    read: Read = lambda change: Rules()
+    meet: Callable[[OuterSettings], Meetings | None] = lambda outer: None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the manifest fixes.
+
+    ``spare``: block stages that a plan may leave out when nobody holds them. ``cell``: most peers
+    of a cell, 0 for all of a stage; ``meetings``: how cells average with each other, None when
+    there is one only. ``prove``: only peers that say they reach each other share a path or a cell.
     """
 
     stages: int
@@ -47,37 +96,17 @@ class RunFacts:
     target_batch: int
     micro_batch: int
     min_replicas: int
-    epoch_timeout_s: float
-    round_timeout_s: float
     eval_every: int
-    assign: Callable[..., dict[str, PeerId]]
-    assign_paths: Callable[..., tuple[Path, ...]]
-    sampler: Callable[[Cursor], Any]
-    cursor: Callable[[Any], Cursor]
-    recall: Callable[[Version], PlanContext | None] = lambda version: None
-    router: Callable[[], Router | None] = lambda: None
-    probe_every_s: float = 0.0
-    sizes: tuple[int, ...] = ()
-    operations: tuple[float, ...] = ()
-    steps: tuple[Mapping[str, float], ...] = ()
-    tensor: int = 0
+    waits: Waits
+    make: PlanFunctions
+    sizes: WorkSizes = field(default_factory=WorkSizes)
     run_id: str = ""
-    sequence: int = 0
-    settle_s: float = 1.0
-    late_s: float = 4.0
-    lacks_s: float = 10.0
-    patience_s: float = 10.0
-    recall_s: float = 5.0
-    rebalance_every_s: float = 0.0
-    download_s: float = 15.0
     cell: int = 0
     meetings: Meetings | None = None
     spare: int = 0
-    read: Read = lambda change: Rules()
-    meet: Callable[[OuterSettings], Meetings | None] = lambda outer: None
     prove: bool = False
 
     @property
     def bounds(self) -> Bounds:
         """How far numbers go that others tell."""
-        return Bounds(self.epochs, self.target_batch * self.sequence)
+        return Bounds(self.epochs, self.target_batch * self.sizes.sequence)

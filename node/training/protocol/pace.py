@@ -9,7 +9,7 @@ than its floor a wait is follows from what was measured: :mod:`node.core.patienc
 from __future__ import annotations
 
 HEARTBEAT_S = 1.0
-"""Between two words to the leader. Who has missed some (RunFacts.late_s) is probed, and dead when
+"""Between two words to the leader. Who has missed some (Waits.late_s) is probed, and dead when
 that is not answered either."""
 ASK_AFTER = 0.6
 """Share of the silence that means death after which a silent peer is asked whether it lives."""

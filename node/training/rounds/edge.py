@@ -100,6 +100,5 @@ def _weighed(
         members=tuple(sorted(cell | weigh.keys())),
         listeners=cell - {me},
         tokens=0 if base.gradients is None else weigh.get(me, 0),
-        allowed=weigh,
-        token_limit=max(weigh.values(), default=1),
+        caps=replace(base.caps, most=max(weigh.values(), default=1), allowed=weigh),
     )

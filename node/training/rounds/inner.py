@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from node.averaging.exchange.request import RoundRequest
+from node.averaging.exchange.request import RoundRequest, WeightCaps
 from node.core.ids import ENDS, PeerId, RoundId
 from node.core.journey import Plan
 from node.pipeline.route import fewest_hops
@@ -82,9 +82,7 @@ class InnerRound:
             gradients=None if listener else given.gradients,
             tokens=0 if listener else given.tokens,
             deadline_s=r.deadline_s,
-            token_limit=share.most,
-            allowed=share.allowed,
-            total=share.total,
+            caps=WeightCaps(share.most, share.allowed, share.total),
             ready=lambda names: self._state_export.taking.ready(names, r.deadline_s),
             hold=(lambda names: self._hold(plan, names)) if self._may_go_idle(plan) else None,
         )

@@ -19,7 +19,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from node.averaging.exchange.request import PartOrigin, RoundOutcome, RoundRequest
+from node.averaging.exchange.events import QuorumRule
+from node.averaging.exchange.request import (
+    PartOrigin,
+    RoundOutcome,
+    RoundRequest,
+    TensorFormat,
+    WeightCaps,
+)
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.state import StateSnapshot
 from node.core.ids import PeerId, RoundId
@@ -286,19 +293,13 @@ class OuterRound:
             gradients=said,
             tokens=allowed.get(self._me, 0) if said is not None else 0,
             deadline_s=r.deadline_s,
-            token_limit=max(allowed.values(), default=1),
-            allowed=allowed,
             # nobody does another cell's work: what a cell that is missing weighs is no room for
             # others
-            total=1,
+            caps=WeightCaps(max(allowed.values(), default=1), allowed, total=1),
             summed=False,
             reducer=anchor.settings.reducer,
-            up=anchor.settings.codec,
-            down=anchor.settings.codec,
-            coded=coded,
-            quorum=anchor.settings.quorum,
-            grace_s=anchor.settings.grace_s,
-            spare_s=self._spare_s(plan),
+            form=TensorFormat(anchor.settings.codec, anchor.settings.codec, coded),
+            quorum=QuorumRule(anchor.settings.quorum, anchor.settings.grace_s, self._spare_s(plan)),
         )
 
     def _spare_s(self, plan: Plan) -> float | None:

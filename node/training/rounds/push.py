@@ -71,7 +71,7 @@ def pushing(
         members=tuple(sorted(everybody)),
         cells=cells,
         apply=apply,
-        down="fp32",
+        form=replace(base.form, down="fp32"),
         gathers=me in taking_part,
         listeners=base.listeners | (everybody - taking_part),
     )

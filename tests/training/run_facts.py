@@ -1,0 +1,62 @@
+"""What a leader of a test knows of its run: small numbers, and the product's pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from node.core.ids import PeerId
+from node.data.order import SampleOrder, Sampler
+from node.scheduler.paths import assign_paths
+from node.scheduler.quotas import quotas
+from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
+
+
+def sampler(cursor: tuple[int, tuple[int, ...]]) -> Sampler:
+    made = Sampler(SampleOrder(1000, 1))
+    made.restore({"next": cursor[0], "returned": list(cursor[1])})
+    return made
+
+
+def cursor(of: Sampler) -> tuple[int, tuple[int, ...]]:
+    state = of.state()
+    return state["next"], tuple(state["returned"])
+
+
+def assign(stage: int, cell: Any, previous: Any) -> dict[str, PeerId]:
+    """One part a stage, at its first peer."""
+    return {f"s{stage}": min(p for p, _ in cell)}
+
+
+def paths(ends: Any, stages: Any, samples: Any) -> Any:
+    return assign_paths(sorted(quotas(len(samples), ends).items()), stages, samples)
+
+
+def facts(**kw: Any) -> RunFacts:
+    """A run of two block stages. ``kw``: fields of the facts, or of their values, by name."""
+    given: dict[str, Any] = {
+        "stages": 2,
+        "epochs": 100,
+        "target_batch": 8,
+        "micro_batch": 4,
+        "min_replicas": 1,
+        "eval_every": 0,
+        "epoch_s": 20.0,
+        "round_s": 6.0,
+        "late_s": 20.0,
+        "sequence": 16,
+        "assign": assign,
+        "assign_paths": paths,
+        "sampler": sampler,
+        "cursor": cursor,
+    } | kw
+
+    def value(of: Any) -> Any:
+        return of(**{f.name: given.pop(f.name) for f in fields(of) if f.name in given})
+
+    return RunFacts(
+        waits=value(Waits),
+        make=value(PlanFunctions),
+        sizes=value(WorkSizes),
+        **given,
+    )
