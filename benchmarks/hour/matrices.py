@@ -15,7 +15,7 @@ from benchmarks.report import ROOT, Report, cpuinfo
 LIMITS = {"AVX2": "avx2", "AVX512_CORE": "avx512bw", "AVX512_CORE_BF16": "avx512_bf16"}
 """What oneDNN may use at most, and the flag of a processor that has it. It multiplies bf16; fp32 is
 MKL's, which is not limited."""
-LIMITED_MINUTES = 4.0
+LIMITED_MINUTES = 10.0
 SLACK_S = 600.0
 """A limited table may end so much later than it should: one step is not cut short, nor is one
 compilation."""

@@ -11,6 +11,9 @@ itself."""
 RunId = NewType("RunId", str)
 """Lower-case hex sha256 of the manifest's immutable part: the name of one training run."""
 
+CellId = NewType("CellId", str)
+"""The name of a cell: peers that hold every stage of the model between them."""
+
 ENDS = 0
 """Stage number of the ends (embedding, final norm, head, data). Block stages are 1..S."""
 

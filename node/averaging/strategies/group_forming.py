@@ -1,0 +1,348 @@
+"""How cells find the group they average with in one window of wall-clock time, without a leader:
+one machine for each cell and window. Enters: who posted the same key, offers and answers of others,
+the time. Leaves: what to post, read, offer, answer; the group. Never: a message to more cells than
+read under one key.
+
+All times count from the window's start, which is the same for everybody up to the clocks' errors.
+Cells under one key are ordered by the hash of (window, key, cell), and each has a turn in that
+order. The caller of a turn offers a group to all it saw; a free cell accepts and keeps itself free
+for this caller only, for ``LOCK_S``; the caller names some that accepted. A caller that never
+names its group costs those that accepted one turn, and they bar it. Cells that found no group try
+once more under a shorter key.
+
+A group counts for a member only if the member itself accepted it, so two groups of one window never
+share a member. A cell that the naming did not reach learns of it with the first message of the
+exchange, which repeats it (:class:`GroupNamed` from any member).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from node.averaging.strategies.strategy import rank
+from node.core.ids import CellId, PeerId
+
+POST_S = -5.0
+"""When to post the key, so that the directory has it when the others read."""
+READ_S = 3.0
+"""When to read who posted: later than clocks differ."""
+TURNS_S = 6.0
+"""When the first turn begins."""
+TURN_S = 8.0
+"""From one turn to the next: longer than an accepted offer binds, so that the cells of a caller
+that went silent are free in the next turn."""
+ANSWERS_S = 3.0
+"""How long a caller waits for answers."""
+LOCK_S = 7.0
+"""How long an accepted offer binds who accepted it."""
+ATTEMPT_S = 60.0
+"""From one attempt to the next, under a shorter key."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockTick:
+    """Time has passed: the instant of :attr:`GroupForming.wakes_at`, or any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellsRead:
+    """The directory's answer: these cells posted ``key`` for this window. Who is not to be averaged
+    with is left out by the reader: posted late, another anchor, another change of the owner."""
+
+    key: str
+    cells: frozenset[CellId]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """``caller`` offers a group under ``key``."""
+
+    caller: CellId
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """``cell`` accepts our offer under ``key``, or does not."""
+
+    cell: CellId
+    key: str
+    accepts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNamed:
+    """``caller`` named its group, and every other member's acceptance was verified."""
+
+    caller: CellId
+    key: str
+    members: frozenset[CellId]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """``caller`` has a group without us."""
+
+    caller: CellId
+
+
+Event = ClockTick | CellsRead | Offered | Answered | GroupNamed | Released
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Write into the directory that we look for a group under ``key``."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCells:
+    """Read who posted ``key``, and give :class:`CellsRead` if the directory answers."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Offer a group under ``key`` to these cells."""
+
+    to: tuple[CellId, ...]
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOffer:
+    """Tell ``caller`` whether we accept its offer under ``key``."""
+
+    caller: CellId
+    key: str
+    accepts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NameGroup:
+    """Tell the members but ourselves that they are the group, with everybody's acceptance."""
+
+    key: str
+    members: frozenset[CellId]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tell these cells that accepted our offer that the group is full."""
+
+    to: tuple[CellId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BarCaller:
+    """``caller`` bound us and named no group, or one that cannot be: ignore its offers for some
+    windows."""
+
+    caller: CellId
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Done: the group, ourselves included, formed under ``key``."""
+
+    key: str
+    members: frozenset[CellId]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Done: no group in this window."""
+
+
+Action = (
+    Post | ReadCells | Offer | AnswerOffer | NameGroup | Release | BarCaller | Grouped | Skipped
+)
+
+
+class Timer(Enum):
+    """What is to be done at a time."""
+
+    POST = "post"
+    READ = "read"
+    TURN = "turn"
+    ANSWERS = "answers"
+    LOCK = "lock"
+    ATTEMPT = "attempt"
+
+
+class GroupForming:
+    """``me`` looks for a group of at most ``most`` cells in ``window``, under each of ``keys`` in
+    turn. ``start``: the window's start by the caller's clock; ``barred``: whose offers to ignore.
+    """
+
+    def __init__(
+        self,
+        me: CellId,
+        window: int,
+        keys: Sequence[str],
+        most: int,
+        start: float,
+        barred: Collection[CellId] = (),
+    ) -> None:
+        self.me, self.window, self.most, self.barred = me, window, most, set(barred)
+        self.done: Grouped | Skipped | None = None
+        self._start, self._keys = start, list(keys)
+        self._order: list[CellId] = []
+        self._timers: dict[Timer, float] = {}
+        self._waits_for: set[CellId] = set()
+        self._accepters: list[CellId] = []
+        self._bound: CellId | None = None
+        self._accepted: set[tuple[CellId, str]] = set()
+        self._attempt()
+
+    @property
+    def key(self) -> str:
+        """The key of this attempt."""
+        return self._keys[0]
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When :class:`ClockTick` is needed next; None when it is over."""
+        return min(self._timers.values()) if self.done is None else None
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about it. After the end only late offers and answers are
+        answered."""
+        match event:
+            case Offered(caller, key):
+                return [self._consider(caller, key, now)]
+            case Answered(cell, _, accepts=True) if cell not in self._waits_for:
+                return [Release((cell,))]  # it came late, and is bound to us for nothing
+            case _ if self.done is not None:
+                return []
+            case ClockTick():
+                return self._tick(now)
+            case CellsRead(key, cells) if key == self.key:
+                self._read(cells)
+            case Answered(cell, key, accepts) if key == self.key and cell in self._waits_for:
+                return self._answered(cell, accepts)
+            case GroupNamed():
+                return self._named(event)
+            case Released(caller) if caller == self._bound:
+                self._unbind()
+            case _:
+                pass
+        return []
+
+    def _attempt(self) -> None:
+        """Begin an attempt under the first of the keys."""
+        self._order = []
+        self._timers |= {
+            Timer.POST: self._start + POST_S,
+            Timer.READ: self._start + READ_S,
+            Timer.ATTEMPT: self._start + ATTEMPT_S + POST_S,
+        }
+        self._timers.pop(Timer.TURN, None)
+
+    def _tick(self, now: float) -> list[Action]:
+        done: list[Action] = []
+        for timer in [t for t in Timer if self._timers.get(t, math.inf) <= now]:
+            if self.done is None and timer in self._timers:
+                del self._timers[timer]
+                done += self._due(timer, now)
+        return done
+
+    def _due(self, timer: Timer, now: float) -> list[Action]:
+        match timer:
+            case Timer.POST:
+                return [Post(self.key)]
+            case Timer.READ:
+                return [ReadCells(self.key)]
+            case Timer.TURN:
+                return self._call(now)
+            case Timer.ANSWERS:
+                return self._close()
+            case Timer.LOCK:
+                return self._give_up_caller()
+            case Timer.ATTEMPT:
+                return self._next_key()
+
+    def _read(self, cells: frozenset[CellId]) -> None:
+        salt = f"{self.window}:{self.key}"
+        everybody = (cells - self.barred) | {self.me}
+        self._order = sorted(everybody, key=lambda cell: rank(PeerId(cell), salt))
+        self._timers[Timer.TURN] = self._start + TURNS_S + self._order.index(self.me) * TURN_S
+
+    def _call(self, now: float) -> list[Action]:
+        """Our turn: offer a group to everybody, unless we are bound; then again after a round of
+        turns."""
+        self._timers[Timer.TURN] = now + len(self._order) * TURN_S
+        others = tuple(cell for cell in self._order if cell != self.me)
+        if self._bound is not None or not others:
+            return []
+        self._waits_for, self._accepters = set(others), []
+        self._timers[Timer.ANSWERS] = now + ANSWERS_S
+        return [Offer(others, self.key)]
+
+    def _consider(self, caller: CellId, key: str, now: float) -> AnswerOffer:
+        free = self.done is None and self._bound is None and Timer.ANSWERS not in self._timers
+        accepts = free and key == self.key and caller not in self.barred and caller != self.me
+        if accepts:
+            self._bound, self._timers[Timer.LOCK] = caller, now + LOCK_S
+            self._accepted.add((caller, key))
+        return AnswerOffer(caller, key, accepts)
+
+    def _answered(self, cell: CellId, accepts: bool) -> list[Action]:
+        self._waits_for.discard(cell)
+        if accepts:
+            self._accepters.append(cell)
+        return self._close() if not self._waits_for else []
+
+    def _close(self) -> list[Action]:
+        """Name the group: of those that accepted the ones whose own turns are the furthest, so that
+        who has the next turn stays free to call."""
+        self._timers.pop(Timer.ANSWERS, None)
+        self._waits_for = set()
+        if not self._accepters:
+            return []
+        far = sorted(self._accepters, key=self._order.index, reverse=True)
+        chosen, left = far[: self.most - 1], far[self.most - 1 :]
+        members = frozenset((self.me, *chosen))
+        self.done = Grouped(self.key, members)
+        released: list[Action] = [Release(tuple(left))] if left else []
+        return [NameGroup(self.key, members), *released, self.done]
+
+    def _named(self, event: GroupNamed) -> list[Action]:
+        """Believe it if we accepted that caller's offer and are bound to nobody else."""
+        if (event.caller, event.key) not in self._accepted or self._bound not in (
+            None,
+            event.caller,
+        ):
+            return []
+        if not {self.me, event.caller} <= event.members or len(event.members) > self.most:
+            return self._give_up_caller() if self._bound else []
+        self.done = Grouped(event.key, event.members)
+        return [self.done]
+
+    def _give_up_caller(self) -> list[Action]:
+        caller = self._bound
+        self._unbind()
+        if caller is None:
+            return []
+        self.barred.add(caller)
+        return [BarCaller(caller)]
+
+    def _unbind(self) -> None:
+        self._bound = None
+        self._timers.pop(Timer.LOCK, None)
+
+    def _next_key(self) -> list[Action]:
+        """Begin again under the next key, or give up. An answer that is still awaited is lost."""
+        self._timers.pop(Timer.ANSWERS, None)
+        if len(self._keys) == 1:
+            self.done = Skipped()
+            return [self.done]
+        del self._keys[0]
+        self._start += ATTEMPT_S
+        self._attempt()
+        return []
