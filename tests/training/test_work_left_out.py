@@ -16,8 +16,7 @@ async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, a
     (a,) = await rig.add("a", every=1)
     owners = dict.fromkeys(rig.shapes, a)
     plan = await rig.train((a,), owners, 3)
-    for epoch in range(3):
-        alone.epoch(("a",), epoch)
+    alone.epochs(["a"] * 3)
     # What it made last becomes final, then the swarm's version is that of nine epochs.
     held = a.work.version
     await a.work.settle(
@@ -32,7 +31,7 @@ async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, a
     assert a.work.version.epoch == LATER.epoch + 1
     assert not a.events("state-lost")
     assert not a.events("momentum-old")
-    expected = {name: alone.stepped_from(name, 3, ("a",), LATER.epoch) for name in rig.shapes}
+    expected = alone.stepped("a", LATER.epoch, dict.fromkeys(rig.shapes, 3))
     for name, t in a.parameters().items():
         torch.testing.assert_close(t, expected[name], atol=2e-6, rtol=1e-5)
     # A checkpoint of the version before is not written anew under the epoch that became final late.

@@ -51,8 +51,7 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
 async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, alone: Any) -> None:
     a, b = await rig.add("a", "b", every=2)
     plan = await rig.train((a, b), owners(a, b), 3)
-    for epoch in range(2):
-        alone.epoch(("a", "b"), epoch)
+    alone.epochs(["ab"] * 2)
     await a.work.local_checkpoints.saved()
     (two,) = a.work.checkpoints()
     await a.work.restore(two)
@@ -193,16 +192,13 @@ async def test_a_step_stops_waiting_and_ignores_late_state(rig: Any, alone: Any)
     (a,) = await rig.add("a", service=Waits, buddy_every=0)
     (b,) = await rig.add("b", buddy_every=0)
     plan = await rig.train((a, b), owners(a, b), 3)
-    for epoch in range(3):
-        alone.epoch(("a", "b"), epoch)
+    alone.epochs(["ab"] * 3)
     moved = {"layers.0.a": a, "layers.0.norm": a}
     last = rig.plan((b,), owners(b, b), plan, moved=moved)
     await rig.begin(last, b)
     await a.state.asked.wait()
-    (ended,) = await rig.average(last, b, deadline_s=8.0)
-    assert not ended.missing
-    expected = {n: alone.stepped_from(n, 0 if n in moved else 3, ("b",), 3) for n in rig.shapes}
-    for name, tensor in expected.items():
+    await rig.averaged(last, b, deadline_s=8.0)
+    for name, tensor in alone.stepped("b", 3, dict.fromkeys(moved, 0)).items():
         torch.testing.assert_close(b.parameters()[name], tensor, atol=2e-6, rtol=1e-5)
     (lost,) = b.events("state-lost")
     assert "a, which owned it, did not give it in time" in lost.text
