@@ -152,8 +152,7 @@ async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
 
 
 async def test_an_undone_fragment_round_restores_the_earlier_state(rig: Rig) -> None:
-    cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
-    (a, b), (c, d) = cells
+    cells, (a, b, c, d), plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     first = sending(rig, cells, plan, 1)
     state = a.work.anchor.state
     await rig.epoch(first, a, b, c, d)

@@ -77,8 +77,7 @@ async def trained(rig: Rig, outer: OuterSettings) -> tuple[list[list[Peer]], lis
 
 
 async def test_cells_train_apart_and_average_their_parameters(rig: Rig) -> None:
-    cells, everybody, plan = await trained(rig, PARAMETERS)
-    (a, b), (c, d) = cells
+    cells, (a, b, c, d), plan = await trained(rig, PARAMETERS)
     assert equal(a, b)
     assert equal(c, d)
     assert not equal(a, c)
@@ -141,8 +140,7 @@ async def test_a_cell_weighs_its_work_whatever_it_claims(rig: Rig, settings: Out
     plan = replace(meeting(rig, cells, plan), worked={(1, 0): 3, (1, 1): 1})
     await rig.epoch(plan, *everybody)
     assert len({p.work.stage.digest for p in everybody}) == 1
-    for n, t in a.parameters().items():
-        torch.testing.assert_close(t, mean[n], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(a.parameters(), mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [replace(DELTAS, codec="fp32"), STATE])
@@ -161,11 +159,8 @@ async def test_diloco_makes_equal_outer_steps_and_keeps_its_momentum(
         await rig.epoch(plan, a, b, c, d)
         assert len({p.work.stage.digest for p in (a, b, c, d)}) == 1
         for p in (a, d):
-            for n in SHAPES:
-                torch.testing.assert_close(p.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
-                torch.testing.assert_close(
-                    p.anchored.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6
-                )
+            torch.testing.assert_close(p.parameters(), state.anchor, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(p.anchored.momentum, state.momentum, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("before", [PARAMETERS, STATE])
@@ -196,8 +191,7 @@ async def test_a_change_starts_anchors_after_all_cells_average(
     state = outer_step(state, {n: (moved[0][n] + moved[1][n]) / 2 for n in SHAPES}, settings)
     await rig.epoch(replace(meeting(rig, cells, plan), change="deltas", since=1), *everybody)
     assert len({p.work.stage.digest for p in everybody}) == 1
-    for n in SHAPES:
-        torch.testing.assert_close(a.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(a.parameters(), state.anchor, rtol=1e-5, atol=1e-6)
 
 
 async def test_rounding_errors_end_with_any_change(rig: Rig) -> None:
@@ -369,8 +363,7 @@ async def test_a_cell_late_for_a_quorum_counts_once_in_the_next_round(
             await rig.epoch(plan, *everybody)
         state = outer_step(state, mean, settings)
         assert len({p.work.stage.digest for p in everybody}) == 1
-        for n, t in a.parameters().items():
-            torch.testing.assert_close(t, state.anchor[n], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a.parameters(), state.anchor, rtol=1e-5, atol=1e-6)
     assert all(p.work.anchor.residual.late == {} for p in everybody)
 
 

@@ -103,8 +103,7 @@ async def test_servers_begin_anew_with_a_change(
 
 
 async def test_an_epoch_that_begins_anew_applies_nothing_twice(rig: Rig) -> None:
-    cells, everybody, plan = await trained(rig, HOGWILD)
-    (a, b), (c, d) = cells
+    cells, (a, b, c, d), plan = await trained(rig, HOGWILD)
     first = served(meeting(rig, cells, plan), a)
     await in_order(rig, first, (a, b), (c, d))
     ends = a.parameters(), c.parameters()

@@ -30,9 +30,7 @@ def by_peer(rig: Any, owners: dict[str, PeerId]) -> dict[str, Any]:
 
 
 def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(got[name], tensor, atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS)
