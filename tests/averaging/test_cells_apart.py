@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.averaging.exchange.events import (
-    Began,
     Ended,
     EndStream,
     Event,
@@ -37,7 +36,7 @@ from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
 from tests.averaging.conftest import SHAPES, Cell, gradients_of, same, with_peers
-from tests.averaging.test_machine import ALONE, OPEN, A, B, C, D, P, began, feed
+from tests.averaging.test_machine import OPEN, A, B, C, D, P, began, feed
 
 E = PeerId("e")
 CELLS = {A: 0, B: 1, C: 1, D: 2}
@@ -454,4 +453,3 @@ def test_a_group_is_named_as_in_any_round():
     machine = serving()
     (refused,) = feed(machine, replace(began(1, B, tokens=1), digest="another"))
     assert refused.kind is Kind.GROUPS
-    assert isinstance(began(2, B, groups=ALONE), Began)

@@ -18,8 +18,8 @@ from node.averaging.exchange.events import (
     Fail,
     Forgot,
     Kind,
-    Opened,
     PeerFoundDead,
+    QuorumRule,
     Read,
     ReduceAndStep,
     Serve,
@@ -33,40 +33,28 @@ from node.averaging.exchange.events import (
 from node.averaging.exchange.groups import LET_IN, contribute_until, micro_groups
 from node.averaging.exchange.machine import RoundMachine
 from node.core.ids import PeerId, RoundId
+from tests.averaging import test_machine
+from tests.averaging.test_machine import OPEN, R0, R1, A, B, C, D, feed
 
-A, B, C, D = map(PeerId, "abcd")
-R0, R1 = RoundId(3, 1, 0), RoundId(3, 1, 1)
 FIVE = micro_groups({f"p{i}": 4 for i in range(5)}, 4)
 
 
 def opened(groups=FIVE, round_id=R0, members=(A, B, C), tokens=10, held=(), until=100.0, **changes):
-    times = tuple(until + i for i in range(len(groups)))
-    facts = Opened(
-        round_id,
-        A,
-        "plan",
-        "own",
-        frozenset(members),
-        frozenset(),
-        groups,
-        frozenset(held),
-        tokens,
-        times,
-        1000,
-    )
-    return replace(facts, **changes)
-
-
-def began(stream, peer, group, groups=FIVE, round_id=R0, tokens=5, **changes):
-    names = groups[group].names if tokens else ()
     return replace(
-        Began(stream, peer, round_id, "plan", "own", group, groups[group].digest, tokens, names),
+        OPEN,
+        round=round_id,
+        members=frozenset(members),
+        groups=groups,
+        held=frozenset(held),
+        tokens=tokens,
+        contribute_by=tuple(until + i for i in range(len(groups))),
         **changes,
     )
 
 
-def feed(machine, *events, now=0.0):
-    return [action for event in events for action in machine.handle(event, now)]
+def began(stream, peer, group, groups=FIVE, round_id=R0, tokens=5, **changes):
+    names = changes.pop("names", groups[group].names)
+    return test_machine.began(stream, peer, tokens, names, round_id, groups, group, **changes)
 
 
 # How parts are cut
@@ -266,8 +254,8 @@ def test_a_step_running_when_an_attempt_opens_is_not_repeated():
 
 
 class Schedule:
-    """One owner with parts of several groups, three peers that give, drop, retry and lie; every
-    rule is checked as it goes."""
+    """One owner with parts of several groups, three peers and a stranger that give, drop, retry and
+    lie; every rule is checked as it goes."""
 
     def __init__(self, seed):
         self.dice = random.Random(seed)
@@ -292,8 +280,9 @@ class Schedule:
                     if isinstance(action, Serve):
                         assert set(names) <= self.fresh
                         wanted = self.streams[number]
-                        assert set(names) == set(
-                            wanted.names or self.groups[wanted.round.attempt][wanted.group].names
+                        group = self.groups[wanted.round.attempt][wanted.group]
+                        assert set(names) == (
+                            set() if wanted.one_way else set(wanted.names or group.names)
                         )
                 case Read(number):
                     self.reading.add(number)
@@ -342,6 +331,7 @@ class Schedule:
         mine = self.dice.choice((0, 10))
         self.reading.clear()  # whoever is read is told so anew
         listeners = frozenset({D}) if self.dice.random() < 0.3 else frozenset()
+        quorum = QuorumRule(self.dice.choice((0, 0, 0, 2, 3)), 30.0)
         self.apply(
             opened(
                 groups,
@@ -351,6 +341,7 @@ class Schedule:
                 held,
                 self.now + 50,
                 listeners=listeners,
+                quorum=quorum,
             )
         )
 
@@ -365,7 +356,7 @@ class Schedule:
         )
         tokens = 5 if names and self.dice.random() < 0.85 else 0
         digest = group.digest if self.dice.random() < 0.97 else "other"
-        peer = PeerId(self.dice.choice("bcd"))
+        peer = PeerId(self.dice.choice("bcdbcdx"))
         head = Began(
             number,
             peer,
@@ -376,6 +367,7 @@ class Schedule:
             digest,
             tokens,
             names if tokens else (),
+            one_way=tokens > 0 and self.dice.random() < 0.1,
         )
         self.streams[number] = head
         self.apply(head)
@@ -428,6 +420,10 @@ class Schedule:
         self.open()
         for _ in range(self.dice.randint(5, 120)):
             self.turn()
+        over = self.dice.random() < 0.1
+        if over:  # in the middle of it all
+            self.apply(Forgot(3))
+            self.begin()
         # Nobody says anything any more: time alone must end the attempt, in at most a deadline for
         # each group.
         for _ in range(len(self.groups[self.attempt]) + 1):
@@ -436,7 +432,7 @@ class Schedule:
             if self.running:
                 self.finish()
         mine = {n for g in self.groups[self.attempt] for n in g.names}
-        assert self.fault or mine <= self.fresh, "the attempt hangs"
+        assert over or self.fault or mine <= self.fresh, "the attempt hangs"
         self.apply(Forgot(3))
         assert self.answered.keys() | self.ended == self.streams.keys(), "somebody hangs"
         return self.counts

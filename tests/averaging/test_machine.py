@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from node.averaging.exchange.events import (
     Began,
@@ -17,7 +15,6 @@ from node.averaging.exchange.events import (
     Kind,
     Opened,
     PeerFoundDead,
-    QuorumRule,
     Read,
     ReduceAndStep,
     Serve,
@@ -328,109 +325,3 @@ def test_of_an_epoch_that_is_over_nothing_is_kept(over):
     machine = opened(cells={A: 0, B: 1, C: 1}, listeners=frozenset({C}), may_hold=True)
     feed(machine, began(1, B), Uploaded(1), over, Ended(1))
     assert (machine._epochs, machine._cells, machine._streams) == ({}, {}, {})
-
-
-EVENTS = st.one_of(
-    st.tuples(
-        st.just("began"),
-        st.sampled_from("bcdx"),
-        st.sampled_from([0, 5]),
-        st.integers(0, 2),
-        st.sampled_from([(P,), (Q,), (P, Q)]),
-        st.booleans(),
-    ),
-    st.tuples(st.sampled_from(["uploaded", "spoiled", "ended"]), st.integers(0, 12)),
-    st.tuples(st.sampled_from(["open", "tick", "stepped", "failed", "forget"])),
-    st.tuples(st.just("gone"), st.sampled_from("bcd")),
-)
-
-
-@settings(max_examples=400, deadline=None)
-@given(st.lists(EVENTS, max_size=40), st.sampled_from([0, 0, 1, 2]))
-def test_no_events_step_a_part_twice_or_answer_a_stream_twice(script, quorum):
-    machine, now, streams, attempt = RoundMachine(), 0.0, 0, -1
-    running: list[ReduceAndStep] = []
-    fresh: set[str] = set()
-    answered: set[int] = set()
-    uploaded: set[tuple[str, int]] = set()
-    began_of: dict[int, Began] = {}
-    ended: set[int] = set()
-
-    def apply(event):
-        for action in machine.handle(event, now):
-            if isinstance(action, ReduceAndStep):
-                assert not set(action.names) & (fresh | {n for s in running for n in s.names}), (
-                    "stepped twice"
-                )
-                assert list(action.contributors) == sorted(set(action.contributors))
-                assert all(
-                    p == A or (p, action.round.attempt) in uploaded for p in action.contributors
-                )
-                assert action.tokens == sum(10 if p == A else 5 for p in action.contributors)
-                running.append(action)
-            elif isinstance(action, Serve | EndStream):
-                assert action.stream not in answered
-                assert action.stream not in ended
-                answered.add(action.stream)
-                if isinstance(action, Serve):
-                    assert set(action.names) <= fresh
-                    assert bool(action.names) != began_of[action.stream].one_way
-
-    for kind, *rest in script:
-        if kind == "began":
-            peer, tokens, number, names, one_way = rest
-            streams += 1
-            groups = ALONE if number == 0 else BOTH
-            one_way = one_way and tokens > 0
-            began_of[streams] = began(
-                streams, PeerId(peer), tokens, names, RoundId(3, 1, number), groups, one_way=one_way
-            )
-            apply(began_of[streams])
-        elif (
-            kind in ("uploaded", "spoiled", "ended")
-            and rest[0] in began_of
-            and rest[0] not in ended
-        ):
-            number = rest[0]
-            if kind == "ended":
-                ended.add(number)
-                apply(Ended(number))
-            elif kind == "uploaded":
-                uploaded.add((began_of[number].peer, began_of[number].round.attempt))
-                apply(Uploaded(number))
-            else:
-                apply(Spoiled(number, Kind.VALUES, "x"))
-        elif kind == "open" and attempt < 2 and machine._floor < 3:
-            attempt += 1
-            groups = ALONE if attempt == 0 else BOTH
-            held = frozenset(groups[0].names) & fresh
-            facts = replace(
-                OPEN,
-                groups=groups,
-                held=held,
-                contribute_by=(now + 100,),
-                quorum=QuorumRule(quorum, 50.0),
-            )
-            apply(replace(facts, round=RoundId(3, 1, attempt)))
-        elif kind == "tick":
-            now += 60
-            apply(TimePassed())
-        elif kind == "gone":
-            apply(PeerFoundDead(PeerId(rest[0])))
-        elif kind in ("stepped", "failed") and running:
-            step = running.pop(0)
-            if kind == "stepped":
-                fresh |= set(step.names)
-                apply(Stepped(3, frozenset(step.names)))
-            else:
-                apply(StepFailed(3, frozenset(step.names), "x"))
-        elif kind == "forget":
-            apply(Forgot(3))
-    now += 1000
-    apply(TimePassed())
-    while running:
-        step = running.pop(0)
-        fresh |= set(step.names)
-        apply(Stepped(3, frozenset(step.names)))
-    apply(Forgot(3))
-    assert answered | ended == set(began_of), "somebody hangs"

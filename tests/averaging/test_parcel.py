@@ -217,16 +217,12 @@ async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
 async def test_a_survivor_serves_the_dead_owners_bytes(cell_of, bits):
     cell, p0, p1, p2 = await with_peers(cell_of(3))
     owners = cell.owners([p2])
-    changes = {"owners": owners, "listeners": frozenset({p1}), "down": "int8"}
+    changes = {"listeners": frozenset({p1}), "down": "int8"}
     first, _ = await asyncio.gather(
-        *(cell.rounds[p].run(cell.request(p, **changes), means) for p in (p0, p2))
+        *(cell.rounds[p].run(cell.request(p, owners=owners, **changes), means) for p in (p0, p2))
     )
     await cell.net.kill(p2)
-    repair = {"owners": cell.owners([p0]), "listeners": frozenset({p1}), "down": "int8"}
-    requests = {
-        p: cell.repair(p, [p0, p1], repair["owners"], listeners=repair["listeners"], down="int8")
-        for p in (p0, p1)
-    }
+    requests = {p: cell.repair(p, [p0, p1], cell.owners([p0]), **changes) for p in (p0, p1)}
     again, late = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
     assert bits(again.fresh, first.fresh)
     assert bits(late.fresh, first.fresh)

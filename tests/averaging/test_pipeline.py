@@ -88,6 +88,7 @@ async def test_listeners_and_spoiled_members_get_every_group(cut, bits, grads):
     }
     outcomes = await cell.run_all(requests)
     assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
+    assert cell.steps[p3] == []
 
 
 async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):

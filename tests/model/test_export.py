@@ -56,8 +56,13 @@ def merged(settings, stages=2):
 @pytest.mark.parametrize("tied", [False, True])
 def test_transformers_loads_it_with_equal_logits(tmp_path, qk_norm, tied):
     transformers = pytest.importorskip("transformers")
-    settings = replace(SMALL, qk_norm=qk_norm, tied=tied, rope_theta=777.0)
-    where = write_hf(tmp_path / "out", settings, merged(settings), TOKENIZER)
+    settings = replace(SMALL, qk_norm=qk_norm, tied=tied, rope_theta=777.0, norm_eps=1e-6)
+    ours = Unsplit(settings)
+    for parameter in ours.parameters():
+        if parameter.dim() == 1:  # a norm, away from one, so that one left out would show
+            parameter.data.uniform_(0.5, 1.5)
+    tensors = ours.ends.state_dict() | ours.blocks.state_dict()
+    where = write_hf(tmp_path / "out", settings, tensors, TOKENIZER)
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
         where, output_loading_info=True
     )
@@ -66,9 +71,9 @@ def test_transformers_loads_it_with_equal_logits(tmp_path, qk_norm, tied):
     assert theirs.dtype == torch.float32
     tokens = torch.randint(0, 259, (2, 16))
     with torch.no_grad():
-        torch.testing.assert_close(
-            Unsplit(settings).logits(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5
-        )
+        logits = ours.logits(tokens)
+        assert logits.std() > 0.1
+        torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-5, rtol=1e-5)
     assert theirs.generation_config.eos_token_id == 257
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (

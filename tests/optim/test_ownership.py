@@ -3,9 +3,6 @@ what memory there is."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -170,7 +167,7 @@ def test_a_matrix_larger_than_any_members_memory_is_an_error():
     ps, a, b = parts_of(model(2), OptimSettings()), PeerId("a"), PeerId("b")
     small = max(p.state for p in ps) - 1
     for previous in (None, dict.fromkeys((p.name for p in ps), a)):
-        with pytest.raises(OutOfResources, match="bytes of state") as fault:
+        with pytest.raises(OutOfResources, match=f"keeps {small + 1} bytes of state") as fault:
             assign(ps, [(a, 1.0), (b, 1.0)], previous, {a: small, b: small})
         assert "memory" in fault.value.next_step
 
@@ -231,26 +228,3 @@ def test_the_hash_covers_method_shapes_and_owners():
     }
     assert len(hashes) == 5
     assert ownership_hash(ps[::-1], of, "muon") in hashes
-
-
-def test_another_process_computes_the_same_map():
-    program = (
-        "from node.optim.parts import ParameterPart; from node.optim.ownership import assign, "
-        "ownership_hash; import sys\n"
-        "costs = [float(1 + i * 7 % 13) for i in range(50)]\n"
-        "ps = [ParameterPart(f'w{i}', (i + 1, 1), c, i, True) for i, c in enumerate(costs)]\n"
-        "print(ownership_hash(ps, assign(ps, [(f'p{i}', i / 3) for i in range(7)]), 'muon'))\n"
-        "assert 'torch' not in sys.modules"
-    )
-    hashes = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": str(s)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for s in range(2)
-    }
-    assert len(hashes) == 1
-    assert len(hashes.pop().strip()) == 64

@@ -8,26 +8,14 @@ import pytest
 from node.core.ids import PeerId
 from node.scheduler.costs import (
     BEYOND,
-    MOST_CODE,
     LinkCost,
     Measured,
     believe,
     capped,
-    code,
-    decoded,
     least,
 )
 
 E, A, B, C = (PeerId(p) for p in "eabc")
-
-
-def test_seconds_come_back_within_a_step_of_the_scale() -> None:
-    for seconds in (1e-6, 3.3e-4, 0.05, 1.0, 77.0, 9000.0):
-        assert decoded(code(seconds)) == pytest.approx(seconds, rel=0.03)
-    assert [code(x) for x in (0.0, -1.0, float("nan"), float("inf"))] == [0, 0, 0, 0]
-    assert code(1e9) == MOST_CODE
-    with pytest.raises(ValueError, match="belief"):
-        decoded(MOST_CODE + 1)
 
 
 def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:

@@ -18,6 +18,7 @@ from node.scheduler.planning.planner import make_plan
 from node.scheduler.planning.problem import PathProblem
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken, joined
+from tests.scheduler.test_spread import ticking
 
 
 def tiny(seed: int, replicas: int = 2, count: int = 1) -> PathProblem:
@@ -86,12 +87,7 @@ def test_planning_is_deterministic_and_never_makes_a_plan_worse():
 
 def test_planning_ends_at_its_time_limit_with_a_valid_plan():
     problem = load("A")
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += 0.01
-        return now[0]
-
+    clock = ticking(0.01)
     plan = make_plan(problem, clock=clock, limit_s=1.0)
     assert plan.planning_s <= 1.05
     assert broken(problem, plan.routes) is None

@@ -58,12 +58,12 @@ def anything(seed: int, most: int = 300) -> PathProblem:
 TICK = 1e-4
 
 
-def ticking() -> Callable[[], float]:
+def ticking(tick: float = TICK) -> Callable[[], float]:
     """A clock that goes on whenever it is asked."""
     now = [0.0]
 
     def clock() -> float:
-        now[0] += TICK
+        now[0] += tick
         return now[0]
 
     return clock

@@ -13,12 +13,12 @@ from node.core.ids import ENDS, PeerId
 from node.scheduler.choosing import WITHOUT_ENDS_S, Choosing, Placed
 from node.scheduler.placement import choose_stage
 from node.sim.process import SimPeer
-from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import MachineFactory, SimSwarm
 from node.training.leader.leader import Leader
 from node.training.protocol.facts import RunFacts
+from tests.sim.outcomes import finished
 
 THREE = Setup(stages=3, replicas=0, parts=toy_parts(3, 2), epochs=40)
 
@@ -74,17 +74,15 @@ def counts(swarm: SimSwarm) -> Counter[int]:
 @pytest.mark.parametrize("spread_s", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("count", [3, 7, 14])
 def test_a_swarm_begins_with_those_who_come_in_one_second(count: int, spread_s: float) -> None:
-    for seed in range(1):
-        swarm = SimSwarm(replace(THREE, ends=1, spread_s=spread_s), seed)
-        swarm.world.run(2.0)
-        come(swarm, count)
-        swarm.world.run(30.0)
-        found = counts(swarm)
-        assert found.total() == count + 1
-        assert max(found.values()) - min(found[s] for s in range(4)) <= 1, (seed, found)
-        assert until(swarm, 2, 20.0)
-        if spread_s <= 1.0:
-            assert not swarm.watch.counts.get("moves"), "nobody has built what it has to leave"
+    swarm = SimSwarm(replace(THREE, ends=1, spread_s=spread_s), 0)
+    swarm.world.run(2.0)
+    come(swarm, count)
+    swarm.world.run(30.0)
+    found = counts(swarm)
+    assert found.total() == count + 1
+    assert max(found.values()) - min(found[s] for s in range(4)) <= 1, found
+    assert until(swarm, 2, 20.0)
+    assert not swarm.watch.counts.get("moves"), "nobody has built what it has to leave"
 
 
 def test_as_it_was_two_joiners_take_one_stage_and_wait_for_ever() -> None:
@@ -144,6 +142,4 @@ def test_all_that_is_missing_is_mended_one_after_the_other() -> None:
 def test_a_crowd_in_a_swarm_that_trains_under_faults() -> None:
     setup = Setup(epochs=20)
     for seed in range(3):
-        outcome = run(setup, lay(("crowd", "random"), setup, seed))
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
-        assert outcome.finished
+        finished(setup, lay(("crowd", "random"), setup, seed))

@@ -12,13 +12,13 @@ from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.scheduler.settings import SchedulerSettings
 from node.sim.faults import Fault, Schedule
-from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
+from tests.sim.outcomes import finished
 
 SETUP = Setup(
     stages=3,
@@ -32,7 +32,7 @@ SETUP = Setup(
 )
 
 
-class _Watched(MachineFactory):
+class PlansKept(MachineFactory):
     """Keeps every plan that any leader makes, and how it was laid."""
 
     def __init__(self) -> None:
@@ -56,12 +56,8 @@ class _Watched(MachineFactory):
 @pytest.mark.parametrize("scenario", ["quiet", "kill", "leader-kill", "liar", "random"])
 def test_planned_skips_hold_under_faults(scenario: str) -> None:
     for seed in range(2):
-        seen = _Watched()
-        outcome = run(SETUP, lay((scenario,), SETUP, seed), seen)
-        assert outcome.violation is None, (
-            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
-        )
-        assert outcome.finished
+        seen = PlansKept()
+        finished(SETUP, lay((scenario,), SETUP, seed), seen)
         paths = [p for plan in seen.plans for p in plan.paths]
         assert {len(p.hops) for p in paths} == {2}
         if scenario == "quiet":
@@ -83,10 +79,9 @@ def test_a_stage_without_its_last_peer_is_skipped_and_returns(every: int, back_f
         checkpoint_every=every,
         work=dataclasses.replace(SETUP.work, checkpoint_s=0.1),
     )
-    seen = _Watched()
-    outcome = run(setup, Schedule(1, (Fault(11.0, "outage", stage=2, seconds=12.0),)), seen)
-    assert outcome.violation is None, outcome.violation
-    assert outcome.finished
+    seen = PlansKept()
+    schedule = Schedule(1, (Fault(11.0, "outage", stage=2, seconds=12.0),))
+    outcome = finished(setup, schedule, seen)
     assert outcome.counts["stage-left-out"] == outcome.counts["stage-back"] == 1
     assert outcome.counts["epoch-abandoned"] == 1
     assert "went-back" not in outcome.counts
@@ -108,8 +103,5 @@ def test_a_stage_that_lost_all_its_work_keeps_its_parameters() -> None:
     """An ends peer dies, and with it every micro-batch that visited the only peer of a stage: its
     round has nothing to step."""
     setup = dataclasses.replace(SETUP, replicas=1, checkpoint_every=3)
-    schedule = lay(("mass-kill",), setup, 2)
-    outcome = run(setup, schedule)
-    assert outcome.violation is None, outcome.violation
-    assert outcome.finished
+    outcome = finished(setup, lay(("mass-kill",), setup, 2))
     assert "epoch-abandoned" not in outcome.counts

@@ -17,8 +17,9 @@ from node.sim.scenarios import LAYS, lay
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.training.protocol.meetings import number
+from tests.sim.outcomes import finished, held
 
-EACH, RANDOM, BATCH, WITH_CELLS = 1, 20, 5, 1
+RANDOM, BATCH = 20, 5
 
 
 def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
@@ -29,23 +30,14 @@ def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
 @pytest.mark.parametrize("name", [n for n in SCENARIOS if n != "random"])
 def test_a_scenario_holds(name: str) -> None:
     setup = Setup()
-    for seed in range(EACH):
-        outcome = run(setup, lay((name,), setup, seed))
-        assert outcome.violation is None, (
-            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
-        )
-        assert outcome.finished
-        assert outcome.epochs == setup.epochs
+    assert finished(setup, lay((name,), setup, 0)).epochs == setup.epochs
 
 
 @pytest.mark.parametrize("first", range(0, RANDOM, BATCH))
 def test_a_mix_of_everything_holds(first: int) -> None:
     setup = Setup()
     for seed in range(first, first + BATCH):
-        outcome = run(setup, lay(("random",), setup, seed))
-        assert outcome.violation is None, (
-            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
-        )
+        held(setup, lay(("random",), setup, seed))
 
 
 FEEDBACK = OuterSettings("butterfly", "deltas", 2, "nesterov", codec="top-k", feedback=True)
@@ -126,20 +118,12 @@ CELLS = {
 @pytest.mark.parametrize("name", CELLS)
 def test_cells_and_outer_rounds_hold(name: str) -> None:
     setup = CELLS[name]
-    quiet = run(setup, Schedule(1, ()))
-    assert (quiet.violation, quiet.finished, quiet.counts.get("epoch-abandoned", 0)) == (
-        None,
-        True,
-        0,
-    )
+    quiet = finished(setup, Schedule(1, ()))
+    assert "epoch-abandoned" not in quiet.counts
     # Outer rounds are epochs in which nothing is counted.
     outer = [epoch for _, epoch, tokens, _ in quiet.commits if not tokens]
     assert outer == [e + 1 for e in range(setup.epochs) if number(e, setup.outer.gap, setup.epochs)]
-    for seed in range(WITH_CELLS):
-        outcome = run(setup, lay(("random",), setup, seed))
-        assert outcome.violation is None, (
-            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
-        )
+    held(setup, lay(("random",), setup, 0))
 
 
 def test_a_dead_cell_costs_no_epoch_and_a_joiner_fills_another() -> None:
@@ -181,8 +165,7 @@ ONCE_BROKEN = (
 @pytest.mark.parametrize("seed", [seed for seed, _ in ONCE_BROKEN])
 def test_what_was_once_broken_holds(seed: int) -> None:
     setup = Setup()
-    outcome = run(setup, lay(("random",), setup, seed))
-    assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+    outcome = held(setup, lay(("random",), setup, seed))
     assert outcome.finished or outcome.stage_lost
 
 
@@ -209,17 +192,13 @@ CELLS_ONCE_BROKEN = (
 
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, seed, _ in CELLS_ONCE_BROKEN])
 def test_what_was_once_broken_with_cells_holds(name: str, seed: int) -> None:
-    outcome = run(CELLS[name], lay(("random",), CELLS[name], seed))
-    assert outcome.violation is None, f"{name}, seed {seed}: {outcome.violation}"
-    assert outcome.finished
+    finished(CELLS[name], lay(("random",), CELLS[name], seed))
 
 
 def test_fetched_and_rolled_back_peers_form_one_cell() -> None:
     """Two side by side would train two models, in a run that never lets cells meet."""
     setup = Setup()
-    outcome = run(setup, lay(("random", "restart"), setup, 36))
-    assert outcome.violation is None, outcome.violation
-    assert outcome.finished
+    finished(setup, lay(("random", "restart"), setup, 36))
 
 
 def test_peers_that_lose_their_first_epoch_may_begin_it_again() -> None:
@@ -232,17 +211,13 @@ def test_peers_that_lose_their_first_epoch_may_begin_it_again() -> None:
         work=WorkTimes(unequal=2.0),
         may_skip=0.34,
     )
-    outcome = run(setup, lay(("random",), setup, 138))
-    assert outcome.violation is None, outcome.violation
-    assert outcome.finished
+    finished(setup, lay(("random",), setup, 138))
 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_replica_with_a_flipped_bit_does_not_win(who: int) -> None:
     setup = Setup(replicas=2)
-    outcome = run(setup, Schedule(3, (Fault(6.0, "corrupt", who=who, stage=1),)))
-    assert outcome.violation is None
-    assert outcome.finished
+    outcome = finished(setup, Schedule(3, (Fault(6.0, "corrupt", who=who, stage=1),)))
     assert [s[2] for s in outcome.struck] == [f"s01-{who:03d}"]
     assert outcome.counts["epoch-abandoned"] == 1, (
         "both go back to what they agree on, and the epoch is done again"
@@ -289,38 +264,27 @@ def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
 
 
 def test_a_killed_peer_is_noticed_and_the_epoch_commits() -> None:
-    setup = Setup()
-    outcome = run(setup, Schedule(3, (Fault(6.0, "kill", who=1, stage=2),)))
-    assert outcome.violation is None
-    assert outcome.finished
+    outcome = finished(Setup(), Schedule(3, (Fault(6.0, "kill", who=1, stage=2),)))
     assert [kind for _, kind, *_ in outcome.struck] == ["kill"]
     assert 0 < outcome.detections[0] < 5.0
     assert not outcome.counts.get("epoch-abandoned")
 
 
 def test_the_last_holder_of_a_stage_is_not_killed() -> None:
-    setup = Setup(replicas=1, ends=1)
-    outcome = run(setup, Schedule(0, tuple(Fault(3.0 + i, "kill", who=i) for i in range(4))))
-    assert outcome.finished
-    assert outcome.struck == []
+    kills = tuple(Fault(3.0 + i, "kill", who=i) for i in range(4))
+    assert finished(Setup(replicas=1, ends=1), Schedule(0, kills)).struck == []
 
 
 def test_a_partition_makes_one_history_win() -> None:
     setup = Setup(ends=2, replicas=4, epochs=20)
     seen = 0
     for seed in range(8):
-        outcome = run(
-            setup, Schedule(seed, (Fault(5.0, "partition", who=seed * 37, seconds=14.0, size=0.5),))
-        )
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
-        assert outcome.finished
-        seen += outcome.repeated > 0
+        parted = Fault(5.0, "partition", who=seed * 37, seconds=14.0, size=0.5)
+        seen += finished(setup, Schedule(seed, (parted,))).repeated > 0
     assert seen, "no partition let both sides go on"
 
 
 def test_everybody_comes_back_from_the_disks() -> None:
     setup = Setup(epochs=16)
-    outcome = run(setup, Schedule(2, (Fault(11.0, "restart-all", seconds=2.0),)))
-    assert outcome.violation is None
-    assert outcome.finished
+    outcome = finished(setup, Schedule(2, (Fault(11.0, "restart-all", seconds=2.0),)))
     assert outcome.counts.get("restored", 0) >= setup.peers

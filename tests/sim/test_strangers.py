@@ -9,6 +9,7 @@ from node.sim.faults import Fault, Schedule
 from node.sim.process import RIPE_S
 from node.sim.run import run
 from node.sim.setup import Setup
+from tests.sim.outcomes import finished
 
 LONG = Setup(ends=3, epochs=40)
 BEGIN = RIPE_S + 3.0
@@ -21,9 +22,8 @@ def with_stranger(seed: int, *faults: Fault) -> Schedule:
 @pytest.mark.parametrize("seed", range(2))
 def test_strangers_cost_no_epoch_and_nobody_else_is_banned(seed: int) -> None:
     quiet = run(LONG, Schedule(seed, ()))
-    outcome = run(LONG, with_stranger(seed, Fault(BEGIN + 4.0, "stranger", seconds=12.0)))
-    assert outcome.violation is None
-    assert outcome.finished
+    again = Fault(BEGIN + 4.0, "stranger", seconds=12.0)
+    outcome = finished(LONG, with_stranger(seed, again))
     assert outcome.epochs == LONG.epochs
     assert outcome.counts["bans"] > 0, "the strangers"
     assert not outcome.counts.get("bans-of-honest")
@@ -45,22 +45,13 @@ def test_strangers_cost_no_epoch_and_nobody_else_is_banned(seed: int) -> None:
 )
 def test_what_else_goes_wrong_meanwhile_mends_as_ever(trouble: Fault) -> None:
     for seed in range(2):
-        outcome = run(LONG, with_stranger(seed, trouble))
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
-        assert outcome.finished
+        outcome = finished(LONG, with_stranger(seed, trouble))
         assert outcome.epochs == LONG.epochs
         assert not outcome.counts.get("bans-of-honest")
 
 
 def test_a_later_ends_peer_leads_when_all_earlier_ones_are_gone() -> None:
     kills = [Fault(BEGIN + 8.0 + 8.0 * i, "kill-leader") for i in range(3)]
-    outcome = run(
-        LONG,
-        Schedule(
-            1,
-            (Fault(BEGIN, "join", 0, 0, size=1.0), Fault(BEGIN, "stranger", seconds=30.0), *kills),
-        ),
-    )
-    assert outcome.violation is None, outcome.violation
-    assert outcome.finished
+    comes = Fault(BEGIN, "join", 0, 0, size=1.0), Fault(BEGIN, "stranger", seconds=30.0)
+    outcome = finished(LONG, Schedule(1, (*comes, *kills)))
     assert outcome.commits[-1][3] == "e00-003"

@@ -12,7 +12,7 @@ import pytest
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan
-from node.sim.faults import Schedule, strike
+from node.sim.faults import strike
 from node.sim.process import SimPeer
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
@@ -206,8 +206,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
 def test_random_faults_while_it_changes(first: int) -> None:
     for seed in range(first, first + 12):
         swarm = Watched(GOSSIP, seed, DILOCO, WHOLE)
-        schedule: Schedule = lay(("random",), GOSSIP, seed)
-        for fault in schedule.faults:
+        for fault in lay(("random",), GOSSIP, seed).faults:
             swarm.world.push(fault.at, strike, swarm, fault)
         for at, text in ((2.0 + seed % 5, "diloco"), (9.0 + seed % 3, "one cell")):
             swarm.world.push(at, swarm.tell, text)

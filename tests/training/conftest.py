@@ -280,11 +280,15 @@ class Rig:
 
         return list(await asyncio.gather(*(one(p) for p in peers)))
 
+    async def averaged(self, plan: Plan, *peers: Peer, **more: Any) -> None:
+        """The same, after which nobody misses a part."""
+        for ended in await self.average(plan, *peers, **more):
+            assert not ended.missing, ended
+
     async def epoch(self, plan: Plan, *peers: Peer) -> Plan:
         """Begin and finish a plan in which nothing goes wrong; the plan."""
         await self.begin(plan, *peers)
-        for ended in await self.average(plan, *peers):
-            assert not ended.missing, ended
+        await self.averaged(plan, *peers)
         return plan
 
     async def train(
@@ -327,21 +331,25 @@ class Alone:
             dict[int, dict[str, dict[str, torch.Tensor]]](),
         )
 
-    def epoch(self, givers: Sequence[str], epoch: int) -> None:
-        self.parameters = step_all(self.owner, self.parameters, mean(givers, epoch), epoch)
-        self.saved[epoch + 1] = {
-            n: {k: t.clone() for k, t in self.owner.state(n).items()} for n in self.owner.names()
-        }
+    def epochs(self, givers: Sequence[Sequence[str]]) -> None:
+        """The first epochs of all; ``givers``: those of each."""
+        for epoch, names in enumerate(givers):
+            self.parameters = step_all(self.owner, self.parameters, mean(names, epoch), epoch)
+            self.saved[epoch + 1] = {
+                n: {k: t.clone() for k, t in self.owner.state(n).items()}
+                for n in self.owner.names()
+            }
 
-    def stepped_from(
-        self, name: str, version: int, givers: Sequence[str], epoch: int
-    ) -> torch.Tensor:
-        """The part after ``epoch`` when its owner had the state of ``version`` (0: none), on the
-        parameters now."""
-        owner = Owner(self.optim, EPOCHS)
-        if version:
-            owner.load_state(name, SHAPES[name], self.saved[version][name], version - 1)
-        return owner.step(name, self.parameters[name], mean(givers, epoch)[name], epoch)
+    def stepped(
+        self, givers: Sequence[str], epoch: int, old: Mapping[str, int]
+    ) -> dict[str, torch.Tensor]:
+        """The parameters now after one more ``epoch``; ``old``: the version of the state that the
+        owner of a part had (0: none), where it was not that of the epoch."""
+        owner, gradients = Owner(self.optim, EPOCHS), mean(givers, epoch)
+        for name, shape in SHAPES.items():
+            if version := old.get(name, epoch):
+                owner.load_state(name, shape, self.saved[version][name], version - 1)
+        return {n: owner.step(n, t, gradients[n], epoch) for n, t in self.parameters.items()}
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from node.training.leader.roster import PAUSES
 from node.training.protocol import events as ev
 from node.training.protocol.pace import ASK_AFTER
 from tests.training.run_facts import facts
-from tests.training.test_leader import S1, S2, T1, E, begun, commits, heard, next_plan, tell
+from tests.training.test_leader import S1, S2, T1, E, begun, commits, heard, led, reported, tell
 
 WORK: dict[str, Any] = {
     "operations": (1e12, 2e12, 2e12),
@@ -28,49 +28,39 @@ TERA = Measured(tera_s=10.0)
 BUSY = Measured(forward_s=5.0, backward_s=10.0, tera_s=10.0)
 
 
-def led(
-    costs: Measured = NOTHING, others: Measured | None = None, **kw: Any
-) -> tuple[Leader, Plan]:
+def told(costs: Measured = NOTHING, others: Measured | None = None) -> tuple[Leader, Plan]:
     """A leader with its first plan of two stages; all members say these costs, ``others`` those at
     stage 1."""
-    leader = Leader(E, facts(**{**WORK, **kw}))
     said = [
         heard(E, costs=costs),
         heard(S1, costs=others or costs),
         heard(S2, costs=costs),
         heard(T1, costs=others or costs),
     ]
-    tell(leader, said, 0.0)
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
-    return leader, plan
+    return begun(said, **WORK)
 
 
 def close(leader: Leader, plan: Plan, now: float) -> list[ev.SendRound]:
-    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
-    return [
-        a
-        for a in leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
-        if isinstance(a, ev.SendRound)
-    ]
+    return [a for a in reported(leader, plan, now) if isinstance(a, ev.SendRound)]
 
 
 def test_where_nothing_is_known_the_manifest_counts() -> None:
-    leader, plan = led()
+    leader, plan = told()
     assert plan.deadline_s == leader.facts.waits.epoch_s
     assert {r.deadline_s for r in close(leader, plan, 3.0)} == {leader.facts.waits.round_s}
 
 
 def test_the_deadline_uses_operations_first_then_measurements() -> None:
-    _, first = led(TERA)
+    _, first = told(TERA)
     # One peer has both micro-batches of its stage, and one goes through all three stages: 2 * 20 s
     # + 10 + 20 + 20.
     assert first.deadline_s == pytest.approx(FIRST * 90.0)
-    _, later = led(BUSY)
+    _, later = told(BUSY)
     assert later.deadline_s == pytest.approx(MARGIN * (2 * 15.0 + 3 * 15.0))
 
 
 def test_a_step_of_a_minute_is_waited_for() -> None:
-    leader, plan = led(TERA)
+    leader, plan = told(TERA)
     notes = close(leader, plan, 3.0)
     assert notes[0].deadline_s == pytest.approx(MARGIN * 60.0, rel=0.1), (
         "6e12 operations at 10 s for 1e12"
@@ -86,11 +76,11 @@ def test_a_step_of_a_minute_is_waited_for() -> None:
 
 def test_the_slowest_owner_counts_and_a_slow_line() -> None:
     slow = Measured(tera_s=30.0)
-    leader, plan = led(TERA, slow)
+    leader, plan = told(TERA, slow)
     mine = [r.deadline_s for r in close(leader, plan, 3.0)]
     assert mine[0] == pytest.approx(MARGIN * 180.0, rel=0.1)
     line = Measured(tera_s=0.1, ways=((S2, LinkCost(tensor_s=0.5)),))
-    leader, plan = led(line)
+    leader, plan = told(line)
     # The parameters of a stage are 100 tensors; half of them each way between two members.
     assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(
         MARGIN * (0.6 + 2 * 0.5 * 100 * 0.5), rel=0.1
@@ -116,7 +106,7 @@ def test_another_attempt_has_more_time_up_to_a_bound() -> None:
 
 
 def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
-    honest, plan = led(TERA)
+    honest, plan = told(TERA)
     before = honest.deadlines.round(honest.roster, plan)
     tell(honest, [heard(S1, costs=Measured(tera_s=1e4))], 3.0)
     assert honest.deadlines.round(honest.roster, plan) <= BEYOND * before
@@ -136,11 +126,9 @@ def lost(actions: list[Any]) -> list[str]:
     return [a.text for a in actions if isinstance(a, ev.RecordFact) and a.kind == "peer-lost"]
 
 
-def silent(**kw: Any) -> Leader:
+def silent() -> Leader:
     """A leader that has heard all of its members at 0.0, and then only some."""
-    leader = Leader(E, facts(late_s=4.0, **kw))
-    tell(leader, [heard(E), heard(S1), heard(S2)], 0.0)
-    return leader
+    return led(facts(late_s=4.0), [heard(E), heard(S1), heard(S2)])
 
 
 def test_silence_is_asked_about_and_no_death() -> None:

@@ -28,7 +28,7 @@ from node.training.protocol.meetings import Meetings, speakers
 from node.training.protocol.plan_context import Memory, PlanContext, makes, worked_after
 from node.training.protocol.plan_validation import of_edges, of_mass, of_work
 from tests.training.run_facts import facts
-from tests.training.test_leader import S1, S2, T1, E, commits, heard, next_plan, tell
+from tests.training.test_leader import S1, S2, T1, E, commits, heard, led, next_plan, tell
 
 P = [PeerId(f"p{i:02d}") for i in range(40)]
 SIZES = {1: {"a": 100, "b": 60, "c": 50}}
@@ -307,8 +307,8 @@ def test_edges_never_loop_and_a_large_fanout_shrinks() -> None:
 def test_masses_pass_from_leader_to_leader() -> None:
     sizes = {stage: {f"s{stage}": 4} for stage in range(3)}
     settings = facts(cell=1, meetings=Meetings(OuterSettings("push-sum", every=1), sizes, 3, 100))
-    leader, third = Leader(E, settings), PeerId("stage1c")
-    tell(leader, [heard(p) for p in (E, S1, T1, third, S2)], 0.0)
+    third = PeerId("stage1c")
+    leader = led(settings, [heard(p) for p in (E, S1, T1, third, S2)])
     first = next_plan(leader.handle(ev.ClockTick(), 2.0))
     plan = next_plan(commits(leader, first, 3.0))
     cell = {m.peer: m.cell for m in plan.members if m.stage == 1}
@@ -318,10 +318,7 @@ def test_masses_pass_from_leader_to_leader() -> None:
         "the other stages have one cell"
     )
     assert plan.mass == {(0, 0): WHOLE, (1, 0): WHOLE, (1, 1): WHOLE, (1, 2): WHOLE, (2, 0): WHOLE}
-    lost = leader.handle(ev.Unreachable(b), 4.0)
-    assert [x for x in lost if isinstance(x, ev.SendLost)] == [
-        ev.SendLost(tuple(sorted({E, S2, a, c})), plan, (b,))
-    ]
+    leader.handle(ev.Unreachable(b), 4.0)
     came = {E: (), S2: (), a: (0, 2), c: (2,)}
     done = [
         x

@@ -441,18 +441,13 @@ def test_a_quiet_swarm_commits_every_epoch_once() -> None:
     swarm = Swarm(0)
     swarm.run(60)
     assert swarm.epochs() == list(range(1, 13))
+    assert [r.facts["epoch"] for r in swarm.kinds("evaluated")] == [5, 10, 12]
     assert not swarm.kinds("epoch-abandoned")
     assert not swarm.kinds("round-repaired")
     assert all(
         p.member.state is MemberState.FINISHED and p.member.holds == 12
         for p in swarm.peers.values()
     )
-
-
-def test_evaluations_follow_the_manifests_schedule() -> None:
-    swarm = Swarm(1)
-    swarm.run(60)
-    assert [r.facts["epoch"] for r in swarm.kinds("evaluated")] == [5, 10, 12]
 
 
 @pytest.mark.parametrize("when", [i * 0.13 + 1.5 for i in range(24)])
@@ -532,18 +527,10 @@ def test_a_stage_without_a_peer_stops_the_run_with_the_reason() -> None:
     assert leader is not None
     assert swarm.epochs()[-1] < 12
     assert leader.waiting_for == "a peer for stage 2"
-
-
-def test_a_stage_that_lost_everything_awaits_a_common_version() -> None:
-    swarm = Swarm(7)
-    for name in ("peer20", "peer21"):
-        swarm.at(5.0, lambda name=name: swarm.kill(PeerId(name)))
-    swarm.at(8.0, lambda: swarm.add(PeerId("peer29"), 2))
-    swarm.run(30)
-    leader = swarm.peers[PeerId("peer00")].leader
-    assert leader is not None
-    # Nobody kept an older version here, so there is none in common: the leader waits and says for
-    # what.
+    # A peer comes that holds nothing, and nobody kept an older version here, so there is none in
+    # common: the leader waits and says for what.
+    swarm.add(PeerId("peer29"), 2)
+    swarm.run(65)
     assert leader.waiting_for == "stages that hold one version in common"
 
 
@@ -571,14 +558,6 @@ def test_churn_never_makes_two_truths(seed: int) -> None:
     swarm.at(2.0, disturb)
     swarm.run(200)
     assert swarm.epochs()[-1] == 20, (swarm.epochs(), swarm.log[-5:])
-    taken = [
-        s
-        for p in swarm.peers.values()
-        if p.member.plan
-        for q in p.member.plan.paths
-        for s in q.samples
-    ]
-    assert all(t >= 0 for t in taken)
     done = {
         p.digest for p in swarm.peers.values() if p.alive and p.stage == 1 and p.member.holds == 20
     }

@@ -113,7 +113,6 @@ async def test_a_peer_that_missed_parts_copies_the_outer_step(
     (a, b), (c, d) = cells
     was = d.parameters()
     plan = sending(rig, cells, plan, 1)
-    everybody = (a, b, c, d)
     await rig.begin(plan, *everybody)
     d.work.anchor.state = (
         None  # it has come back without its anchor, so that what it gathers means nothing to it
@@ -132,11 +131,8 @@ async def test_a_peer_that_missed_parts_copies_the_outer_step(
 
 
 async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
-    rig.outer = STREAM
-    cells = await four(rig)
-    (a, b), (c, d) = cells
+    cells, (a, b, c, d), plan = await trained(rig, STREAM)
     (e,) = await rig.add("e")
-    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     plan = sending(rig, cells, plan, 1, [(e, 1)])
     everybody = (a, b, c, d, e)
     await rig.begin(plan, *everybody)
@@ -156,8 +152,7 @@ async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
 
 
 async def test_an_undone_fragment_round_restores_the_earlier_state(rig: Rig) -> None:
-    cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
-    (a, b), (c, d) = cells
+    cells, (a, b, c, d), plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     first = sending(rig, cells, plan, 1)
     state = a.work.anchor.state
     await rig.epoch(first, a, b, c, d)
@@ -166,8 +161,7 @@ async def test_an_undone_fragment_round_restores_the_earlier_state(rig: Rig) -> 
     await rig.begin(again, a, b, c, d)
     assert a.work.anchor.state is state
     assert all(p.work.anchor.residual.words == {} for p in (a, b, c, d))
-    for ended in await rig.average(again, a, b, c, d):
-        assert not ended.missing
+    await rig.averaged(again, a, b, c, d)
     assert all(torch.equal(t, after[n]) for n, t in a.parameters().items())
 
 

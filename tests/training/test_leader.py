@@ -54,11 +54,17 @@ def next_plan(actions: list[Any]) -> Plan:
     return plan
 
 
-def begun(**kw: Any) -> tuple[Leader, Plan]:
-    """A leader with its first plan, of a fresh run."""
-    leader = led(facts(**kw), [heard(E), heard(S1), heard(S2)])
+def begun(notes: Iterable[ev.Heartbeat] = (), **kw: Any) -> tuple[Leader, Plan]:
+    """A leader that has heard these, or one peer of each stage, with its first plan."""
+    leader = led(facts(**kw), notes or [heard(E), heard(S1), heard(S2)])
     plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     return leader, plan
+
+
+def reported(leader: Leader, plan: Plan, now: float) -> list[Any]:
+    """The results of all micro-batches are here; what the leader does then."""
+    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+    return leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
 
 
 def commits(
@@ -66,8 +72,7 @@ def commits(
 ) -> list[Any]:
     """Everybody does its part, and ``between`` is heard before the last of them; what the leader
     does then."""
-    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
-    leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
+    reported(leader, plan, now)
     assert leader.phase is Phase.ROUND
     done = []
     for m in plan.members:
@@ -76,6 +81,10 @@ def commits(
             ev.Committed(m.peer, plan.hash, 0, f"digest {m.stage} next", 1.0), now
         )
     return done
+
+
+def recalled(version: Version) -> PlanContext:
+    return PlanContext((40, ()), {}, 0)
 
 
 def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heartbeat]:
@@ -97,10 +106,7 @@ def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heartbeat]:
 def test_of_two_histories_the_one_with_more_tokens_goes_on(
     tokens_a: int, tokens_b: int, wins: Version
 ) -> None:
-    recall = lambda version: PlanContext((40, ()), {}, 0)  # noqa: E731
-    leader = Leader(E, facts(recall=recall))
-    tell(leader, both_sides(tokens_a, tokens_b), 0.0)
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    _, plan = begun(both_sides(tokens_a, tokens_b), recall=recalled)
     assert plan.base == wins
     current = {m.peer for m in plan.members if m.current}
     assert current == {n.peer for n in both_sides(0, 0) if n.at == wins}
@@ -109,20 +115,15 @@ def test_of_two_histories_the_one_with_more_tokens_goes_on(
 
 
 def test_stages_of_different_histories_make_no_version() -> None:
-    leader = Leader(
-        E, facts(recall=lambda v: PlanContext((40, ()), {}, 0), patience_s=5.0, late_s=1e9)
-    )
     lost = [heard(E, A, 500), heard(S1, Version(5, "bb" * 16), 600), heard(S2, A, 500)]
-    tell(leader, lost, 0.0)
+    leader = led(facts(recall=recalled, patience_s=5.0, late_s=1e9), lost)
     assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
     assert leader.waiting_for == "stages that hold one version in common"
 
 
 def test_peers_of_a_richer_side_get_time_to_bring_the_rest() -> None:
-    leader = Leader(
-        E, facts(recall=lambda v: PlanContext((40, ()), {}, 0), patience_s=10.0, late_s=1e9)
-    )
-    tell(leader, [n for n in both_sides(500, 900) if n.peer != T2], 0.0)
+    notes = [n for n in both_sides(500, 900) if n.peer != T2]
+    leader = led(facts(recall=recalled, patience_s=10.0, late_s=1e9), notes)
     assert the_plan(leader.handle(ev.ClockTick(), 5.0)) is None
     assert "more tokens" in leader.waiting_for
     plan = the_plan(leader.handle(heard(T2, B, 900), 6.0)) or the_plan(
@@ -156,8 +157,7 @@ def test_a_claim_of_more_tokens_holds_nobody_up_for_long() -> None:
 def test_what_an_abandoned_epoch_left_behind_is_no_richer_side() -> None:
     leader, plan = begun()
     makes = Version(1, lineage_after(plan, ()))
-    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
-    leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 2.5)
+    reported(leader, plan, 2.5)
     leader.handle(ev.Committed(S1, plan.hash, 0, "d", 1.0), 2.6)
     leader.handle(ev.Unreachable(S2), 2.7)
     assert leader.phase is Phase.GATHER
@@ -170,12 +170,7 @@ def test_what_an_abandoned_epoch_left_behind_is_no_richer_side() -> None:
 def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
     """Every member does its part, and the two of stage 1 come to different parameters; what the
     leader does then, a moment later."""
-    leader.handle(
-        ev.MicroBatchesReported(
-            E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
-        ),
-        now,
-    )
+    reported(leader, plan, now)
     done = []
     for m in plan.members:
         digest = m.peer if m.stage == 1 else f"digest {m.stage} next"
@@ -188,21 +183,17 @@ def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
 
 
 def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
-    leader = led(facts(), [heard(E), heard(S1), heard(T1), heard(S2)])
-    plan = the_plan(leader.handle(ev.ClockTick(), 2.0))
+    leader, plan = begun([heard(E), heard(S1), heard(T1), heard(S2)])
     for again in range(2):
-        assert plan is not None
         done = differs(leader, plan, 3.0 + 4 * again)
-        plan = the_plan(done)
+        plan = next_plan(done)
         kinds = [a.kind for a in done if isinstance(a, ev.RecordFact)]
         assert kinds[:2] == ["digest-mismatch", "epoch-abandoned"]
         assert "epoch-committed" not in kinds
-        assert plan is not None
         assert plan.base == YOUNG, "who stands at what was undone is no richer side"
         assert all(m.current for m in plan.members)
         assert plan.digests[1, 0] == heard(S1).digest
     assert leader.mismatches == 2
-    assert plan is not None
     done = differs(leader, plan, 20.0)
     assert [a.kind for a in done if isinstance(a, ev.RecordFact)][:3] == [
         "digests-disputed",
@@ -219,15 +210,8 @@ def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
 
 def test_what_was_copied_is_no_witness_for_it() -> None:
     three = PeerId("stage1c")
-    leader = led(facts(), [heard(E), heard(S1), heard(T1), heard(three), heard(S2)])
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
-    leader.handle(
-        ev.MicroBatchesReported(
-            E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
-        ),
-        3.0,
-    )
-    done: list[Any] = []
+    leader, plan = begun([heard(E), heard(S1), heard(T1), heard(three), heard(S2)])
+    reported(leader, plan, 3.0)
     for peer, digest in ((E, "e"), (S2, "s"), (S1, "wrong"), (T1, "right")):
         leader.handle(ev.Committed(peer, plan.hash, 0, digest, 1.0), 3.0)
     (copy,) = (
@@ -244,9 +228,7 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
 
 
 def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
-    old = Leader(E, facts())
-    tell(old, [heard(E), heard(S1), heard(S2)], 0.0)
-    plan = next_plan(old.handle(ev.ClockTick(), 2.0))
+    _, plan = begun()
     dropped = (plan.paths[0].index,)
     at = Version(1, lineage_after(plan, dropped))
     newcomer = PeerId("ends0")
@@ -270,12 +252,8 @@ def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
 def test_a_forgotten_history_is_guessed_with_a_warning(answer: str) -> None:
     at = Version(3, "ab" * 16)
     _, other = begun()
-    leader = Leader(E, facts())
-    tell(
-        leader,
-        [heard(E), heard(S1, at, 64), heard(S2, at, 64), heard(PeerId("ends2"), at, 64)],
-        0.0,
-    )
+    there = [heard(p, at, 64) for p in (S1, S2, PeerId("ends2"))]
+    leader = led(facts(), [heard(E), *there])
     leader.handle(ev.ClockTick(), 2.0)
     if answer == "silence":
         done = leader.handle(ev.ClockTick(), 2.0 + facts().waits.recall_s)
@@ -387,7 +365,7 @@ def test_a_stage_lost_later_gets_a_peer_if_nobody_returns() -> None:
 
 
 def test_where_plans_may_leave_the_stage_out_nobody_is_asked() -> None:
-    leader, plan = begun(late_s=1e9, spare=1, recall=lambda v: PlanContext((40, ()), {}, 0))
+    leader, plan = begun(late_s=1e9, spare=1, recall=recalled)
     tell(leader, [heard(T1)], 2.5)
     commits(leader, plan, 3.0)
     done = leader.handle(ev.Unreachable(S2), 4.0)
@@ -408,16 +386,9 @@ def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
 
 
 def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
-
-    leader = led(facts(round_s=6.0, late_s=1e9), map(heard, (E, S1, S2, T1)))
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    leader, plan = begun(map(heard, (E, S1, S2, T1)), round_s=6.0, late_s=1e9)
     owner, other = plan.owners["s1"], T1 if plan.owners["s1"] == S1 else S1
-    leader.handle(
-        ev.MicroBatchesReported(
-            E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
-        ),
-        2.5,
-    )
+    reported(leader, plan, 2.5)
     for attempt in range(2):
         leader.handle(ev.Incomplete(owner, plan.hash, attempt, (), ()), 3.0)
         done = leader.handle(ev.Incomplete(other, plan.hash, attempt, (), (owner,)), 3.0)
@@ -426,8 +397,7 @@ def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
 
 
 def test_members_receive_the_list_of_the_dead() -> None:
-    leader = led(facts(), [heard(E), heard(S1), heard(S2), heard(T2)])
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    leader, plan = begun([heard(E), heard(S1), heard(S2), heard(T2)])
     done = leader.handle(ev.Unreachable(T2), 2.5)
     assert [a for a in done if isinstance(a, ev.SendLost)] == [
         ev.SendLost((E, S1, S2), plan, (T2,))
@@ -552,15 +522,9 @@ def test_state_that_fits_nowhere_is_reported_once() -> None:
 
 
 def test_the_next_plan_carries_the_spread_to_the_next_leader() -> None:
-    leader = led(facts(cell=1), [heard(E), heard(S1), heard(T1), heard(S2)])
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    leader, plan = begun([heard(E), heard(S1), heard(T1), heard(S2)], cell=1)
     assert (plan.cells(1), plan.cells(2), plan.spread) == ((0, 1), (0,), {})
-    leader.handle(
-        ev.MicroBatchesReported(
-            E, plan.hash, tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
-        ),
-        3.0,
-    )
+    reported(leader, plan, 3.0)
     done: list[Any] = []
     for m in plan.members:
         sketch = (3.0, 4.0) if m.peer == S1 else (3.0, -4.0)
@@ -579,8 +543,7 @@ def test_the_next_plan_carries_the_spread_to_the_next_leader() -> None:
 
 
 def test_what_cells_have_done_outlives_the_leader() -> None:
-    leader = led(facts(cell=1), [heard(E), heard(S1), heard(T1), heard(S2)])
-    first = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    leader, first = begun([heard(E), heard(S1), heard(T1), heard(S2)], cell=1)
     cell = {m.peer: (m.stage, m.cell) for m in first.members}
     done = next_plan(commits(leader, first, 3.0))
     counts = {
@@ -618,10 +581,8 @@ def test_what_cells_have_done_outlives_the_leader() -> None:
 
 def test_a_cell_that_is_cut_has_done_what_it_did_as_one() -> None:
     past = PlanContext((40, ()), {}, 0, {(1, 0): 12, (1, 1): 5})
-    leader = Leader(E, facts(cell=1, recall=lambda version: past))
     there = [dataclasses.replace(heard(p, A, 500), cell=0) for p in (E, S1, T1, S2)]
-    tell(leader, there, 0.0)
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    _, plan = begun(there, cell=1, recall=lambda version: past)
     assert plan.cells(1) == (0, 1)
     assert plan.worked == {(1, 0): 12, (1, 1): 12}
 
@@ -633,18 +594,13 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
         read=lambda change: rules if change else Rules(),
         meet=lambda settings: Meetings(settings, sizes, 0, 100),
     )
-    leader = Leader(E, known)
-    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    leader = led(known, [heard(E), heard(S1), heard(T1), heard(S2)])
     leader.handle(ev.Changed(rules), 1.0)
     leader.handle(ev.Changed(Rules(0, OuterSettings(), 0)), 1.0)
     first = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert levels(first)
     assert not first.paths
-    done = leader.handle(ev.Unreachable(S2), 3.0)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
-        "peer-lost",
-        "epoch-abandoned",
-    ]
+    leader.handle(ev.Unreachable(S2), 3.0)
     again = the_plan(leader.handle(heard(S2), 4.0))
     other = Leader(E, known, history=first)
     tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
@@ -660,14 +616,9 @@ def test_a_change_reported_by_a_stranger_is_verified() -> None:
             raise Refused("not signed by the owner")
         return Rules()
 
-    leader = Leader(
-        E,
-        facts(
-            read=read, recall=lambda version: PlanContext((40, ()), {}, 0, change="forged", since=3)
-        ),
-    )
-    tell(leader, [heard(p, A, 500) for p in (E, S1, S2)], 0.0)
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    past = PlanContext((40, ()), {}, 0, change="forged", since=3)
+    there = [heard(p, A, 500) for p in (E, S1, S2)]
+    _, plan = begun(there, read=read, recall=lambda version: past)
     assert (plan.change, plan.outer) == ("", 0)
 
 
@@ -682,9 +633,8 @@ def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
 
 
 def test_no_plan_uses_an_unproven_pair_and_the_pair_is_named() -> None:
-    leader = Leader(E, facts(prove=True))
     lone = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E), with_ways(heard(S2), E)]
-    tell(leader, lone, 0.0)
+    leader = led(facts(prove=True), lone)
     assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
     assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
     one_way = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E)]
@@ -696,12 +646,10 @@ def test_no_plan_uses_an_unproven_pair_and_the_pair_is_named() -> None:
 
 
 def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
-    leader = Leader(E, facts(prove=True))
     everybody = {E, S1, S2, T1}
     notes = [with_ways(heard(p), *(everybody - {p})) for p in (E, S2)]
     notes += [with_ways(heard(S1), E, S2), with_ways(heard(T1), E, S2)]
-    tell(leader, notes, 0.0)
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    leader, plan = begun(notes, prove=True)
     assert {m.peer for m in plan.members} in ({E, S1, S2}, {E, T1, S2})
     inside = next(m.peer for m in plan.members if m.stage == 1)
     outside = T1 if inside == S1 else S1
@@ -712,9 +660,8 @@ def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
 
 
 def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
-    leader = Leader(E, facts(prove=True))
     notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
-    tell(leader, notes, 0.0)
+    leader = led(facts(prove=True), notes)
     assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
     assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
 
@@ -732,18 +679,10 @@ def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:
 
 
 def test_a_leader_with_a_damaged_final_version_starts_elsewhere() -> None:
-    leader = Leader(E, facts(epochs=5, recall=lambda v: PlanContext((40, ()), {}, 0)))
     older = Version(4, "cc" * 16)
-    tell(
-        leader,
-        [
-            heard(E, older, reachable=(A,)),
-            heard(S1, A, reachable=(older,)),
-            heard(S2, A, reachable=(older,)),
-        ],
-        0.0,
-    )
-    last = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    notes = [heard(E, older, reachable=(A,))]
+    notes += [heard(p, A, reachable=(older,)) for p in (S1, S2)]
+    leader, last = begun(notes, epochs=5, recall=recalled)
     assert last.last
     assert leader.phase is Phase.FINISHED
     tell(leader, [heard(E, older)], 2.1)

@@ -17,7 +17,7 @@ from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import Memory
 from tests.training.run_facts import facts
-from tests.training.test_leader import S1, S2, E, commits, heard, next_plan, tell, the_plan
+from tests.training.test_leader import S1, S2, E, commits, heard, led, next_plan, tell, the_plan
 
 S3 = PeerId("stage3a")
 PATIENCE = 10.0
@@ -36,8 +36,7 @@ def skipping(spare: int = 1, **kw: Any) -> RunFacts:
 
 
 def begun(spare: int = 1, **kw: Any) -> tuple[Leader, Plan]:
-    leader = Leader(E, skipping(spare, **kw))
-    tell(leader, [heard(p) for p in (E, S1, S2, S3)], 0.0)
+    leader = led(skipping(spare, **kw), [heard(p) for p in (E, S1, S2, S3)])
     plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
     return leader, plan
 
@@ -63,6 +62,10 @@ def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
     return plan, done
 
 
+def current(plan: Plan, peer: PeerId) -> bool:
+    return any(m.current for m in plan.members if m.peer == peer)
+
+
 def visited(plan: Plan) -> set[int]:
     return {h.stage for p in plan.paths for h in p.hops}
 
@@ -77,8 +80,7 @@ def test_paths_leave_out_a_stage_nobody_holds_every_epoch() -> None:
     assert (left.level, left.facts["stage"]) == ("warning", 2)
     for now in (10.0, 11.0, 12.0):
         done = commits(leader, plan, now)
-        following = the_plan(done)
-        assert following is not None, "no waiting while it is gone"
+        following = next_plan(done)  # no waiting while it is gone
         assert (following.epoch, visited(following), following.stood) == (
             plan.epoch + 1,
             {1, 3},
@@ -101,8 +103,7 @@ def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:
 
 
 def test_a_run_begins_and_ends_with_every_stage() -> None:
-    leader = Leader(E, skipping())
-    tell(leader, [heard(p) for p in (E, S1, S3)], 0.0)
+    leader = led(skipping(), [heard(p) for p in (E, S1, S3)])
     assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
     leader, _ = begun(epochs=1)
     plan, _ = lose(leader, S2, 3.0)
@@ -124,9 +125,7 @@ def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
     done = commits(leader, plan, 11.0, [newcomer])
     back = next_plan(done)
     assert visited(back) <= {1, 2, 3}
-    member = back.member(newcomer.peer)
-    assert member is not None
-    assert member.current
+    assert current(back, newcomer.peer)
     assert back.stood == {2: first.base}, "so that it takes what it has for the newest"
     assert back.owners["s2"] == newcomer.peer
     assert "stage-back" in kinds(done)
@@ -137,8 +136,7 @@ def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
 def test_an_older_copy_is_used_when_nobody_has_a_newer_one() -> None:
     leader, first = begun()
     plan = next_plan(commits(leader, first, 3.0))
-    old, plan = plan.base, the_plan(commits(leader, plan, 4.0))
-    assert plan is not None
+    old, plan = plan.base, next_plan(commits(leader, plan, 4.0))
     plan, _ = lose(leader, S2, 5.0)
     older = heard(PeerId("stage2b"), old, 0)
     plan = next_plan(commits(leader, plan, 10.0, [older]))
@@ -146,9 +144,7 @@ def test_an_older_copy_is_used_when_nobody_has_a_newer_one() -> None:
     plan = next_plan(commits(leader, plan, 10.0 + PATIENCE - 1))
     assert plan.member(older.peer) is None, "others may have more"
     plan = next_plan(commits(leader, plan, 10.0 + PATIENCE + 1))
-    member = plan.member(older.peer)
-    assert member is not None
-    assert member.current
+    assert current(plan, older.peer)
     assert plan.stood == {2: old}
 
 

@@ -104,11 +104,3 @@ async def test_the_median_over_honest_cells_is_that_of_their_values(rig: Rig) ->
     torch.testing.assert_close(
         flat(made), torch.stack([flat(h) for h in held]).median(0).values, rtol=1e-6, atol=1e-7
     )
-
-
-async def test_of_two_cells_it_is_the_mean(rig: Rig) -> None:
-    rig.outer = replace(DELTAS, reducer="median")
-    held, made = await met(rig, "ab", liar=False)
-    torch.testing.assert_close(
-        flat(made), (flat(held[0]) + flat(held[1])) / 2, rtol=1e-5, atol=1e-6
-    )

@@ -141,11 +141,8 @@ async def test_a_fragment_lands_mixed_with_later_training(
 async def test_an_epoch_begun_anew_keeps_what_is_under_way(
     rig: Rig,
 ) -> None:
-    rig.outer = replace(STREAM, every=6, overlap=2)
-    cells = await four(rig)
-    (a, b), (c, d) = cells
-    everybody = (a, b, c, d)
-    first = await rig.epoch(inner(rig, cells, None), *everybody)
+    cells, everybody, first = await trained(rig, replace(STREAM, every=6, overlap=2))
+    a, b, c, d = everybody
     await rig.epoch(with_sends(rig, cells, first, 1), *everybody)
     old = a.work._outer._sending
     assert old is not None
@@ -165,21 +162,10 @@ async def test_an_epoch_begun_anew_keeps_what_is_under_way(
     assert exchange.done()
 
 
-async def test_a_round_of_all_parts_leaves_all_cells_equal(
-    rig: Rig,
-) -> None:
-    cells, everybody, plan = await trained(rig, STREAM)
-    await rig.epoch(whole(rig, cells, plan), *everybody)
-    assert len({p.work.stage.digest for p in everybody}) == 1
-
-
 async def test_a_peer_that_returned_copies_the_outer_step(rig: Rig) -> None:
-    rig.outer = STREAM
-    cells = await four(rig)
-    (a, b), (c, d) = cells
+    cells, (a, b, c, d), plan = await trained(rig, STREAM)
     (e,) = await rig.add("e")
     everybody = (a, b, c, d, e)
-    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     plan = await rig.epoch(with_sends(rig, cells, plan, 1), a, b, c, d)
     await under_way(a, b, c, d)
     d.work.anchor.history = object()  # its parameters are those of the cell, and come from its disk
@@ -202,10 +188,8 @@ async def test_a_peer_that_returned_copies_the_outer_step(rig: Rig) -> None:
 async def test_a_sending_is_served_to_others_after_its_epoch_settled(
     rig: Rig,
 ) -> None:
-    rig.outer = replace(STREAM, every=6, overlap=2)
-    cells = await four(rig)
-    (a, b), (c, d) = cells
-    everybody, go_on = (a, b, c, d), asyncio.Event()
+    cells, everybody, plan = await trained(rig, replace(STREAM, every=6, overlap=2))
+    (_, _, c, d), go_on = everybody, asyncio.Event()
     assert d.outer is not None
     run = d.outer.run
 
@@ -214,7 +198,6 @@ async def test_a_sending_is_served_to_others_after_its_epoch_settled(
         return await run(request, hook)
 
     d.outer.run = slow  # type: ignore[method-assign]
-    plan = await rig.epoch(inner(rig, cells, None), *everybody)
     plan = with_sends(rig, cells, plan, 1)
     plan = replace(plan, reducers={n: c.me for n in PIECES[0]})
     await rig.epoch(plan, *everybody)
@@ -243,7 +226,7 @@ async def test_a_sending_does_not_await_peers_out_of_the_plan(rig: Rig) -> None:
     plan = landing(rig, left, sent, 1)
     await rig.begin(plan, *living)
     await under_way(*living)
-    assert not any(e.missing for e in await rig.average(plan, *living))
+    await rig.averaged(plan, *living)
     assert equal(*cells[0])
 
 
@@ -282,7 +265,7 @@ async def test_a_quorum_while_sending_waits_until_the_landing(
     for p in everybody:
         assert p.work._outer._sending is not None
         p.work._outer._sending.stop()
-    assert not any(e.missing for e in await rig.average(plan, *everybody, attempt=1))
+    await rig.averaged(plan, *everybody, attempt=1)
     assert [r.quorum.spare_s for r in asked[4:]] == [None] * 4, "there everybody waits"
 
 
@@ -298,13 +281,12 @@ async def test_a_failed_sending_is_exchanged_at_its_landing(rig: Rig) -> None:
     plan = landing(rig, cells, plan, 1)
     await rig.begin(plan, *everybody)
     assert all(e.missing for e in await rig.average(plan, *everybody))
-    assert not any(e.missing for e in await rig.average(plan, *everybody, attempt=1))
+    await rig.averaged(plan, *everybody, attempt=1)
     state = outer_step(BEGUN, {k: (moved[0][k] + moved[1][k]) / 2 for k in PIECES[0]}, STREAM)
     assert equal(a, b)
     assert equal(c, d)
     for p in everybody:
-        for k in SHAPES:
-            torch.testing.assert_close(p.anchored.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(p.anchored.anchor, state.anchor, rtol=1e-5, atol=1e-6)
 
 
 async def test_a_repeated_exchange_ignores_the_earlier_sending(rig: Rig) -> None:
@@ -323,7 +305,7 @@ async def test_a_repeated_exchange_ignores_the_earlier_sending(rig: Rig) -> None
     plan = landing(rig, cells, sent, 1)
     await rig.begin(plan, *everybody)
     assert all(e.missing for e in await rig.average(plan, *everybody))
-    assert not any(e.missing for e in await rig.average(plan, *everybody, attempt=1))
+    await rig.averaged(plan, *everybody, attempt=1)
     assert equal(*cells[0])
     assert equal(*cells[1])
 
@@ -332,7 +314,6 @@ async def test_an_undone_landing_lands_again_with_equal_bits(
     rig: Rig,
 ) -> None:
     cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
-    (a, b), (c, d) = cells
     sent = await rig.epoch(with_sends(rig, cells, plan, 1), *everybody)
     await under_way(*everybody)
     await rig.epoch(landing(rig, cells, sent, 1), *everybody)
@@ -342,8 +323,7 @@ async def test_an_undone_landing_lands_again_with_equal_bits(
     again = landing(rig, cells, sent, 1)
     await rig.begin(again, *everybody)
     assert not any(p.work.anchor.residual.words for p in everybody), "undone"
-    for ended in await rig.average(again, *everybody):
-        assert not ended.missing
+    await rig.averaged(again, *everybody)
     for p, was, debt in zip(everybody, once, residual, strict=True):
         assert all(torch.equal(t, was[n]) for n, t in p.parameters().items())
         assert p.work.anchor.residual.words.keys() == debt.keys()

@@ -16,7 +16,7 @@ from node.training.protocol.meetings import PUSH_AGAIN
 from node.training.protocol.plan_context import makes
 from node.training.protocol.rules import Rules
 from tests.training.conftest import SHAPES, Peer, Rig
-from tests.training.test_outer_rounds import equal, four, inner, meeting, trained
+from tests.training.test_outer_rounds import BEGUN, equal, inner, meeting, trained
 
 HOGWILD = OuterSettings("hogwild", "deltas", 1, "sgd", lr=1.0)
 """Of two cells each steps by half."""
@@ -41,8 +41,7 @@ async def in_order(rig: Rig, plan: Plan, *cells: Sequence[Peer]) -> None:
     while not server._owner.held(plan.epoch).keys() >= SHAPES.keys():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     for cell in cells[1:]:
-        for ended in await rig.average(plan, *cell):
-            assert not ended.missing, ended
+        await rig.averaged(plan, *cell)
     for ended in (await asyncio.gather(*under_way))[0]:
         assert not ended.missing, ended
 
@@ -57,12 +56,8 @@ def same(a: Values, b: Values) -> bool:
 
 
 async def test_cells_push_and_pull_one_by_one_to_their_own_values(rig: Rig) -> None:
-    rig.outer = HOGWILD
-    cells = await four(rig)
-    (a, b), (c, d) = cells
-    begun, plan = a.parameters(), inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
-    left, right = a.parameters(), c.parameters()
+    cells, (a, b, c, d), plan = await trained(rig, HOGWILD)
+    begun, left, right = BEGUN.anchor, a.parameters(), c.parameters()
     plan = served(meeting(rig, cells, plan), a)
     await in_order(rig, plan, (a, b), (c, d))
     assert equal(a, b)
@@ -108,8 +103,7 @@ async def test_servers_begin_anew_with_a_change(
 
 
 async def test_an_epoch_that_begins_anew_applies_nothing_twice(rig: Rig) -> None:
-    cells, everybody, plan = await trained(rig, HOGWILD)
-    (a, b), (c, d) = cells
+    cells, (a, b, c, d), plan = await trained(rig, HOGWILD)
     first = served(meeting(rig, cells, plan), a)
     await in_order(rig, first, (a, b), (c, d))
     ends = a.parameters(), c.parameters()
@@ -121,11 +115,8 @@ async def test_an_epoch_that_begins_anew_applies_nothing_twice(rig: Rig) -> None
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 async def test_two_servers_each_serve_half_of_the_coded_pushes(rig: Rig, codec: str) -> None:
-    rig.outer = replace(HOGWILD, codec=codec, shards=2)
-    cells = await four(rig)
-    (a, b), (c, d) = cells
-    begun, plan = a.parameters(), inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
+    cells, (a, b, c, d), plan = await trained(rig, replace(HOGWILD, codec=codec, shards=2))
+    begun = BEGUN.anchor
     moved = [{n: begun[n] - p.parameters()[n] for n in SHAPES} for p in (a, c)]
     plan = served(meeting(rig, cells, plan), a, c)
     await rig.epoch(plan, a, b, c, d)
@@ -172,11 +163,8 @@ async def test_a_late_push_is_not_applied_and_is_reported(
 async def test_a_joiner_without_an_anchor_pushes_from_the_next_round(
     rig: Rig,
 ) -> None:
-    rig.outer = HOGWILD
-    cells = await four(rig)
-    (a, b), (c, d) = cells
+    cells, (a, b, c, d), plan = await trained(rig, HOGWILD)
     (e,) = await rig.add("e")
-    plan = await rig.epoch(inner(rig, cells, None), a, b, c, d)
     plan = served(meeting(rig, cells, plan, [e]), c)
     await in_order(rig, plan, (c, d), (a, b, e))
     assert equal(e, a), "it listens in the first cell"
@@ -256,8 +244,7 @@ async def test_a_new_server_continues_with_what_its_cell_pulled(rig: Rig) -> Non
     for ended in await rig.average(plan, b, c):
         assert set(ended.missing) == set(SHAPES)
     owners = dict.fromkeys(SHAPES, b.me)
-    for ended in await rig.average(plan, b, c, attempt=1, dead=(a.me,), owners=owners):
-        assert not ended.missing
+    await rig.averaged(plan, b, c, attempt=1, dead=(a.me,), owners=owners)
     own, theirs = stepped(begun, begun, parts[0], 3), stepped(begun, begun, parts[1], 3)
     orders = (own, stepped(own, begun, parts[1], 3)), (stepped(theirs, begun, parts[0], 3), theirs)
     assert any(

@@ -30,9 +30,7 @@ def by_peer(rig: Any, owners: dict[str, PeerId]) -> dict[str, Any]:
 
 
 def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(got[name], tensor, atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -54,8 +52,7 @@ async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(
     third = placed(rig, (a, b, d), second)
     moved = {n: rig.peers[second[n]] for n in second if second[n] != third[n]}
     plan = await rig.epoch(rig.plan((a, b, d), by_peer(rig, third), plan, moved=moved), a, b, d)
-    for epoch, givers in enumerate(["abc"] * 4 + ["ab", "abd"]):
-        alone.epoch(tuple(givers), epoch)
+    alone.epochs(["abc"] * 4 + ["ab", "abd"])
     assert d.me in third.values()
     for p in (a, b, d):
         same(p.parameters(), alone.parameters)
@@ -74,8 +71,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
     before = placed(rig, peers)
     plan = await rig.train(peers, by_peer(rig, before), 4)
     await rig.begin(rig.plan(peers, by_peer(rig, before), plan), *peers)
-    for epoch in range(4):
-        alone.epoch(("a", "b", "c"), epoch)
+    alone.epochs(["abc"] * 4)
     for p in peers:
         await p.work.local_checkpoints.saved()
     for back, new in (("ab", ""), ("abc", "de")):
@@ -104,11 +100,8 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
             # epoch before.
             old = {n for n, o in past.owners.items() if o not in again.peers}
             assert bool(old) == (back == "ab")
-            givers = tuple(p.name for p in here)
-            same(
-                here[0].parameters(),
-                {n: alone.stepped_from(n, 3 if n in old else 4, givers, 4) for n in rig.shapes},
-            )
+            expected = alone.stepped([p.name for p in here], 4, dict.fromkeys(old, 3))
+            same(here[0].parameters(), expected)
             assert sum(p.work.state_export.taking.lost for p in here) == 0
             assert max(p.work.state_export.taking.age for p in here) == (1 if old else 0)
         finally:
@@ -134,8 +127,7 @@ async def test_a_part_that_cannot_be_stepped_fails_only_the_attempt(
     for ended in await rig.average(last, a, b):
         assert set(ended.missing) == {"layers.0.a", "layers.0.norm"}
     second = dict.fromkeys(("layers.0.a", "layers.0.norm"), b.me)
-    for ended in await rig.average(last, a, b, attempt=1, owners=second):
-        assert not ended.missing
+    await rig.averaged(last, a, b, attempt=1, owners=second)
     assert a.work.stage.digest == b.work.stage.digest
     assert not a.errors, "the daemon ends for an error that a task leaves"
 

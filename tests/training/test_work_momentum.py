@@ -16,7 +16,8 @@ from node.checkpoint.state import StateKind
 from node.core.journey import Version
 from protos import state_pb2
 
-CELL = ("a", "b", "c")
+CELL = "abc"
+OF_A = ("layers.0.a", "layers.0.norm")
 
 
 def owners(a: Any, b: Any, c: Any) -> dict[str, Any]:
@@ -24,9 +25,7 @@ def owners(a: Any, b: Any, c: Any) -> dict[str, Any]:
 
 
 def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(got[name], tensor, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
 
 
 async def trained(
@@ -35,8 +34,8 @@ async def trained(
     """Three peers and their plan after so many epochs, which ``alone`` has done too."""
     a, b, c = await rig.add(*CELL, **settings)
     plan = await rig.train((a, b, c), owners(a, b, c), epochs)
-    for epoch in range(epochs if alone else 0):
-        alone.epoch(CELL, epoch)
+    if alone:
+        alone.epochs([CELL] * epochs)
     return a, b, c, plan
 
 
@@ -70,8 +69,7 @@ async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: 
 
 
 async def test_no_copies_are_made_when_the_manifest_disables_them(rig: Any) -> None:
-    a, b, c = await rig.add(*CELL, buddy_every=0)
-    await rig.train((a, b, c), owners(a, b, c), 3)
+    a, b, c, _ = await trained(rig, 3, buddy_every=0)
     assert [p.work.state_export.spares.versions() for p in (a, b, c)] == [{}, {}, {}]
 
 
@@ -82,16 +80,11 @@ async def test_a_dead_owners_successor_steps_with_the_spare(
     a, b, c, plan = await trained(rig, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
     first = await rig.average(last, b, c)
-    assert all(set(e.missing) == {"layers.0.a", "layers.0.norm"} for e in first)
-    new = {"layers.0.a": heir, "layers.0.norm": heir}
-    ended = await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
-    assert not any(e.missing for e in ended)
+    assert all(set(e.missing) == set(OF_A) for e in first)
+    await rig.averaged(last, b, c, attempt=1, dead=(a.me,), owners=dict.fromkeys(OF_A, heir))
     # The copy is of version 4, the plan starts from 5: one update is missing in the momentum and
     # none counts twice.
-    expected = {
-        name: alone.stepped_from(name, 4 if name in new else 5, ("b", "c"), 5)
-        for name in rig.shapes
-    }
+    expected = alone.stepped("bc", 5, dict.fromkeys(OF_A, 4))
     same(b.parameters(), expected)
     same(c.parameters(), expected)
     taker = rig.peers[heir]
@@ -111,30 +104,21 @@ async def test_a_dead_owners_successor_steps_with_the_spare(
 async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 5, alone)
     mine, trail = b.work.state_export.spares, b.work.state_export._trail
-    for name in ("layers.0.a", "layers.0.norm"):
+    for name in OF_A:
         c.work.state_export.spares.put(name, mine.get(name).version, mine.get(name).state)
         mine.drop([name])
         mine.put(name, trail.at(2), alone.saved[2][name])
     await rig.net.kill(a.me)
     await rig.epoch(rig.plan((b, c), owners(b, b, c), plan), b, c)
-    new = ("layers.0.a", "layers.0.norm")
-    same(
-        b.parameters(),
-        {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes},
-    )
+    same(b.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     assert b.work.state_export.taking.age == 1
 
 
 async def test_without_a_copy_the_loss_is_reported_with_its_reason(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 3, alone, buddy_every=0)
     last = await begun_without(rig, plan, a, b, c)
-    new = {"layers.0.a": "b", "layers.0.norm": "b"}
-    ended = await rig.average(last, b, c, dead=(a.me,), owners=new)
-    assert not any(e.missing for e in ended)
-    same(
-        b.parameters(),
-        {n: alone.stepped_from(n, 0 if n in new else 3, ("b", "c"), 3) for n in rig.shapes},
-    )
+    await rig.averaged(last, b, c, dead=(a.me,), owners=dict.fromkeys(OF_A, "b"))
+    same(b.parameters(), alone.stepped("bc", 3, dict.fromkeys(OF_A, 0)))
     (lost,) = b.events("state-lost")
     assert lost.fields["parts"] == 2
     assert "its owner a died" in lost.text
@@ -151,21 +135,16 @@ async def test_an_owner_gone_between_two_epochs(rig: Any, alone: Any) -> None:
     # Nobody is named as the donor: the copy, of version 2 as the one of 4 was not made yet, is
     # found when the plan begins.
     await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
-    expected = {
-        n: alone.stepped_from(n, 2 if n in ("layers.0.a", "layers.0.norm") else 4, ("b", "c"), 4)
-        for n in rig.shapes
-    }
-    same(c.parameters(), expected)
+    same(c.parameters(), alone.stepped("bc", 4, dict.fromkeys(OF_A, 2)))
     assert [e.fields["age"] for e in c.events("momentum-old")] == [2]
     assert c.work.state_export.taking.age == 2
 
 
 async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 3)
-    moved = {"layers.0.a": a, "layers.0.norm": a}
+    moved = dict.fromkeys(OF_A, a)
     await rig.epoch(rig.plan((a, b, c), owners(c, b, c), plan, moved=moved), a, b, c)
-    for epoch in range(4):
-        alone.epoch(CELL, epoch)
+    alone.epochs([CELL] * 4)
     same(c.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in c.events("state-moved")] == [2]
     assert c.work.state_export.taking.lost == c.work.state_export.taking.age == 0
@@ -200,13 +179,11 @@ async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(
     (a,) = await rig.add("a", service=DiesWhileGiving)
     b, c = await rig.add("b", "c")
     plan = await rig.train((a, b, c), owners(a, b, c), 5)
-    for epoch in range(5):
-        alone.epoch(CELL, epoch)
+    alone.epochs([CELL] * 5)
     a.state.dies = True
-    moved = {"layers.0.a": a, "layers.0.norm": a}
+    moved = dict.fromkeys(OF_A, a)
     await rig.epoch(rig.plan((b, c), owners(c, b, c), plan, moved=moved), b, c)
-    expected = {n: alone.stepped_from(n, 4 if n in moved else 5, ("b", "c"), 5) for n in rig.shapes}
-    same(c.parameters(), expected)
+    same(c.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     assert [(e.fields["parts"], e.fields["age"]) for e in c.events("momentum-old")] == [(2, 1)]
     assert len(c.events("state-not-moved")) == 1
     assert c.work.state_export.taking.lost == 0
@@ -217,9 +194,7 @@ async def test_the_reason_names_a_living_owner_that_gave_nothing(rig: Any) -> No
     b, c = await rig.add("b", "c", buddy_every=0)
     plan = await rig.train((a, b, c), owners(a, b, c), 2)
     a.state.dies = True
-    await rig.epoch(
-        rig.plan((b, c), owners(c, b, c), plan, moved={"layers.0.a": a, "layers.0.norm": a}), b, c
-    )
+    await rig.epoch(rig.plan((b, c), owners(c, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
     (lost,) = c.events("state-lost")
     assert "a, which owned it, did not give it" in lost.text
     assert "died" not in lost.text
@@ -230,8 +205,7 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     (d,) = await rig.add("d")
     everybody = (a, b, c, d)
     plan = await rig.train(everybody, owners(a, b, c), 5)
-    for epoch in range(5):
-        alone.epoch((*CELL, "d"), epoch)
+    alone.epochs(["abcd"] * 5)
     last = rig.plan(everybody, owners(a, b, c), plan)
     await rig.begin(last, *everybody)
     await rig.net.kill(a.me)
@@ -239,17 +213,15 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     # beside the cell.
     for p in (b, c):
         rig.net.cut(d.me, p.me)
-    new = {"layers.0.a": "d", "layers.0.norm": "d"}
+    new = dict.fromkeys(OF_A, "d")
     first = await rig.average(last, b, c, d, attempt=1, dead=(a.me,), owners=new, deadline_s=60.0)
     assert "layers.0.a" in first[0].missing
-    assert d.owner.staged(5) == {"layers.0.a", "layers.0.norm"}
+    assert d.owner.staged(5) == set(OF_A)
     for p in (b, c):
         rig.net.mend(d.me, p.me)
-    second = dict.fromkeys(new, "b")
-    ended = await rig.average(last, b, c, attempt=2, dead=(a.me, d.me), owners=second)
-    assert not any(e.missing for e in ended)
-    expected = {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes}
-    same(b.parameters(), expected)
+    second = dict.fromkeys(OF_A, "b")
+    await rig.averaged(last, b, c, attempt=2, dead=(a.me, d.me), owners=second)
+    same(b.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     # d comes back as a listener: what it stepped never counts, and it offers it to nobody.
     after = rig.plan((b, c), owners(b, b, c), last, listeners=(d,))
     await rig.begin(after, b, c)
@@ -258,25 +230,22 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     assert d.owner.names() == ()
     assert d.owner.staged(5) == frozenset()
     assert d.work.listing(1, StateKind.OPTIMIZER) == {}
-    assert {n for n, v in b.work.listing(1, StateKind.OPTIMIZER).items() if v == after.base} >= set(
-        new
-    )
+    offered = b.work.listing(1, StateKind.OPTIMIZER).items()
+    assert {n for n, v in offered if v == after.base} >= set(OF_A)
 
 
 async def test_a_failed_attempt_neither_ages_nor_reapplies_the_copy(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
-    new = {"layers.0.a": "b", "layers.0.norm": "b"}
-    await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
+    await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=dict.fromkeys(OF_A, "b"))
     assert b.work.version.epoch == 6
     # Another stage failed: the epoch is undone and begun again; now c inherits, then the parts stay
     # with it.
     again = rig.plan((b, c), owners(c, b, c), last, again=True)
     await rig.begin(again, b, c)
     assert b.work.version == again.base == Version(5, last.lineage)
-    for ended in await rig.average(again, b, c):
-        assert not ended.missing
-    expected = {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes}
+    await rig.averaged(again, b, c)
+    expected = alone.stepped("bc", 5, dict.fromkeys(OF_A, 4))
     same(b.parameters(), expected)
     same(c.parameters(), expected)
     after = rig.plan((b, c), owners(c, b, c), again)
@@ -288,18 +257,14 @@ async def test_a_failed_attempt_neither_ages_nor_reapplies_the_copy(rig: Any, al
 async def test_a_copy_fetched_in_vain_outlives_its_giver(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
-    new = {"layers.0.a": "c", "layers.0.norm": "c"}
-    await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
+    await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=dict.fromkeys(OF_A, "c"))
     await rig.net.kill(b.me)  # the buddy of a, with the copies
     again = rig.plan((c,), owners(c, c, c), last, again=True)
     await rig.begin(again, c)
-    (ended,) = await rig.average(again, c)
-    assert not ended.missing
+    await rig.averaged(again, c)
     # c is the buddy of b, whose part it has a copy of as well.
-    same(
-        c.parameters(),
-        {n: alone.stepped_from(n, 5 if n == "layers.1.a" else 4, ("c",), 5) for n in rig.shapes},
-    )
+    old = dict.fromkeys(rig.shapes, 4) | {"layers.1.a": 5}
+    same(c.parameters(), alone.stepped("c", 5, old))
     assert c.work.state_export.taking.lost == 0
 
 
@@ -308,12 +273,11 @@ async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
 ) -> None:
     a, b, c, plan = await trained(rig, 3)
     last = await begun_without(rig, plan, a, b, c)
-    new = {"layers.0.a": "b", "layers.0.norm": "b"}
+    new = dict.fromkeys(OF_A, "b")
     (first,) = await rig.average(last, b, attempt=1, dead=(a.me,), owners=new, deadline_s=5.0)
     assert first.missing == ("layers.1.a",)
     assert set(new) < b.owner.staged(3)
-    ended = await rig.average(last, b, c, attempt=2, dead=(a.me,), owners=dict.fromkeys(new, "c"))
-    assert not any(e.missing for e in ended)
+    await rig.averaged(last, b, c, attempt=2, dead=(a.me,), owners=dict.fromkeys(new, "c"))
     made = b.work.version
     assert {
         k.rpartition("/")[0]
@@ -325,12 +289,11 @@ async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
 
 async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 3, buddy_every=0)
-    for epoch in range(4):
-        alone.epoch(CELL if epoch < 3 else ("b", "c"), epoch)
+    alone.epochs([CELL] * 3 + ["bc"])
     # The plan is not sent to a any more, so nothing settles its last update there: it gives what it
     # has staged.
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
-    moved = {"layers.0.a": a, "layers.0.norm": a}
+    moved = dict.fromkeys(OF_A, a)
     await rig.epoch(rig.plan((b, c), owners(b, b, c), plan, moved=moved), b, c)
     assert await leaving
     same(b.parameters(), alone.parameters)
@@ -340,8 +303,7 @@ async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any
 
 
 async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> None:
-    a, b, c = await rig.add(*CELL)
-    await rig.train((a, b, c), owners(a, b, c), 3)
+    a, b, _, _ = await trained(rig, 3)
     # b has copied version 2, which is final; the state of version 3, which a has stepped, is still
     # here only.
     assert (
@@ -367,13 +329,10 @@ async def test_an_owner_leaving_mid_epoch_gives_its_final_state(rig: Any, alone:
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.average(last, a, b, c)
     assert not leaving.done()
-    await rig.epoch(
-        rig.plan((b, c), owners(c, b, c), last, moved={"layers.0.a": a, "layers.0.norm": a}), b, c
-    )
+    await rig.epoch(rig.plan((b, c), owners(c, b, c), last, moved=dict.fromkeys(OF_A, a)), b, c)
     assert await leaving
     assert [e.fields["epoch"] for e in a.events("handed-over")] == [5]
-    for epoch in range(6):
-        alone.epoch(CELL if epoch < 5 else ("b", "c"), epoch)
+    alone.epochs([CELL] * 5 + ["bc"])
     same(c.parameters(), alone.parameters)
     assert c.work.state_export.taking.age == c.work.state_export.taking.lost == 0
 
@@ -385,30 +344,24 @@ async def test_an_owner_leaving_in_its_first_epoch_awaits_its_state(rig: Any) ->
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.average(first, a, b)
     assert not leaving.done()
-    moved = {"layers.0.a": a, "layers.0.norm": a}
+    moved = dict.fromkeys(OF_A, a)
     await rig.epoch(rig.plan((b,), owners(b, b, b), first, moved=moved), b)
     assert await leaving
     assert b.owner.staged(1) == set(rig.shapes)
     assert b.work.state_export.taking.lost == 0
 
 
-async def test_a_leaving_owner_reports_that_nobody_fetched_its_state(rig: Any) -> None:
-    a, b, c = await rig.add(*CELL, buddy_every=0)
-    await rig.train((a, b, c), owners(a, b, c), 2)
-    assert not await a.work.handed_over(0.01)
-    (left,) = a.events("not-handed-over")
-    assert left.fields["parts"] == 2
-
-
 async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
     a, b, c, plan = await trained(rig, 2, buddy_every=0)
+    assert not await a.work.handed_over(0.01)
+    assert [e.fields["parts"] for e in a.events("not-handed-over")] == [2]
     await rig.epoch(
         rig.plan((b, c), {**owners(b, b, c), "layers.0.norm": c}, plan, moved={"layers.0.a": a}),
         b,
         c,
     )
     assert not await a.work.handed_over(0.01)
-    assert a.events("not-handed-over")[0].fields["parts"] == 1
+    assert [e.fields["parts"] for e in a.events("not-handed-over")] == [2, 1]
     for key in ("exp_avg", "exp_avg_sq"):
         a.work.served(StateKind.OPTIMIZER, a.work.version, f"layers.0.norm/{key}")
     assert not await a.work.handed_over(0.01), "one tensor of it is still here only"
@@ -446,12 +399,8 @@ async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: A
             name, version, {k: torch.zeros_like(t) for k, t in alone.saved[2][name].items()}
         )
     await rig.begin(last, b)
-    assert not any(e.missing for e in await rig.average(last, b, c))
-    expected = {
-        n: alone.stepped_from(n, 2 if n in ("layers.0.a", "layers.0.norm") else 4, ("b", "c"), 4)
-        for n in rig.shapes
-    }
-    same(b.parameters(), expected)
+    await rig.averaged(last, b, c)
+    same(b.parameters(), alone.stepped("bc", 4, dict.fromkeys(OF_A, 2)))
 
 
 async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, alone: Any) -> None:
@@ -460,12 +409,6 @@ async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, 
     spare.state["momentum"].fill_(float("nan"))
     await rig.net.kill(a.me)
     await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
-    same(
-        c.parameters(),
-        {
-            n: alone.stepped_from(n, {"layers.0.a": 0, "layers.0.norm": 4}.get(n, 5), ("b", "c"), 5)
-            for n in rig.shapes
-        },
-    )
+    same(c.parameters(), alone.stepped("bc", 5, {"layers.0.a": 0, "layers.0.norm": 4}))
     assert [(p, w) for p, _, w in c.transport.faults] == [(b.me, 1.0)]
     assert (c.work.state_export.taking.lost, c.work.state_export.taking.age) == (1, 1)
