@@ -271,40 +271,6 @@ async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
     assert [done[i].counted for i in range(3)] == [True, False, True]
 
 
-def through(swarm, plan, stages):
-    """Gradient sums by name of the model with only these block stages, by the modules the swarm
-    computes with."""
-    modules = {s: swarm.pipelines[f"s{s}a"].module for s in (0, *stages)}
-    sums = {}
-    for path in plan.paths:
-        tokens, targets = swarm.batch(path)
-        h = modules[0].embed(tokens)
-        for stage in stages:
-            h = modules[stage](h)
-        named = [(n, p) for m in modules.values() for n, p in m.named_parameters()]
-        grads = torch.autograd.grad(modules[0].loss(h, targets)[0], [p for _, p in named])
-        for (name, _), g in zip(named, grads, strict=True):
-            sums[name] = sums[name] + g if name in sums else g
-    return sums
-
-
-@pytest.mark.parametrize("gone", [1, 2, 3])
-async def test_a_stage_that_is_gone_is_left_out_both_ways(make_swarm, gone):
-    swarm, plan = await begun(make_swarm(may_skip=0.34).fill(replicas=2), 3)
-    for letter in "ab":
-        await swarm.kill(f"s{gone}{letter}")
-    done = await swarm.run(plan)
-    assert all(r.counted for r in done.values())
-    mine, tokens = await swarm.gradients()
-    left = [s for s in (1, 2, 3) if s != gone]
-    assert tokens == dict.fromkeys([0, *left], 96)
-    wanted = through(swarm, plan, left)
-    assert mine.keys() == wanted.keys()
-    for name, g in wanted.items():
-        torch.testing.assert_close(mine[name], g, rtol=1e-4, atol=1e-5)
-    assert sum(e.events.count("hop-skipped") for e in swarm.ears.values()) == 3
-
-
 async def test_two_stages_that_are_gone_are_more_than_may_be_left_out(make_swarm):
     swarm, plan = await begun(make_swarm(may_skip=0.34).fill(replicas=1), 2)
     await swarm.kill("s1a")
