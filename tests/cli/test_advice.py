@@ -35,6 +35,7 @@ VERBS = dict(verbs(typer.main.get_command(cli.app)))
 def test_help_shows_every_word_of_every_argument_and_option(tutti, path):
     shown = tutti(*path, "-h")
     assert shown.returncode == 0
+    assert "Usage: tutti" in shown.stdout
     said = re.sub(r"\s+", " ", shown.stdout).replace("- ", "-")
     for parameter in VERBS[path].params:
         text = getattr(parameter, "help", None)
@@ -45,8 +46,9 @@ def test_help_shows_every_word_of_every_argument_and_option(tutti, path):
 
 
 def test_help_of_schedule_keeps_its_brackets(tutti):
-    assert '"delays_s": [[...]]' in tutti("schedule", "-h").stdout
-    assert "[stages it must train]" in re.sub(r"\s+", " ", tutti("schedule", "-h").stdout)
+    said = tutti("schedule", "--help").stdout
+    assert '"delays_s": [[...]]' in said
+    assert "[stages it must train]" in re.sub(r"\s+", " ", said)
 
 
 def test_the_verbs_stand_under_their_headings(tutti):
@@ -64,6 +66,7 @@ def test_the_verbs_stand_under_their_headings(tutti):
         (("ping",), "tutti ping -h"),
         (("start", "--nope"), "tutti start -h"),
         (("peers", "--stage", "x"), "tutti peers -h"),
+        (("status", "--set"), "tutti status -h"),
         (("swarm", "ini"), "tutti swarm -h"),
         (("swarm", "init", "--stages", "x"), "tutti swarm init -h"),
         (("strt",), "tutti -h"),
@@ -72,8 +75,11 @@ def test_the_verbs_stand_under_their_headings(tutti):
 def test_a_wrong_line_points_to_the_help_of_its_verb(tutti, words, where):
     shown = tutti(*words)
     assert shown.returncode == 2
+    assert shown.stderr.startswith("tutti: ")
+    assert "Traceback" not in shown.stderr
     assert shown.stderr.splitlines()[-1] == f"  see  {where}"
-    assert tutti(*where.split()[1:]).returncode == 0
+    helped = tutti(*where.split()[1:])
+    assert (helped.returncode, helped.stdout[:13]) == (0, "Usage: tutti ")
 
 
 def test_a_group_without_a_verb_shows_its_verbs(tutti):
@@ -88,16 +94,19 @@ def test_a_name_is_suggested_once(tutti):
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("words", "meant"),
     [
-        ("model.layer", "model.layers"),
-        ("modl.layers", "model.layers"),
-        ("model.stages", "pipeline.stages"),
-        ("data.sha", "data.sha256"),
+        (("swarm", "init", "--set", "model.layer=3"), "model.layers"),
+        (("swarm", "init", "--set", "modl.layers=3"), "model.layers"),
+        (("swarm", "init", "--set", "model.stages=3"), "pipeline.stages"),
+        (("swarm", "init", "--set", "data.sha=3"), "data.sha256"),
+        (("start", "--set", "checkpoint.evry=3"), "checkpoint.every"),
     ],
 )
-def test_a_slip_of_the_pen_is_understood(tutti, name, meant):
-    assert f"did you mean  {meant}  ?" in tutti("swarm", "init", "--set", f"{name}=3").stderr
+def test_a_slip_of_the_pen_is_understood(tutti, words, meant):
+    shown = tutti(*words)
+    assert shown.returncode == 2
+    assert f"did you mean  {meant}  ?" in shown.stderr
 
 
 def test_a_name_like_no_other_gets_the_names_of_its_section(tutti):

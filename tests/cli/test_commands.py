@@ -25,8 +25,8 @@ ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
 def test_the_command_starts_without_the_heavy_libraries():
     code = (
         "import sys, cli; code = cli.main(['version']); "
-        "heavy = {'torch', 'hivemind', 'libp2p', 'numpy', 'textual', 'grpc'} & set(sys.modules); "
-        "assert not heavy, heavy"
+        "heavy = {'torch', 'hivemind', 'libp2p', 'numpy', 'textual', 'grpc', 'matplotlib', "
+        "'zeroconf'} & set(sys.modules); assert not heavy, heavy"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
@@ -57,26 +57,6 @@ def test_version_prints_the_version_of_pyproject(tutti):
     assert project["version"] == VERSION
     assert json.loads(tutti("version", "--json").stdout)["tutti"] == VERSION
     assert tutti("version").stdout.startswith(f"tutti {VERSION}")
-
-
-@pytest.mark.parametrize(
-    "words", [("-h",), ("start", "-h"), ("swarm", "-h"), ("swarm", "init", "--help")]
-)
-def test_help_is_help(tutti, words):
-    shown = tutti(*words)
-    assert shown.returncode == 0
-    assert "Usage: tutti" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("strt",), ("start", "--nope"), ("ping",), ("status", "--set"), ("peers", "--stage", "x")],
-)
-def test_a_wrong_line_is_a_usage_error(tutti, words):
-    shown = tutti(*words)
-    assert shown.returncode == 2
-    assert shown.stderr.startswith("tutti: ")
-    assert "Traceback" not in shown.stderr
 
 
 def test_home_may_stand_anywhere(tutti, home, tmp_path):
@@ -181,10 +161,14 @@ def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):
     assert "belongs to" in shown.stderr
 
 
-def test_a_damaged_invite_is_a_usage_error(tutti):
-    shown = tutti("join", "tutti2abc")
+@pytest.mark.parametrize("verb", ["start", "join"])
+def test_a_damaged_invite_is_a_usage_error(tutti, verb):
+    shown = tutti(verb, "tutti2abcdefgh234567")
     assert shown.returncode == 2
-    assert "Traceback" not in shown.stderr
+    what, *rest = shown.stderr.splitlines()
+    assert what.startswith("tutti: ")
+    assert "invite" in what
+    assert rest, "the next step"
 
 
 def test_what_was_not_expected_leaves_its_story_in_a_file(tutti, home):

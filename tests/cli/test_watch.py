@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -40,6 +41,7 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
         ("eval",),
         ("logs",),
         ("ping", "abc"),
+        ("export", "out"),
     ],
 )
 def test_every_command_without_a_daemon_exits_with_code_three(tutti, home, words):
@@ -146,8 +148,9 @@ def test_eval_prints_every_choice_beside_the_first(tutti, daemon):
 def test_a_second_start_is_refused_before_anything_is_loaded(tutti, daemon):
     shown = tutti("start")
     assert shown.returncode == 5
-    assert "already running" in shown.stderr
-    assert "pid" in shown.stderr
+    assert f"already running here, pid {os.getpid()}" in " ".join(shown.stderr.split())
+    assert "tutti stop" in shown.stderr
+    assert tutti("status").returncode == 0, "the first one is unharmed"
 
 
 def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, daemon):
