@@ -132,7 +132,6 @@ def test_what_is_no_json_is_refused(capsys, tmp_path, text):
 
 def test_other_refusals(capsys, tmp_path):
     assert ask(capsys, str(tmp_path / "none.json"))[0] == 2
-    assert ask(capsys, B, "--moves", "50", "--gantt", str(tmp_path / "plan.bmp"))[0] == 2
     assert ask(capsys, B, "--moves", "50", "--gantt", str(tmp_path / "no" / "plan.svg"))[0] == 1
     events = tmp_path / "events.json"
     events.write_text(json.dumps({"events": [], "paths": [{"origin": 0, "hops": [1]}]}))
