@@ -31,6 +31,17 @@ class Shown:
     stderr: str
 
 
+def refused(shown: Shown, code: int, *says: str) -> None:
+    """One block on stderr: what failed and the next step, with all of these words in it."""
+    assert shown.returncode == code, (shown.returncode, shown.stderr)
+    what, *rest = shown.stderr.strip().splitlines()
+    assert what.startswith("tutti: ")
+    assert rest
+    assert "Traceback" not in shown.stderr
+    for word in says:
+        assert word in shown.stderr, shown.stderr
+
+
 @pytest.fixture
 def tutti(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

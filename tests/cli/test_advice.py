@@ -16,6 +16,7 @@ import cli
 from node.config import EXAMPLE, KNOWN, NodeConfig
 from node.identity.keys import Identity
 from node.manifest import Manifest
+from tests.cli.conftest import refused
 
 
 def verbs(
@@ -74,9 +75,7 @@ def test_the_verbs_stand_under_their_headings(tutti):
 )
 def test_a_wrong_line_points_to_the_help_of_its_verb(tutti, words, where):
     shown = tutti(*words)
-    assert shown.returncode == 2
-    assert shown.stderr.startswith("tutti: ")
-    assert "Traceback" not in shown.stderr
+    refused(shown, 2)
     assert shown.stderr.splitlines()[-1] == f"  see  {where}"
     helped = tutti(*where.split()[1:])
     assert (helped.returncode, helped.stdout[:13]) == (0, "Usage: tutti ")
@@ -104,9 +103,7 @@ def test_a_name_is_suggested_once(tutti):
     ],
 )
 def test_a_slip_of_the_pen_is_understood(tutti, words, meant):
-    shown = tutti(*words)
-    assert shown.returncode == 2
-    assert f"did you mean  {meant}  ?" in shown.stderr
+    refused(tutti(*words), 2, f"did you mean  {meant}  ?")
 
 
 def test_a_name_like_no_other_gets_the_names_of_its_section(tutti):
@@ -173,17 +170,13 @@ def test_a_missing_key_error_names_the_command_that_makes_one(tutti, home):
 
 def test_only_devices_that_exist_are_offered(tutti):
     assert "mps" not in tutti("start", "-h").stdout
-    refused = tutti("start", "--device", "mps")
-    assert refused.returncode == 2
-    assert "auto, cpu, cuda or cuda:N" in refused.stderr
+    refused(tutti("start", "--device", "mps"), 2, "auto, cpu, cuda or cuda:N")
 
 
 def test_invalid_toml_settings_are_answered_with_an_example(tutti, home):
     home.mkdir()
     (home / "config.toml").write_text("x = = 3\n")
-    shown = tutti("id", "new")
-    assert shown.returncode == 2
-    assert "p2p_port = 31337" in shown.stderr
+    refused(tutti("id", "new"), 2, "p2p_port = 31337")
     (home / "config.toml").write_text(EXAMPLE)
     assert tutti("id", "new").returncode == 0
     assert NodeConfig.load({"home": home}, {}).transport.p2p_port == 31337

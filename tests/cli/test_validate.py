@@ -10,6 +10,7 @@ import tokenizers
 from node.config import NodeConfig
 from node.data.places import Places
 from node.manifest import Manifest, amended, read_manifest
+from tests.cli.conftest import refused
 
 TEXT = "the cat sat on the mat and looked at the rain\n" * 200
 
@@ -38,16 +39,6 @@ def words(tmp_path):
 
 def ours(home) -> NodeConfig:
     return NodeConfig.load({"home": home}, {})
-
-
-def refused(shown, code: int, *says: str) -> None:
-    """One block on stderr: what failed and the next step, with all of these words in it."""
-    assert shown.returncode == code, (shown.returncode, shown.stderr)
-    what, *rest = shown.stderr.strip().splitlines()
-    assert what.startswith("tutti: ")
-    assert rest
-    for word in says:
-        assert word in shown.stderr, shown.stderr
 
 
 def test_init_writes_hashes_and_remembers_file_locations(tutti, home, corpus, words):

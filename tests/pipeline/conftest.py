@@ -136,14 +136,16 @@ class Swarm:
             pipeline.set_plan(plan)
         return plan
 
-    async def run(self, plan: Plan) -> dict[int, MicroBatchDone]:
-        """Run all paths of s0a; every micro-batch must be reported exactly once."""
+    async def run(self, plan: Plan, counted: bool | None = None) -> dict[int, MicroBatchDone]:
+        """Run all paths of s0a; every micro-batch must be reported exactly once, and all of them,
+        or none, be ``counted``."""
         self.results = []
         await asyncio.wait_for(
             self.pipelines["s0a"].run(plan.paths, self.batch, self.results.append), 60
         )
         assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
         await self.settle()
+        assert counted is None or {r.counted for r in self.results} == {counted}
         return {r.index: r for r in self.results}
 
     async def settle(self) -> None:
