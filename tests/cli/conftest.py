@@ -22,6 +22,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture
+def ours(home: Path) -> NodeConfig:
+    """What the configuration of this home says."""
+    return NodeConfig.load({"home": home}, {})
+
+
 @dataclass
 class Shown:
     """What a command printed and exited with."""

@@ -132,10 +132,9 @@ def test_id_show(tutti, home):
     }
 
 
-def test_joining_needs_a_yes(tutti, home):
+def test_joining_needs_a_yes(tutti, ours):
     owner = Identity.ephemeral()
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))
-    ours = NodeConfig.load({"home": home}, {})
     text = Invite(manifest.run_id, owner.peer_id, (ADDRESS + owner.peer_id,)).encode()
     ours.remember(manifest)  # so that nobody must be asked over the network
     asked = tutti("join", text, "--no-start")
@@ -152,6 +151,10 @@ def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):
     NodeConfig.load({"home": home}, {}).remember(manifest)
     text = Invite(manifest.run_id, other.peer_id, (ADDRESS + owner.peer_id,)).encode()
     refused(tutti("join", text, "--yes", "--no-start"), 5, "belongs to")
+
+
+def test_a_missing_manifest_error_names_swarm_init(tutti):
+    refused(tutti("start", "nowhere.toml"), 2, "nowhere.toml", "swarm init")
 
 
 @pytest.mark.parametrize("verb", ["start", "join"])

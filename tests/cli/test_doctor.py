@@ -303,8 +303,7 @@ def test_data_that_is_not_there_or_not_the_runs(first, home, tmp_path):
     first(0, "data", "--set", "role=stage")
 
 
-def test_data_is_a_warning_to_who_can_host_a_block_stage(first, home):
-    ours = NodeConfig.load({"home": home}, {})
+def test_data_is_a_warning_to_who_can_host_a_block_stage(first, ours):
     owner = Identity.ephemeral()
     fields = {"data.source": "file:/nowhere/text.txt"}
     ours.remember(

@@ -18,9 +18,8 @@ from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
 
 
-def test_the_swarm_to_start_is_chosen_as_documented(home):
+def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
     owner = Identity.ephemeral()
-    ours = NodeConfig.load({"home": home}, {})
     solo, none = choose(ours, None)
     assert none is None
     assert solo is not None
@@ -68,9 +67,8 @@ def test_the_swarm_to_start_is_chosen_as_documented(home):
     assert choose(rendezvous, None) == (None, None)
 
 
-def test_a_manifest_from_a_stranger_must_be_the_invited_one(home, monkeypatch):
+def test_a_manifest_from_a_stranger_must_be_the_invited_one(ours, monkeypatch):
     owner, thief = Identity.ephemeral(), Identity.ephemeral()
-    ours = NodeConfig.load({"home": home}, {})
     real, fake = (Manifest.default_demo().sign(who) for who in (owner, thief))
     invite = Invite(Manifest.parse(real).run_id, owner.peer_id, (ADDRESS + thief.peer_id,)).encode()
 
@@ -104,9 +102,8 @@ def test_only_the_owner_invites_into_a_private_swarm():
     assert not Invite.decode(invite_text(open_one, places, guest)).admission
 
 
-def test_a_private_swarm_is_asked_as_the_admitted_peer(home, monkeypatch):
+def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
     owner = Identity.ephemeral()
-    ours = NodeConfig.load({"home": home}, {})
     me = Identity.load_or_create(ours.identity_path)
     private = Manifest.parse(
         amended(
@@ -139,10 +136,9 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(home, monkeypatch):
         asked.clear()
 
 
-def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
+def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch, ours):
     owner = Identity.ephemeral()
     place = ADDRESS + owner.peer_id
-    ours = NodeConfig.load({"home": home}, {})
     invite = Invite(RunId("ab" * 32), owner.peer_id, (place,))
     asked, answered = [], Diagnosis(place, "answer", True, "answered", clock_s=-3600.0)
 
@@ -177,9 +173,9 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
     check(ours, invite)  # nobody there: the daemon goes on looking
 
 
-def test_join_does_not_ask_about_the_key_of_a_local_daemon(home, daemon, monkeypatch):
+def test_join_does_not_ask_about_the_key_of_a_local_daemon(ours, daemon, monkeypatch):
     owner = Identity.ephemeral()
-    ours, asked = NodeConfig.load({"home": home}, {}), []
+    asked = []
     Identity.load_or_create(ours.identity_path)
 
     def examine(addresses, **how):
@@ -191,9 +187,9 @@ def test_join_does_not_ask_about_the_key_of_a_local_daemon(home, daemon, monkeyp
     assert asked == [None]
 
 
-def test_the_addresses_to_examine_are_those_given_or_remembered(home, monkeypatch):
+def test_the_addresses_to_examine_are_those_given_or_remembered(ours, monkeypatch):
     owner = Identity.ephemeral()
-    ours, asked = NodeConfig.load({"home": home}, {}), []
+    asked = []
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))
     one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{owner.peer_id}" for port in (1, 2, 3))
     monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: asked.append(addresses))
@@ -206,8 +202,7 @@ def test_the_addresses_to_examine_are_those_given_or_remembered(home, monkeypatc
         examined(ours, ("swarm.toml",))
 
 
-def test_an_invite_of_another_version_is_no_file(home):
-    ours = NodeConfig.load({"home": home}, {})
+def test_an_invite_of_another_version_is_no_file(ours):
     for text in ("tutti1abcdef", "TUTTI3ABCDEF"):
         with pytest.raises(UsageFault, match=f"version {text[5]}, this tutti reads version 2"):
             choose(ours, text)

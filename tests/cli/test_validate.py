@@ -37,11 +37,7 @@ def words(tmp_path):
     return path
 
 
-def ours(home) -> NodeConfig:
-    return NodeConfig.load({"home": home}, {})
-
-
-def test_init_writes_hashes_and_remembers_file_locations(tutti, home, corpus, words):
+def test_init_writes_hashes_and_remembers_file_locations(tutti, home, ours, corpus, words):
     shown = tutti(
         "swarm",
         "init",
@@ -59,7 +55,7 @@ def test_init_writes_hashes_and_remembers_file_locations(tutti, home, corpus, wo
     assert made.data.sha256 == hashlib.sha256(TEXT.encode()).hexdigest()
     assert made.data.tokenizer_sha256 == hashlib.sha256(words.read_bytes()).hexdigest()
     assert str(corpus.parent) not in (home.parent / "swarm.toml").read_text()
-    assert ours(home).places(made.run_id) == Places(str(corpus), str(words))
+    assert ours.places(made.run_id) == Places(str(corpus), str(words))
     assert json.loads(shown.stdout)["data"]["sha256"] == made.data.sha256
     # Here it is found again; another machine says where it keeps them.
     assert "signature good" in tutti("swarm", "validate", "swarm.toml").stdout
@@ -167,15 +163,14 @@ def test_a_handwritten_draft_is_valid_and_defaults_are_listed(tutti, home):
     assert Manifest.parse((home.parent / "draft-2.toml").read_bytes()).model.layers == 4
 
 
-def test_a_place_is_remembered_until_it_is_gone(home, corpus):
-    config = ours(home)
-    config.keep_places("f" * 64, Places(str(corpus)))
-    assert config.places("f" * 64) == Places(str(corpus))
+def test_a_place_is_remembered_until_it_is_gone(home, ours, corpus):
+    ours.keep_places("f" * 64, Places(str(corpus)))
+    assert ours.places("f" * 64) == Places(str(corpus))
     set_here = NodeConfig.load({"home": home, "data": str(home)}, {"TUTTI_TOKENIZER": "t.json"})
     assert set_here.places("f" * 64).data == str(home)
     assert set_here.places("f" * 64).tokenizer.endswith("/t.json")
     corpus.unlink()
-    assert config.places("f" * 64) == Places()
+    assert ours.places("f" * 64) == Places()
     for rubbish in (b"[1]", b"{", b"\xff", b'{"data": 3}', b'{"data": "\\u0000"}'):
-        (config.swarm_dir("f" * 64) / "places.json").write_bytes(rubbish)
-        assert config.places("f" * 64) == Places()
+        (ours.swarm_dir("f" * 64) / "places.json").write_bytes(rubbish)
+        assert ours.places("f" * 64) == Places()

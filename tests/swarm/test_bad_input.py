@@ -57,22 +57,6 @@ def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]
 # ----------------------------------------------------------- found before anything heavy is loaded
 
 
-def test_a_manifest_that_was_edited(swarm, owner, fault):
-    edited = swarm.root / "edited.toml"
-    edited.write_text(
-        (swarm.root / "swarm.toml").read_text().replace("d_model = 32", "d_model = 64")
-    )
-    what, rest = refused(swarm, fault, owner, 5, "start", str(edited))
-    assert "changed after signing" in what
-    assert "undo the change" in rest
-
-
-def test_a_manifest_that_is_not_there(swarm, owner, fault):
-    what, rest = refused(swarm, fault, owner, 2, "start", str(swarm.root / "nowhere.toml"))
-    assert "nowhere.toml" in what
-    assert "swarm init" in rest
-
-
 def test_a_torn_key_is_refused_and_left_alone(swarm, owner, fault):
     key = owner / "identity.key"
     key.write_bytes(key.read_bytes()[:20])
