@@ -4,6 +4,7 @@ loopback."""
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,32 @@ from node.pipeline.settings import PipelineLimits, PipelineSettings
 
 torch.set_num_threads(1)
 
+ORIGIN, STAGES = PeerId("s0a"), 3
+
 MODEL = ModelSettings(layers=3, d_model=16, heads=2, kv_heads=1, d_ff=24, vocab=31, seq_len=8)
 SETTINGS = PipelineSettings(stages=3, micro_batch=4, wire="fp32", forward_timeout_s=5.0)
+
+
+def make_plan(
+    batches: int,
+    replicas: int,
+    stages: int = STAGES,
+    dice: random.Random | None = None,
+    term: int = 1,
+) -> Plan:
+    """Replicas take turns; with ``dice``, each path leaves one block stage out or visits two in
+    another order, now and then."""
+    peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, stages + 1)}
+    members = (PlanMember(ORIGIN, 0), *(PlanMember(p, s) for s, ps in peers.items() for p in ps))
+    paths = []
+    for i in range(batches):
+        hops = [Hop(s, ps[(i + s) % replicas]) for s, ps in peers.items()]
+        if dice is not None and dice.random() < 0.3:
+            hops.pop(dice.randrange(len(hops)))
+        if dice is not None and dice.random() < 0.3:
+            dice.shuffle(hops)
+        paths.append(Path(i, ORIGIN, (i,), tuple(hops)))
+    return Plan(3, term, ORIGIN, members, tuple(paths), {})
 
 
 class Ear:

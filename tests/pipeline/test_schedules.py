@@ -13,38 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Path, Plan, PlanMember
+from node.core.journey import Plan
 from node.pipeline import events as ev
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Direction, Key, Say
 from node.pipeline.machine import PipelineMachine
+from tests.pipeline.conftest import ORIGIN, STAGES, make_plan
 
-ORIGIN = PeerId("s0a")
-STAGES = 3
 PATIENCE = 12
 """Pauses of one delivery before its micro-batch is past its deadline."""
-
-
-def make_plan(
-    batches: int,
-    replicas: int,
-    stages: int = STAGES,
-    dice: random.Random | None = None,
-    term: int = 1,
-) -> Plan:
-    """Replicas take turns; with ``dice``, each path leaves one block stage out or visits two in
-    another order, now and then."""
-    peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, stages + 1)}
-    members = (PlanMember(ORIGIN, 0), *(PlanMember(p, s) for s, ps in peers.items() for p in ps))
-    paths = []
-    for i in range(batches):
-        hops = [Hop(s, ps[(i + s) % replicas]) for s, ps in peers.items()]
-        if dice is not None and dice.random() < 0.3:
-            hops.pop(dice.randrange(len(hops)))
-        if dice is not None and dice.random() < 0.3:
-            dice.shuffle(hops)
-        paths.append(Path(i, ORIGIN, (i,), tuple(hops)))
-    return Plan(3, term, ORIGIN, members, tuple(paths), {})
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,13 @@ async def swarm():
         await transport.close()
 
 
+def introduce(*transports: Transport) -> None:
+    """Each learns where the others are."""
+    for one in transports:
+        for other in transports:
+            one.learn(other.peer_id, other.p2p.addresses())
+
+
 class PeerProcess:
     """tests/transport/peer_process.py, running."""
 
