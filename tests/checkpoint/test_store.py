@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from node.checkpoint import manifest
+from node.checkpoint import manifest, tensorfile
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import ASIDE, CheckpointStore
 from node.core.errors import ExitCode, LocalFault, OutOfResources, Refused
@@ -268,8 +268,6 @@ def test_a_linked_directory_is_not_followed(tmp_path: Path) -> None:
 def test_a_header_bomb_never_reaches_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from node.checkpoint import tensorfile
-
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("the library was called")
 

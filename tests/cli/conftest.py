@@ -36,6 +36,11 @@ class Shown:
     stdout: str
     stderr: str
 
+    def good(self) -> str:
+        """What it printed; fails unless it exited with 0."""
+        assert self.returncode == 0, self.stderr
+        return self.stdout
+
 
 def refused(shown: Shown, code: int, *says: str) -> None:
     """One block on stderr: what failed and the next step, with all of these words in it."""

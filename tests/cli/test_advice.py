@@ -114,14 +114,12 @@ def test_a_name_like_no_other_gets_the_names_of_its_section(tutti):
 
 
 def test_a_manifest_is_made_from_another_without_naming_a_file(tutti, home):
-    first = tutti("swarm", "init")
-    assert first.returncode == 0
+    tutti("swarm", "init").good()
     path = home.parent / "swarm.toml"
     path.write_text(path.read_text().replace("# epochs = 120", "epochs = 121"))
     for name in ("swarm-2.toml", "swarm-3.toml"):
         again = tutti("swarm", "init", "--from", "swarm.toml")
-        assert again.returncode == 0, again.stderr
-        assert f"tutti start {name}" in again.stdout
+        assert f"tutti start {name}" in again.good()
         made = Manifest.parse((home.parent / name).read_bytes())
         made.verify()
         assert made.training.epochs == 121
@@ -160,10 +158,9 @@ def test_a_missing_key_error_names_the_command_that_makes_one(tutti, home):
     assert missing.returncode == 5
     assert "tutti id new" in missing.stderr
     assert "start" not in missing.stderr
-    made = tutti("id", "new")
-    assert made.returncode == 0
-    assert Identity.load(home / "identity.key").peer_id in made.stdout
-    assert tutti("id", "show").stdout == made.stdout
+    made = tutti("id", "new").good()
+    assert Identity.load(home / "identity.key").peer_id in made
+    assert tutti("id", "show").stdout == made
     assert tutti("id", "new").returncode == 5  # a key is never replaced
 
 

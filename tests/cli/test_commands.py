@@ -21,6 +21,9 @@ from tests.cli.conftest import refused
 
 ROOT = Path(cli.__file__).parent
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
+PEER = Identity.ephemeral().peer_id
+PLACE = ADDRESS + PEER
+CLOSED = failed(PLACE, "connect", ExitCode.PORT_CLOSED, "connection refused")
 
 
 def test_the_command_starts_without_the_heavy_libraries():
@@ -69,7 +72,7 @@ def test_home_may_stand_anywhere(tutti, home, tmp_path):
 
 def test_swarm_init_writes_a_signed_manifest_and_the_next_step(tutti, home):
     out = home.parent / "swarm.toml"
-    shown = tutti(
+    said = tutti(
         "swarm",
         "init",
         "--name",
@@ -80,10 +83,9 @@ def test_swarm_init_writes_a_signed_manifest_and_the_next_step(tutti, home):
         "2",
         "--epochs",
         "9",
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert f"tutti start {out.name}" in shown.stdout
-    assert "tutti swarm invite" in shown.stdout
+    ).good()
+    assert f"tutti start {out.name}" in said
+    assert "tutti swarm invite" in said
     manifest = Manifest.parse(out.read_bytes())
     manifest.verify(None, Identity.load(home / "identity.key").peer_id)
     assert (
@@ -96,13 +98,12 @@ def test_swarm_init_writes_a_signed_manifest_and_the_next_step(tutti, home):
 
 
 def test_swarm_init_with_an_address_prints_an_invite_that_works(tutti, home):
-    peer = Identity.ephemeral().peer_id
     shown = json.loads(
-        tutti("swarm", "init", "x.toml", "--private", "--address", ADDRESS + peer, "--json").stdout
+        tutti("swarm", "init", "x.toml", "--private", "--address", PLACE, "--json").stdout
     )
     invite = Invite.decode(shown["invite"])
     assert invite.run_id == shown["run_id"]
-    assert invite.addresses == (ADDRESS + peer,)
+    assert invite.addresses == (PLACE,)
     assert invite.admission  # private: it carries the owner's word
 
 
@@ -193,20 +194,18 @@ def test_ctrl_c_is_130(monkeypatch, capsys):
 
 
 def test_doctor_net_exits_with_the_code_of_the_cause(tutti, monkeypatch):
-    peer = Identity.ephemeral().peer_id
-    closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
     found = Checkup(
         Machine((("eth0", "192.168.7.2", "private"),), {4: "192.168.7.2", 6: ""}),
-        (closed,),
-        closed,
+        (CLOSED,),
+        CLOSED,
         0.5,
     )
     monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: found)
-    shown = tutti("doctor", "net", ADDRESS + peer)
+    shown = tutti("doctor", "net", PLACE)
     assert shown.returncode == 21
     assert "this machine" in shown.stdout
     assert "connection refused" in shown.stdout
-    shown = tutti("doctor", "net", ADDRESS + peer, "--json")
+    shown = tutti("doctor", "net", PLACE, "--json")
     assert shown.returncode == 21
     document = json.loads(shown.stdout)
     assert document["verdict"]["code"] == 21
@@ -215,21 +214,19 @@ def test_doctor_net_exits_with_the_code_of_the_cause(tutti, monkeypatch):
 
 
 def test_an_unreachable_swarm_is_reported_with_every_address(tutti, monkeypatch):
-    peer = Identity.ephemeral().peer_id
-    closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
 
     def observe(*_: object) -> None:
-        raise unreachable([closed])
+        raise unreachable([CLOSED])
 
     monkeypatch.setattr("node.app.joining.observe", observe)
-    invite = Invite(RunId("ab" * 32), peer, (ADDRESS + peer,)).encode()
+    invite = Invite(RunId("ab" * 32), PEER, (PLACE,)).encode()
     shown = tutti("join", invite, "--yes", "--no-start")
     assert shown.returncode == 21
-    assert f"  {ADDRESS}{peer}: connection refused" in shown.stderr
+    assert f"  {PLACE}: connection refused" in shown.stderr
     shown = tutti("peers", "--join", invite, "--json")
     document = json.loads(shown.stdout)
     assert (shown.returncode, document["exit_code"]) == (21, 21)
-    assert [f["address"] for f in document["findings"]] == [ADDRESS + peer]
+    assert [f["address"] for f in document["findings"]] == [PLACE]
 
 
 def test_every_init_makes_another_run(tutti, home):

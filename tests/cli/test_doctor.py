@@ -284,9 +284,8 @@ def test_a_damaged_checkpoint_is_moved_aside(first, home):
     assert "epoch-2" in first(ExitCode.DISK_UNFIT, "disk")["cause"]
     first(0, "disk", "--fix")
     assert store.epochs(1) == [1]
-    moved = list((home / "damaged").iterdir())
-    assert len(moved) == 1
-    assert (moved[0] / "parameters.safetensors").read_bytes() == bytes(raw)
+    (moved,) = (home / "damaged").iterdir()
+    assert (moved / "parameters.safetensors").read_bytes() == bytes(raw)
 
 
 # ------------------------------------------------------------ data

@@ -16,10 +16,10 @@ from node.manifest import Manifest, amended
 from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
+OWNER = Identity.ephemeral()
 
 
 def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
-    owner = Identity.ephemeral()
     solo, none = choose(ours, None)
     assert none is None
     assert solo is not None
@@ -27,20 +27,20 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
     assert choose(ours, None)[0] == solo  # the same one the next time
 
     file = home / "other.toml"
-    file.write_bytes(Manifest.default_demo().sign(owner))
-    place = ADDRESS + owner.peer_id
+    file.write_bytes(Manifest.default_demo().sign(OWNER))
+    place = ADDRESS + OWNER.peer_id
     with_join = NodeConfig.load({"home": home, "join": [place]}, {})
     manifest, invite = choose(with_join, str(file))
     assert manifest is not None
     assert invite is not None
     assert (invite.run_id, invite.owner, invite.addresses) == (
         manifest.run_id,
-        owner.peer_id,
+        OWNER.peer_id,
         (place,),
     )
 
     with_both = NodeConfig.load(
-        {"home": home, "join": [Invite(manifest.run_id, owner.peer_id, (place,)).encode()]}, {}
+        {"home": home, "join": [Invite(manifest.run_id, OWNER.peer_id, (place,)).encode()]}, {}
     )
     chosen, invite = choose(with_both, str(file))
     assert chosen == manifest
@@ -48,7 +48,7 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
 
     stranger = Invite(
         solo.run_id.replace(solo.run_id[0], "f" if solo.run_id[0] != "f" else "0"),
-        owner.peer_id,
+        OWNER.peer_id,
         (place,),
     )
     manifest, invite = choose(ours, stranger.encode())
@@ -60,7 +60,7 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
     )
     manifest, invite = choose(by_environment, None)
     assert manifest is not None
-    assert manifest.swarm.owner == owner.peer_id
+    assert manifest.swarm.owner == OWNER.peer_id
     assert invite is not None
 
     rendezvous = NodeConfig.load({"home": home / "r", "role": "rendezvous", "join": [place]}, {})
@@ -68,9 +68,9 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
 
 
 def test_a_manifest_from_a_stranger_must_be_the_invited_one(ours, monkeypatch):
-    owner, thief = Identity.ephemeral(), Identity.ephemeral()
-    real, fake = (Manifest.default_demo().sign(who) for who in (owner, thief))
-    invite = Invite(Manifest.parse(real).run_id, owner.peer_id, (ADDRESS + thief.peer_id,)).encode()
+    thief = Identity.ephemeral()
+    real, fake = (Manifest.default_demo().sign(who) for who in (OWNER, thief))
+    invite = Invite(Manifest.parse(real).run_id, OWNER.peer_id, (ADDRESS + thief.peer_id,)).encode()
 
     def answers(raw: bytes) -> None:
         monkeypatch.setattr(
@@ -82,7 +82,7 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(ours, monkeypatch):
     for wrong in (
         fake,
         real.replace(b"# epochs = 120", b"epochs = 121"),
-        Manifest.parse(real).owned_by(owner.peer_id).to_toml(),
+        Manifest.parse(real).owned_by(OWNER.peer_id).to_toml(),
     ):
         answers(wrong)
         with pytest.raises(Refused):
@@ -90,27 +90,26 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(ours, monkeypatch):
 
 
 def test_only_the_owner_invites_into_a_private_swarm():
-    owner, guest = Identity.ephemeral(), Identity.ephemeral()
+    guest = Identity.ephemeral()
     private = Manifest.parse(
-        amended(Manifest.default_demo(), {"swarm.admission": "invite"}).sign(owner)
+        amended(Manifest.default_demo(), {"swarm.admission": "invite"}).sign(OWNER)
     )
-    places = (ADDRESS + owner.peer_id,)
-    assert Invite.decode(invite_text(private, places, owner)).admission
+    places = (ADDRESS + OWNER.peer_id,)
+    assert Invite.decode(invite_text(private, places, OWNER)).admission
     with pytest.raises(Refused, match="not its owner"):
         invite_text(private, places, guest)
-    open_one = Manifest.parse(Manifest.default_demo().sign(owner))
+    open_one = Manifest.parse(Manifest.default_demo().sign(OWNER))
     assert not Invite.decode(invite_text(open_one, places, guest)).admission
 
 
 def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
-    owner = Identity.ephemeral()
     me = Identity.load_or_create(ours.identity_path)
     private = Manifest.parse(
         amended(
-            Manifest.default_demo().owned_by(owner.peer_id), {"swarm.admission": "invite"}
-        ).sign(owner)
+            Manifest.default_demo().owned_by(OWNER.peer_id), {"swarm.admission": "invite"}
+        ).sign(OWNER)
     )
-    places, asked = (ADDRESS + owner.peer_id,), []
+    places, asked = (ADDRESS + OWNER.peer_id,), []
 
     def observed(places, question, kind, seed=None):
         asked.append((question, Identity(Ed25519PrivateKey.from_private_bytes(seed), None)))
@@ -119,7 +118,7 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
 
     monkeypatch.setattr("node.app.joining.observe", observed)
     for guest in (None, me.peer_id):
-        text = invite_text(private, places, owner, guest)
+        text = invite_text(private, places, OWNER, guest)
         look(ours, text)
         ask_peers(ours, text)
         for question, asker in asked:
@@ -127,7 +126,7 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
             check_admission(
                 token,
                 run_id=private.run_id,
-                owner=owner.peer_id,
+                owner=OWNER.peer_id,
                 peer=asker.peer_id,
                 now_wall=time.time(),
             )
@@ -137,9 +136,8 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
 
 
 def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch, ours):
-    owner = Identity.ephemeral()
-    place = ADDRESS + owner.peer_id
-    invite = Invite(RunId("ab" * 32), owner.peer_id, (place,))
+    place = ADDRESS + OWNER.peer_id
+    invite = Invite(RunId("ab" * 32), OWNER.peer_id, (place,))
     asked, answered = [], Diagnosis(place, "answer", True, "answered", clock_s=-3600.0)
 
     def found(*findings):
@@ -174,7 +172,6 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch, ou
 
 
 def test_join_does_not_ask_about_the_key_of_a_local_daemon(ours, daemon, monkeypatch):
-    owner = Identity.ephemeral()
     asked = []
     Identity.load_or_create(ours.identity_path)
 
@@ -183,20 +180,19 @@ def test_join_does_not_ask_about_the_key_of_a_local_daemon(ours, daemon, monkeyp
         return Checkup(Machine((), {}), (), verdict([]), 0.1)
 
     monkeypatch.setattr("node.app.joining.examine", examine)
-    check(ours, Invite(RunId("ab" * 32), owner.peer_id, (ADDRESS + owner.peer_id,)))
+    check(ours, Invite(RunId("ab" * 32), OWNER.peer_id, (ADDRESS + OWNER.peer_id,)))
     assert asked == [None]
 
 
 def test_the_addresses_to_examine_are_those_given_or_remembered(ours, monkeypatch):
-    owner = Identity.ephemeral()
     asked = []
-    manifest = Manifest.parse(Manifest.default_demo().sign(owner))
-    one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{owner.peer_id}" for port in (1, 2, 3))
+    manifest = Manifest.parse(Manifest.default_demo().sign(OWNER))
+    one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}" for port in (1, 2, 3))
     monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: asked.append(addresses))
     examined(ours, ())
-    ours.remember(manifest, Invite(manifest.run_id, owner.peer_id, (one,)).encode())
+    ours.remember(manifest, Invite(manifest.run_id, OWNER.peer_id, (one,)).encode())
     examined(ours, ())
-    examined(ours, (Invite(manifest.run_id, owner.peer_id, (two,)).encode().upper(), three))
+    examined(ours, (Invite(manifest.run_id, OWNER.peer_id, (two,)).encode().upper(), three))
     assert asked == [[], [one], [two, three]]
     with pytest.raises(UsageFault, match="neither"):
         examined(ours, ("swarm.toml",))

@@ -38,7 +38,7 @@ def words(tmp_path):
 
 
 def test_init_writes_hashes_and_remembers_file_locations(tutti, home, ours, corpus, words):
-    shown = tutti(
+    said = tutti(
         "swarm",
         "init",
         "--data",
@@ -48,15 +48,14 @@ def test_init_writes_hashes_and_remembers_file_locations(tutti, home, ours, corp
         "--set",
         "model.vocab=1024",
         "--json",
-    )
-    assert shown.returncode == 0, shown.stderr
+    ).good()
     made = read_manifest(home.parent / "swarm.toml")
     assert (made.data.source, made.data.tokenizer) == ("file:corpus.txt", "words.json")
     assert made.data.sha256 == hashlib.sha256(TEXT.encode()).hexdigest()
     assert made.data.tokenizer_sha256 == hashlib.sha256(words.read_bytes()).hexdigest()
     assert str(corpus.parent) not in (home.parent / "swarm.toml").read_text()
     assert ours.places(made.run_id) == Places(str(corpus), str(words))
-    assert json.loads(shown.stdout)["data"]["sha256"] == made.data.sha256
+    assert json.loads(said)["data"]["sha256"] == made.data.sha256
     # Here it is found again; another machine says where it keeps them.
     assert "signature good" in tutti("swarm", "validate", "swarm.toml").stdout
     elsewhere = ("--home", str(home.parent / "guest"))
@@ -73,11 +72,10 @@ def test_init_writes_hashes_and_remembers_file_locations(tutti, home, ours, corp
 def test_the_hash_of_builtin_data_is_written_too(tutti, home):
     from node.data.readers import pydoc
 
-    shown = tutti("swarm", "init")
-    assert shown.returncode == 0, shown.stderr
+    said = tutti("swarm", "init").good()
     digest = hashlib.sha256(pydoc()).hexdigest()
     assert read_manifest(home.parent / "swarm.toml").data.sha256 == digest
-    assert digest[:12] in shown.stdout
+    assert digest[:12] in said
 
 
 def test_init_refuses_what_cannot_be_trained_on(tutti, home, corpus, words):
@@ -155,10 +153,9 @@ def test_a_manifest_cut_is_refused_by_both(tutti, home, share):
 
 def test_a_handwritten_draft_is_valid_and_defaults_are_listed(tutti, home):
     (home.parent / "draft.toml").write_text("[model]\nlayers = 4\n[pipeline]\nstages = 2\n")
-    shown = tutti("swarm", "validate", "draft.toml")
-    assert shown.returncode == 0, shown.stderr
-    assert "not signed yet" in shown.stdout
-    assert "[optimizer], [data], [training]" in shown.stdout
+    said = tutti("swarm", "validate", "draft.toml").good()
+    assert "not signed yet" in said
+    assert "[optimizer], [data], [training]" in said
     assert tutti("swarm", "init", "--from", "draft.toml").returncode == 0
     assert Manifest.parse((home.parent / "draft-2.toml").read_bytes()).model.layers == 4
 

@@ -47,9 +47,7 @@ def test_a_run_of_format_1_keeps_its_id(name: str) -> None:
     manifest = old(name)
     assert (manifest.format, manifest.run_id) == (1, RUNS[name]["run"])
     assert len(manifest.immutable()) == RUNS[name]["hashed"]
-    again = Manifest.parse(manifest.to_toml())
-    assert again == manifest
-    assert again.run_id == manifest.run_id
+    assert Manifest.parse(manifest.to_toml()) == manifest
 
 
 @pytest.mark.parametrize("name", SIGNED)
