@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -132,24 +133,36 @@ def whole(root: Path, epoch: int) -> float:
     return values.pop()
 
 
+def cuts(
+    where: Path, forgetful: bool, before: dict[int, float], epoch: int, value: float
+) -> Iterator[Path]:
+    """What is on the disk after each moment at which the power can go while ``epoch`` is saved
+    beside those of ``before``."""
+    for until in range(200):
+        root, disk = where / str(until), FailingDisk(until, forgetful)
+        for earlier, its_value in before.items():
+            save(root, earlier, its_value)
+        try:
+            save(root, epoch, value, disk)
+        except PowerCut:
+            disk.come_back()
+            yield root
+        else:
+            assert until > 10, "the rehearsal must reach into the write"
+            assert whole(root, epoch) == value
+            return
+    raise AssertionError("it was never saved")
+
+
 @pytest.mark.parametrize("forgetful", [True, False])
 def test_every_prefix_of_a_first_save(tmp_path: Path, forgetful: bool) -> None:
     seen = set()
-    for until in range(200):
-        root, disk = tmp_path / str(until), FailingDisk(until, forgetful)
-        try:
-            save(root, 1, 1.0, disk)
-        except PowerCut:
-            disk.come_back()
-            store = CheckpointStore(root, KEEP, "run")
-            seen.add(tuple(store.epochs(1)))
-            assert [whole(root, e) for e in store.epochs(1)] in ([], [1.0])
-            assert store.problems(1) == []
-            continue
-        break
-    assert until > 10, "the rehearsal must reach into the write"
+    for root in cuts(tmp_path, forgetful, {}, 1, 1.0):
+        store = CheckpointStore(root, KEEP, "run")
+        seen.add(tuple(store.epochs(1)))
+        assert [whole(root, e) for e in store.epochs(1)] in ([], [1.0])
+        assert store.problems(1) == []
     assert () in seen
-    assert whole(root, 1) == 1.0
 
 
 @pytest.mark.parametrize("forgetful", [True, False])
@@ -157,24 +170,14 @@ def test_every_prefix_of_a_save_that_also_prunes(tmp_path: Path, forgetful: bool
     """Epochs 1 and 2 are there, 3 is written, 1 is pruned: 2 is always whole, and 3 once it is
     named."""
     outcomes = set()
-    for until in range(200):
-        root, disk = tmp_path / str(until), FailingDisk(until, forgetful)
-        save(root, 1, 1.0)
-        save(root, 2, 2.0)
-        try:
-            save(root, 3, 3.0, disk)
-        except PowerCut:
-            disk.come_back()
-            store = CheckpointStore(root, KEEP, "run")
-            epochs = store.epochs(1)
-            assert epochs in ([1, 2], [1, 2, 3], [2, 3])
-            assert [whole(root, e) for e in epochs] == [float(e) for e in epochs]
-            assert store.problems(1) == []
-            outcomes.add(tuple(epochs))
-            save(root, 4, 4.0)  # the next save clears what the cut left behind
-            assert set(os.listdir(root / "stage-1")) == {f"epoch-{e}" for e in store.epochs(1)}
-            continue
-        break
+    for root in cuts(tmp_path, forgetful, {1: 1.0, 2: 2.0}, 3, 3.0):
+        store = CheckpointStore(root, KEEP, "run")
+        epochs = store.epochs(1)
+        assert [whole(root, e) for e in epochs] == [float(e) for e in epochs]
+        assert store.problems(1) == []
+        outcomes.add(tuple(epochs))
+        save(root, 4, 4.0)  # the next save clears what the cut left behind
+        assert set(os.listdir(root / "stage-1")) == {f"epoch-{e}" for e in store.epochs(1)}
     assert outcomes == {(1, 2), (1, 2, 3), (2, 3)}
 
 
@@ -183,17 +186,9 @@ def test_every_prefix_of_replacing_an_epoch(tmp_path: Path, forgetful: bool) -> 
     """A branch that was given up leaves the same epoch with other contents: one of the two is
     always there."""
     outcomes = set()
-    for until in range(200):
-        root, disk = tmp_path / str(until), FailingDisk(until, forgetful)
-        save(root, 5, 1.0)
-        try:
-            save(root, 5, 2.0, disk)
-        except PowerCut:
-            disk.come_back()
-            assert CheckpointStore(root, KEEP, "run").epochs(1) == [5]
-            outcomes.add(whole(root, 5))
-            save(root, 5, 3.0)
-            assert whole(root, 5) == 3.0
-            continue
-        break
+    for root in cuts(tmp_path, forgetful, {5: 1.0}, 5, 2.0):
+        assert CheckpointStore(root, KEEP, "run").epochs(1) == [5]
+        outcomes.add(whole(root, 5))
+        save(root, 5, 3.0)
+        assert whole(root, 5) == 3.0
     assert outcomes == {1.0, 2.0}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Held:
 
 
 class Liar(StateService):
-    """A donor that spoils what it sends: ``spoil`` sees every message on its way out."""
+    """A donor that spoils what it sends: every message is seen on its way out."""
 
     def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
         return manifest
@@ -96,6 +96,31 @@ class Liar(StateService):
         async for chunk in super().Fetch(request, context):
             if (spoilt := self.sends(request, chunk)) is not None:
                 yield spoilt
+
+
+def describing(spoil: Callable[[state_pb2.StateManifest], object]) -> type[Liar]:
+    """A donor that describes its state as ``spoil`` changes the description."""
+
+    class Describes(Liar):
+        def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+            spoil(manifest)
+            return manifest
+
+    return Describes
+
+
+def sending(
+    spoil: Callable[[state_pb2.StateChunk], state_pb2.StateChunk | None],
+) -> type[Liar]:
+    """A donor that sends what ``spoil`` makes of each piece; nothing for None."""
+
+    class Sends(Liar):
+        def sends(
+            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+        ) -> state_pb2.StateChunk | None:
+            return spoil(chunk)
+
+    return Sends
 
 
 class Swarm:
@@ -263,51 +288,26 @@ async def test_a_fetch_without_donors_fails_with_reasons(swarm: Swarm) -> None:
 # Donors that lie.
 
 
-class SpoilsBytes(Liar):
-    def sends(
-        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-    ) -> state_pb2.StateChunk | None:
-        chunk.data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
-        return chunk
+def piece(chunk: state_pb2.StateChunk, **changes: Any) -> state_pb2.StateChunk:
+    return state_pb2.StateChunk(**{"offset": chunk.offset, "data": chunk.data, **changes})
 
 
-class SendsTooMuch(Liar):
-    def sends(
-        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-    ) -> state_pb2.StateChunk | None:
-        chunk.data += b"x"
-        return chunk
+def flipped(chunk: state_pb2.StateChunk) -> state_pb2.StateChunk:
+    return piece(chunk, data=bytes([chunk.data[0] ^ 1]) + chunk.data[1:])
 
 
-class SendsElsewhere(Liar):
-    def sends(
-        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-    ) -> state_pb2.StateChunk | None:
-        chunk.offset += 4
-        return chunk
+GARBAGE: dict[str, Callable[[state_pb2.StateChunk], state_pb2.StateChunk | None]] = {
+    "other bytes": flipped,
+    "too much": lambda chunk: piece(chunk, data=chunk.data + b"x"),
+    "another place": lambda chunk: piece(chunk, offset=chunk.offset + 4),
+    "nothing": lambda chunk: None,
+    "empty pieces": lambda chunk: piece(chunk, data=b""),
+}
 
 
-class SendsNothing(Liar):
-    def sends(
-        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-    ) -> state_pb2.StateChunk | None:
-        return None
-
-
-class SendsEmpty(Liar):
-    def sends(
-        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-    ) -> state_pb2.StateChunk | None:
-        return state_pb2.StateChunk(offset=chunk.offset)
-
-
-@pytest.mark.parametrize(
-    "lie", [SpoilsBytes, SendsTooMuch, SendsElsewhere, SendsNothing, SendsEmpty]
-)
-async def test_a_donor_that_sends_garbage_is_counted_and_replaced(
-    swarm: Swarm, lie: type[Liar]
-) -> None:
-    liar = await swarm.donor("liar", Held({3: values()}), lie)
+@pytest.mark.parametrize("kind", GARBAGE)
+async def test_a_donor_that_sends_garbage_is_counted_and_replaced(swarm: Swarm, kind: str) -> None:
+    liar = await swarm.donor("liar", Held({3: values()}), sending(GARBAGE[kind]))
     with pytest.raises(NoDonor):
         await swarm.fetch([liar])
     assert swarm.blamed() == {liar}
@@ -317,49 +317,27 @@ async def test_a_donor_that_sends_garbage_is_counted_and_replaced(
     assert swarm.blamed() == {liar}
 
 
-class Bomb(Liar):
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        head = next(t.head for t in manifest.tensors if t.head.name == "norm")
-        head.shape[:] = [1 << 40]
-        head.nbytes = 4 << 40
-        return manifest
+def bomb(manifest: state_pb2.StateManifest) -> None:
+    head = next(t.head for t in manifest.tensors if t.head.name == "norm")
+    head.shape[:] = [1 << 40]
+    head.nbytes = 4 << 40
 
 
-class HalfPrecision(Liar):
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        manifest.tensors[0].head.wire = tensor_pb2.FP16
-        return manifest
+FALSE: dict[str, Callable[[state_pb2.StateManifest], object]] = {
+    "a bomb": bomb,
+    "half precision": lambda m: setattr(m.tensors[0].head, "wire", tensor_pb2.FP16),
+    "an extra tensor": lambda m: setattr(m.tensors.add().head, "name", "../../extra"),
+    "a tensor twice": lambda m: m.tensors.append(m.tensors[0]),
+    "a path as a hash": lambda m: setattr(m.tensors[0], "sha256", "../" * 20 + "etcd"),
+    "another epoch": lambda m: setattr(m, "epoch", m.epoch + 1),
+}
 
 
-class Extra(Liar):
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        manifest.tensors.add().head.name = "../../extra"
-        return manifest
-
-
-class Twice(Liar):
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        manifest.tensors.append(manifest.tensors[0])
-        return manifest
-
-
-class PathHash(Liar):
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        manifest.tensors[0].sha256 = "../" * 20 + "etcd"
-        return manifest
-
-
-class OtherEpoch(Liar):
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        manifest.epoch += 1
-        return manifest
-
-
-@pytest.mark.parametrize("lie", [Bomb, HalfPrecision, Extra, Twice, PathHash, OtherEpoch])
+@pytest.mark.parametrize("kind", FALSE)
 async def test_a_false_description_is_refused_before_a_byte(
-    swarm: Swarm, lie: type[Liar], tmp_path: Path
+    swarm: Swarm, kind: str, tmp_path: Path
 ) -> None:
-    liar = await swarm.donor("liar", Held({3: values()}), lie)
+    liar = await swarm.donor("liar", Held({3: values()}), describing(FALSE[kind]))
     good = await swarm.donor("good", Held({3: values()}))
     snapshot = await swarm.fetch([liar, good], partial=Partial(tmp_path / "partial"))
     assert set(snapshot.sources) == {good}
@@ -374,18 +352,12 @@ async def test_another_state_than_the_swarm_agreed_on_is_refused(swarm: Swarm) -
     assert swarm.blamed() == set(liars)
 
 
-class ClaimsTheDigest(Liar):
-    """Describes poisoned tensors under the true digest: every tensor hashes as it says, the whole
-    does not."""
-
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        manifest.digest = digest(values())
-        return manifest
-
-
 async def test_a_lying_majority_is_found_by_the_whole_digest(swarm: Swarm, tmp_path: Path) -> None:
+    """Poisoned tensors under the true digest: every tensor hashes as it says, the whole does
+    not."""
     poisoned = {**values(), "norm": torch.zeros(7)}
-    liars = [await swarm.donor(f"liar{i}", Held({3: poisoned}), ClaimsTheDigest) for i in range(2)]
+    claims = describing(lambda m: setattr(m, "digest", digest(values())))
+    liars = [await swarm.donor(f"liar{i}", Held({3: poisoned}), claims) for i in range(2)]
     good = await swarm.donor("good", Held({3: values()}))
     partial = Partial(tmp_path / "partial")
     snapshot = await swarm.fetch([*liars, good], expected_digest=digest(values()), partial=partial)
@@ -395,13 +367,13 @@ async def test_a_lying_majority_is_found_by_the_whole_digest(swarm: Swarm, tmp_p
 
 
 async def test_one_bad_donor_is_found_when_tensors_are_mixed(swarm: Swarm) -> None:
-    class SpoilsThenFails(SpoilsBytes):
+    class SpoilsThenFails(Liar):
         def sends(
             self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
         ) -> state_pb2.StateChunk | None:
             if request.offset:
                 raise RuntimeError("broken on purpose")
-            return super().sends(request, chunk)
+            return flipped(chunk)
 
     bad = await swarm.donor("bad", Held({3: values()}), SpoilsThenFails)
     good = [await swarm.donor(f"good{i}", Held({3: values()})) for i in range(2)]
@@ -599,21 +571,10 @@ async def test_a_pinned_epoch_of_one_history_is_not_given_as_another(swarm: Swar
     assert same((await swarm.fetch([donor], lineage=THERE)).tensors, values(9))
 
 
-class NamesAnotherHistory(Liar):
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        manifest.lineage = THERE
-        return manifest
-
-
-class NamesNonsense(Liar):
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        manifest.lineage = "../../etc"
-        return manifest
-
-
-@pytest.mark.parametrize("lie", [NamesAnotherHistory, NamesNonsense])
-async def test_a_wrong_history_counts_against_the_donor(swarm: Swarm, lie: type[Liar]) -> None:
-    liar = await swarm.donor("liar", Held({3: values()}, lineage=HERE), lie)
+@pytest.mark.parametrize("lineage", [THERE, "../../etc"])
+async def test_a_wrong_history_counts_against_the_donor(swarm: Swarm, lineage: str) -> None:
+    names = describing(lambda m: setattr(m, "lineage", lineage))
+    liar = await swarm.donor("liar", Held({3: values()}, lineage=HERE), names)
     with pytest.raises(NoDonor):
         await swarm.fetch([liar], lineage=HERE)
     assert swarm.blamed() == {liar}
@@ -713,12 +674,9 @@ async def test_a_broken_fetch_resumes_its_version_and_drops_others(
     assert (await swarm.fetch([donor], epoch=None, partial=partial)).version == Version(3, HERE)
     assert partial.version is None
     assert not (tmp_path / "in").exists(), "the piece of no version is gone too"
-
-    class Gone(Liar):
-        def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> None:
-            return None
-
-    gone, partial = await swarm.donor("gone", Held({5: values(5)}), Gone), Partial(tmp_path / "in")
+    silent = sending(lambda chunk: None)
+    gone = await swarm.donor("gone", Held({5: values(5)}), silent)
+    partial = Partial(tmp_path / "in")
     partial.keep("c" * 64, torch.ones(3))
     with pytest.raises(NoDonor):
         await swarm.fetch([gone], epoch=None, partial=partial)

@@ -22,6 +22,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture
+def ours(home: Path) -> NodeConfig:
+    """What the configuration of this home says."""
+    return NodeConfig.load({"home": home}, {})
+
+
 @dataclass
 class Shown:
     """What a command printed and exited with."""
@@ -29,6 +35,22 @@ class Shown:
     returncode: int
     stdout: str
     stderr: str
+
+    def good(self) -> str:
+        """What it printed; fails unless it exited with 0."""
+        assert self.returncode == 0, self.stderr
+        return self.stdout
+
+
+def refused(shown: Shown, code: int, *says: str) -> None:
+    """One block on stderr: what failed and the next step, with all of these words in it."""
+    assert shown.returncode == code, (shown.returncode, shown.stderr)
+    what, *rest = shown.stderr.strip().splitlines()
+    assert what.startswith("tutti: ")
+    assert rest
+    assert "Traceback" not in shown.stderr
+    for word in says:
+        assert word in shown.stderr, shown.stderr
 
 
 @pytest.fixture

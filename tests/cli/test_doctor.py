@@ -42,6 +42,19 @@ def found(tutti):
     return run
 
 
+@pytest.fixture
+def first(found):
+    """The first check that ``tutti doctor WORDS --json`` tells of; fails unless it ends with this
+    exit code."""
+
+    def run(code, *words):
+        said, ended = found(*words)
+        assert ended == code, said
+        return said[0]
+
+    return run
+
+
 def remembered(home: Path, **changes) -> Manifest:
     """A run of this home's own."""
     ours = NodeConfig.load({"home": home}, {})
@@ -61,11 +74,9 @@ def faults(found):
 @pytest.mark.parametrize("name", ["versions", "device", "disk", "data", "clock"])
 def test_a_sound_home_passes_every_check(found, home, name):
     remembered(home)
-    said, code = found(name)
-    assert code == 0
-    assert [one["check"] for one in said] == [name]
-    assert said[0]["ok"]
-    assert said[0]["cause"]
+    (one,), code = found(name)
+    assert (code, one["check"], one["ok"]) == (0, name, True)
+    assert one["cause"]
 
 
 def test_checks_run_in_order_and_the_first_fault_sets_the_code(tutti, found, home):
@@ -117,20 +128,16 @@ def test_a_library_that_is_missing_or_another_is_named(found, monkeypatch):
     assert "not installed" in said[1]["cause"]
 
 
-def test_a_p2p_daemon_that_may_not_be_run_is_made_executable(found, monkeypatch, tmp_path):
+def test_a_p2p_daemon_that_may_not_be_run_is_made_executable(first, monkeypatch, tmp_path):
     binary = tmp_path / "p2pd"
     binary.write_bytes(b"\x7fELF")
     binary.chmod(0o600)
     monkeypatch.setattr(checks, "p2p_daemon", lambda: binary)
-    said, code = found("versions")
-    assert code == ExitCode.VERSIONS_UNFIT
-    assert said[0]["can_mend"]
-    said, code = found("versions", "--fix")
-    assert code == 0
-    assert "executable" in said[0]["mended"]
+    assert first(ExitCode.VERSIONS_UNFIT, "versions")["can_mend"]
+    assert "executable" in first(0, "versions", "--fix")["mended"]
     assert os.access(binary, os.X_OK)
     monkeypatch.setattr(checks, "p2p_daemon", lambda: None)
-    assert found("versions")[1] == ExitCode.VERSIONS_UNFIT
+    first(ExitCode.VERSIONS_UNFIT, "versions")
 
 
 def test_the_p2p_daemon_that_is_installed_is_found():
@@ -161,31 +168,27 @@ def test_peers_of_another_protocol_are_a_warning_until_all_are(found, daemon):
     assert code == ExitCode.VERSIONS_UNFIT
 
 
-def test_a_run_of_another_protocol_is_a_fault(found, home):
+def test_a_run_of_another_protocol_is_a_fault(first, home):
     manifest = remembered(home)
     path = NodeConfig.load({"home": home}, {}).manifest_path(manifest.run_id)
     path.write_text(path.read_text().replace("# protocol = 1", "protocol = 9"))
-    said, code = found("versions")
-    assert code == ExitCode.VERSIONS_UNFIT
-    assert "protocol" in said[0]["cause"]
+    assert "protocol" in first(ExitCode.VERSIONS_UNFIT, "versions")["cause"]
 
 
 # ------------------------------------------------------------ device
 
 
-def test_a_device_that_is_not_here(found):
-    said, code = found("device", "--set", "device=cuda:63")
-    assert code == ExitCode.DEVICE_UNFIT
-    assert "cuda:63" in said[0]["cause"]
-    assert said[0]["fix"]
+def test_a_device_that_is_not_here(first):
+    said = first(ExitCode.DEVICE_UNFIT, "device", "--set", "device=cuda:63")
+    assert "cuda:63" in said["cause"]
+    assert said["fix"]
 
 
-def test_a_run_that_does_not_fit(found, home):
+def test_a_run_that_does_not_fit(first, home):
     remembered(home)
-    said, code = found("device", "--set", "memory=1MB")
-    assert code == ExitCode.DEVICE_UNFIT
-    assert "does not fit" in said[0]["cause"]
-    assert "memory" in said[0]["fix"]
+    said = first(ExitCode.DEVICE_UNFIT, "device", "--set", "memory=1MB")
+    assert "does not fit" in said["cause"]
+    assert "memory" in said["fix"]
 
 
 def test_ends_that_do_not_fit_are_a_warning_where_a_block_fits(found, home):
@@ -202,16 +205,14 @@ def test_ends_that_do_not_fit_are_a_warning_where_a_block_fits(found, home):
 # ------------------------------------------------------------ disk
 
 
-def test_a_home_that_is_a_file(found, home):
+def test_a_home_that_is_a_file(first, home):
     home.write_text("in the way")
-    said, code = found("disk")
-    assert code == ExitCode.DISK_UNFIT
-    assert "not a directory" in said[0]["cause"]
-    assert found("disk", "--fix")[1] == ExitCode.DISK_UNFIT  # nothing of anybody's is removed
+    assert "not a directory" in first(ExitCode.DISK_UNFIT, "disk")["cause"]
+    first(ExitCode.DISK_UNFIT, "disk", "--fix")  # nothing of anybody's is removed
     assert home.read_text() == "in the way"
 
 
-def test_a_home_that_may_not_be_written_is_mended(found, home, monkeypatch):
+def test_a_home_that_may_not_be_written_is_mended(first, home, monkeypatch):
     home.mkdir(mode=0o500)
     if os.geteuid() == 0:  # whom no mode stops
         allowed = os.access
@@ -220,27 +221,23 @@ def test_a_home_that_may_not_be_written_is_mended(found, home, monkeypatch):
             "access",
             lambda p, m: bool(home.stat().st_mode & 0o200) if Path(p) == home else allowed(p, m),
         )
-    assert found("disk")[1] == ExitCode.DISK_UNFIT
-    said, code = found("disk", "--fix")
-    assert code == 0
-    assert "made" in said[0]["mended"]
+    first(ExitCode.DISK_UNFIT, "disk")
+    assert "made" in first(0, "disk", "--fix")["mended"]
 
 
-def test_a_key_that_others_can_read_is_closed_again(found, home):
+def test_a_key_that_others_can_read_is_closed_again(first, home):
     remembered(home)
     key = home / "identity.key"
     key.chmod(0o644)
-    said, code = found("disk")
-    assert (code, said[0]["can_mend"]) == (ExitCode.DISK_UNFIT, True)
-    assert found("disk", "--fix")[1] == 0
+    assert first(ExitCode.DISK_UNFIT, "disk")["can_mend"]
+    first(0, "disk", "--fix")
     assert key.stat().st_mode & 0o777 == 0o600
     key.write_bytes(b"damaged")
-    said, code = found("disk", "--fix")
-    assert (code, said[0]["can_mend"]) == (ExitCode.DISK_UNFIT, False)
+    assert not first(ExitCode.DISK_UNFIT, "disk", "--fix")["can_mend"]
     assert key.read_bytes() == b"damaged"
 
 
-def test_a_full_disk_is_freed_of_what_is_made_again(found, home, monkeypatch):
+def test_a_full_disk_is_freed_of_what_is_made_again(first, home, monkeypatch):
     remembered(home)
     (home / "data").mkdir()
     (home / "data" / "text.uint16").write_bytes(b"\0" * 4096)
@@ -252,18 +249,14 @@ def test_a_full_disk_is_freed_of_what_is_made_again(found, home, monkeypatch):
         )
 
     monkeypatch.setattr(shutil, "disk_usage", left)
-    said, code = found("disk")
-    assert code == ExitCode.DISK_UNFIT
-    assert "1.0 MiB free" in said[0]["cause"]
-    said, code = found("disk", "--fix")
-    assert code == 0
-    assert "4.0 KiB" in said[0]["mended"]
+    assert "1.0 MiB free" in first(ExitCode.DISK_UNFIT, "disk")["cause"]
+    assert "4.0 KiB" in first(0, "disk", "--fix")["mended"]
     assert (home / "identity.key").exists()
 
 
-def test_checkpoints_that_ask_for_more_than_the_disk_has(found, home):
+def test_checkpoints_that_ask_for_more_than_the_disk_has(first, home):
     remembered(home)
-    assert found("disk", "--set", "checkpoint.keep=1000")[1] == 0
+    first(0, "disk", "--set", "checkpoint.keep=1000")
     remembered(
         home,
         model__layers=64,
@@ -273,86 +266,72 @@ def test_checkpoints_that_ask_for_more_than_the_disk_has(found, home):
         model__d_ff=32768,
         pipeline__stages=1,
     )
-    said, code = found("disk", "--set", "checkpoint.keep=1000")
-    assert code == ExitCode.DISK_UNFIT
-    assert "TiB" in said[0]["cause"]
+    said = first(ExitCode.DISK_UNFIT, "disk", "--set", "checkpoint.keep=1000")
+    assert "TiB" in said["cause"]
 
 
-def test_a_damaged_checkpoint_is_moved_aside(found, home):
+def test_a_damaged_checkpoint_is_moved_aside(first, home):
     manifest = remembered(home)
     root = NodeConfig.load({"home": home}, {}).checkpoint_dir(manifest.run_id)
     store = CheckpointStore(root, CheckpointSettings(), manifest.run_id)
     for epoch in (1, 2):
         store.save(1, epoch, {"w": torch.full((4,), float(epoch))}, {}, {})
-    assert found("disk")[1] == 0
+    first(0, "disk")
     file = store.path(1, 2) / "parameters.safetensors"
     raw = bytearray(file.read_bytes())
     raw[-8:] = b"\xff" * 8
     file.write_bytes(raw)
-    said, code = found("disk")
-    assert code == ExitCode.DISK_UNFIT
-    assert "epoch-2" in said[0]["cause"]
-    said, code = found("disk", "--fix")
-    assert code == 0, said
+    assert "epoch-2" in first(ExitCode.DISK_UNFIT, "disk")["cause"]
+    first(0, "disk", "--fix")
     assert store.epochs(1) == [1]
-    moved = list((home / "damaged").iterdir())
-    assert len(moved) == 1
-    assert (moved[0] / "parameters.safetensors").read_bytes() == bytes(raw)
+    (moved,) = (home / "damaged").iterdir()
+    assert (moved / "parameters.safetensors").read_bytes() == bytes(raw)
 
 
 # ------------------------------------------------------------ data
 
 
-def test_data_that_is_not_there_or_not_the_runs(found, home, tmp_path):
+def test_data_that_is_not_there_or_not_the_runs(first, home, tmp_path):
     missing = tmp_path / "text.txt"
     remembered(home, data__source=f"file:{missing}")
-    said, code = found("data")
-    assert code == ExitCode.DATA_UNFIT
-    assert "text.txt" in said[0]["cause"]
+    assert "text.txt" in first(ExitCode.DATA_UNFIT, "data")["cause"]
     missing.write_bytes(b"To be, or not to be. " * 2000)
-    assert found("data")[1] == 0
+    first(0, "data")
     remembered(home, data__source=f"file:{missing}", data__sha256="ab" * 32)
-    said, code = found("data")
-    assert code == ExitCode.DATA_UNFIT
-    assert "sha256" in said[0]["cause"]
-    assert found("data", "--set", "role=stage")[1] == 0
+    assert "sha256" in first(ExitCode.DATA_UNFIT, "data")["cause"]
+    first(0, "data", "--set", "role=stage")
 
 
-def test_data_is_a_warning_to_who_can_host_a_block_stage(found, home):
-    ours = NodeConfig.load({"home": home}, {})
+def test_data_is_a_warning_to_who_can_host_a_block_stage(first, ours):
     owner = Identity.ephemeral()
     fields = {"data.source": "file:/nowhere/text.txt"}
     ours.remember(
         Manifest.parse(amended(Manifest.default_demo().owned_by(owner.peer_id), fields).sign(owner))
     )
-    said, code = found("data")
-    assert (code, said[0]["ok"], said[0]["code"]) == (0, True, ExitCode.DATA_UNFIT)
-    assert found("data", "--set", "role=ends")[1] == ExitCode.DATA_UNFIT
+    said = first(0, "data")
+    assert (said["ok"], said["code"]) == (True, ExitCode.DATA_UNFIT)
+    first(ExitCode.DATA_UNFIT, "data", "--set", "role=ends")
 
 
 # ------------------------------------------------------------ clock
 
 
-def test_a_clock_that_others_contradict(found, home, monkeypatch):
+def test_a_clock_that_others_contradict(first, home, monkeypatch):
     peer = Identity.ephemeral().peer_id
     for ahead, code in ((3600.0, ExitCode.CLOCK_WRONG), (0.5, ExitCode.OK)):
         heard = (Diagnosis(ADDRESS + peer, "answer", True, "answered", clock_s=ahead),)
         checkup = Checkup(Machine((), {}), heard, verdict(heard), 0.1)
         monkeypatch.setattr("node.app.joining.examine", lambda addresses, found=checkup, **_: found)
-        said, ended = found("clock")
-        assert ended == code
-        assert "ahead of" in said[0]["cause"]
+        assert "ahead of" in first(code, "clock")["cause"]
 
 
-def test_a_clock_that_is_behind_what_it_has_written(found, home):
+def test_a_clock_that_is_behind_what_it_has_written(first, home):
     remembered(home)
     later = time.time() + 7200
     os.utime(home / "identity.key", (later, later))
-    said, code = found("clock")
-    assert code == ExitCode.CLOCK_WRONG
-    assert "behind a file" in said[0]["cause"]
+    assert "behind a file" in first(ExitCode.CLOCK_WRONG, "clock")["cause"]
     os.utime(home / "identity.key")
-    assert found("clock")[1] == 0
+    first(0, "clock")
 
 
 def test_a_clock_is_mended_by_the_system(home, monkeypatch):

@@ -16,11 +16,10 @@ from node.manifest import Manifest, amended
 from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
+OWNER = Identity.ephemeral()
 
 
-def test_the_swarm_to_start_is_chosen_as_documented(home):
-    owner = Identity.ephemeral()
-    ours = NodeConfig.load({"home": home}, {})
+def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
     solo, none = choose(ours, None)
     assert none is None
     assert solo is not None
@@ -28,20 +27,20 @@ def test_the_swarm_to_start_is_chosen_as_documented(home):
     assert choose(ours, None)[0] == solo  # the same one the next time
 
     file = home / "other.toml"
-    file.write_bytes(Manifest.default_demo().sign(owner))
-    place = ADDRESS + owner.peer_id
+    file.write_bytes(Manifest.default_demo().sign(OWNER))
+    place = ADDRESS + OWNER.peer_id
     with_join = NodeConfig.load({"home": home, "join": [place]}, {})
     manifest, invite = choose(with_join, str(file))
     assert manifest is not None
     assert invite is not None
     assert (invite.run_id, invite.owner, invite.addresses) == (
         manifest.run_id,
-        owner.peer_id,
+        OWNER.peer_id,
         (place,),
     )
 
     with_both = NodeConfig.load(
-        {"home": home, "join": [Invite(manifest.run_id, owner.peer_id, (place,)).encode()]}, {}
+        {"home": home, "join": [Invite(manifest.run_id, OWNER.peer_id, (place,)).encode()]}, {}
     )
     chosen, invite = choose(with_both, str(file))
     assert chosen == manifest
@@ -49,7 +48,7 @@ def test_the_swarm_to_start_is_chosen_as_documented(home):
 
     stranger = Invite(
         solo.run_id.replace(solo.run_id[0], "f" if solo.run_id[0] != "f" else "0"),
-        owner.peer_id,
+        OWNER.peer_id,
         (place,),
     )
     manifest, invite = choose(ours, stranger.encode())
@@ -61,18 +60,17 @@ def test_the_swarm_to_start_is_chosen_as_documented(home):
     )
     manifest, invite = choose(by_environment, None)
     assert manifest is not None
-    assert manifest.swarm.owner == owner.peer_id
+    assert manifest.swarm.owner == OWNER.peer_id
     assert invite is not None
 
     rendezvous = NodeConfig.load({"home": home / "r", "role": "rendezvous", "join": [place]}, {})
     assert choose(rendezvous, None) == (None, None)
 
 
-def test_a_manifest_from_a_stranger_must_be_the_invited_one(home, monkeypatch):
-    owner, thief = Identity.ephemeral(), Identity.ephemeral()
-    ours = NodeConfig.load({"home": home}, {})
-    real, fake = (Manifest.default_demo().sign(who) for who in (owner, thief))
-    invite = Invite(Manifest.parse(real).run_id, owner.peer_id, (ADDRESS + thief.peer_id,)).encode()
+def test_a_manifest_from_a_stranger_must_be_the_invited_one(ours, monkeypatch):
+    thief = Identity.ephemeral()
+    real, fake = (Manifest.default_demo().sign(who) for who in (OWNER, thief))
+    invite = Invite(Manifest.parse(real).run_id, OWNER.peer_id, (ADDRESS + thief.peer_id,)).encode()
 
     def answers(raw: bytes) -> None:
         monkeypatch.setattr(
@@ -84,7 +82,7 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(home, monkeypatch):
     for wrong in (
         fake,
         real.replace(b"# epochs = 120", b"epochs = 121"),
-        Manifest.parse(real).owned_by(owner.peer_id).to_toml(),
+        Manifest.parse(real).owned_by(OWNER.peer_id).to_toml(),
     ):
         answers(wrong)
         with pytest.raises(Refused):
@@ -92,28 +90,26 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(home, monkeypatch):
 
 
 def test_only_the_owner_invites_into_a_private_swarm():
-    owner, guest = Identity.ephemeral(), Identity.ephemeral()
+    guest = Identity.ephemeral()
     private = Manifest.parse(
-        amended(Manifest.default_demo(), {"swarm.admission": "invite"}).sign(owner)
+        amended(Manifest.default_demo(), {"swarm.admission": "invite"}).sign(OWNER)
     )
-    places = (ADDRESS + owner.peer_id,)
-    assert Invite.decode(invite_text(private, places, owner)).admission
+    places = (ADDRESS + OWNER.peer_id,)
+    assert Invite.decode(invite_text(private, places, OWNER)).admission
     with pytest.raises(Refused, match="not its owner"):
         invite_text(private, places, guest)
-    open_one = Manifest.parse(Manifest.default_demo().sign(owner))
+    open_one = Manifest.parse(Manifest.default_demo().sign(OWNER))
     assert not Invite.decode(invite_text(open_one, places, guest)).admission
 
 
-def test_a_private_swarm_is_asked_as_the_admitted_peer(home, monkeypatch):
-    owner = Identity.ephemeral()
-    ours = NodeConfig.load({"home": home}, {})
+def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
     me = Identity.load_or_create(ours.identity_path)
     private = Manifest.parse(
         amended(
-            Manifest.default_demo().owned_by(owner.peer_id), {"swarm.admission": "invite"}
-        ).sign(owner)
+            Manifest.default_demo().owned_by(OWNER.peer_id), {"swarm.admission": "invite"}
+        ).sign(OWNER)
     )
-    places, asked = (ADDRESS + owner.peer_id,), []
+    places, asked = (ADDRESS + OWNER.peer_id,), []
 
     def observed(places, question, kind, seed=None):
         asked.append((question, Identity(Ed25519PrivateKey.from_private_bytes(seed), None)))
@@ -122,7 +118,7 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(home, monkeypatch):
 
     monkeypatch.setattr("node.app.joining.observe", observed)
     for guest in (None, me.peer_id):
-        text = invite_text(private, places, owner, guest)
+        text = invite_text(private, places, OWNER, guest)
         look(ours, text)
         ask_peers(ours, text)
         for question, asker in asked:
@@ -130,7 +126,7 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(home, monkeypatch):
             check_admission(
                 token,
                 run_id=private.run_id,
-                owner=owner.peer_id,
+                owner=OWNER.peer_id,
                 peer=asker.peer_id,
                 now_wall=time.time(),
             )
@@ -139,11 +135,9 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(home, monkeypatch):
         asked.clear()
 
 
-def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
-    owner = Identity.ephemeral()
-    place = ADDRESS + owner.peer_id
-    ours = NodeConfig.load({"home": home}, {})
-    invite = Invite(RunId("ab" * 32), owner.peer_id, (place,))
+def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch, ours):
+    place = ADDRESS + OWNER.peer_id
+    invite = Invite(RunId("ab" * 32), OWNER.peer_id, (place,))
     asked, answered = [], Diagnosis(place, "answer", True, "answered", clock_s=-3600.0)
 
     def found(*findings):
@@ -177,9 +171,8 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
     check(ours, invite)  # nobody there: the daemon goes on looking
 
 
-def test_join_does_not_ask_about_the_key_of_a_local_daemon(home, daemon, monkeypatch):
-    owner = Identity.ephemeral()
-    ours, asked = NodeConfig.load({"home": home}, {}), []
+def test_join_does_not_ask_about_the_key_of_a_local_daemon(ours, daemon, monkeypatch):
+    asked = []
     Identity.load_or_create(ours.identity_path)
 
     def examine(addresses, **how):
@@ -187,27 +180,25 @@ def test_join_does_not_ask_about_the_key_of_a_local_daemon(home, daemon, monkeyp
         return Checkup(Machine((), {}), (), verdict([]), 0.1)
 
     monkeypatch.setattr("node.app.joining.examine", examine)
-    check(ours, Invite(RunId("ab" * 32), owner.peer_id, (ADDRESS + owner.peer_id,)))
+    check(ours, Invite(RunId("ab" * 32), OWNER.peer_id, (ADDRESS + OWNER.peer_id,)))
     assert asked == [None]
 
 
-def test_the_addresses_to_examine_are_those_given_or_remembered(home, monkeypatch):
-    owner = Identity.ephemeral()
-    ours, asked = NodeConfig.load({"home": home}, {}), []
-    manifest = Manifest.parse(Manifest.default_demo().sign(owner))
-    one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{owner.peer_id}" for port in (1, 2, 3))
+def test_the_addresses_to_examine_are_those_given_or_remembered(ours, monkeypatch):
+    asked = []
+    manifest = Manifest.parse(Manifest.default_demo().sign(OWNER))
+    one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}" for port in (1, 2, 3))
     monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: asked.append(addresses))
     examined(ours, ())
-    ours.remember(manifest, Invite(manifest.run_id, owner.peer_id, (one,)).encode())
+    ours.remember(manifest, Invite(manifest.run_id, OWNER.peer_id, (one,)).encode())
     examined(ours, ())
-    examined(ours, (Invite(manifest.run_id, owner.peer_id, (two,)).encode().upper(), three))
+    examined(ours, (Invite(manifest.run_id, OWNER.peer_id, (two,)).encode().upper(), three))
     assert asked == [[], [one], [two, three]]
     with pytest.raises(UsageFault, match="neither"):
         examined(ours, ("swarm.toml",))
 
 
-def test_an_invite_of_another_version_is_no_file(home):
-    ours = NodeConfig.load({"home": home}, {})
+def test_an_invite_of_another_version_is_no_file(ours):
     for text in ("tutti1abcdef", "TUTTI3ABCDEF"):
         with pytest.raises(UsageFault, match=f"version {text[5]}, this tutti reads version 2"):
             choose(ours, text)

@@ -10,6 +10,7 @@ import tokenizers
 from node.config import NodeConfig
 from node.data.places import Places
 from node.manifest import Manifest, amended, read_manifest
+from tests.cli.conftest import refused
 
 TEXT = "the cat sat on the mat and looked at the rain\n" * 200
 
@@ -36,22 +37,8 @@ def words(tmp_path):
     return path
 
 
-def ours(home) -> NodeConfig:
-    return NodeConfig.load({"home": home}, {})
-
-
-def refused(shown, code: int, *says: str) -> None:
-    """One block on stderr: what failed and the next step, with all of these words in it."""
-    assert shown.returncode == code, (shown.returncode, shown.stderr)
-    what, *rest = shown.stderr.strip().splitlines()
-    assert what.startswith("tutti: ")
-    assert rest
-    for word in says:
-        assert word in shown.stderr, shown.stderr
-
-
-def test_init_writes_hashes_and_remembers_file_locations(tutti, home, corpus, words):
-    shown = tutti(
+def test_init_writes_hashes_and_remembers_file_locations(tutti, home, ours, corpus, words):
+    said = tutti(
         "swarm",
         "init",
         "--data",
@@ -61,15 +48,14 @@ def test_init_writes_hashes_and_remembers_file_locations(tutti, home, corpus, wo
         "--set",
         "model.vocab=1024",
         "--json",
-    )
-    assert shown.returncode == 0, shown.stderr
+    ).good()
     made = read_manifest(home.parent / "swarm.toml")
     assert (made.data.source, made.data.tokenizer) == ("file:corpus.txt", "words.json")
     assert made.data.sha256 == hashlib.sha256(TEXT.encode()).hexdigest()
     assert made.data.tokenizer_sha256 == hashlib.sha256(words.read_bytes()).hexdigest()
     assert str(corpus.parent) not in (home.parent / "swarm.toml").read_text()
-    assert ours(home).places(made.run_id) == Places(str(corpus), str(words))
-    assert json.loads(shown.stdout)["data"]["sha256"] == made.data.sha256
+    assert ours.places(made.run_id) == Places(str(corpus), str(words))
+    assert json.loads(said)["data"]["sha256"] == made.data.sha256
     # Here it is found again; another machine says where it keeps them.
     assert "signature good" in tutti("swarm", "validate", "swarm.toml").stdout
     elsewhere = ("--home", str(home.parent / "guest"))
@@ -86,11 +72,10 @@ def test_init_writes_hashes_and_remembers_file_locations(tutti, home, corpus, wo
 def test_the_hash_of_builtin_data_is_written_too(tutti, home):
     from node.data.readers import pydoc
 
-    shown = tutti("swarm", "init")
-    assert shown.returncode == 0, shown.stderr
+    said = tutti("swarm", "init").good()
     digest = hashlib.sha256(pydoc()).hexdigest()
     assert read_manifest(home.parent / "swarm.toml").data.sha256 == digest
-    assert digest[:12] in shown.stdout
+    assert digest[:12] in said
 
 
 def test_init_refuses_what_cannot_be_trained_on(tutti, home, corpus, words):
@@ -168,23 +153,21 @@ def test_a_manifest_cut_is_refused_by_both(tutti, home, share):
 
 def test_a_handwritten_draft_is_valid_and_defaults_are_listed(tutti, home):
     (home.parent / "draft.toml").write_text("[model]\nlayers = 4\n[pipeline]\nstages = 2\n")
-    shown = tutti("swarm", "validate", "draft.toml")
-    assert shown.returncode == 0, shown.stderr
-    assert "not signed yet" in shown.stdout
-    assert "[optimizer], [data], [training]" in shown.stdout
+    said = tutti("swarm", "validate", "draft.toml").good()
+    assert "not signed yet" in said
+    assert "[optimizer], [data], [training]" in said
     assert tutti("swarm", "init", "--from", "draft.toml").returncode == 0
     assert Manifest.parse((home.parent / "draft-2.toml").read_bytes()).model.layers == 4
 
 
-def test_a_place_is_remembered_until_it_is_gone(home, corpus):
-    config = ours(home)
-    config.keep_places("f" * 64, Places(str(corpus)))
-    assert config.places("f" * 64) == Places(str(corpus))
+def test_a_place_is_remembered_until_it_is_gone(home, ours, corpus):
+    ours.keep_places("f" * 64, Places(str(corpus)))
+    assert ours.places("f" * 64) == Places(str(corpus))
     set_here = NodeConfig.load({"home": home, "data": str(home)}, {"TUTTI_TOKENIZER": "t.json"})
     assert set_here.places("f" * 64).data == str(home)
     assert set_here.places("f" * 64).tokenizer.endswith("/t.json")
     corpus.unlink()
-    assert config.places("f" * 64) == Places()
+    assert ours.places("f" * 64) == Places()
     for rubbish in (b"[1]", b"{", b"\xff", b'{"data": 3}', b'{"data": "\\u0000"}'):
-        (config.swarm_dir("f" * 64) / "places.json").write_bytes(rubbish)
-        assert config.places("f" * 64) == Places()
+        (ours.swarm_dir("f" * 64) / "places.json").write_bytes(rubbish)
+        assert ours.places("f" * 64) == Places()

@@ -62,24 +62,27 @@ def test_every_variable_of_a_container_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "env", "says", "where"),
+    ("flags", "env", "says", "where", "helps"),
     [
-        ({}, {"TUTTI_P2P_PORT": "many"}, 'transport.p2p_port = "many"', "TUTTI_P2P_PORT"),
-        ({}, {"TUTTI_P2P_PORT": "70000"}, "transport.p2p_port = 70000", "TUTTI_P2P_PORT"),
-        ({}, {"TUTTI_FORCE_TUNNEL": "perhaps"}, "transport.force_tunnel", "TUTTI_FORCE_TUNNEL"),
-        ({"role": "boss"}, {}, 'role = "boss"', "--role"),
-        ({"stage": "0"}, {}, 'stage = "0"', "--stage"),
-        ({"memory": "lots"}, {}, 'memory = "lots"', "--memory"),
-        ({"limits.in_fligt": "3"}, {}, "limits.in_fligt is not a setting", ""),
-        ({}, {"TUTTI_P2P_PORTS": "1"}, "TUTTI_P2P_PORTS is not a setting", "environment"),
+        ({}, {"TUTTI_P2P_PORT": "many"}, 'transport.p2p_port = "many"', "TUTTI_P2P_PORT", ""),
+        ({}, {"TUTTI_P2P_PORT": "70000"}, "transport.p2p_port = 70000", "TUTTI_P2P_PORT", ""),
+        ({}, {"TUTTI_FORCE_TUNNEL": "perhaps"}, "transport.force_tunnel", "TUTTI_FORCE_TUNNEL", ""),
+        ({"role": "boss"}, {}, 'role = "boss"', "--role", ""),
+        ({"stage": "0"}, {}, 'stage = "0"', "--stage", "block stage"),
+        ({"stage": "-1"}, {}, 'stage = "-1"', "--stage", "block stage"),
+        ({"stage": "first"}, {}, 'stage = "first"', "--stage", "block stage"),
+        ({"memory": "lots"}, {}, 'memory = "lots"', "--memory", ""),
+        ({"limits.in_fligt": "3"}, {}, "limits.in_fligt is not a setting", "", ""),
+        ({}, {"TUTTI_P2P_PORTS": "1"}, "TUTTI_P2P_PORTS is not a setting", "environment", ""),
     ],
 )
-def test_a_bad_setting_is_named_with_the_place_it_came_from(tmp_path, flags, env, says, where):
+def test_a_bad_setting_is_named_with_its_origin(tmp_path, flags, env, says, where, helps):
     with pytest.raises(UsageFault) as fault:
         NodeConfig.load({"home": tmp_path, **flags}, env)
     assert fault.value.what.startswith(says)
     assert where in fault.value.what
     assert fault.value.next_step
+    assert helps in fault.value.next_step
 
 
 def test_the_owners_newest_change_to_a_run_is_kept(tmp_path):

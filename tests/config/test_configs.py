@@ -9,7 +9,7 @@ import pytest
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import UsageFault
-from node.manifest import Manifest, read_manifest
+from node.manifest import Manifest, amended, read_manifest
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WANTED = {
@@ -95,7 +95,5 @@ def test_averaging_a_live_swarm_does_not_support_is_refused(
 
 
 def test_a_number_of_peers_is_read_from_text_too() -> None:
-    from node.manifest import amended
-
     base = Manifest(outer=OuterSettings("gossip", every=3))
     assert amended(base, {"averaging.cell": "4"}).averaging.peers == 4

@@ -50,14 +50,22 @@ def ours(tmp_path: Path) -> NodeConfig:
     return config
 
 
+@pytest.fixture
+def one(ours: NodeConfig) -> Manifest:
+    """A run that this home was invited to, and remembers."""
+    made = a_run()
+    ours.remember(made, invite_to(made).encode())
+    return made
+
+
 def others(home: Path, but: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in home.rglob("*") if p.is_file() and p != but}
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_the_run_used_last_is_found_without_its_pointer(ours: NodeConfig, how: str) -> None:
-    one = a_run()
-    ours.remember(one, invite_to(one).encode())
+def test_the_run_used_last_is_found_without_its_pointer(
+    ours: NodeConfig, one: Manifest, how: str
+) -> None:
     pointer = ours.home / "swarms" / "current"
     DAMAGE[how](pointer)
     assert choose(ours, None) == (one, invite_to(one))
@@ -72,10 +80,8 @@ def test_the_run_used_last_is_found_without_its_pointer(ours: NodeConfig, how: s
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_manifest_is_asked_for_again_by_the_invite(
-    ours: NodeConfig, how: str, capsys: pytest.CaptureFixture[str]
+    ours: NodeConfig, one: Manifest, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = a_run()
-    ours.remember(one, invite_to(one).encode())
     path = ours.manifest_path(one.run_id)
     DAMAGE[how](path)
     assert choose(ours, None) == (None, invite_to(one))
@@ -104,9 +110,9 @@ def test_a_damaged_manifest_is_refused_until_a_copy_is_given(
 
 
 @pytest.mark.parametrize("how", ["altered", "cut", "emptied"])
-def test_a_damaged_invite_is_replaced_by_remembered_peers(ours: NodeConfig, how: str) -> None:
-    one = a_run()
-    ours.remember(one, invite_to(one).encode())
+def test_a_damaged_invite_is_replaced_by_remembered_peers(
+    ours: NodeConfig, one: Manifest, how: str
+) -> None:
     path = ours.manifest_path(one.run_id).parent / "invite"
     DAMAGE[how](path)
     with pytest.raises(Refused, match="invite is damaged") as caught:
@@ -128,10 +134,8 @@ def test_a_manifest_of_another_run_in_its_place_is_damage(ours: NodeConfig) -> N
 
 
 def test_on_a_full_disk_what_is_remembered_is_remembered_again(
-    ours: NodeConfig, monkeypatch: pytest.MonkeyPatch
+    ours: NodeConfig, one: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = a_run()
-    ours.remember(one, invite_to(one).encode())
 
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

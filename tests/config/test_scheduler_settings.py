@@ -19,33 +19,21 @@ def manifest(scheduler: str, rest: str = "", base: str = FOUR) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ('paths = "shortest"', "planned"),
-        ("paths = 1", "scheduler.paths"),
-        ("skip = -0.1", "scheduler.skip"),
-        ("skip = 1.0", "scheduler.skip"),
-        ("skip = nan", "scheduler.skip"),
-        ('skip = "half"', "scheduler.skip"),
-        ("max_swaps = -1", "scheduler.max_swaps"),
-        ("max_swaps = 4097", "scheduler.max_swaps"),
-        ("max_swaps = 1.5", "scheduler.max_swaps"),
-        ("max_jump = -1", "scheduler.max_jump"),
-        ("max_jump = true", "scheduler.max_jump"),
-        ("keep_first = -1", "scheduler.keep_first"),
-        ("swaps = 2", "max_swaps"),
-    ],
-)
-def test_a_value_that_cannot_be_is_refused(line: str, says: str) -> None:
-    with pytest.raises(UsageFault) as refusal:
-        manifest(line)
-    assert refusal.value.next_step
-    assert says in f"{refusal.value}; {refusal.value.next_step}"
-
-
-@pytest.mark.parametrize(
     ("lines", "rest", "says"),
     [
+        ('paths = "shortest"', "", "planned"),
+        ("paths = 1", "", "scheduler.paths"),
+        ("skip = -0.1", "", "scheduler.skip"),
+        ("skip = 1.0", "", "scheduler.skip"),
+        ("skip = nan", "", "scheduler.skip"),
+        ('skip = "half"', "", "scheduler.skip"),
+        ("max_swaps = -1", "", "scheduler.max_swaps"),
+        ("max_swaps = 4097", "", "scheduler.max_swaps"),
+        ("max_swaps = 1.5", "", "scheduler.max_swaps"),
+        ("max_jump = -1", "", "scheduler.max_jump"),
+        ("max_jump = true", "", "scheduler.max_jump"),
+        ("keep_first = -1", "", "scheduler.keep_first"),
+        ("swaps = 2", "", "max_swaps"),
         ("skip = 0.2", "", "0.25 and more to leave out one"),
         ("skip = 0.75", "", "pipeline.may_skip = 0.5"),
         ("skip = 0.5\nmax_jump = 1", "", "max_jump 2"),
@@ -53,9 +41,10 @@ def test_a_value_that_cannot_be_is_refused(line: str, says: str) -> None:
         ("skip = 0.5", "[averaging]\ncell = 2\n[outer]\nevery = 4\n", 'cell = "all"'),
     ],
 )
-def test_values_that_do_not_hold_together_are_refused(lines: str, rest: str, says: str) -> None:
+def test_what_cannot_be_or_not_together_is_refused(lines: str, rest: str, says: str) -> None:
     with pytest.raises(UsageFault) as refusal:
         manifest(lines, rest)
+    assert refusal.value.next_step
     assert says in f"{refusal.value}; {refusal.value.next_step}"
 
 

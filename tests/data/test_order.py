@@ -49,6 +49,8 @@ def test_impossible_arguments():
         SampleOrder(0, 1)
     with pytest.raises(ValueError, match="start at 0"):
         SampleOrder(5, 1).sample(-1)
+    with pytest.raises(ValueError, match="fewer"):
+        Sampler(SampleOrder(50, 3)).take(-1)
 
 
 class Life(RuleBasedStateMachine):
@@ -145,8 +147,3 @@ def test_giving_back_twice_or_what_was_never_taken(back):
         sampler.give_back(back)
     assert sampler.state() == {"next": 4, "returned": [2]}
     assert sampler.take(2) == (2, 4)
-
-
-def test_taking_less_than_nothing():
-    with pytest.raises(ValueError, match="fewer"):
-        Sampler(SampleOrder(50, 3)).take(-1)

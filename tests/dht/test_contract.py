@@ -45,38 +45,35 @@ async def test_a_new_record_replaces_the_old_one(three, body, eventually) -> Non
         assert await eventually(seen)
 
 
+async def sees(reader, writer) -> bool:
+    return writer.me in await reader.read()
+
+
 async def test_a_withdrawn_peer_is_gone_and_may_come_back(three, body, eventually) -> None:
     writer, reader = three.directories[:2]
 
-    async def sees():
-        return writer.me in await reader.read()
-
     async def sees_not():
-        return writer.me not in await reader.read()
+        return not await sees(reader, writer)
 
     await writer.publish(body())
-    assert await eventually(sees)
+    assert await eventually(lambda: sees(reader, writer))
     await writer.withdraw()
-    assert writer.me not in await writer.read()
+    assert not await sees(writer, writer)
     assert await eventually(sees_not)
     await writer.publish(body())
-    assert await eventually(sees)
+    assert await eventually(lambda: sees(reader, writer))
 
 
 async def test_a_record_ends_with_its_life(three, body, eventually) -> None:
     writer, reader = three.directories[:2]
     posted = three.clocks[0].stands = time.time()
     await writer.publish(body())
-
-    async def sees():
-        return writer.me in await reader.read()
-
-    assert await eventually(sees)
+    assert await eventually(lambda: sees(reader, writer))
     await writer.close()
     three.clocks[1].stands = posted + DirectorySettings().ttl_s - 1
-    assert await sees()
+    assert await sees(reader, writer)
     three.clocks[1].stands = posted + DirectorySettings().ttl_s + 1
-    assert not await sees()
+    assert not await sees(reader, writer)
 
 
 async def test_a_body_others_would_refuse_is_not_posted(three, body) -> None:

@@ -84,6 +84,24 @@ class Pair:
     one: Side
     lost: list[DeviceLost] = field(default_factory=list)
 
+    def step_alike(self, epoch: int, tokens: int) -> None:
+        """Both take their gradients and step: the same sums over so many tokens, the same
+        parameters."""
+        sums, counted = self.two.adopt(epoch)
+        wanted, counted_alone = self.one.adopt(epoch)
+        assert counted == counted_alone == tokens
+        assert sums.keys() == wanted.keys() == self.one.state.parameters().keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(
+                sums[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
+        for name, parameter in self.one.state.parameters().items():
+            # Newton-Schulz turns what is small in a direction into what is as large as the rest:
+            # the last bits of a sum grow.
+            torch.testing.assert_close(
+                self.two.state.parameters()[name], parameter, rtol=1e-4, atol=1e-5
+            )
+
 
 @contextmanager
 def pair(stage: int, folder: Path) -> Iterator[Pair]:

@@ -41,20 +41,12 @@ def test_epochs_of_training_are_those_of_one_device(ends):
             torch.testing.assert_close(y, y1, **CLOSE)
             torch.testing.assert_close(dh, dh1, **CLOSE)
             assert loss == pytest.approx(loss1, rel=1e-6)
-        sums, tokens = ends.two.adopt(epoch)
-        sums1, tokens1 = ends.one.adopt(epoch)
-        assert tokens == tokens1 == 2 * 48
-        assert (
-            sums.keys()
-            == sums1.keys()
-            == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
-        )
-        for name, gradient in sums1.items():
-            torch.testing.assert_close(sums[name], gradient, **CLOSE)
-        for name, parameter in ends.one.state.parameters().items():
-            torch.testing.assert_close(
-                ends.two.state.parameters()[name], parameter, rtol=1e-4, atol=1e-5
-            )
+        ends.step_alike(epoch, 2 * 48)
+    assert ends.one.state.parameters().keys() == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    }
 
 
 def test_forward_only_work_is_that_of_one_device(ends):

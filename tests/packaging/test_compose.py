@@ -60,12 +60,9 @@ def image_env(dockerfile: list[tuple[str, str]]) -> dict[str, str]:
     )
 
 
-def schema(root: Path) -> dict[str, Any]:
-    return json.loads((root / "tests/packaging/compose-spec.json").read_text())
-
-
 def complaints(root: Path, document: dict[str, Any]) -> list[str]:
-    return [e.message for e in jsonschema.Draft7Validator(schema(root)).iter_errors(document)]
+    schema = json.loads((root / "tests/packaging/compose-spec.json").read_text())
+    return [e.message for e in jsonschema.Draft7Validator(schema).iter_errors(document)]
 
 
 def test_the_file_is_a_compose_file(root: Path, compose: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ loopback."""
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,32 @@ from node.pipeline.settings import PipelineLimits, PipelineSettings
 
 torch.set_num_threads(1)
 
+ORIGIN, STAGES = PeerId("s0a"), 3
+
 MODEL = ModelSettings(layers=3, d_model=16, heads=2, kv_heads=1, d_ff=24, vocab=31, seq_len=8)
 SETTINGS = PipelineSettings(stages=3, micro_batch=4, wire="fp32", forward_timeout_s=5.0)
+
+
+def make_plan(
+    batches: int,
+    replicas: int,
+    stages: int = STAGES,
+    dice: random.Random | None = None,
+    term: int = 1,
+) -> Plan:
+    """Replicas take turns; with ``dice``, each path leaves one block stage out or visits two in
+    another order, now and then."""
+    peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, stages + 1)}
+    members = (PlanMember(ORIGIN, 0), *(PlanMember(p, s) for s, ps in peers.items() for p in ps))
+    paths = []
+    for i in range(batches):
+        hops = [Hop(s, ps[(i + s) % replicas]) for s, ps in peers.items()]
+        if dice is not None and dice.random() < 0.3:
+            hops.pop(dice.randrange(len(hops)))
+        if dice is not None and dice.random() < 0.3:
+            dice.shuffle(hops)
+        paths.append(Path(i, ORIGIN, (i,), tuple(hops)))
+    return Plan(3, term, ORIGIN, members, tuple(paths), {})
 
 
 class Ear:
@@ -136,14 +161,16 @@ class Swarm:
             pipeline.set_plan(plan)
         return plan
 
-    async def run(self, plan: Plan) -> dict[int, MicroBatchDone]:
-        """Run all paths of s0a; every micro-batch must be reported exactly once."""
+    async def run(self, plan: Plan, counted: bool | None = None) -> dict[int, MicroBatchDone]:
+        """Run all paths of s0a; every micro-batch must be reported exactly once, and all of them,
+        or none, be ``counted``."""
         self.results = []
         await asyncio.wait_for(
             self.pipelines["s0a"].run(plan.paths, self.batch, self.results.append), 60
         )
         assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
         await self.settle()
+        assert counted is None or {r.counted for r in self.results} == {counted}
         return {r.index: r for r in self.results}
 
     async def settle(self) -> None:
@@ -190,11 +217,16 @@ class Swarm:
             n: p.grad.clone() for n, p in self.unsplit.named_parameters() if p.grad is not None
         }, total
 
-    async def check(self, plan: Plan, skip_stages: tuple[int, ...] = ()) -> None:
-        """Every gradient equals the unsplit model's, except at stages whose dead replica took some
-        with it."""
+    async def check(
+        self,
+        plan: Plan,
+        skip_stages: tuple[int, ...] = (),
+        expected: tuple[dict[str, Tensor], float] | None = None,
+    ) -> None:
+        """Every gradient equals the expected one, by default the unsplit model's, except at stages
+        whose dead replica took some with it."""
         mine, tokens = await self.gradients()
-        theirs, total = self.reference(plan)
+        theirs, total = expected or self.reference(plan)
         names = {
             n: s
             for s in range(self.settings.stages + 1)
@@ -207,11 +239,8 @@ class Swarm:
                     mine[name], wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
                 )
         for stage, n in tokens.items():
-            assert (
-                n == each * len(plan.paths)
-                if stage not in skip_stages
-                else n <= each * len(plan.paths)
-            )
+            visits = sum(stage in (0, *(hop.stage for hop in path.hops)) for path in plan.paths)
+            assert n == each * visits if stage not in skip_stages else n <= each * visits
         assert sum(r.loss_sum for r in self.results) == pytest.approx(total, rel=1e-5)
 
     async def close(self) -> None:

@@ -9,25 +9,13 @@ from dataclasses import replace
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Path, Plan, PlanMember
+from node.core.journey import Hop, Plan
 from node.pipeline import events as ev
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Direction, Key, Say
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
-
-ORIGIN = PeerId("s0a")
-STAGES = 3
-
-
-def make_plan(batches: int, replicas: int) -> Plan:
-    peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, STAGES + 1)}
-    members = (PlanMember(ORIGIN, 0), *(PlanMember(p, s) for s, ps in peers.items() for p in ps))
-    paths = tuple(
-        Path(i, ORIGIN, (i,), tuple(Hop(s, ps[(i + s) % replicas]) for s, ps in peers.items()))
-        for i in range(batches)
-    )
-    return Plan(3, 1, ORIGIN, members, paths, {})
+from tests.pipeline.conftest import ORIGIN, make_plan
 
 
 def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from node.core.errors import WireError
 from node.reach import natpmp
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Mapping
+from node.reach.mapping_plan import Mapping, Port
 from node.reach.natpmp import (
     NatPmp,
     Pcp,
@@ -325,23 +325,29 @@ async def test_the_nonce_opens_what_an_earlier_process_left(router: FakeRouter) 
     await Pcp(HERE, NONCE, router.port).map(PORTS, 3600.0)
 
 
-async def test_a_udp_port_that_is_refused_is_left_out(
-    router: FakeRouter,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def refusing(router: FakeRouter, monkeypatch: pytest.MonkeyPatch, but: Port) -> NatPmp:
+    """A way by NAT-PMP to a router that refuses this port."""
     way = NatPmp(HERE, router.port)
     await way.probe()
     ask = way._ask
 
-    async def no_udp(port, lease_s):
-        if port[0] == "udp":
-            raise RouterFault("no UDP")
+    async def all_but_one(port: Port, lease_s: float) -> tuple[Mapping, float]:
+        if port == but:
+            raise RouterFault("not this one")
         return await ask(port, lease_s)
 
-    monkeypatch.setattr(way, "_ask", no_udp)
+    monkeypatch.setattr(way, "_ask", all_but_one)
+    return way
+
+
+async def test_a_udp_port_that_is_refused_is_left_out(
+    router: FakeRouter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way = await refusing(router, monkeypatch, PORTS[1])
     mapped, _ = await way.map(PORTS, 3600.0)
     assert [(m.protocol, m.internal) for m in mapped] == [PORTS[0], PORTS[2]]
-    with pytest.raises(RouterFault, match="no UDP"):
+    with pytest.raises(RouterFault, match="not this one"):
         await way.map(PORTS[1:2], 3600.0)
 
 
@@ -349,21 +355,12 @@ async def test_a_tcp_port_that_is_refused_leaves_nothing(
     router: FakeRouter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    way = NatPmp(HERE, router.port)
-    await way.probe()
-    ask = way._ask
-
-    async def not_the_last(port, lease_s):
-        if port == PORTS[2]:
-            raise RouterFault("full")
-        return await ask(port, lease_s)
-
-    monkeypatch.setattr(way, "_ask", not_the_last)
-    with pytest.raises(RouterFault, match="full"):
+    way = await refusing(router, monkeypatch, PORTS[2])
+    with pytest.raises(RouterFault, match="not this one"):
         await way.map(PORTS, 3600.0)
     assert not router.table
     await way.map(PORTS[:2], 3600.0)
-    with pytest.raises(RouterFault, match="full"):
+    with pytest.raises(RouterFault, match="not this one"):
         await way.map(PORTS, 3600.0)
     assert set(router.table) == set(PORTS[:2]), "what was mapped before keeps its lease"
 

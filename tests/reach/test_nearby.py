@@ -7,8 +7,6 @@ import dataclasses
 import ipaddress
 import logging
 import struct
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -323,8 +321,3 @@ async def test_complaints_of_zeroconf_are_one_debug_event_each(monkeypatch, capl
     ]
     assert caplog.records == []
     assert log.handlers == before
-
-
-def test_commands_start_without_zeroconf():
-    code = "import sys, cli; sys.exit('zeroconf' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -61,6 +61,12 @@ class Rig:
             **options,
         )
 
+    async def mapped(self) -> tuple[Mapping, ...]:
+        """Start with PORTS wanted; what is mapped then."""
+        self.mapper.want(PORTS)
+        await self.mapper.start()
+        return await self.change()
+
     def _ways(self, gateway: Gateway) -> tuple[GatewayProtocol, ...]:
         port = self.router.port
         nonce = self.mapper._nonce
@@ -123,9 +129,7 @@ async def test_from_start_to_close(rig: Rig, router: FakeRouter) -> None:
 
 async def test_natpmp_alone(rig: Rig, router: FakeRouter) -> None:
     router.speaks = {"natpmp"}
-    rig.mapper.want(PORTS)
-    await rig.mapper.start()
-    assert {m.how for m in await rig.change()} == {"NAT-PMP"}
+    assert {m.how for m in await rig.mapped()} == {"NAT-PMP"}
     assert rig.mapper.tried["PCP"] == "the router speaks NAT-PMP, but not PCP"
 
 
@@ -151,23 +155,21 @@ async def test_a_service_that_comes_up_later(
 
 
 async def test_a_router_that_restarts(rig: Rig, router: FakeRouter) -> None:
-    rig.mapper.want(PORTS)
-    await rig.mapper.start()
-    before = await rig.change()
+    before = await rig.mapped()
     router.restart()
     await rig.until(lambda: set(router.table) == set(PORTS))
     assert rig.mapper.mappings == before
     assert rig.changes == 1
 
 
-async def test_a_router_that_is_gone_and_back(
+async def test_a_router_that_moves_and_is_gone_and_back(
     rig: Rig,
     router: FakeRouter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig.mapper.want(PORTS)
-    await rig.mapper.start()
-    await rig.change()
+    await rig.mapped()
+    router.address = "100.64.3.4"
+    assert {m.host for m in await rig.change()} == {"100.64.3.4"}
     monkeypatch.setattr(natpmp, "WAITS_S", HASTY)
     router.lose = 1 << 30
     assert await rig.change() == ()
@@ -175,14 +177,6 @@ async def test_a_router_that_is_gone_and_back(
     monkeypatch.setattr(natpmp, "WAITS_S", PATIENT)
     router.lose, router.address = 0, "198.51.100.1"
     assert {m.host for m in await rig.change()} == {"198.51.100.1"}
-
-
-async def test_another_address(rig: Rig, router: FakeRouter) -> None:
-    rig.mapper.want(PORTS)
-    await rig.mapper.start()
-    await rig.change()
-    router.address = "100.64.3.4"
-    assert {m.host for m in await rig.change()} == {"100.64.3.4"}
 
 
 async def test_other_ports(rig: Rig, router: FakeRouter) -> None:
@@ -199,9 +193,7 @@ async def test_other_ports(rig: Rig, router: FakeRouter) -> None:
 
 
 async def test_another_gateway_and_none(rig: Rig, router: FakeRouter) -> None:
-    rig.mapper.want(PORTS)
-    await rig.mapper.start()
-    await rig.change()
+    await rig.mapped()
     closed = NoUpnp.closed
     rig.gateway = None
     assert await rig.change() == ()

@@ -27,12 +27,9 @@ def reach() -> Reach:
     return made
 
 
-def test_nobody_tried_yet() -> None:
-    assert reach().standing(0.0) is Standing.UNKNOWN
-
-
 def test_most_of_those_far_away_decide() -> None:
     r = reach()
+    assert r.standing(0.0) is Standing.UNKNOWN, "nobody tried yet"
     r.reported(report(A, open=False, far=False))
     assert r.standing(1.0) is Standing.CLOSED
     r.reported(report(A, open=True, far=False))

@@ -87,71 +87,73 @@ def way(igd: FakeIgd) -> Iterator[Upnp]:
     made.close()
 
 
+@pytest.fixture
+async def found(way: Upnp) -> Upnp:
+    """The way, after the router was found."""
+    await way.probe()
+    return way
+
+
 def test_the_library_has_what_is_used_of_it() -> None:
     calls = [name for name in vars(upnp.Igd) if not name.startswith("_")]
     assert len(calls) == 6
     assert all(callable(getattr(miniupnpc.UPnP, name)) for name in calls)
 
 
-async def test_map_check_renew_remove(way: Upnp, igd: FakeIgd) -> None:
-    await way.probe()
-    mapped, lease = await way.map(PORTS, 3600.0)
+async def test_map_check_renew_remove(found: Upnp, igd: FakeIgd) -> None:
+    mapped, lease = await found.map(PORTS, 3600.0)
     assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], "UPnP") for p in PORTS)
     assert lease == 3600
     assert igd.table[31337, "UDP"] == ("192.168.1.9", 31337, 3600)
-    assert await way.check()
-    assert await way.map(PORTS, 3600.0) == (mapped, 3600)
-    await way.map(PORTS[:1], 3600.0)
+    assert await found.check()
+    assert await found.map(PORTS, 3600.0) == (mapped, 3600)
+    await found.map(PORTS[:1], 3600.0)
     assert set(igd.table) == {(31337, "TCP")}
-    await way.remove()
+    await found.remove()
     assert igd.table == {}
 
 
-async def test_a_router_that_forgot_or_moved_is_noticed(way: Upnp, igd: FakeIgd) -> None:
-    await way.probe()
-    await way.map(PORTS, 3600.0)
+async def test_a_router_that_forgot_or_moved_is_noticed(found: Upnp, igd: FakeIgd) -> None:
+    await found.map(PORTS, 3600.0)
     igd.table.pop((31338, "TCP"))
-    assert not await way.check()
-    await way.map(PORTS, 3600.0)
-    assert await way.check()
+    assert not await found.check()
+    await found.map(PORTS, 3600.0)
+    assert await found.check()
     igd.table[31338, "TCP"] = ("192.168.1.5", 31338, 0)
-    assert not await way.check(), "it leads to another host"
+    assert not await found.check(), "it leads to another host"
     igd.table.clear()
-    await way.map(PORTS, 3600.0)
+    await found.map(PORTS, 3600.0)
     igd.address = "100.64.3.4"
-    assert not await way.check()
-    mapped, _ = await way.map(PORTS, 3600.0)
+    assert not await found.check()
+    mapped, _ = await found.map(PORTS, 3600.0)
     assert {m.host for m in mapped} == {"100.64.3.4"}
-    assert await way.check()
+    assert await found.check()
 
 
-async def test_only_permanent_leases(way: Upnp, igd: FakeIgd) -> None:
+async def test_only_permanent_leases(found: Upnp, igd: FakeIgd) -> None:
     igd.permanent = True
-    await way.probe()
-    _, lease = await way.map(PORTS, 3600.0)
+    _, lease = await found.map(PORTS, 3600.0)
     assert lease == float("inf")
     assert {entry[2] for entry in igd.table.values()} == {0}
 
 
-async def test_a_port_outside_that_is_taken(way: Upnp, igd: FakeIgd) -> None:
+async def test_a_port_outside_that_is_taken(found: Upnp, igd: FakeIgd) -> None:
     igd.table[31337, "TCP"] = ("192.168.1.5", 31337, 0)
-    await way.probe()
-    mapped, _ = await way.map(PORTS, 3600.0)
+    mapped, _ = await found.map(PORTS, 3600.0)
     other = mapped[0].external
     assert other != 31337
     assert igd.table[other, "TCP"] == ("192.168.1.9", 31337, 3600)
-    again, _ = await way.map(PORTS, 3600.0)
+    again, _ = await found.map(PORTS, 3600.0)
     assert again == mapped, "it keeps to the port it got"
-    await way.remove()
+    await found.remove()
     assert set(igd.table) == {(31337, "TCP")}, "that of the other host stays"
 
 
-async def test_all_ports_outside_are_taken(way: Upnp, igd: FakeIgd) -> None:
+async def test_all_ports_outside_are_taken(found: Upnp, igd: FakeIgd) -> None:
     igd.wrong["addportmapping"] = "ConflictInMappingEntry"
-    await way.probe()
     with pytest.raises(RouterFault, match="the router refuses: ConflictInMappingEntry"):
-        await way.map(PORTS, 3600.0)
-    assert not any(way.held.values())
+        await found.map(PORTS, 3600.0)
+    assert not any(found.held.values())
 
 
 @pytest.mark.parametrize(
@@ -222,20 +224,19 @@ async def test_a_router_that_never_answers_holds_one_thread(
 
 
 async def test_what_may_have_been_mapped_is_removed(
-    way: Upnp,
+    found: Upnp,
     igd: FakeIgd,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await way.probe()
     monkeypatch.setattr(upnp, "CALL_S", 0.05)
     monkeypatch.setattr("node.reach.way.REMOVE_S", 0.05)
     igd.stuck.clear()
     with pytest.raises(RouterFault, match="does not finish"):
-        await way.map(PORTS[:1], 3600.0)
+        await found.map(PORTS[:1], 3600.0)
     igd.stuck.set()
     monkeypatch.setattr(upnp, "CALL_S", 10.0)
     monkeypatch.setattr("node.reach.way.REMOVE_S", 10.0)
-    await way.remove()
+    await found.remove()
     assert igd.table == {}
 
 

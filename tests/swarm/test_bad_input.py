@@ -4,9 +4,7 @@ nothing that was on the disk."""
 from __future__ import annotations
 
 import hashlib
-import os
 import socket
-import stat
 from pathlib import Path
 
 import pytest
@@ -59,93 +57,12 @@ def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]
 # ----------------------------------------------------------- found before anything heavy is loaded
 
 
-def test_a_garbled_invite(swarm, owner, fault):
-    for verb in ("start", "join"):
-        what, rest = refused(swarm, fault, owner, 2, verb, "tutti2abcdefgh234567")
-        assert "invite" in what
-        assert rest
-
-
-def test_a_manifest_that_was_edited(swarm, owner, fault):
-    edited = swarm.root / "edited.toml"
-    edited.write_text(
-        (swarm.root / "swarm.toml").read_text().replace("d_model = 32", "d_model = 64")
-    )
-    what, rest = refused(swarm, fault, owner, 5, "start", str(edited))
-    assert "changed after signing" in what
-    assert "undo the change" in rest
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("d_model = 31", "heads"),
-        ("d_model = -1", "d_model"),
-        ('d_model = "x"', "d_model"),
-        ("d_modell = 3", "d_model"),
-        ("[[", "TOML"),
-    ],
-)
-def test_an_invalid_manifest_is_refused_with_its_reason(swarm, owner, fault, text: str, says: str):
-    path = swarm.root / "nonsense.toml"
-    path.write_text((swarm.root / "swarm.toml").read_text().replace("d_model = 32", text))
-    what, rest = refused(swarm, fault, owner, 2, "start", str(path))
-    assert says in what + rest
-
-
-def test_a_manifest_that_is_not_there(swarm, owner, fault):
-    what, rest = refused(swarm, fault, owner, 2, "start", str(swarm.root / "nowhere.toml"))
-    assert "nowhere.toml" in what
-    assert "swarm init" in rest
-
-
-def test_no_daemon_to_ask(swarm, owner, fault):
-    for words in (
-        ("status",),
-        ("peers",),
-        ("drain",),
-        ("generate", "x"),
-        ("export", str(swarm.root / "out")),
-    ):
-        what, rest = refused(swarm, fault, owner, 3, *words)
-        assert str(owner) in what
-        assert "tutti start" in rest
-
-
-def test_a_setting_that_does_not_exist(swarm, owner, fault):
-    what, rest = refused(swarm, fault, owner, 2, "start", "--set", "checkpoint.evry=3")
-    assert "checkpoint.every" in what + rest
-
-
-@pytest.mark.parametrize("stage", ["0", "-1", "first"])
-def test_a_stage_that_is_none(swarm, owner, fault, stage: str):
-    what, rest = refused(
-        swarm, fault, owner, 2, "start", str(swarm.root / "swarm.toml"), "--stage", stage
-    )
-    assert "stage" in what
-    assert "block stage" in rest
-
-
-@pytest.mark.parametrize("kind", ["open to others", "torn", "a directory", "unreadable"])
-def test_a_key_that_cannot_be_used_is_refused_and_left_alone(swarm, owner, fault, kind: str):
+def test_a_torn_key_is_refused_and_left_alone(swarm, owner, fault):
     key = owner / "identity.key"
-    match kind:
-        case "open to others":
-            key.chmod(0o644)
-        case "torn":
-            key.write_bytes(key.read_bytes()[:20])
-        case "a directory":
-            key.unlink()
-            key.mkdir()
-        case "unreadable":
-            if os.geteuid() == 0:
-                pytest.skip("root may read everything")
-            key.chmod(0)
-    mode = stat.S_IMODE(key.stat().st_mode)
+    key.write_bytes(key.read_bytes()[:20])
     what, rest = refused(swarm, fault, owner, 5, "start", str(swarm.root / "swarm.toml"))
     assert "identity" in what
     assert rest
-    assert stat.S_IMODE(key.stat().st_mode) == mode
 
 
 def test_a_home_that_cannot_be_made(swarm, fault):

@@ -27,19 +27,15 @@ def everybody(box: Box, peers: list[Peer]) -> Counter[int]:
     return box.wait("everybody in a plan", placed, START_S, tuple(peers))
 
 
-def test_six_joiners_of_one_moment_cover_every_stage_evenly(tmp_path) -> None:
-    box = Box(tmp_path)
-    try:
-        (founder,) = box.swarm((1, 0, 0, 0), pipeline__stages=3, model__layers=3, **LONG)
-        founder.start()
-        box.wait("the founder", lambda: bool(founder.status().addresses), START_S, (founder,))
-        words = ("start", str(box.root / "swarm.toml"), "--join", box.door)
-        joiners = [box.peer(f"joiner-{i}", *words) for i in range(6)]
-        for peer in joiners:
-            peer.start()
-        counts = everybody(box, [founder, *joiners])
-        assert sorted(counts) == [0, 1, 2, 3]
-        assert max(counts.values()) - min(counts.values()) <= 1
-        box.goes_on(2)
-    finally:
-        box.clean_up()
+def test_six_joiners_of_one_moment_cover_every_stage_evenly(box) -> None:
+    (founder,) = box.swarm((1, 0, 0, 0), pipeline__stages=3, model__layers=3, **LONG)
+    founder.start()
+    box.wait("the founder", lambda: bool(founder.status().addresses), START_S, (founder,))
+    words = ("start", str(box.root / "swarm.toml"), "--join", box.door)
+    joiners = [box.peer(f"joiner-{i}", *words) for i in range(6)]
+    for peer in joiners:
+        peer.start()
+    counts = everybody(box, [founder, *joiners])
+    assert sorted(counts) == [0, 1, 2, 3]
+    assert max(counts.values()) - min(counts.values()) <= 1
+    box.goes_on(2)

@@ -114,17 +114,6 @@ def test_metrics_page(swarm):
     assert found["tutti_peers", "direct"] > 0
 
 
-def test_a_second_daemon_in_the_same_home_is_refused(swarm, fault):
-    peer = swarm.made["stage-1-0"]
-    done = swarm.tutti("start", home=peer.home)
-    what, next_step = fault(done)
-    assert done.returncode == 5
-    assert f"pid {peer.pid}" in what
-    assert "tutti stop" in next_step[0]
-    assert peer.running
-    assert peer.status().peer == peer.key
-
-
 @pytest.mark.parametrize("verb", [("join", "--yes"), ("start",)])
 def test_an_invite_to_another_run_is_refused(swarm, fault, verb):
     invite = Invite(RunId("ab" * 32), PeerId(swarm.manifest.swarm.owner), (swarm.door,)).encode()
@@ -150,18 +139,12 @@ def test_all_epochs_are_trained_and_the_loss_falls(swarm):
     swarm.digests_equal()
 
 
-def test_generate_through_the_swarm(swarm):
-    words = ("generate", "abc", "--max-tokens", "12", "--seed", "3", "--json")
-    said = document(swarm.tutti(*words, home="ends-0"))
-    assert 1 <= len(said["text"]) <= 12
-    assert said["tokens_per_s"] > 0
-    assert document(swarm.tutti(*words, home="ends-0"))["text"] == said["text"]
-
-
 def test_a_peer_without_ends_lets_an_ends_peer_run_the_passes(swarm):
     words = ("generate", "abc", "--max-tokens", "12", "--seed", "3", "--json")
     own, asked = (document(swarm.tutti(*words, home=home)) for home in ("ends-0", "stage-1-0"))
-    assert asked["text"] == own["text"]
+    assert 1 <= len(own["text"]) <= 12
+    assert own["tokens_per_s"] > 0
+    assert asked["text"] == own["text"], "the same seed, the same text"
     assert asked["ends"] == swarm.made["ends-0"].status().peer
     assert "ends" not in own
     told = swarm.tutti("generate", "abc", "--max-tokens", "2", home="stage-2-1")

@@ -141,12 +141,14 @@ def test_a_torn_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [line["kind"] for line in read(path)] == ["a", "d"]
 
 
-def test_an_impossible_path_is_survived(tmp_path: Path) -> None:
+def test_impossible_paths_and_closed_terminals_are_survived(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    sink = JsonlSink(tmp_path / "file" / "events.jsonl")
-    sink.accept(event("a"))
-    sink.close()
-    assert sink.dropped == 1
+    stream = io.StringIO()
+    stream.close()
+    for sink in (JsonlSink(tmp_path / "file" / "events.jsonl"), StreamSink(stream, "text")):
+        sink.accept(event("a"))
+        sink.close()
+        assert sink.dropped == 1
 
 
 def test_a_reader_that_stalls_never_blocks_the_speaker() -> None:
@@ -161,15 +163,6 @@ def test_a_reader_that_stalls_never_blocks_the_speaker() -> None:
     sink.close(20)
     kinds = [json.loads(line)["kind"] for line in stream.getvalue().splitlines()]
     assert kinds == ["first", "events-dropped", "7", "8", "9"]
-
-
-def test_a_closed_terminal_is_survived() -> None:
-    stream = io.StringIO()
-    stream.close()
-    sink = StreamSink(stream, "text")
-    sink.accept(event("a"))
-    sink.close()
-    assert sink.dropped == 1
 
 
 def test_text_is_for_people_and_cannot_repaint_the_terminal() -> None:

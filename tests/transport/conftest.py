@@ -20,6 +20,7 @@ from node.identity.keys import Identity
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.transport.handshake import Facts
+from node.transport.port import TransportPort
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings
 from protos import state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
@@ -32,7 +33,7 @@ class Parrot(training_pb2_grpc.TrainingServicer):
     """Answers with the caller's PeerId when ``gate`` is open, and keeps the metadata it was
     shown."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: TransportPort) -> None:
         self.transport, self.shown = transport, {}
         self.gate = asyncio.Event()
         self.gate.set()
@@ -90,6 +91,13 @@ async def swarm():
     yield make
     for transport in made:
         await transport.close()
+
+
+def introduce(*transports: Transport) -> None:
+    """Each learns where the others are."""
+    for one in transports:
+        for other in transports:
+            one.learn(other.peer_id, other.p2p.addresses())
 
 
 class PeerProcess:

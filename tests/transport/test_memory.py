@@ -5,23 +5,14 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
+from benchmarks.lab.memory_net import MemoryNet
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.transport.port import translate
 from protos import training_pb2, training_pb2_grpc
+from tests.transport.conftest import Parrot
 
 A, B = PeerId("peer-a"), PeerId("peer-b")
-
-
-class Parrot(training_pb2_grpc.TrainingServicer):
-    """Answers with the caller's name."""
-
-    def __init__(self, transport: MemoryTransport) -> None:
-        self.transport = transport
-
-    async def Tell(self, request, context):
-        return training_pb2.NoteReply(accepted=True, reason=self.transport.caller(context))
 
 
 @pytest.fixture

@@ -12,13 +12,7 @@ from node.core.version import PROTOCOLS, Protocols
 from node.transport.handshake import IncompatiblePeer
 from protos import ask_pb2
 from protos.handshake_pb2 import Farewell
-
-
-def introduce(*transports) -> None:
-    for one in transports:
-        for other in transports:
-            if one is not other:
-                one.learn(other.peer_id, [str(a) for a in other.p2p.addresses()])
+from tests.transport.conftest import introduce
 
 
 def mismatches(transport) -> list:

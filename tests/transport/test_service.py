@@ -15,6 +15,7 @@ from node.identity.keys import Identity
 from node.transport.handshake import Parted
 from node.transport.port import translate
 from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
+from tests.transport.conftest import introduce
 
 
 async def tell(source, peer) -> str:
@@ -31,12 +32,6 @@ async def fetch(source, peer, length: int) -> int:
     return sum(
         [len(c.data) async for c in stub.Fetch(state_pb2.FetchRequest(length=length), timeout=20)]
     )
-
-
-def introduce(*transports) -> None:
-    for one in transports:
-        for other in transports:
-            one.learn(other.peer_id, other.p2p.addresses())
 
 
 async def test_another_process_is_called_over_tls_and_over_the_tunnel(swarm, processes):

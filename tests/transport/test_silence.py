@@ -13,6 +13,7 @@ import time
 import pytest
 
 from node.core.errors import PeerFault
+from node.reach.interfaces import free_port
 from protos import state_pb2, state_pb2_grpc
 
 
@@ -75,6 +76,20 @@ class Proxy:
         finally:
             if not silenced():
                 sink.close()
+
+
+@contextlib.asynccontextmanager
+async def proxied(swarm, rate: float = math.inf, **settings):
+    """Two peers and the proxy through which the first calls the second, which knows its
+    addresses."""
+    port = free_port(["127.0.0.1"])
+    proxy = Proxy(port, rate)
+    await proxy.start()
+    a = await swarm(**settings)
+    b = await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **settings)
+    a.learn(b.peer_id, b.p2p.addresses())
+    yield a, b, proxy
+    await proxy.close()
 
 
 async def lost(transport, peer) -> asyncio.Event:
@@ -153,70 +168,36 @@ async def test_a_line_without_calls_stays_up(swarm):
 
 async def test_a_server_hangs_up_on_a_client_that_vanished(swarm):
     """Else connections of vanished peers would add up to the most that it takes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    proxy = Proxy(port)
-    await proxy.start()
     knobs = {"keepalive_s": 0.5, "keepalive_timeout_s": 1.0, "relayed_timeout_s": 1.0}
-    a = await swarm(**knobs)
-    b = await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **knobs)
-    a.learn(b.peer_id, b.p2p.addresses())
-    await lost(a, b.peer_id)
-    assert a.path(b.peer_id) == "direct"
-    proxy.swallow_requests = proxy.swallow_replies = True
-    async with asyncio.timeout(30):
-        await proxy.ended.wait()
-    await proxy.close()
+    async with proxied(swarm, **knobs) as (a, b, proxy):
+        await lost(a, b.peer_id)
+        assert a.path(b.peer_id) == "direct"
+        proxy.swallow_requests = proxy.swallow_replies = True
+        async with asyncio.timeout(30):
+            await proxy.ended.wait()
 
 
-@pytest.mark.parametrize("direction", ["requests"])
-async def test_a_one_way_connection_is_noticed_and_replaced(swarm, record_property, direction):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    proxy = Proxy(port)
-    await proxy.start()
-    a, b = (
-        await swarm(**KNOBS, dial_timeout_s=3.0),
-        await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **KNOBS),
-    )
-    a.learn(b.peer_id, b.p2p.addresses())
-    gone = await lost(a, b.peer_id)
-    assert a.path(b.peer_id) == "direct"
-    setattr(proxy, f"swallow_{direction}", True)
-    await noticed(gone, BOUND_S, record_property, f"silent {direction}")
-    assert await a.ping(b.peer_id) > 0
-    assert a.path(b.peer_id) == "tunnel", "the peer lives, and the other way leads on"
-    await proxy.close()
+async def test_a_one_way_connection_is_noticed_and_replaced(swarm, record_property):
+    async with proxied(swarm, **KNOBS, dial_timeout_s=3.0) as (a, b, proxy):
+        gone = await lost(a, b.peer_id)
+        assert a.path(b.peer_id) == "direct"
+        proxy.swallow_requests = True
+        await noticed(gone, BOUND_S, record_property, "silent requests")
+        assert await a.ping(b.peer_id) > 0
+        assert a.path(b.peer_id) == "tunnel", "the peer lives, and the other way leads on"
 
 
 async def test_a_slow_link_under_load_is_not_taken_for_a_silent_one(swarm):
     """gRPC's own bandwidth probes in the middle of a transfer are answered later than a silent link
     may be silent."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    proxy = Proxy(port, rate=1.5e6)
-    await proxy.start()
-    knobs = {"keepalive_timeout_s": 1.5}
-    a, b = (
-        await swarm(**knobs),
-        await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **knobs),
-    )
-    a.learn(b.peer_id, b.p2p.addresses())
-    gone = await lost(a, b.peer_id)
-    stub = state_pb2_grpc.StateStub(await a.channel(b.peer_id))
+    async with proxied(swarm, rate=1.5e6, keepalive_timeout_s=1.5) as (a, b, _):
+        gone = await lost(a, b.peer_id)
+        stub = state_pb2_grpc.StateStub(await a.channel(b.peer_id))
 
-    async def fetch() -> int:
-        return sum(
-            [
-                len(c.data)
-                async for c in stub.Fetch(state_pb2.FetchRequest(length=2 << 20), timeout=60)
-            ]
-        )
+        async def fetch() -> int:
+            request = state_pb2.FetchRequest(length=2 << 20)
+            return sum([len(c.data) async for c in stub.Fetch(request, timeout=60)])
 
-    assert await asyncio.gather(*(fetch() for _ in range(3))) == [2 << 20] * 3
-    assert not gone.is_set()
-    assert a.path(b.peer_id) == "direct"
-    await proxy.close()
+        assert await asyncio.gather(*(fetch() for _ in range(3))) == [2 << 20] * 3
+        assert not gone.is_set()
+        assert a.path(b.peer_id) == "direct"
