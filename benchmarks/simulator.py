@@ -11,6 +11,7 @@ one peer under churn, of one process.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import multiprocessing
@@ -122,6 +123,7 @@ def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int,
         0,
         0,
     )
+    gc.freeze()  # what is loaded is looked through no more
     for seed in range(*batch):
         schedule = lay(("random",), setup, seed)
         try:
