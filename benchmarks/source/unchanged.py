@@ -41,7 +41,10 @@ import tempfile
 from pathlib import Path
 import torch
 from node.manifest import Manifest
-from benchmarks.reference.swarm import Reference
+try:
+    from benchmarks.reference.swarm import Reference
+except ImportError:  # where it was before
+    from node.reference import Reference
 torch.set_num_threads(1)
 with tempfile.TemporaryDirectory() as home:
     for row in Reference(Manifest.default_demo(), Path(home)).train(8):
