@@ -164,6 +164,27 @@ def test_a_group_nobody_accepted_is_not_believed():
         assert other.done is None
 
 
+def test_who_calls_joins_no_other_group_meanwhile():
+    machine = reading(A, B, C, D)
+    machine.handle(f.Offered(B, "key"), 4.0)
+    machine.handle(f.Released(B), 5.0)
+    turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
+    machine.handle(f.Answered(C, "key", True), turn + 1.0)
+    assert machine.handle(f.GroupNamed(B, "key", frozenset({A, B})), turn + 1.0) == []
+    machine.handle(f.ClockTick(), turn + f.ANSWERS_S)
+    assert machine.done == Grouped("key", frozenset({A, C}))
+
+
+def test_nobody_calls_too_late_for_answers():
+    others = [CellId(f"x{i}") for i in range(6)]
+    machines = [reading(cell, *(c for c in others if c != cell)) for cell in others]
+    for machine in machines:
+        offered = []
+        while (at := machine.wakes_at) is not None:
+            offered += [at] if step(machine, at) else []
+        assert all(at + f.ANSWERS_S <= f.ATTEMPT_S + f.POST_S for at in offered)
+
+
 def test_who_accepts_in_vain_is_released():
     machine = reading(A, B, C, D)
     turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
@@ -174,6 +195,7 @@ def test_who_accepts_in_vain_is_released():
     assert isinstance(grouped, Grouped)
     assert released == f.Release(tuple({B, C} - grouped.members))
     assert machine.handle(f.Answered(D, "key", True), turn + 4.0) == [f.Release((D,))]
+    assert machine.handle(f.Answered(B, "key", True), turn + 4.0) == [], "it is known already"
     bound = reading(B, A)
     bound.handle(f.Offered(A, "key"), 6.0)
     bound.handle(f.Released(A), 7.0)

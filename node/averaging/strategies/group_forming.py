@@ -195,6 +195,7 @@ class GroupForming:
         self._order: list[CellId] = []
         self._timers: dict[Timer, float] = {}
         self._waits_for: set[CellId] = set()
+        self._asked: set[CellId] = set()
         self._accepters: list[CellId] = []
         self._bound: CellId | None = None
         self._accepted: set[tuple[CellId, str]] = set()
@@ -216,7 +217,7 @@ class GroupForming:
         match event:
             case Offered(caller, key):
                 return [self._consider(caller, key, now)]
-            case Answered(cell, _, accepts=True) if cell not in self._waits_for:
+            case Answered(cell, _, accepts=True) if cell not in self._asked:
                 return [Release((cell,))]  # it came late, and is bound to us for nothing
             case _ if self.done is not None:
                 return []
@@ -278,9 +279,11 @@ class GroupForming:
         turns."""
         self._timers[Timer.TURN] = now + len(self._order) * TURN_S
         others = tuple(cell for cell in self._order if cell != self.me)
-        if self._bound is not None or not others:
+        # An attempt does not end while answers are awaited, so that nobody is left bound.
+        late = now + ANSWERS_S > self._timers[Timer.ATTEMPT]
+        if self._bound is not None or not others or late:
             return []
-        self._waits_for, self._accepters = set(others), []
+        self._waits_for, self._asked, self._accepters = set(others), set(others), []
         self._timers[Timer.ANSWERS] = now + ANSWERS_S
         return [Offer(others, self.key)]
 
@@ -302,7 +305,8 @@ class GroupForming:
         """Name the group: of those that accepted the ones whose own turns are the furthest, so that
         who has the next turn stays free to call."""
         self._timers.pop(Timer.ANSWERS, None)
-        self._waits_for = set()
+        # A cell that has accepted may say so twice: it is in the group or was released.
+        self._waits_for, self._asked = set(), set(self._accepters)
         if not self._accepters:
             return []
         far = sorted(self._accepters, key=self._order.index, reverse=True)
@@ -313,11 +317,11 @@ class GroupForming:
         return [NameGroup(self.key, members), *released, self.done]
 
     def _named(self, event: GroupNamed) -> list[Action]:
-        """Believe it if we accepted that caller's offer and are bound to nobody else."""
-        if (event.caller, event.key) not in self._accepted or self._bound not in (
-            None,
-            event.caller,
-        ):
+        """Believe it if we accepted that caller's offer, are bound to nobody else, and nobody is
+        bound to us."""
+        accepted = (event.caller, event.key) in self._accepted
+        elsewhere = self._bound not in (None, event.caller) or Timer.ANSWERS in self._timers
+        if not accepted or elsewhere:
             return []
         if not {self.me, event.caller} <= event.members or len(event.members) > self.most:
             return self._give_up_caller() if self._bound else []
@@ -337,8 +341,7 @@ class GroupForming:
         self._timers.pop(Timer.LOCK, None)
 
     def _next_key(self) -> list[Action]:
-        """Begin again under the next key, or give up. An answer that is still awaited is lost."""
-        self._timers.pop(Timer.ANSWERS, None)
+        """Begin again under the next key, or give up."""
         if len(self._keys) == 1:
             self.done = Skipped()
             return [self.done]
