@@ -171,7 +171,7 @@ def test_who_calls_joins_no_other_group_meanwhile():
     turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
     machine.handle(f.Answered(C, "key", True), turn + 1.0)
     assert machine.handle(f.GroupNamed(B, "key", frozenset({A, B})), turn + 1.0) == []
-    machine.handle(f.ClockTick(), turn + f.ANSWERS_S)
+    machine.handle(f.ClockTick(), turn + f.TIMES.answers)
     assert machine.done == Grouped("key", frozenset({A, C}))
 
 
@@ -182,16 +182,16 @@ def test_nobody_calls_too_late_for_answers():
         offered = []
         while (at := machine.wakes_at) is not None:
             offered += [at] if step(machine, at) else []
-        assert all(at + f.ANSWERS_S <= f.ATTEMPT_S + f.POST_S for at in offered)
+        assert all(at + f.TIMES.answers <= f.TIMES.attempt + f.TIMES.post for at in offered)
 
 
 def test_who_accepts_in_vain_is_released():
     machine = reading(A, B, C, D)
     turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
-    assert turn >= f.TURNS_S
+    assert turn >= f.TIMES.turns
     for cell in (B, C):
         assert machine.handle(f.Answered(cell, "key", True), turn + 1.0) == []
-    _, released, grouped = machine.handle(f.ClockTick(), turn + f.ANSWERS_S)
+    _, released, grouped = machine.handle(f.ClockTick(), turn + f.TIMES.answers)
     assert isinstance(grouped, Grouped)
     assert released == f.Release(tuple({B, C} - grouped.members))
     assert machine.handle(f.Answered(D, "key", True), turn + 4.0) == [f.Release((D,))]

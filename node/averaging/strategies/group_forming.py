@@ -6,7 +6,7 @@ read under one key.
 All times count from the window's start, which is the same for everybody up to the clocks' errors.
 Cells under one key are ordered by the hash of (window, key, cell), and each has a turn in that
 order. The caller of a turn offers a group to all it saw; a free cell accepts and keeps itself free
-for this caller only, for ``LOCK_S``; the caller names some that accepted. A caller that never
+for this caller only, for ``Times.lock``; the caller names some that accepted. A caller that never
 names its group costs those that accepted one turn, and they bar it. Cells that found no group try
 once more under a shorter key.
 
@@ -25,21 +25,31 @@ from enum import Enum
 from node.averaging.strategies.strategy import rank
 from node.core.ids import CellId, PeerId
 
-POST_S = -5.0
-"""When to post the key, so that the directory has it when the others read."""
-READ_S = 3.0
-"""When to read who posted: later than clocks differ."""
-TURNS_S = 6.0
-"""When the first turn begins."""
-TURN_S = 8.0
-"""From one turn to the next: longer than an accepted offer binds, so that the cells of a caller
-that went silent are free in the next turn."""
-ANSWERS_S = 3.0
-"""How long a caller waits for answers."""
-LOCK_S = 7.0
-"""How long an accepted offer binds who accepted it."""
-ATTEMPT_S = 60.0
-"""From one attempt to the next, under a shorter key."""
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds; the same at every cell of a run."""
+
+    post: float = -5.0
+    """When to post the key, so that the directory has it when the others read."""
+    read: float = 3.0
+    """When to read who posted: later than clocks differ."""
+    turns: float = 6.0
+    """When the first turn begins."""
+    turn: float = 8.0
+    """From one turn to the next: longer than an accepted offer binds, so that the cells of a caller
+    that went silent are free in the next turn."""
+    answers: float = 3.0
+    """How long a caller waits for answers."""
+    lock: float = 7.0
+    """How long an accepted offer binds who accepted it."""
+    attempt: float = 60.0
+    """From one attempt to the next, under a shorter key."""
+    clocks: float = 2.0
+    """How far two clocks may differ."""
+
+
+TIMES = Times()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +198,11 @@ class GroupForming:
         most: int,
         start: float,
         barred: Collection[CellId] = (),
+        times: Times = TIMES,
     ) -> None:
         self.me, self.window, self.most, self.barred = me, window, most, set(barred)
         self.done: Grouped | Skipped | None = None
-        self._start, self._keys = start, list(keys)
+        self._start, self._keys, self._times = start, list(keys), times
         self._order: list[CellId] = []
         self._timers: dict[Timer, float] = {}
         self._waits_for: set[CellId] = set()
@@ -239,9 +250,9 @@ class GroupForming:
         """Begin an attempt under the first of the keys."""
         self._order = []
         self._timers |= {
-            Timer.POST: self._start + POST_S,
-            Timer.READ: self._start + READ_S,
-            Timer.ATTEMPT: self._start + ATTEMPT_S + POST_S,
+            Timer.POST: self._start + self._times.post,
+            Timer.READ: self._start + self._times.read,
+            Timer.ATTEMPT: self._start + self._times.attempt + self._times.post,
         }
         self._timers.pop(Timer.TURN, None)
 
@@ -272,26 +283,28 @@ class GroupForming:
         salt = f"{self.window}:{self.key}"
         everybody = (cells - self.barred) | {self.me}
         self._order = sorted(everybody, key=lambda cell: rank(PeerId(cell), salt))
-        self._timers[Timer.TURN] = self._start + TURNS_S + self._order.index(self.me) * TURN_S
+        self._timers[Timer.TURN] = (
+            self._start + self._times.turns + self._order.index(self.me) * self._times.turn
+        )
 
     def _call(self, now: float) -> list[Action]:
         """Our turn: offer a group to everybody, unless we are bound; then again after a round of
         turns."""
-        self._timers[Timer.TURN] = now + len(self._order) * TURN_S
+        self._timers[Timer.TURN] = now + len(self._order) * self._times.turn
         others = tuple(cell for cell in self._order if cell != self.me)
         # An attempt does not end while answers are awaited, so that nobody is left bound.
-        late = now + ANSWERS_S > self._timers[Timer.ATTEMPT]
+        late = now + self._times.answers > self._timers[Timer.ATTEMPT]
         if self._bound is not None or not others or late:
             return []
         self._waits_for, self._asked, self._accepters = set(others), set(others), []
-        self._timers[Timer.ANSWERS] = now + ANSWERS_S
+        self._timers[Timer.ANSWERS] = now + self._times.answers
         return [Offer(others, self.key)]
 
     def _consider(self, caller: CellId, key: str, now: float) -> AnswerOffer:
         free = self.done is None and self._bound is None and Timer.ANSWERS not in self._timers
         accepts = free and key == self.key and caller not in self.barred and caller != self.me
         if accepts:
-            self._bound, self._timers[Timer.LOCK] = caller, now + LOCK_S
+            self._bound, self._timers[Timer.LOCK] = caller, now + self._times.lock
             self._accepted.add((caller, key))
         return AnswerOffer(caller, key, accepts)
 
@@ -346,6 +359,6 @@ class GroupForming:
             self.done = Skipped()
             return [self.done]
         del self._keys[0]
-        self._start += ATTEMPT_S
+        self._start += self._times.attempt
         self._attempt()
         return []
