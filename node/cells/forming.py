@@ -1,0 +1,463 @@
+"""Finds the group that a cell averages with in a window: posts and reads the directory, talks to
+the leaders of other cells, and gives what it hears to
+:class:`~node.averaging.strategies.group_forming.GroupForming`, which decides.
+
+The machine counts wall-clock seconds from the window's start, because that is what cells have in
+common. The wall clock is read again at every event, and at least once a turn, so that a clock that
+is set takes effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from node.averaging.strategies import group_forming as machine
+from node.cells import notes
+from node.cells.facts import CellFacts, Group, Partner
+from node.cells.notes import Acceptance, Accepting
+from node.cells.postings import CellPosting, parse_key, topic
+from node.core.clock import Clock
+from node.core.errors import PeerFault, UsageFault, WireError
+from node.core.ids import CellId, PeerId, short
+from node.core.tasks import Tasks
+from node.identity.keys import SIGNATURE_BYTES, Signer
+from node.telemetry.events import Journal
+from node.transport.port import TransportPort, printable, translate
+from protos import cells_pb2 as pb
+from protos import cells_pb2_grpc as rpc
+
+BARRED_WINDOWS = 10
+"""For how many windows the offers of a cell are ignored that bound this one and named no group."""
+NAME_TRIES = 3
+"""How often a member that does not answer is told that it is in the group."""
+
+
+class SignedPosting(Protocol):
+    """A verified record of ``peer``. ``seq`` is the writer's wall clock in milliseconds when it was
+    written, ``not_after`` the Unix time until which it holds."""
+
+    @property
+    def peer(self) -> PeerId: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def not_after(self) -> float: ...
+
+
+class Board(Protocol):
+    """Where cells post. No call raises for a network that is down."""
+
+    async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+        """Write ``body`` under ``topic`` for ``life_s`` seconds; False: no storage took it."""
+        ...
+
+    async def look(self, topic: str) -> Mapping[PeerId, SignedPosting]:
+        """Verified, unexpired postings under ``topic`` by their writers."""
+        ...
+
+
+class GroupFinder(rpc.CellsServicer):
+    """Serves ``Cells`` on ``transport`` from the start; while nothing is looked for, everybody is
+    told that this peer is busy. ``times`` are the same in all cells of a run."""
+
+    def __init__(
+        self,
+        identity: Signer,
+        run_id: str,
+        transport: TransportPort,
+        board: Board,
+        clock: Clock,
+        journal: Journal,
+        times: machine.Times = machine.TIMES,
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self.me, self.transport, self.board = identity.peer_id, transport, board
+        self.clock, self.journal, self.times = clock, journal, times
+        self.tasks = Tasks("cells", on_error)
+        self._signing = Accepting(identity, run_id)
+        self._search: Search | None = None
+        self._barred: dict[CellId, int] = {}
+        rpc.add_CellsServicer_to_server(self, transport.server)
+
+    async def find(
+        self, about: CellFacts, window: int, keys: Sequence[str], most: int, start_wall: float
+    ) -> Group | None:
+        """A group of at most ``most`` cells for ``window``, which begins at ``start_wall`` (Unix
+        seconds); None when there is none. Call it ``-times.post`` seconds earlier: cells that post
+        late are left out by others, and a key that it is too late for is not tried.
+
+        Each of ``keys`` is tried for ``times.attempt`` seconds. Raises UsageFault while another
+        window is looked for, and for facts or keys that others would refuse.
+        """
+        if self._search is not None and self._search.forming.done is None:
+            raise UsageFault("a group is being formed already", "wait until it is")
+        about = self._checked(about, keys, most)
+        starts = {key: start_wall + n * self.times.attempt for n, key in enumerate(keys)}
+        late = self.clock.wall() - self.times.post - self.times.clocks
+        tried = [key for key in keys if starts[key] >= late]
+        if not tried:
+            self._say("outer-late", f"too late to look for a group in window {window}", window)
+            return None
+        self._barred = {c: until for c, until in self._barred.items() if until >= window}
+        forming = machine.GroupForming(
+            about.cell,
+            window,
+            tried,
+            most,
+            starts[tried[0]] - start_wall,
+            self._barred,
+            self.times,
+        )
+        search = self._search = Search(about, forming, start_wall, starts)
+        try:
+            while self._search is search and forming.done is None:
+                await self._turn(search)
+        finally:
+            if self._search is search and forming.done is None:
+                self._search = None
+        if search.group is None:
+            self._say("outer-alone", f"no group in window {window}", window)
+        return search.group
+
+    async def close(self) -> None:
+        """Stop looking: :meth:`find` returns None. Others are answered that this peer is busy."""
+        search, self._search = self._search, None
+        if search is not None:
+            search.changed.set()
+        await self.tasks.close()
+
+    def _checked(self, about: CellFacts, keys: Sequence[str], most: int) -> CellFacts:
+        """With no more hosts than are told. Raises UsageFault."""
+        about = replace(about, hosts=notes.fitted(about.hosts))
+        try:
+            CellPosting.of(about).pack()
+            for key in keys:
+                parse_key(key)
+            if not keys or len(set(keys)) != len(keys):
+                raise WireError("keys are one or more, each once")
+            if not 2 <= most <= notes.MAX_MEMBERS:
+                raise WireError(f"a group has 2 to {notes.MAX_MEMBERS} cells")
+            own = Acceptance(about.cell, self.me, about.hosts, bytes(SIGNATURE_BYTES))
+            notes.parse_acceptance(notes.acceptance_note(own))
+        except WireError as e:
+            raise UsageFault(f"no group can be looked for: {e}", "correct it") from e
+        return about
+
+    async def _turn(self, search: Search) -> None:
+        """Let the clock tick, and wait for the machine's next instant or for news."""
+        self._happens(search, machine.ClockTick())
+        search.changed.clear()
+        if (at := search.forming.wakes_at) is None:
+            return
+        seconds = min(max(at - self._now(search), 0.0), self.times.turn)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await search.changed.wait()
+
+    def _now(self, search: Search) -> float:
+        return self.clock.wall() - search.start_wall
+
+    # ----------------------------------------------------------- what the machine decides
+
+    def _happens(
+        self,
+        search: Search,
+        event: machine.Event,
+        shown: Mapping[CellId, Acceptance] | None = None,
+    ) -> bool:
+        """Feed the machine and carry out what it decides; whether it accepts an offer. ``shown``:
+        the acceptances of a group that another cell names. A search that is over hears nothing."""
+        accepts = False
+        if search is not self._search:
+            return accepts
+        for action in search.forming.handle(event, self._now(search)):
+            match action:
+                case machine.Post(key):
+                    self.tasks.spawn(self._post(search, key), "post")
+                case machine.ReadCells(key):
+                    self.tasks.spawn(self._read(search, key), "read")
+                case machine.Offer(to, key):
+                    own = self._signing.accept(search.about, search.window, key, search.cell)
+                    search.answers = {search.cell: own}
+                    for cell in to:
+                        self.tasks.spawn(self._offer(search, cell, key), f"offer {cell}")
+                case machine.AnswerOffer():
+                    accepts = action.accepts
+                case machine.NameGroup(key, members):
+                    self._name(search, key, members)
+                case machine.Release(to):
+                    note = notes.release_note(search.window, search.cell)
+                    for cell in to:
+                        if (there := search.answers.get(cell)) is not None:
+                            self.tasks.spawn(self._insist(there.leader, note), f"release {cell}")
+                case machine.BarCaller(caller):
+                    self._barred[caller] = search.window + BARRED_WINDOWS
+                    self._say(
+                        "caller-barred",
+                        f"cell {caller} offered a group and named none that counts: its offers are "
+                        f"ignored for {BARRED_WINDOWS} windows",
+                        search.window,
+                        "warning",
+                        cell=caller,
+                    )
+                case machine.Grouped(key, members):
+                    search.group = self._group(search, key, members, shown or search.answers)
+                case machine.Skipped():
+                    pass
+        search.changed.set()
+        return accepts
+
+    def _group(
+        self,
+        search: Search,
+        key: str,
+        members: Collection[CellId],
+        shown: Mapping[CellId, Acceptance],
+    ) -> Group:
+        partners = {c: Partner(shown[c].leader, shown[c].hosts) for c in sorted(members)}
+        self._say(
+            "outer-grouped",
+            f"{len(partners)} cells average with each other in window {search.window}",
+            search.window,
+            key=key,
+            cells=list(partners),
+        )
+        return Group(search.window, key, partners)
+
+    async def _post(self, search: Search, key: str) -> None:
+        """Again, when no storage took it, for as long as others do not call it late."""
+        times, body = self.times, CellPosting.of(search.about).pack()
+        life = times.attempt - times.post + times.lock + times.clocks
+        pause = times.clocks / 4
+        while not await self.board.post(topic(search.window, key), body, life):
+            if self.clock.wall() + pause > self._latest(search, key):
+                self._say(
+                    "outer-not-posted",
+                    "the directory did not take this cell's posting: others cannot find it",
+                    search.window,
+                    "warning",
+                    key=key,
+                )
+                return
+            await asyncio.sleep(pause)
+
+    async def _read(self, search: Search, key: str) -> None:
+        async with search.reading:
+            await self._look(search, key)
+        seen = frozenset(search.leaders.get(key, ()))
+        self._happens(search, machine.CellsRead(key, seen))
+
+    async def _offer(self, search: Search, cell: CellId, key: str) -> None:
+        """An answer may come as late as the offer binds: who accepted in vain is then released."""
+        peer = search.leaders[key][cell]
+        note, accepts = notes.offer_note(search.window, key, search.cell), False
+        try:
+            reply = await self._tell(peer, note, self.times.lock)
+            if reply.accepts:
+                said = notes.parse_acceptance(reply.acceptance)
+                if (said.cell, said.leader) != (cell, peer):
+                    raise WireError("an acceptance of another cell, or by another leader")
+                self._signing.check(said, search.window, key, search.cell)
+                search.answers[cell], accepts = said, True
+        except PeerFault as e:
+            self._say("outer-unanswered", str(e), search.window, "debug", peer=peer)
+        except WireError as e:
+            self.transport.fault(peer, str(e), 1.0)
+        self._happens(search, machine.Answered(cell, key, accepts))
+
+    def _name(self, search: Search, key: str, members: Collection[CellId]) -> None:
+        shown = [search.answers[cell] for cell in sorted(members)]
+        note = notes.group_note(search.window, key, search.cell, shown)
+        for one in shown:
+            if one.cell != search.cell:
+                self.tasks.spawn(self._insist(one.leader, note), f"name {one.cell}")
+
+    async def _insist(self, peer: PeerId, note: pb.CellsNote) -> None:
+        """Tell a leader until it has heard it, a few times."""
+        for _ in range(NAME_TRIES):
+            try:
+                reply = await self._tell(peer, note, self.times.answers)
+            except PeerFault:
+                await asyncio.sleep(self.times.answers / NAME_TRIES)
+                continue
+            if not reply.accepts:
+                why = printable(reply.reason)
+                self._say("outer-refused", f"{short(peer)}: {why}", note.window, peer=peer)
+            return
+
+    async def _tell(self, peer: PeerId, note: pb.CellsNote, timeout: float) -> pb.CellsReply:
+        """Raises PeerFault when there is no answer in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                channel = await self.transport.channel(peer)
+                return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
+        except TimeoutError as e:
+            raise PeerFault(peer, "no answer in time") from e
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
+
+    # ----------------------------------------------------------- who posted
+
+    def _latest(self, search: Search, key: str) -> float:
+        """When a posting under ``key`` must have been written, by anybody's wall clock."""
+        return search.starts[key] + self.times.post + self.times.clocks
+
+    async def _look(self, search: Search, key: str) -> None:
+        """Add to the leaders of ``key`` whom the directory shows."""
+        try:
+            async with asyncio.timeout(self.times.turn):
+                found = await self.board.look(topic(search.window, key))
+        except TimeoutError:
+            self._say("outer-not-read", "the directory does not answer", search.window, "warning")
+            return
+        finally:
+            search.looked[key] = self.clock.wall()
+        leaders = search.leaders.setdefault(key, {})
+        for peer, posting in sorted(found.items()):
+            try:
+                said = CellPosting.parse(posting.body)
+            except WireError as e:
+                self._say("outer-unread", f"{short(peer)}: {e}", search.window, "debug", peer=peer)
+                continue
+            about = search.about
+            if (
+                said.change == about.change
+                and (not about.anchor or said.anchor == about.anchor)
+                and posting.seq / 1000.0 <= self._latest(search, key)
+            ):
+                self._leads(search, leaders, said.cell, peer)
+
+    def _leads(
+        self, search: Search, leaders: dict[CellId, PeerId], cell: CellId, peer: PeerId
+    ) -> None:
+        """``peer`` says that it leads ``cell``. Of two who say so the first in order is asked: what
+        they claim proves nothing. The own cell is led by this peer."""
+        own = cell == search.cell
+        other = self.me if own else leaders.setdefault(cell, peer)
+        if other == peer:
+            return
+        if not own:
+            leaders[cell] = min(other, peer)
+        self._say(
+            "cell-led-twice",
+            f"{short(other)} and {short(peer)} both say that they lead cell {cell}",
+            search.window,
+            "warning",
+            cell=cell,
+        )
+
+    async def _knows(self, search: Search, key: str, cells: Iterable[CellId]) -> None:
+        """Look again for cells that were not seen; not sooner than ``times.answers`` after the last
+        look, so that nobody makes this peer ask the directory often."""
+        wanted = set(cells)
+        if wanted <= search.leaders.get(key, {}).keys():
+            return
+        async with search.reading:
+            ago = self.clock.wall() - search.looked.get(key, -self.times.answers)
+            if not wanted <= search.leaders.get(key, {}).keys() and ago >= self.times.answers:
+                await self._look(search, key)
+
+    # ----------------------------------------------------------- what others say
+
+    async def Tell(self, request: pb.CellsNote, context: Any) -> pb.CellsReply:
+        """A note of another cell's leader. One that nobody could mean counts as a fault of its
+        sender."""
+        peer = self.transport.caller(context)
+        try:
+            return await self._hear(peer, notes.parse_note(request))
+        except WireError as e:
+            self.transport.fault(peer, str(e), 1.0)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+            raise
+
+    async def _hear(
+        self, peer: PeerId, told: notes.OfferTold | notes.GroupTold | notes.ReleaseTold
+    ) -> pb.CellsReply:
+        search = self._search
+        if search is None or search.window != told.window:
+            return _no("this peer forms no group in that window")
+        match told:
+            case notes.OfferTold(_, key, caller):
+                return await self._offered(search, peer, key, caller)
+            case notes.GroupTold():
+                return await self._named(search, peer, told)
+            case notes.ReleaseTold(_, caller):
+                if peer not in search.callers.get(caller, {}).values():
+                    return _no("this peer accepted no offer of that cell")
+                self._happens(search, machine.Released(caller))
+                return pb.CellsReply(accepts=True)
+
+    async def _offered(
+        self, search: Search, peer: PeerId, key: str, caller: CellId
+    ) -> pb.CellsReply:
+        if search.forming.done is not None or key != search.forming.key:
+            return _no("busy")
+        await self._knows(search, key, (caller,))
+        if search.leaders.get(key, {}).get(caller) != peer:
+            return _no("no posting under this key shows that the caller leads that cell")
+        if not self._happens(search, machine.Offered(caller, key)):
+            return _no("busy")
+        search.callers.setdefault(caller, {})[key] = peer
+        mine = self._signing.accept(search.about, search.window, key, caller)
+        return pb.CellsReply(accepts=True, acceptance=notes.acceptance_note(mine))
+
+    async def _named(self, search: Search, peer: PeerId, told: notes.GroupTold) -> pb.CellsReply:
+        """Every acceptance must be signed by the leader that a posting names; the caller's was
+        looked up when it offered, and the own one is by this peer."""
+        key, caller = told.key, told.caller
+        if search.callers.get(caller, {}).get(key) != peer:
+            return _no("this peer accepted no offer of that cell under this key")
+        for shown in told.members.values():
+            self._signing.check(shown, search.window, key, caller)
+        await self._knows(search, key, told.members.keys() - {search.cell})
+        leaders = {**search.leaders[key], search.cell: self.me, caller: peer}
+        for cell, shown in told.members.items():
+            if leaders.get(cell) != shown.leader:
+                return _no(f"no posting under this key shows that leader of cell {cell}")
+        members = frozenset(told.members)
+        self._happens(search, machine.GroupNamed(caller, key, members), told.members)
+        if search.forming.done != machine.Grouped(key, members):
+            return _no("busy")
+        return pb.CellsReply(accepts=True)
+
+    def _say(self, kind: str, text: str, window: int, level: str = "info", **fields: Any) -> None:
+        self.journal.emit("cells", kind, text, level, window=window, **fields)
+
+
+class Search:
+    """One window's: the machine and what it is fed from. ``starts``: the wall-clock time at which
+    the attempt under each key begins."""
+
+    def __init__(
+        self,
+        about: CellFacts,
+        forming: machine.GroupForming,
+        start_wall: float,
+        starts: Mapping[str, float],
+    ) -> None:
+        self.about, self.forming, self.start_wall = about, forming, start_wall
+        self.starts = starts
+        self.cell, self.window = about.cell, forming.window
+        self.changed = asyncio.Event()
+        self.reading = asyncio.Lock()
+        self.looked: dict[str, float] = {}
+        self.leaders: dict[str, dict[CellId, PeerId]] = {}
+        """By key: who posted, as far as it may be averaged with, and by whom."""
+        self.callers: dict[CellId, dict[str, PeerId]] = {}
+        """Whose offers were accepted, and who made them under which key."""
+        self.answers: dict[CellId, Acceptance] = {}
+        """To the last own offer, the own acceptance first."""
+        self.group: Group | None = None
+
+
+def _no(reason: str) -> pb.CellsReply:
+    return pb.CellsReply(accepts=False, reason=reason)

@@ -1,0 +1,212 @@
+"""Notes between leaders of cells on the wire, and back; what a leader signs when it accepts. Pure;
+what does not parse raises WireError."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from node.cells.facts import CellFacts, Host, Hosts
+from node.cells.postings import parse_cell, parse_key
+from node.core.errors import Refused, WireError
+from node.core.ids import CellId, PeerId
+from node.dht.record import MAX_MADDR
+from node.identity.keys import SIGNATURE_BYTES, Signer
+from protos import cells_pb2 as pb
+
+MAX_MEMBERS = 32
+"""Cells of a group."""
+MAX_STAGES, MAX_STAGE = 256, 1 << 16
+MAX_PEERS, MAX_MADDRS = 8, 4
+"""Peers that a cell names for a stage, addresses of each."""
+MAX_HOSTS = 96 << 10
+"""Bytes of the hosts of one cell."""
+MAX_NOTE = MAX_MEMBERS * MAX_HOSTS + (64 << 10)
+"""Bytes of the largest note that is read; gRPC refuses those that are much larger."""
+MAX_WINDOW = 1 << 53
+_MADDR = re.compile(r"/[!-~]+")
+# Whether it is a key is found out where its signature is checked, or when it is dialled.
+_PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """``cell`` takes part in a group of one caller, says its ``leader``."""
+
+    cell: CellId
+    leader: PeerId
+    hosts: Hosts
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OfferTold:
+    """``caller`` offers a group."""
+
+    window: int
+    key: str
+    caller: CellId
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTold:
+    """``caller`` names its group; no acceptance in it is verified yet."""
+
+    window: int
+    key: str
+    caller: CellId
+    members: Mapping[CellId, Acceptance]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTold:
+    """``caller`` has a group without the receiver."""
+
+    window: int
+    caller: CellId
+
+
+class Accepting:
+    """Signs and checks acceptances of one run. ``signer`` is this peer."""
+
+    def __init__(self, signer: Signer, run_id: str) -> None:
+        self._signer, self._domain = signer, f"tutti/cells/1/{run_id}"
+
+    def accept(self, about: CellFacts, window: int, key: str, caller: CellId) -> Acceptance:
+        """That the cell of ``about``, which this peer leads, takes part in a group of
+        ``caller``."""
+        said = _said(window, key, caller, about.cell, about.hosts)
+        signature = self._signer.sign(said, self._domain)
+        return Acceptance(about.cell, self._signer.peer_id, about.hosts, signature)
+
+    def check(self, shown: Acceptance, window: int, key: str, caller: CellId) -> None:
+        """Raises WireError unless the leader it names signed it for this window, key and caller."""
+        said = _said(window, key, caller, shown.cell, shown.hosts)
+        try:
+            self._signer.verify(shown.leader, said, shown.signature, self._domain)
+        except Refused as e:
+            raise WireError(f"an acceptance of cell {shown.cell} whose signature is wrong") from e
+
+
+def _said(window: int, key: str, caller: CellId, cell: CellId, hosts: Hosts) -> bytes:
+    """The bytes that are signed: JSON, of the hosts a hash."""
+    rows = [[s, [[h.peer, h.maddrs] for h in each]] for s, each in sorted(hosts.items())]
+    told = hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+    return json.dumps([window, key, caller, cell, told], separators=(",", ":")).encode()
+
+
+def fitted(hosts: Hosts) -> Hosts:
+    """As many peers and addresses of each stage as a note has room for; every stage that has a peer
+    keeps one."""
+    some: Hosts = {}
+    for peers, maddrs in ((MAX_PEERS, MAX_MADDRS), (4, 4), (2, 4), (1, 4), (1, 1)):
+        some = {
+            stage: tuple(Host(h.peer, _dialled(h.maddrs)[:maddrs]) for h in each[:peers])
+            for stage, each in sorted(hosts.items())
+            if each
+        }
+        if sum(row.ByteSize() for row in _rows(some)) <= MAX_HOSTS:
+            break
+    return some
+
+
+def _dialled(maddrs: Iterable[str]) -> tuple[str, ...]:
+    return tuple(m for m in maddrs if len(m) <= MAX_MADDR and _MADDR.fullmatch(m))
+
+
+def offer_note(window: int, key: str, caller: CellId) -> pb.CellsNote:
+    """ "Average with us?\""""
+    return pb.CellsNote(window=window, key=key, caller=caller, offer=pb.OfferNote())
+
+
+def group_note(
+    window: int, key: str, caller: CellId, members: Iterable[Acceptance]
+) -> pb.CellsNote:
+    """ "These are the group.\""""
+    named = pb.GroupNote(members=[acceptance_note(a) for a in members])
+    return pb.CellsNote(window=window, key=key, caller=caller, named=named)
+
+
+def release_note(window: int, caller: CellId) -> pb.CellsNote:
+    """ "The group is full without you.\""""
+    return pb.CellsNote(window=window, caller=caller, released=pb.ReleaseNote())
+
+
+def acceptance_note(a: Acceptance) -> pb.AcceptanceNote:
+    return pb.AcceptanceNote(
+        cell=a.cell, leader=a.leader, hosts=_rows(a.hosts), signature=a.signature
+    )
+
+
+def _rows(hosts: Hosts) -> list[pb.StageHosts]:
+    return [
+        pb.StageHosts(stage=stage, peers=[pb.StageHost(peer=h.peer, maddrs=h.maddrs) for h in each])
+        for stage, each in sorted(hosts.items())
+    ]
+
+
+def parse_note(note: pb.CellsNote) -> OfferTold | GroupTold | ReleaseTold:
+    """What a leader says. Its size is looked at before anything else. Raises WireError."""
+    if (size := note.ByteSize()) > MAX_NOTE:
+        raise WireError(f"a note of {size} bytes between cells, at most {MAX_NOTE} are read")
+    if note.window > MAX_WINDOW:
+        raise WireError("the number of a window is above the limit")
+    caller, window = parse_cell(note.caller), note.window
+    match note.WhichOneof("say"):
+        case "offer":
+            return OfferTold(window, parse_key(note.key), caller)
+        case "named":
+            return GroupTold(window, parse_key(note.key), caller, _members(note.named))
+        case "released":
+            return ReleaseTold(window, caller)
+        case _:
+            raise WireError("a note between cells that says nothing known")
+
+
+def _members(note: pb.GroupNote) -> Mapping[CellId, Acceptance]:
+    if len(note.members) > MAX_MEMBERS:
+        raise WireError(f"a group of {len(note.members)} cells, at most {MAX_MEMBERS} are one")
+    members = {a.cell: a for a in map(parse_acceptance, note.members)}
+    if len(members) != len(note.members):
+        raise WireError("a group that names a cell twice")
+    return members
+
+
+def parse_acceptance(note: pb.AcceptanceNote) -> Acceptance:
+    """What a leader signed; the signature is the caller's to check. Raises WireError."""
+    if not 0 < len(note.signature) <= SIGNATURE_BYTES:
+        raise WireError(f"a signature has at most {SIGNATURE_BYTES} bytes")
+    return Acceptance(parse_cell(note.cell), _peer(note.leader), _hosts(note.hosts), note.signature)
+
+
+def _hosts(rows: Iterable[pb.StageHosts]) -> Hosts:
+    told = list(rows)
+    if not 1 <= len(told) <= MAX_STAGES:
+        raise WireError(f"hosts of {len(told)} stages, 1 to {MAX_STAGES} are told")
+    if sum(row.ByteSize() for row in told) > MAX_HOSTS:
+        raise WireError(f"the hosts of a cell have at most {MAX_HOSTS} bytes")
+    stages = [row.stage for row in told]
+    if sorted(set(stages)) != stages or stages[-1] >= MAX_STAGE:
+        raise WireError("the stages of a cell do not grow, or are beyond the limit")
+    return {row.stage: tuple(_host(h) for h in _few(row)) for row in told}
+
+
+def _few(row: pb.StageHosts) -> Iterable[pb.StageHost]:
+    if not 1 <= len(row.peers) <= MAX_PEERS:
+        raise WireError(f"{len(row.peers)} hosts of a stage, 1 to {MAX_PEERS} are told")
+    return row.peers
+
+
+def _host(note: pb.StageHost) -> Host:
+    if len(note.maddrs) > MAX_MADDRS or len(_dialled(note.maddrs)) != len(note.maddrs):
+        raise WireError(f"a host has at most {MAX_MADDRS} addresses, each a multiaddr")
+    return Host(_peer(note.peer), tuple(note.maddrs))
+
+
+def _peer(text: str) -> PeerId:
+    if not _PEER.fullmatch(text):
+        raise WireError("a host or leader of a cell is no peer")
+    return PeerId(text)

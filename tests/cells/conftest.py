@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from node.sim.world.loop import bury
+
+
+@pytest.fixture(autouse=True)
+def worlds() -> Iterator[None]:
+    yield
+    bury()

@@ -1,0 +1,236 @@
+"""Leaders of cells in virtual time: the daemon's service over the simulated network, a directory
+that takes its time, and clocks that differ."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from node.averaging.strategies.strategy import rank
+from node.cells import notes
+from node.cells.facts import CellFacts, Group, Host
+from node.cells.forming import GroupFinder
+from node.cells.notes import Acceptance, Accepting
+from node.cells.postings import CellPosting, topic
+from node.core.errors import UsageFault
+from node.core.ids import CellId, PeerId
+from node.core.journey import Version
+from node.identity.faults import FaultBook
+from node.sim.setup import LinkProfile
+from node.sim.world.links import Links
+from node.sim.world.loop import ProcessLoop, VirtualTime
+from node.sim.world.network import SimNet, SimTransport
+from node.sim.world.signing import SimSigner
+from node.telemetry.events import Event, Journal
+from protos import cells_pb2 as pb
+from protos import cells_pb2_grpc as rpc
+
+WALL, RUN, WINDOW, KEY = 1_700_000_000.0, "run", 7, "pairs"
+START = 20.0
+"""When the first window begins, by the world's clock."""
+
+
+def cell_id(number: int) -> CellId:
+    return CellId(f"{number:016x}")
+
+
+def by_turn(cells: Sequence[CellId], window: int = WINDOW, key: str = KEY) -> list[CellId]:
+    """In the order of their turns."""
+    return sorted(cells, key=lambda cell: rank(PeerId(cell), f"{window}:{key}"))
+
+
+def facts(cell: CellId, **more: Any) -> CellFacts:
+    hosts = {s: (Host(PeerId(f"s{s}-{cell}"), (f"/ip4/10.0.0.{s}/tcp/1",)),) for s in range(3)}
+    return CellFacts(cell, Version(3, "ab" * 16), hosts, **more)
+
+
+@dataclass
+class Row:
+    peer: PeerId
+    body: bytes
+    seq: int
+    not_after: float
+    since: float = 0.0
+
+
+@dataclass
+class World:
+    """``delay``: seconds that the directory takes, from and to."""
+
+    seed: int = 0
+    delay: tuple[float, float] = (0.5, 2.0)
+    down: bool = False
+    time: VirtualTime = field(init=False)
+    net: SimNet = field(init=False)
+    rows: dict[str, dict[PeerId, Row]] = field(default_factory=dict)
+    looks: list[PeerId] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.time = VirtualTime(self.seed)
+        self.dice = random.Random(self.seed)
+        self.net = SimNet(self.time, Links(self.dice, LinkProfile(0.05, 0.05)))
+
+    def write(self, topic: str, row: Row) -> None:
+        self.rows.setdefault(topic, {})[row.peer] = row
+
+    def run(self, until: float = START + 200.0) -> None:
+        self.time.run(until)
+
+
+@dataclass
+class SlowBoard:
+    """What one peer sees of the directory."""
+
+    world: World
+    me: PeerId
+    wall: Callable[[], float]
+
+    async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+        now = self.wall()
+        row = Row(self.me, body, int(now * 1000), now + life_s)
+        row.since = self.world.time.now + self.world.dice.uniform(*self.world.delay)
+        if self.world.down:
+            return False
+        self.world.write(topic, row)
+        return True
+
+    async def look(self, topic: str) -> Mapping[PeerId, Row]:
+        self.world.looks.append(self.me)
+        await asyncio.sleep(self.world.dice.uniform(*self.world.delay))
+        now = self.world.time.now
+        rows = {} if self.world.down else self.world.rows.get(topic, {})
+        return {peer: row for peer, row in rows.items() if row.since <= now}
+
+
+class Peer:
+    """A process with a clock that is ``skew`` seconds off."""
+
+    def __init__(self, world: World, name: str, skew: float = 0.0) -> None:
+        self.world, self.skew, self.me = world, skew, PeerId(name)
+        self.loop = ProcessLoop(world.time)
+        self.faults: list[tuple[PeerId, str]] = []
+        self.transport = SimTransport(
+            world.net,
+            self.me,
+            self.loop,
+            FaultBook(),
+            accused=lambda peer, why: self.faults.append((peer, why)),
+        )
+        self.transport.serving = True
+        self.signer, self.journal = SimSigner(self.me), Journal(clock=self)
+        self.board = SlowBoard(world, self.me, self.wall)
+        self.errors: list[BaseException] = []
+
+    def now(self) -> float:
+        return self.world.time.now
+
+    def wall(self) -> float:
+        return WALL + self.world.time.now + self.skew
+
+    def do(self, coro: Coroutine[Any, Any, Any], at: float = 0.0) -> asyncio.Future[Any]:
+        """Run it in this process, from that time of the world on; what it gives."""
+        done: asyncio.Future[Any] = self.loop.create_future()
+
+        async def run() -> None:
+            try:
+                done.set_result(await coro)
+            except UsageFault as e:
+                done.set_exception(e)
+                done.exception()
+
+        after = max(at - self.world.time.now, 0.0)
+        self.world.time.push(after, lambda: self.loop.create_task(run()), loop=self.loop)
+        return done
+
+    async def tell(self, peer: PeerId, note: pb.CellsNote) -> pb.CellsReply | grpc.StatusCode:
+        channel = await self.transport.channel(peer)
+        try:
+            return await rpc.CellsStub(channel).Tell(note, timeout=10.0)
+        except grpc.aio.AioRpcError as e:
+            return e.code()
+
+    def posts(self, about: CellFacts, at: float, window: int = WINDOW, key: str = KEY) -> None:
+        """A posting of this peer, written at that wall-clock second of the window."""
+        seq = int((WALL + START + at) * 1000)
+        body = CellPosting.of(about).pack()
+        self.world.write(topic(window, key), Row(self.me, body, seq, WALL + START + 600))
+
+    def events(self, kind: str) -> list[Event]:
+        return [e for e in self.journal.recent() if e.kind == kind]
+
+
+class Leader(Peer):
+    """Leads a cell, and looks for groups."""
+
+    finds: type[GroupFinder] = GroupFinder
+
+    def __init__(self, world: World, number: int, skew: float = 0.0, **about: Any) -> None:
+        super().__init__(world, f"leader-{number}", skew)
+        self.cell = cell_id(number)
+        self.facts = facts(self.cell, **about)
+        self.finder = self.finds(
+            self.signer,
+            RUN,
+            self.transport,
+            self.board,
+            self,
+            self.journal,
+            on_error=lambda name, error: self.errors.append(error),
+        )
+
+    def looks(
+        self,
+        most: int = 4,
+        window: int = WINDOW,
+        keys: Sequence[str] = (KEY,),
+        start: float = START,
+        lead_s: float = 10.0,
+    ) -> asyncio.Future[Group | None]:
+        """Look for a group, from ``lead_s`` seconds before the window's start on."""
+        finding = self.finder.find(self.facts, window, keys, most, WALL + start)
+        return self.do(finding, start - lead_s)
+
+
+class Recorder(Peer, rpc.CellsServicer):
+    """Keeps what it is told, and answers nothing of use."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.heard: list[pb.CellsNote] = []
+        rpc.add_CellsServicer_to_server(self, self.transport.server)
+
+    async def Tell(self, request: pb.CellsNote, context: Any) -> pb.CellsReply:
+        self.heard.append(request)
+        return pb.CellsReply(accepts=False, reason="busy")
+
+
+class Accepter(Recorder):
+    """Accepts every offer for its cell after ``slow`` seconds."""
+
+    def __init__(self, world: World, number: int, slow: float = 0.0) -> None:
+        super().__init__(world, f"accepter-{number}")
+        self.facts, self.slow = facts(cell_id(number)), slow
+        self.posts(self.facts, -5)
+
+    async def Tell(self, request: pb.CellsNote, context: Any) -> pb.CellsReply:
+        self.heard.append(request)
+        if request.WhichOneof("say") != "offer":
+            return pb.CellsReply(accepts=True)
+        await asyncio.sleep(self.slow)
+        note = notes.acceptance_note(self.says(request))
+        return pb.CellsReply(accepts=True, acceptance=note)
+
+    def says(self, request: pb.CellsNote) -> Acceptance:
+        return Accepting(self.signer, RUN).accept(
+            self.facts, request.window, request.key, CellId(request.caller)
+        )
+
+    @property
+    def told(self) -> list[str | None]:
+        return [note.WhichOneof("say") for note in self.heard]

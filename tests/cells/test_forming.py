@@ -1,0 +1,598 @@
+"""Leaders find groups over the wire: honest ones, and beside some that are silent, lie, or are not
+who they say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import astuple, replace
+from typing import Any
+
+import grpc
+import pytest
+
+from benchmarks.lab.memory_net import MemoryNet
+from node.averaging.strategies.group_forming import TIMES, Times
+from node.cells import notes
+from node.cells.facts import Group, Host, Partner
+from node.cells.forming import BARRED_WINDOWS, GroupFinder
+from node.cells.notes import Acceptance, Accepting
+from node.cells.postings import topic
+from node.core.clock import SystemClock
+from node.core.errors import UsageFault
+from node.core.ids import CellId, PeerId
+from node.identity.keys import Identity
+from node.sim.world.signing import SimSigner
+from node.telemetry.events import Journal
+from protos import cells_pb2 as pb
+from tests.cells.leaders import (
+    KEY,
+    RUN,
+    START,
+    WALL,
+    WINDOW,
+    Accepter,
+    Leader,
+    Peer,
+    Recorder,
+    Row,
+    World,
+    by_turn,
+    cell_id,
+    facts,
+)
+
+
+def agree(leaders: Collection[Leader], found: Mapping[CellId, Group | None], most: int) -> None:
+    """Everybody in a group has the same one, with what each said of itself."""
+    by_cell = {leader.cell: leader for leader in leaders}
+    for cell, group in found.items():
+        if group is None:
+            continue
+        assert cell in group.members
+        assert 2 <= len(group.members) <= most
+        for other, partner in group.members.items():
+            assert found[other] == group
+            assert partner == Partner(by_cell[other].me, by_cell[other].facts.hosts)
+
+
+def all_look(leaders: list[Leader], **more: Any) -> dict[CellId, Group | None]:
+    asked = {leader.cell: leader.looks(**more) for leader in leaders}
+    leaders[0].world.run(more.get("start", START) + 200.0)
+    assert not [e for leader in leaders for e in leader.errors]
+    return {cell: future.result() for cell, future in asked.items()}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("count", "most", "least"), [(2, 4, 2), (3, 4, 3), (5, 4, 4), (5, 2, 4), (8, 4, 7), (8, 2, 6)]
+)
+def test_cells_meet_in_groups_that_everybody_in_them_agrees_on(seed, count, most, least):
+    world = World(seed)
+    leaders = [Leader(world, n, world.dice.uniform(-1, 1)) for n in range(count)]
+    found = all_look(leaders, most=most)
+    agree(leaders, found, most)
+    assert sum(group is not None for group in found.values()) >= least
+    assert not [fault for leader in leaders for fault in leader.faults]
+
+
+def test_who_is_alone_under_a_key_meets_others_under_a_shorter_one():
+    world = World()
+    a, b = Leader(world, 1), Leader(world, 2)
+    found = a.looks(keys=("1.4", "4")), b.looks(keys=("2.4", "4"))
+    world.run()
+    group = found[0].result()
+    assert group == found[1].result()
+    assert group.key == "4"
+    assert group.members.keys() == {a.cell, b.cell}
+
+
+class Silent(GroupFinder):
+    """Binds others and names no group, for as long as ``silent``."""
+
+    silent = True
+
+    def _name(self, search, key, members) -> None:
+        if not self.silent:
+            super()._name(search, key, members)
+
+
+class SilentLeader(Leader):
+    finds = Silent
+
+
+def test_a_caller_that_goes_silent_costs_one_turn_and_is_barred_for_some_windows():
+    world = World()
+    first, *others = by_turn([cell_id(n) for n in range(4)])
+    silent = SilentLeader(world, int(first, 16))
+    leaders = [Leader(world, int(cell, 16)) for cell in others]
+    silent.looks()
+    found = all_look(leaders)
+    agree([silent, *leaders], found, 4)
+    assert all(g is not None and g.members.keys() == set(others) for g in found.values())
+    for leader in leaders:
+        (event,) = leader.events("caller-barred")
+        assert event.fields["cell"] == first
+
+
+def test_a_barred_cell_is_met_again_when_the_windows_are_over():
+    world = World()
+    first, second = by_turn([cell_id(1), cell_id(2)])
+    silent, other = SilentLeader(world, int(first, 16)), Leader(world, int(second, 16))
+    met: list[bool] = []
+    for n in range(BARRED_WINDOWS + 2):
+        start = START + n * 300.0
+        silent.looks(window=WINDOW + n, start=start)
+        found = all_look([other], window=WINDOW + n, start=start)
+        met.append(found[second] is not None)
+        assert isinstance(silent.finder, Silent)
+        silent.finder.silent = False
+    assert met == [False] * (BARRED_WINDOWS + 1) + [True]
+
+
+def test_who_never_answers_costs_nothing_but_itself():
+    world = World()
+    leaders = [Leader(world, n) for n in range(3)]
+    gone, frozen = Peer(world, "gone"), Leader(world, 8)
+    gone.posts(facts(cell_id(9)), -5)
+    frozen.posts(frozen.facts, -5)
+    gone.transport.serving = False
+    frozen.loop.freeze()
+    found = all_look(leaders)
+    agree(leaders, found, 4)
+    assert all(group is not None and len(group.members) == 3 for group in found.values())
+
+
+def test_a_member_that_the_naming_did_not_reach_is_told_again():
+    world = World()
+    first, second = by_turn([cell_id(1), cell_id(2)])
+    caller, member = Leader(world, int(first, 16)), Leader(world, int(second, 16))
+    hear, lost = member.finder.Tell, []
+
+    async def loses_the_first(request: pb.CellsNote, context: Any) -> Any:
+        if request.WhichOneof("say") == "named" and not lost:
+            lost.append(request)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
+        return await hear(request, context)
+
+    handler = grpc.unary_unary_rpc_method_handler(loses_the_first)
+    member.transport.server._methods["/tutti.v1.Cells/Tell"] = handler
+    found = all_look([caller, member])
+    assert lost
+    assert found[first] is not None
+    agree([caller, member], found, 4)
+
+
+def test_nobody_is_found_while_the_directory_is_down():
+    world = World(down=True)
+    leaders = [Leader(world, n) for n in range(2)]
+    assert set(all_look(leaders).values()) == {None}
+    assert all(leader.events("outer-not-posted") for leader in leaders)
+    world.down = False
+    found = all_look(leaders, window=WINDOW + 1, start=START + 300)
+    assert all(found.values()), "it comes back"
+
+
+def test_a_directory_that_never_answers_is_not_waited_for():
+    world = World(delay=(500.0, 500.0))
+    leader = Leader(world, 1)
+    assert all_look([leader]) == {leader.cell: None}
+    assert leader.events("outer-not-read")
+
+
+# ----------------------------------------------------------- who is asked
+
+
+def test_only_those_are_asked_that_fit():
+    world = World()
+    leader = Leader(world, 1, anchor="aa", change=2)
+    postings = {
+        "fits": facts(cell_id(2), anchor="aa", change=2),
+        "another-anchor": facts(cell_id(3), anchor="bb", change=2),
+        "another-change": facts(cell_id(4), anchor="aa", change=1),
+        "own-cell": facts(leader.cell, anchor="aa", change=2),
+        "late": facts(cell_id(5), anchor="aa", change=2),
+        "clock-ahead": facts(cell_id(6), anchor="aa", change=2),
+    }
+    peers = {name: Recorder(world, name) for name in (*postings, "garbage")}
+    at = {"late": TIMES.post + TIMES.clocks + 0.1, "clock-ahead": TIMES.post + TIMES.clocks - 0.1}
+    for name, about in postings.items():
+        peers[name].posts(about, at.get(name, TIMES.post))
+    row = Row(PeerId("garbage"), b'{"cell": 3}', int((WALL + START - 5) * 1000), WALL + 600)
+    world.write(topic(WINDOW, KEY), row)
+    assert all_look([leader]) == {leader.cell: None}
+    assert {name for name, peer in peers.items() if peer.heard} == {"fits", "clock-ahead"}
+    for peer in peers.values():
+        assert {n.WhichOneof("say") for n in peer.heard} <= {"offer"}
+    assert [e.fields["cell"] for e in leader.events("cell-led-twice")] == [leader.cell]
+
+
+def test_an_anchor_does_not_matter_to_who_has_none():
+    world = World()
+    leader, other = Leader(world, 1), Recorder(world, "other")
+    other.posts(facts(cell_id(2), anchor="bb"), -5)
+    all_look([leader])
+    assert other.heard
+
+
+def test_of_two_who_claim_a_cell_the_first_in_order_is_asked():
+    world = World()
+    leader, a, b = Leader(world, 1), Recorder(world, "a"), Recorder(world, "b")
+    for peer in (b, a):
+        peer.posts(facts(cell_id(2)), -5)
+    all_look([leader])
+    assert a.heard
+    assert not b.heard
+    assert leader.events("cell-led-twice")
+
+
+def test_a_caller_names_its_group_and_releases_who_is_not_in_it():
+    world = World()
+    leader = Leader(world, 1)
+    quick, late = [Accepter(world, n) for n in (2, 3, 4)], Accepter(world, 5, TIMES.answers + 1)
+    found = all_look([leader], most=3)[leader.cell]
+    assert found is not None
+    assert len(found.members) == 3
+    for peer in quick:
+        inside = found.members.get(peer.facts.cell) == Partner(peer.me, peer.facts.hosts)
+        assert peer.told == ["offer", "named" if inside else "released"]
+        for note in peer.heard[1:] if inside else ():
+            told = notes.parse_note(note)
+            assert isinstance(told, notes.GroupTold)
+            assert told.members.keys() == found.members.keys()
+            for shown in told.members.values():
+                Accepting(peer.signer, RUN).check(shown, WINDOW, KEY, leader.cell)
+    assert late.told == ["offer", "released"]
+
+
+# ----------------------------------------------------------- offers of others
+
+
+def offered(peer: Peer, to: Leader, caller: CellId, at: float, **changes: Any) -> Any:
+    """An offer under the usual key; the reply."""
+    what = {"window": WINDOW, "key": KEY, "caller": caller, **changes}
+    return peer.do(peer.tell(to.me, notes.offer_note(**what)), at)
+
+
+def test_an_offer_by_somebody_who_does_not_lead_the_cell_is_refused():
+    world = World()
+    victim, honest, liar = Leader(world, 1), Peer(world, "honest"), Peer(world, "a-liar")
+    honest.posts(facts(cell_id(2)), -5)
+    victim.looks()
+    lie = offered(liar, victim, cell_id(2), START + 5)
+    unposted = offered(liar, victim, cell_id(3), START + 5.1)
+    truth = offered(honest, victim, cell_id(2), START + 12)
+    world.run(START + 15)
+    assert not lie.result().accepts
+    assert not unposted.result().accepts
+    reply = truth.result()
+    assert reply.accepts
+    shown = notes.parse_acceptance(reply.acceptance)
+    assert (shown.cell, shown.leader, shown.hosts) == (victim.cell, victim.me, victim.facts.hosts)
+    Accepting(honest.signer, RUN).check(shown, WINDOW, KEY, cell_id(2))
+    assert victim.faults == []
+
+
+def test_an_offer_of_a_cell_that_was_posted_late_or_is_bound_is_refused():
+    world = World()
+    victim = Leader(world, 1)
+    peers = [Peer(world, f"p{n}") for n in range(3)]
+    for n, at in enumerate((-5.0, -5.0, -1.0)):
+        peers[n].posts(facts(cell_id(n + 2)), at)
+    victim.looks()
+    replies = [offered(p, victim, cell_id(n + 2), START + 5.5 + n) for n, p in enumerate(peers)]
+    world.run(START + 12)
+    assert [r.result().accepts for r in replies] == [True, False, False]
+
+
+def test_strangers_do_not_make_a_peer_read_the_directory_often():
+    world = World(delay=(0.1, 0.2))
+    victim, stranger = Leader(world, 1), Peer(world, "stranger")
+    victim.looks()
+    for n in range(200):
+        offered(stranger, victim, cell_id(9), START + 10 + n / 10)
+    world.run(START + 30.0)
+    assert 2 <= world.looks.count(victim.me) <= 2 + 20 / TIMES.answers
+
+
+def test_a_caller_seen_late_is_looked_for_again():
+    world = World()
+    victim, caller = Leader(world, 1), Peer(world, "caller")
+    victim.looks()
+    world.run(START + 6.0)
+    caller.posts(facts(cell_id(2)), -5)  # it took its time to be found
+    reply = offered(caller, victim, cell_id(2), START + 11.0)
+    world.run(START + 20.0)
+    assert reply.result().accepts
+
+
+def test_the_first_in_order_leads_a_cell_also_when_it_is_seen_later():
+    world = World(delay=(0.1, 0.2))
+    victim, a, b = Leader(world, 1), Peer(world, "a"), Peer(world, "b")
+    b.posts(facts(cell_id(2)), -5)
+    victim.looks()
+    world.run(START + 6.0)
+    a.posts(facts(cell_id(2)), -5)
+    replies = [
+        offered(a, victim, cell_id(3), START + 8.0),  # has the directory read again
+        offered(b, victim, cell_id(2), START + 9.0),
+        offered(a, victim, cell_id(2), START + 10.0),
+    ]
+    world.run(START + 11.0)
+    assert [r.result().accepts for r in replies] == [False, False, True]
+
+
+def test_everybody_else_is_answered_busy():
+    world = World()
+    victim, caller = Leader(world, 1), Peer(world, "caller")
+    caller.posts(facts(cell_id(2)), -5)
+    replies = [offered(caller, victim, cell_id(2), 1.0)]  # it looks for nothing yet
+    victim.looks()
+    replies += [
+        offered(caller, victim, cell_id(2), START + 5, window=WINDOW + 1),
+        offered(caller, victim, cell_id(2), START + 5, key="other"),
+        offered(caller, victim, cell_id(2), START + 150),  # it found none
+    ]
+    unsigned = notes.Acceptance(cell_id(2), caller.me, facts(cell_id(2)).hosts, bytes(64))
+    for note in (
+        notes.group_note(WINDOW, KEY, cell_id(2), [unsigned]),
+        notes.release_note(WINDOW, cell_id(2)),
+    ):
+        replies.append(caller.do(caller.tell(victim.me, note), START + 5))
+    world.run()
+    assert not any(reply.result().accepts for reply in replies)
+    assert victim.faults == []
+
+
+def test_who_is_released_is_free_at_once():
+    world = World()
+    victim = Leader(world, 1)
+    a, b = Peer(world, "a"), Peer(world, "b")
+    for n, peer in enumerate((a, b)):
+        peer.posts(facts(cell_id(n + 2)), -5)
+    victim.looks()
+    free = notes.release_note(WINDOW, cell_id(2))
+    replies = [
+        offered(a, victim, cell_id(2), START + 5.5),
+        b.do(b.tell(victim.me, free), START + 6.0),  # not the one it is bound to
+        a.do(a.tell(victim.me, free), START + 7.0),
+        offered(b, victim, cell_id(3), START + 8.0),
+    ]
+    world.run(START + 10.0)
+    assert [r.result().accepts for r in replies] == [True, False, True, True]
+
+
+# ----------------------------------------------------------- groups that are named
+
+
+class Scene:
+    """A victim that is bound to a caller with a third cell beside, all three of which posted; the
+    third's posting is by "third"."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.victim = Leader(self.world, 1)
+        self.caller, self.third = Peer(self.world, "caller"), Peer(self.world, "third")
+        self.caller.posts(facts(cell_id(2)), -5)
+        self.third.posts(facts(cell_id(3)), -5)
+        self.found = self.victim.looks()
+        reply = offered(self.caller, self.victim, cell_id(2), START + 5.5)
+        self.world.run(START + 7.5)
+        assert reply.result().accepts
+        self.own = notes.parse_acceptance(reply.result().acceptance)
+
+    def accept(
+        self, peer: Peer, number: int, key: str = KEY, caller: int = 2, run: str = RUN
+    ) -> Acceptance:
+        about = facts(cell_id(number))
+        return Accepting(peer.signer, run).accept(about, WINDOW, key, cell_id(caller))
+
+    def name(self, *members: Acceptance, by: Peer | None = None) -> Any:
+        note = notes.group_note(WINDOW, KEY, cell_id(2), members)
+        sender = by or self.caller
+        reply = sender.do(sender.tell(self.victim.me, note))
+        self.world.run(self.world.time.now + 200.0)
+        return reply.result()
+
+    @property
+    def barred(self) -> bool:
+        return any(e.fields["cell"] == cell_id(2) for e in self.victim.events("caller-barred"))
+
+
+def test_a_group_counts_when_every_acceptance_is_signed_by_a_posted_leader():
+    s = Scene()
+    caller, third = s.accept(s.caller, 2), s.accept(s.third, 3)
+    assert s.name(caller, third, s.own).accepts
+    group = s.found.result()
+    assert group.members.keys() == {cell_id(1), cell_id(2), cell_id(3)}
+    assert group.members[cell_id(3)] == Partner(s.third.me, third.hosts)
+    assert s.name(caller, third, s.own).accepts, "it may be repeated"
+    assert s.victim.faults == []
+
+
+def forged(s: Scene) -> Acceptance:
+    return replace(s.accept(s.caller, 3), leader=s.third.me)
+
+
+def of_another_caller(s: Scene) -> Acceptance:
+    return s.accept(s.third, 3, caller=9)
+
+
+def of_another_key(s: Scene) -> Acceptance:
+    return s.accept(s.third, 3, key="other")
+
+
+def of_another_run(s: Scene) -> Acceptance:
+    return s.accept(s.third, 3, run="another")
+
+
+def with_other_hosts(s: Scene) -> Acceptance:
+    return replace(s.accept(s.third, 3), hosts={1: (Host(s.caller.me),)})
+
+
+@pytest.mark.parametrize(
+    "wrong", [forged, of_another_caller, of_another_key, of_another_run, with_other_hosts]
+)
+def test_a_group_with_a_wrong_acceptance_is_a_fault_of_its_caller(wrong):
+    s = Scene()
+    assert s.name(s.accept(s.caller, 2), wrong(s), s.own) is grpc.StatusCode.INVALID_ARGUMENT
+    assert [peer for peer, _ in s.victim.faults] == [s.caller.me]
+    assert s.found.result() is None
+    assert s.barred
+
+
+def test_a_group_with_a_cell_that_nobody_posted_or_by_another_leader_does_not_count():
+    for number, by in ((9, "third"), (3, "stranger")):
+        s = Scene()
+        peer = s.third if by == "third" else Peer(s.world, by)
+        assert not s.name(s.accept(s.caller, 2), s.accept(peer, number), s.own).accepts
+        assert s.found.result() is None
+        assert s.victim.faults == [], "its posting may just not be seen here"
+        assert s.barred
+
+
+def test_a_group_is_named_by_its_caller_only_and_contains_the_receiver():
+    s = Scene()
+    assert not s.name(s.accept(s.caller, 2), s.own, by=s.third).accepts
+    assert s.found.result() is None
+    s = Scene()
+    assert not s.name(s.accept(s.caller, 2), s.accept(s.third, 3)).accepts
+    assert s.found.result() is None
+    s = Scene()  # an acceptance in the receiver's name that it did not give
+    stolen = replace(s.own, leader=s.caller.me)
+    assert s.name(s.accept(s.caller, 2), stolen) is grpc.StatusCode.INVALID_ARGUMENT
+    s = Scene()
+    ours = s.accept(s.caller, 1)  # signed, by somebody who does not lead it
+    assert not s.name(s.accept(s.caller, 2), ours).accepts
+    assert s.found.result() is None
+
+
+def test_a_malformed_note_is_a_fault():
+    world = World()
+    leader, other = Leader(world, 1), Peer(world, "other")
+    bad = other.do(other.tell(leader.me, pb.CellsNote(window=1, caller="x")), 1.0)
+    world.run(START)
+    assert bad.result() is grpc.StatusCode.INVALID_ARGUMENT
+    assert [peer for peer, _ in leader.faults] == [other.me]
+
+
+@pytest.mark.parametrize(
+    ("number", "signer", "window"),
+    [(2, "accepter-2", WINDOW + 1), (3, "accepter-2", WINDOW), (2, "another", WINDOW)],
+)
+def test_an_acceptance_for_another_window_cell_or_by_another_leader_is_a_fault(
+    number, signer, window
+):
+    world = World()
+    leader, other = Leader(world, 1), Accepter(world, 2)
+    other.says = lambda request: Accepting(SimSigner(PeerId(signer)), RUN).accept(
+        facts(cell_id(number)), window, KEY, leader.cell
+    )
+    assert all_look([leader]) == {leader.cell: None}
+    assert {peer for peer, _ in leader.faults} == {other.me}
+
+
+# ----------------------------------------------------------- the service
+
+
+def test_one_window_at_a_time_and_not_too_late():
+    world = World()
+    leader, other = Leader(world, 1), Leader(world, 2)
+    first = leader.looks()
+    again = leader.looks(window=WINDOW + 1, start=START + 5)
+    late = other.looks(lead_s=0.0)
+    world.run()
+    assert first.done()
+    with pytest.raises(UsageFault, match="already"):
+        again.result()
+    assert late.result() is None
+    assert other.events("outer-late")
+    assert not other.events("outer-alone")
+
+
+def test_who_is_late_for_the_first_key_tries_the_next():
+    world = World()
+    leader, other = Leader(world, 1), Leader(world, 2)
+    asked = leader.looks(keys=("a", "b")), other.looks(keys=("a", "b"), lead_s=0.0)
+    world.run()
+    assert asked[0].result() == asked[1].result()
+    assert asked[0].result().key == "b"
+
+
+@pytest.mark.parametrize(
+    ("most", "keys", "about"),
+    [
+        (1, (KEY,), {}),
+        (33, (KEY,), {}),
+        (4, (), {}),
+        (4, ("a", "a"), {}),
+        (4, ("a/b",), {}),
+        (4, (KEY,), {"hosts": {}}),
+        (4, (KEY,), {"cell": "cell"}),
+        (4, (KEY,), {"anchor": "no hash"}),
+    ],
+)
+def test_what_others_would_refuse_is_refused_here(most, keys, about):
+    world = World()
+    leader = Leader(world, 1)
+    leader.facts = replace(leader.facts, **about)
+    asked = leader.looks(most=most, keys=keys)
+    world.run(START)
+    with pytest.raises(UsageFault):
+        asked.result()
+
+
+def test_closing_ends_the_search():
+    world = World()
+    leader, other = Leader(world, 1), Leader(world, 2)
+    asked = leader.looks()
+    other.looks()
+    leader.do(leader.finder.close(), START + 4.0)
+    world.run(START + 5.0)
+    assert asked.result() is None
+    assert len(leader.finder.tasks) == 0
+    world.run()
+    assert not other.errors
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_over_grpc_on_loopback(count):
+    """The same with real keys, calls and clocks, four times as fast."""
+    times = Times(*(seconds / 4 for seconds in astuple(TIMES)))
+    net, rows = MemoryNet(), dict[str, dict[PeerId, Row]]()
+
+    class Shelf:
+        def __init__(self, me: PeerId) -> None:
+            self.me = me
+
+        async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+            now = time.time()
+            row = Row(self.me, body, int(now * 1000), now + life_s)
+            rows.setdefault(topic, {})[self.me] = row
+            return True
+
+        async def look(self, topic: str) -> Mapping[PeerId, Row]:
+            return dict(rows.get(topic, {}))
+
+    finders: dict[CellId, GroupFinder] = {}
+    for n in range(count):
+        identity = Identity.ephemeral()
+        transport = net.transport(identity.peer_id)
+        shelf, journal = Shelf(identity.peer_id), Journal()
+        finders[cell_id(n)] = GroupFinder(
+            identity, RUN, transport, shelf, SystemClock(), journal, times
+        )
+        await transport.start()
+    start = time.time() - times.post + 0.5
+    try:
+        groups = await asyncio.gather(
+            *(f.find(facts(cell), WINDOW, (KEY,), 4, start) for cell, f in finders.items())
+        )
+    finally:
+        for finder in finders.values():
+            await finder.close()
+        await net.close()
+    expected = {cell: Partner(f.me, facts(cell).hosts) for cell, f in finders.items()}
+    assert groups == [Group(WINDOW, KEY, expected)] * count
+    assert not [e for f in finders.values() for _, e in f.tasks.errors]

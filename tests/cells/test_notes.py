@@ -1,0 +1,138 @@
+"""Notes and postings as others write them: whole ones come back, all others are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from node.cells import notes
+from node.cells.facts import CellFacts, Host
+from node.cells.postings import MAX_BODY, CellPosting, parse_key
+from node.core.errors import WireError
+from node.core.ids import CellId, PeerId
+from node.core.journey import Version
+from node.identity.keys import Identity
+from protos import cells_pb2 as pb
+
+A, B = CellId("a" * 16), CellId("b" * 16)
+VERSION = Version(7, "0f" * 16)
+HOSTS = {0: (Host(PeerId("p"), ("/ip4/1.2.3.4/tcp/5", "/dns4/x/tcp/6")), Host(PeerId("q")))}
+
+
+def whole() -> pb.CellsNote:
+    shown = [notes.Acceptance(cell, PeerId("p"), HOSTS, bytes(64)) for cell in (A, B)]
+    return notes.group_note(3, "1.2", A, shown)
+
+
+def test_notes_come_back_as_they_were():
+    told = notes.parse_note(pb.CellsNote.FromString(whole().SerializeToString()))
+    members = {c: notes.Acceptance(c, PeerId("p"), HOSTS, bytes(64)) for c in (A, B)}
+    assert told == notes.GroupTold(3, "1.2", A, members)
+    assert notes.parse_note(notes.offer_note(3, "k", B)) == notes.OfferTold(3, "k", B)
+    assert notes.parse_note(notes.release_note(3, B)) == notes.ReleaseTold(3, B)
+
+
+Spoil = Callable[[pb.CellsNote], object]
+first: Callable[[pb.CellsNote], pb.AcceptanceNote] = lambda n: n.named.members[0]  # noqa: E731
+SPOILED: dict[str, Spoil] = {
+    "window": lambda n: setattr(n, "window", 2**60),
+    "caller": lambda n: setattr(n, "caller", "A" * 16),
+    "no caller": lambda n: setattr(n, "caller", ""),
+    "key": lambda n: setattr(n, "key", "../x"),
+    "long key": lambda n: setattr(n, "key", "k" * 65),
+    "nothing said": lambda n: n.ClearField("named"),
+    "a cell twice": lambda n: setattr(first(n), "cell", B),
+    "members": lambda n: [n.named.members.append(first(n)) for _ in range(notes.MAX_MEMBERS)],
+    "leader": lambda n: setattr(first(n), "leader", ""),
+    "leader's name": lambda n: setattr(first(n), "leader", "p" * 65),
+    "signature": lambda n: setattr(first(n), "signature", bytes(65)),
+    "no signature": lambda n: setattr(first(n), "signature", b""),
+    "no hosts": lambda n: first(n).ClearField("hosts"),
+    "stage": lambda n: setattr(first(n).hosts[0], "stage", 1 << 16),
+    "a stage twice": lambda n: first(n).hosts.append(first(n).hosts[0]),
+    "stages": lambda n: [
+        first(n).hosts.add(stage=s, peers=[pb.StageHost(peer="p")]) for s in range(1, 257)
+    ],
+    "no peers": lambda n: first(n).hosts[0].ClearField("peers"),
+    "peers": lambda n: [first(n).hosts[0].peers.add(peer="p") for _ in range(notes.MAX_PEERS)],
+    "peer": lambda n: setattr(first(n).hosts[0].peers[0], "peer", "\n"),
+    "addresses": lambda n: first(n).hosts[0].peers[0].maddrs.extend(["/a"] * 4),
+    "address": lambda n: first(n).hosts[0].peers[1].maddrs.append("no address"),
+    "long address": lambda n: first(n).hosts[0].peers[1].maddrs.append("/" * 257),
+    "bytes of hosts": lambda n: [
+        first(n).hosts.add(
+            stage=s, peers=[pb.StageHost(peer="p", maddrs=["/" * 256] * 4) for _ in range(8)]
+        )
+        for s in range(1, 20)
+    ],
+    "bytes": lambda n: setattr(first(n), "leader", "p" * notes.MAX_NOTE),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_a_note_with_one_thing_wrong_is_refused(spoil: Spoil):
+    note = whole()
+    notes.parse_note(note)
+    spoil(note)
+    with pytest.raises(WireError):
+        notes.parse_note(note)
+
+
+def test_hosts_are_cut_to_what_a_note_has_room_for():
+    many = tuple(Host(PeerId(f"{'p' * 50}{n:02}"), ("/" + "x" * 200,) * 9) for n in range(20))
+    for stages in (1, 12, 200, 256):
+        hosts = notes.fitted({s: many for s in range(stages)} | {999: ()})
+        assert list(hosts) == list(range(stages))
+        shown = notes.Acceptance(A, PeerId("p"), hosts, bytes(64))
+        assert notes.parse_acceptance(notes.acceptance_note(shown)) == shown
+    assert notes.fitted({0: many})[0] == tuple(Host(h.peer, h.maddrs[:4]) for h in many[:8])
+    odd = {0: (Host(PeerId("p"), ("no address", "/ok")),)}
+    assert notes.fitted(odd) == {0: (Host(PeerId("p"), ("/ok",)),)}
+
+
+def test_an_acceptance_is_for_one_run_window_key_caller_cell_and_its_hosts():
+    identity, other = Identity.ephemeral(), Identity.ephemeral()
+    mine = notes.Accepting(identity, "run")
+    shown = mine.accept(CellFacts(A, VERSION, HOSTS), 3, "k", B)
+    mine.check(shown, 3, "k", B)
+    notes.Accepting(other, "run").check(shown, 3, "k", B)
+    moved = {1: HOSTS[0]}
+    for run, what, window, key, caller in (
+        ("another", shown, 3, "k", B),
+        ("run", shown, 4, "k", B),
+        ("run", shown, 3, "l", B),
+        ("run", shown, 3, "k", A),
+        ("run", notes.Acceptance(B, identity.peer_id, HOSTS, shown.signature), 3, "k", B),
+        ("run", notes.Acceptance(A, other.peer_id, HOSTS, shown.signature), 3, "k", B),
+        ("run", notes.Acceptance(A, identity.peer_id, moved, shown.signature), 3, "k", B),
+        ("run", notes.Acceptance(A, PeerId("nobody"), HOSTS, shown.signature), 3, "k", B),
+    ):
+        with pytest.raises(WireError):
+            notes.Accepting(identity, run).check(what, window, key, caller)
+
+
+def test_postings_come_back_and_are_checked():
+    posting = CellPosting(A, VERSION, "ab" * 32, 4)
+    assert CellPosting.parse(posting.pack()) == posting
+    assert CellPosting.of(CellFacts(A, VERSION, {}, "ab" * 32, 4)) == posting
+    body = json.loads(posting.pack())
+    for name, wrong in {
+        "cell": ["", "A" * 16, 3, None],
+        "epoch": [-1, 1.0, True, 2**53, "7"],
+        "lineage": ["x", 3, None],
+        "anchor": ["xy", "a" * 65, None],
+        "change": [-1, None],
+    }.items():
+        for value in wrong:
+            with pytest.raises(WireError):
+                CellPosting.parse(json.dumps({**body, name: value}).encode())
+    for raw in (b"", b"[]", b"{", b"\xff", b"[" * 500, b" " * MAX_BODY + posting.pack()):
+        with pytest.raises(WireError):
+            CellPosting.parse(raw)
+    with pytest.raises(WireError):
+        CellPosting(A, VERSION, "no hash", 4).pack()
+    for key in ("", "A", "a b", ".a", "k" * 65, "a/b", "ä"):
+        with pytest.raises(WireError):
+            parse_key(key)
