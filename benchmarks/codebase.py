@@ -29,7 +29,7 @@ BASE = "c2d8ad2"
 SAVED = 0.92
 FILES, SHARED, SKIPPED = 20, 20, 20
 UNWIRED = {
-    "matchmaking": ".group_forming.GroupForming.",
+    "matchmaking": ".forming.GroupFinder.",
     "push-sum receipts": ".gossip.Mass.",
     "Moshpit's key update": ".moshpit.indices",
     "the tensor-parallel step": ".step.TensorParallelStep.",

@@ -122,8 +122,9 @@ class GroupFinder(rpc.CellsServicer):
             while self._search is search and forming.done is None:
                 await self._turn(search)
         finally:
-            if self._search is search and forming.done is None:
+            if self._search is search and forming.done is None:  # cancelled: nobody stays bound
                 self._search = None
+                self._release(search, search.answers)
         if search.group is None:
             self._say("outer-alone", f"no group in window {window}", window)
         return search.group
@@ -195,10 +196,7 @@ class GroupFinder(rpc.CellsServicer):
                 case machine.NameGroup(key, members):
                     self._name(search, key, members)
                 case machine.Release(to):
-                    note = notes.release_note(search.window, search.cell)
-                    for cell in to:
-                        if (there := search.answers.get(cell)) is not None:
-                            self.tasks.spawn(self._insist(there.leader, note), f"release {cell}")
+                    self._release(search, to)
                 case machine.BarCaller(caller):
                     self._barred[caller] = search.window + BARRED_WINDOWS
                     self._say(
@@ -272,7 +270,17 @@ class GroupFinder(rpc.CellsServicer):
             self._say("outer-unanswered", str(e), search.window, "debug", peer=peer)
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
+        if accepts and search is not self._search:
+            self._release(search, (cell,))
         self._happens(search, machine.Answered(cell, key, accepts))
+
+    def _release(self, search: Search, cells: Iterable[CellId]) -> None:
+        """Tell these, all of which accepted the own offer, that they are free."""
+        note = notes.release_note(search.window, search.cell)
+        for cell in cells:
+            if cell != search.cell:
+                peer = search.answers[cell].leader
+                self.tasks.spawn(self._insist(peer, note), f"release {cell}")
 
     def _name(self, search: Search, key: str, members: Collection[CellId]) -> None:
         shown = [search.answers[cell] for cell in sorted(members)]

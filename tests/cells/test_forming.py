@@ -556,6 +556,28 @@ def test_closing_ends_the_search():
     assert not other.errors
 
 
+def test_a_search_that_is_cancelled_leaves_nobody_bound():
+    world = World(delay=(0.1, 0.2))
+    leader = Leader(world, 1)
+    quick, slow = Accepter(world, 2), Accepter(world, 3, slow=1.5)
+
+    async def cancelled() -> str:
+        try:
+            finding = leader.finder.find(leader.facts, WINDOW, (KEY,), 4, WALL + START)
+            async with asyncio.timeout(WALL + START - leader.wall() + offers + 1.0):
+                await finding
+        except TimeoutError:
+            return "cancelled"
+        return "found"
+
+    order = by_turn([cell_id(n) for n in (1, 2, 3)])
+    offers = TIMES.turns + order.index(leader.cell) * TIMES.turn
+    ended = leader.do(cancelled(), START - 10.0)
+    world.run()
+    assert ended.result() == "cancelled"
+    assert quick.told == slow.told == ["offer", "released"]
+
+
 @pytest.mark.parametrize("count", [2, 3])
 async def test_over_grpc_on_loopback(count):
     """The same with real keys, calls and clocks, four times as fast."""
