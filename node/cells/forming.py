@@ -100,7 +100,7 @@ class GroupFinder(rpc.CellsServicer):
         """
         if self._search is not None and self._search.forming.done is None:
             raise UsageFault("a group is being formed already", "wait until it is")
-        about = self._checked(about, keys, most)
+        about = self._checked(about, window, keys, most)
         starts = {key: start_wall + n * self.times.attempt for n, key in enumerate(keys)}
         late = self.clock.wall() - self.times.post - self.times.clocks
         tried = [key for key in keys if starts[key] >= late]
@@ -136,7 +136,7 @@ class GroupFinder(rpc.CellsServicer):
             search.changed.set()
         await self.tasks.close()
 
-    def _checked(self, about: CellFacts, keys: Sequence[str], most: int) -> CellFacts:
+    def _checked(self, about: CellFacts, window: int, keys: Sequence[str], most: int) -> CellFacts:
         """With no more hosts than are told. Raises UsageFault."""
         about = replace(about, hosts=notes.fitted(about.hosts))
         try:
@@ -145,6 +145,8 @@ class GroupFinder(rpc.CellsServicer):
                 parse_key(key)
             if not keys or len(set(keys)) != len(keys):
                 raise WireError("keys are one or more, each once")
+            if not 0 <= window <= notes.MAX_WINDOW:
+                raise WireError(f"{window} is the number of no window")
             if not 2 <= most <= notes.MAX_MEMBERS:
                 raise WireError(f"a group has 2 to {notes.MAX_MEMBERS} cells")
             own = Acceptance(about.cell, self.me, about.hosts, bytes(SIGNATURE_BYTES))
