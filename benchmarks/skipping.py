@@ -226,7 +226,7 @@ def train(epochs: int, way: Way, home: Path) -> Trained:
     """From the manifest's first parameters through all its epochs."""
     m = manifest(epochs, way.micro_batches)
     text, model, began = text_of(m, m.pipeline.micro_batch, home), Staged(m), time.process_time()
-    sampler, curve, seen = Sampler(text.order), list[float](), set[Visits]()
+    sampler, curve, seen = Sampler(), list[float](), set[Visits]()
     for epoch, visits in zip(range(epochs), routes(way), strict=False):
         batches = [text.at(sampler.take(m.pipeline.micro_batch)) for _ in visits]
         curve.append(model.update(batches, visits, epoch))

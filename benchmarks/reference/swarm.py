@@ -44,7 +44,7 @@ class Reference:
         self.model = Unsplit(m)
         self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)
         self._sampler, self._owner, self._next = (
-            Sampler(self.text.order),
+            Sampler(),
             Owner(manifest.optimizer, t.epochs),
             0,
         )

@@ -432,8 +432,6 @@ def run_facts(
     m, p, t = manifest.model, manifest.pipeline, manifest.training
     parts = parts_of_stages(manifest) if parts is None else parts
     sizes = {s: {part.name: part.bytes for part in of} for s, of in parts.items()}
-    # the cursor counts positions; which window one is matters at the ends only
-    order = SampleOrder(1, manifest.data.seed)
 
     def place(
         stage: int,
@@ -453,15 +451,6 @@ def run_facts(
 
     def meet(settings: OuterSettings) -> Meetings | None:
         return Meetings(settings, sizes, manifest.data.seed, t.epochs) if settings.every else None
-
-    def sampler(cursor: tuple[int, tuple[int, ...]]) -> Sampler:
-        s = Sampler(order)
-        s.restore({"next": cursor[0], "returned": list(cursor[1])})
-        return s
-
-    def cursor(s: Sampler) -> tuple[int, tuple[int, ...]]:
-        state = s.state()
-        return state["next"], tuple(state["returned"])
 
     return RunFacts(
         stages=p.stages,
@@ -494,8 +483,8 @@ def run_facts(
         make=PlanFunctions(
             assign=place,
             assign_paths=lay,
-            sampler=sampler,
-            cursor=cursor,
+            sampler=Sampler,
+            cursor=Sampler.cursor,
             recall=work.local_checkpoints.recall,
             router=lambda: Router(manifest.scheduler, p.stages),
             read=work.read,

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from node.core.ids import ENDS, PeerId
+from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -113,7 +114,7 @@ class Plan:
     base are those of an older version, because nobody had them in the epochs between, that version;
     it has members again, or the paths go around it. ``change``: the owner's signed change to how
     cells average, "" for none, in force since the plan from version ``since``. ``cursor`` is the
-    sampler before this epoch took its samples: next position and positions handed back. ``lineage``
+    sampler before this epoch took its samples, of the positions that its cell may take. ``lineage``
     is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
     with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and
     of the last evaluation (0: none yet): news that every member shows its operator; so is
@@ -131,7 +132,7 @@ class Plan:
     moved: dict[str, PeerId] = field(default_factory=dict)
     digests: dict[Unit, str] = field(default_factory=dict)
     deadline_s: float = 60.0
-    cursor: tuple[int, tuple[int, ...]] = (0, ())
+    cursor: Cursor = WHOLE
     loss: float = 0.0
     loss_val: float = 0.0
     tokens: int = 0
@@ -232,7 +233,7 @@ class Plan:
             "mass": {f"{stage}.{cell}": v for (stage, cell), v in self.mass.items()},
             "rules": [self.change, self.since],
             "deadline_s": self.deadline_s,
-            "cursor": [self.cursor[0], list(self.cursor[1])],
+            "cursor": rows(self.cursor),
             "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
             "outer": self.outer,
             "stream": [self.fragment, self.sends],
@@ -253,11 +254,7 @@ class Plan:
         try:
             body = json.loads(raw)
             names = [PeerId(str(p)) for p in body["peers"]]
-            (change, since), (position, returned), (fragment, sends) = (
-                body["rules"],
-                body["cursor"],
-                body["stream"],
-            )
+            (change, since), (fragment, sends) = body["rules"], body["stream"]
             loss, loss_val, tokens, run_s, round_s = body["news"]
 
             def name(i: Any) -> PeerId:
@@ -297,7 +294,7 @@ class Plan:
                 change=str(change),
                 since=_natural(since),
                 deadline_s=_finite(body["deadline_s"]),
-                cursor=(_natural(position), tuple(_natural(p) for p in returned)),
+                cursor=parse_cursor(body["cursor"]),
                 loss=_finite(loss),
                 loss_val=_finite(loss_val),
                 tokens=_natural(tokens),

@@ -8,12 +8,12 @@ in the training text.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
 
-from node.core.errors import UsageFault, WireError
+from node.core.errors import UsageFault
+from node.core.samples import WHOLE, Cursor, SampleClass, cursor_of
 
 _ROUNDS = 4
 
@@ -67,67 +67,62 @@ def _keys(seed: int, data_pass: int) -> tuple[bytes, ...]:
 
 
 class Sampler:
-    """Hands out positions, those given back first. Each position is out, given back, or counted for
-    good: never two of these.
+    """Hands out the positions of a cursor, those given back first. Each position is out, given
+    back, or counted for good: never two of these.
 
-    Pure: equal calls give equal answers, so that whoever restores the state goes on exactly where
-    it was taken.
+    Pure: equal calls give equal answers, so that whoever takes the cursor over goes on exactly
+    where it was read.
     """
 
-    def __init__(self, order: SampleOrder) -> None:
-        self.order = order
-        self._next = 0
-        self._returned: list[int] = []
-        self._returned_set: set[int] = set()
-
-    @property
-    def next(self) -> int:
-        """The first position never taken."""
-        return self._next
-
-    @property
-    def returned(self) -> int:
-        """How many positions wait to be taken again."""
-        return len(self._returned)
+    def __init__(self, cursor: Cursor = WHOLE) -> None:
+        self._returned = sorted(p for c in cursor for p in c.returned)
+        self._returned_set = set(self._returned)
+        self._next = [(c.next, c.bits) for c in cursor]
+        """A heap: of each class the first position never taken."""
+        heapq.heapify(self._next)
 
     def take(self, n: int) -> tuple[int, ...]:
-        """``n`` positions: given-back ones first, smallest first, then new ones. Raises ValueError
-        for a negative ``n``."""
+        """``n`` positions: given-back ones first, smallest first, then new ones, of the class that
+        is furthest behind first. Raises ValueError for a negative ``n``."""
         if n < 0:
             raise ValueError("cannot take fewer than none")
         again = [heapq.heappop(self._returned) for _ in range(min(n, len(self._returned)))]
         self._returned_set.difference_update(again)
-        start, self._next = self._next, self._next + n - len(again)
-        return (*again, *range(start, self._next))
+        return (*again, *(self._take_new() for _ in range(n - len(again))))
+
+    def _take_new(self) -> int:
+        position, bits = self._next[0]
+        heapq.heapreplace(self._next, (position + (1 << bits), bits))
+        return position
 
     def give_back(self, positions: Iterable[int]) -> None:
         """Positions that were taken and did not count. All or nothing: raises ValueError, and
-        changes nothing, when one was never taken or is already back."""
+        changes nothing, when one was never taken, is of no class held here, or is already back."""
         back = list(positions)
         fresh = set(back)
         if len(fresh) != len(back) or not fresh.isdisjoint(self._returned_set):
             raise ValueError("a position was given back twice")
-        if any(type(p) is not int or not 0 <= p < self._next for p in back):
+        if not all(type(p) is int and p >= 0 and self._was_taken(p) for p in back):
             raise ValueError("a position was given back that was never taken")
         self._returned_set |= fresh
         for position in back:
             heapq.heappush(self._returned, position)
 
-    def state(self) -> dict[str, Any]:
-        """JSON-able; ``{"next": int, "returned": [int, …]}``. What is out at that moment is assumed
-        to count."""
-        return {"next": self._next, "returned": sorted(self._returned)}
+    def _was_taken(self, position: int) -> bool:
+        return any(
+            position < first and (first - position) % (1 << bits) == 0 for first, bits in self._next
+        )
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state`. Raises WireError, and changes nothing, for a state that cannot
-        have come from there."""
-        try:
-            start, returned = state["next"], list(state["returned"])
-        except (KeyError, TypeError) as e:
-            raise WireError("not a sampler's state") from e
-        numbers = (start, *returned)
-        if any(type(p) is not int or not 0 <= p < 2**63 for p in numbers):
-            raise WireError("a sampler's state holds natural numbers only")
-        if len(set(returned)) != len(returned) or any(p >= start for p in returned):
-            raise WireError("a sampler's state gives back a position twice, or one never taken")
-        self._next, self._returned, self._returned_set = start, sorted(returned), set(returned)
+    def cursor(self) -> Cursor:
+        """Where this sampler is. What is out at that moment is assumed to count. Raises ValueError
+        when positions have come to their end."""
+        back = sorted(self._returned)
+        return cursor_of(
+            SampleClass(
+                first % (1 << bits),
+                bits,
+                first,
+                tuple(p for p in back if (first - p) % (1 << bits) == 0),
+            )
+            for first, bits in self._next
+        )

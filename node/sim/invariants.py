@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -90,12 +90,18 @@ class Ledger:
     in it, and how many were knowingly given up on the way."""
 
     parent: Version | None
-    next: int
+    next: dict[tuple[int, int], int]
+    """Of each (remainder, bits): the first position never taken."""
     returned: frozenset[int]
     counted: int
     lost: int
     tokens: int
     depth: int
+
+    @property
+    def taken(self) -> int:
+        """How many positions were ever taken."""
+        return sum(first >> bits for (_, bits), first in self.next.items())
 
 
 class Checker:
@@ -271,39 +277,40 @@ class NoSampleLost(Checker):
 
     def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
-        self.books: dict[Version, Ledger] = {GENESIS: Ledger(None, 0, frozenset(), 0, 0, 0, 0)}
+        nothing = Ledger(None, {(0, 0): 0}, frozenset(), 0, 0, 0, 0)
+        self.books: dict[Version, Ledger] = {GENESIS: nothing}
         self.guessed: set[Version] = set()
 
     def plan(self, plan: Plan) -> None:
         book = self.books.get(plan.base)
         if book is None:
             raise self.broken(f"a plan starts from {plan.base}, which nobody made")
-        start, returned = plan.cursor
-        if (start, frozenset(returned)) != (book.next, book.returned):
+        start = {(c.remainder, c.bits): c.next for c in plan.cursor}
+        returned = frozenset(p for c in plan.cursor for p in c.returned)
+        if (start, returned) != (book.next, book.returned):
             if plan.base not in self.guessed:
                 raise self.broken(
                     f"epoch {plan.epoch} starts with the sampler at {start} and {len(returned)} "
                     "samples back, "
                     f"not {book.next} and {len(book.returned)}"
                 )
-            lost = start - len(returned) - book.counted
-            self.books[plan.base] = Ledger(
-                book.parent, start, frozenset(returned), book.counted, lost, book.tokens, book.depth
-            )
+            new = replace(book, next=start, returned=returned)
+            new.lost = new.taken - len(returned) - book.counted
+            self.books[plan.base] = new
 
     def close(self, plan: Plan, dropped: Sequence[int], tokens: int) -> None:
         made = Version(plan.epoch + 1, lineage_after(plan, dropped))
         if made in self.books:
             return
         book, lost = self.books[plan.base], set(dropped)
-        back, taken = set(book.returned), book.next
+        back, free = set(book.returned), dict(book.next)
         counted = 0
         for path in plan.paths:
             for sample in path.samples:
                 if sample in back:
                     back.discard(sample)
-                elif sample == taken:
-                    taken += 1
+                elif sample == free[behind := min(free, key=lambda c: free[c])]:
+                    free[behind] += 1 << behind[1]
                 else:
                     raise self.broken(
                         f"epoch {plan.epoch} takes sample {sample}, which is not free"
@@ -312,17 +319,17 @@ class NoSampleLost(Checker):
         returned = back | {s for p in plan.paths if p.index in lost for s in p.samples}
         new = Ledger(
             plan.base,
-            taken,
+            free,
             frozenset(returned),
             book.counted + counted,
             book.lost,
             book.tokens + tokens,
             book.depth + 1,
         )
-        if new.next != new.counted + len(new.returned) + new.lost:
+        if new.taken != new.counted + len(new.returned) + new.lost:
             raise self.broken(
-                f"epoch {plan.epoch}: {new.next} taken, {new.counted} counted, {len(new.returned)} "
-                "back"
+                f"epoch {plan.epoch}: {new.taken} taken, {new.counted} counted, "
+                f"{len(new.returned)} back"
             )
         self.books[made] = new
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from node.core.errors import UsageFault, WireError
+from node.core.errors import UsageFault
+from node.core.samples import WHOLE, SampleClass, parse_cursor, rows
 from node.data.order import SampleOrder, Sampler
 
 
@@ -50,7 +51,7 @@ def test_impossible_arguments():
     with pytest.raises(ValueError, match="start at 0"):
         SampleOrder(5, 1).sample(-1)
     with pytest.raises(ValueError, match="fewer"):
-        Sampler(SampleOrder(50, 3)).take(-1)
+        Sampler().take(-1)
 
 
 class Life(RuleBasedStateMachine):
@@ -58,7 +59,7 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.sampler = Sampler(SampleOrder(50, 3))
+        self.sampler = Sampler()
         self.out, self.counted, self.back, self.taken = set(), set(), set(), 0
 
     @rule(n=st.integers(0, 9))
@@ -88,23 +89,22 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        state = json.loads(json.dumps(self.sampler.state()))
-        self.sampler = Sampler(SampleOrder(50, 3))
-        self.sampler.restore(state)
-        assert self.sampler.state() == state
+        cursor = self.sampler.cursor()
+        self.sampler = Sampler(parse_cursor(json.loads(json.dumps(rows(cursor)))))
+        assert self.sampler.cursor() == cursor
 
     @rule(position=st.integers(-3, 500))
     def give_back_what_is_not_out(self, position):
         if position in self.back or not 0 <= position < self.taken:
-            before = self.sampler.state()
+            before = self.sampler.cursor()
             with pytest.raises(ValueError, match="given back"):
                 self.sampler.give_back([*sorted(self.out)[:1], position])
-            assert self.sampler.state() == before
+            assert self.sampler.cursor() == before
 
     @invariant()
     def conserved(self):
-        assert self.sampler.next == self.taken
-        assert self.sampler.returned == len(self.back)
+        back = tuple(sorted(self.back))
+        assert self.sampler.cursor() == (SampleClass(0, 0, self.taken, back),)
         assert self.out | self.counted | self.back == set(range(self.taken))
         assert len(self.out) + len(self.counted) + len(self.back) == self.taken
 
@@ -113,37 +113,37 @@ Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadl
 TestSamplerLife = Life.TestCase
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        [],
-        {"next": 3},
-        {"next": 3, "returned": 4},
-        {"next": "3", "returned": []},
-        {"next": True, "returned": []},
-        {"next": -1, "returned": []},
-        {"next": 3, "returned": [3]},
-        {"next": 3, "returned": [1, 1]},
-        {"next": 3, "returned": [[1]]},
-        {"next": 2**63, "returned": []},
-    ],
-)
-def test_a_bad_state_is_refused_and_changes_nothing(state):
-    sampler = Sampler(SampleOrder(50, 3))
-    sampler.take(4)
-    sampler.give_back([2])
-    with pytest.raises(WireError):
-        sampler.restore(state)
-    assert sampler.state() == {"next": 4, "returned": [2]}
-
-
 @pytest.mark.parametrize("back", [[1, 1], [2], [0, 2], [4], [-1], [1.0], [True]])
 def test_giving_back_twice_or_what_was_never_taken(back):
-    sampler = Sampler(SampleOrder(50, 3))
+    sampler = Sampler(WHOLE)
     sampler.take(4)
     sampler.give_back([2])
     with pytest.raises(ValueError, match="given back"):
         sampler.give_back(back)
-    assert sampler.state() == {"next": 4, "returned": [2]}
+    assert sampler.cursor() == (SampleClass(0, 0, 4, (2,)),)
     assert sampler.take(2) == (2, 4)
+
+
+def test_a_share_of_two_classes_goes_forward_evenly():
+    sampler = Sampler((SampleClass(0, 2, 4), SampleClass(1, 1, 15, (3, 9))))
+    assert sampler.take(8) == (3, 9, 4, 8, 12, 15, 16, 17)
+    sampler.give_back([12, 3])
+    assert sampler.cursor() == (SampleClass(0, 2, 20, (12,)), SampleClass(1, 1, 19, (3,)))
+
+
+@pytest.mark.parametrize("back", [[2], [20], [12, 19], [3, 21], [-4]])
+def test_giving_back_what_another_share_has_or_this_one_never_took(back):
+    cursor = (SampleClass(0, 2, 20), SampleClass(1, 1, 19))
+    sampler = Sampler(cursor)
+    with pytest.raises(ValueError, match="never taken"):
+        sampler.give_back(back)
+    assert sampler.cursor() == cursor
+
+
+def test_a_sampler_at_the_end_of_all_positions_has_no_cursor():
+    sampler = Sampler((SampleClass(0, 0, 2**63 - 2),))
+    sampler.take(1)
+    assert sampler.cursor() == (SampleClass(0, 0, 2**63 - 1),)
+    sampler.take(1)
+    with pytest.raises(ValueError, match="below 2"):
+        sampler.cursor()

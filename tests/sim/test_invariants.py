@@ -14,6 +14,7 @@ from node.averaging.exchange.events import Opened, ReduceAndStep, StepFailed
 from node.checkpoint.store import Checkpoint
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Hop, Path, Plan, PlanMember, Version
+from node.core.samples import SampleClass
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.sim.invariants import EpochRun, InvariantViolation, Ledger, TakenBatches
@@ -158,17 +159,47 @@ def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: SimSwarm) -> None:
     assert books.books[made].returned == {1}
     assert books.ancestor(Version(0), made)
     assert not books.ancestor(made, Version(0))
-    follow = plan(epoch=1, lineage=made.lineage, cursor=(3, (1,)))
+    follow = plan(epoch=1, lineage=made.lineage, cursor=(SampleClass(0, 0, 3, (1,)),))
     books.plan(follow)
     with broken("I4"):
-        books.plan(replace(follow, cursor=(3, ())))
+        books.plan(replace(follow, cursor=(SampleClass(0, 0, 3),)))
     with broken("I4"):
         books.plan(replace(follow, lineage="f" * 32))
     with broken("I4"):
         books.close(follow, (), 48)  # its samples are 0, 1, 2 again: 0 counts already
     books.guessed.add(made)
-    books.plan(replace(follow, cursor=(3, ())))
+    books.plan(replace(follow, cursor=(SampleClass(0, 0, 3),)))
     assert books.books[made].lost == 1
+
+
+def test_i4_samples_of_a_share_of_two_classes(swarm: SimSwarm) -> None:
+    books = swarm.watch.samples
+    share = (SampleClass(0, 2, 4), SampleClass(1, 1, 3, (1,)))
+    books.guessed.add(Version(0))
+
+    def taking(*samples: int) -> Plan:
+        paths = tuple(
+            replace(plan().paths[0], index=i, samples=(s,)) for i, s in enumerate(samples)
+        )
+        return plan(cursor=share, paths=paths)
+
+    books.plan(taking(1, 3, 4, 5, 7))
+    for wrong in (2, 4, 5):
+        with broken("I4"):
+            books.close(taking(1, wrong), (), 16)
+    books.close(taking(1, 3, 4, 5, 7), (1,), 64)
+    made = next(v for v in books.books if v.epoch == 1)
+    after = (SampleClass(0, 2, 8), SampleClass(1, 1, 9, (3,)))
+    follow = plan(epoch=1, lineage=made.lineage, cursor=after)
+    books.plan(follow)
+    for wrong in (
+        share,
+        after[:1],
+        (after[0], SampleClass(1, 1, 9)),
+        (SampleClass(0, 0, 9, (3,)),),
+    ):
+        with broken("I4"):
+            books.plan(replace(follow, cursor=wrong))
 
 
 @pytest.mark.parametrize("by", [(A, A), (A, C)], ids=["twice", "stranger"])
@@ -308,7 +339,7 @@ def test_i9_a_leader_that_rolls_dice(swarm: SimSwarm) -> None:
 
     def dice(cursor: Any) -> Any:
         calls.append(cursor)
-        return FACTS.make.sampler((cursor[0] + len(calls), ()))
+        return FACTS.make.sampler((SampleClass(0, 0, cursor[0].next + len(calls)),))
 
     for facts, fails in (
         (FACTS, False),

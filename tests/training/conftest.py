@@ -27,6 +27,7 @@ from node.checkpoint.store import CheckpointStore
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, PlanMember, lineage_after
 from node.core.journey import Path as Way
+from node.core.samples import SampleClass
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
@@ -228,7 +229,7 @@ class Rig:
                 {n: p.me for n, p in (moved or {}).items()},
                 {},
                 10.0,
-                (epoch * 4, ()),
+                (SampleClass(0, 0, epoch * 4),),
                 tokens=tokens,
                 lineage=history,
             ),

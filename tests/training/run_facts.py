@@ -6,21 +6,10 @@ from dataclasses import fields
 from typing import Any
 
 from node.core.ids import PeerId
-from node.data.order import SampleOrder, Sampler
+from node.data.order import Sampler
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
-
-
-def sampler(cursor: tuple[int, tuple[int, ...]]) -> Sampler:
-    made = Sampler(SampleOrder(1000, 1))
-    made.restore({"next": cursor[0], "returned": list(cursor[1])})
-    return made
-
-
-def cursor(of: Sampler) -> tuple[int, tuple[int, ...]]:
-    state = of.state()
-    return state["next"], tuple(state["returned"])
 
 
 def assign(stage: int, cell: Any, previous: Any) -> dict[str, PeerId]:
@@ -47,8 +36,8 @@ def facts(**kw: Any) -> RunFacts:
         "sequence": 16,
         "assign": assign,
         "assign_paths": paths,
-        "sampler": sampler,
-        "cursor": cursor,
+        "sampler": Sampler,
+        "cursor": Sampler.cursor,
     } | kw
 
     def value(of: Any) -> Any:

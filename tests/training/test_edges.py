@@ -16,6 +16,7 @@ import pytest
 from benchmarks.reference.mixing import mixing
 from node.averaging.strategies.outer import OuterSettings, strategy_of
 from node.averaging.strategies.strategy import Edges
+from node.core import samples as order
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember, Unit, Version
 from node.training.leader.attempt import EpochAttempt
@@ -260,11 +261,11 @@ def test_the_next_plan_knows_what_arrived_whoever_makes_it() -> None:
     told = {0: (0, 2), 1: (0, 2), 2: (1,), 3: (1,), 4: (), 5: (1, 2)}
     roster = roster_of(version, [0, 0, 1, 1, 2, 2], told)
     roster.agree(version)
-    memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, None, ())
-    memory.cursor_after = lambda plan, dropped: (0, ())  # type: ignore[method-assign]
+    memory = Memory(lambda c: None, lambda s: order.WHOLE, lambda v: None, None, ())
+    memory.cursor_after = lambda plan, dropped: order.WHOLE  # type: ignore[method-assign]
     memory.committed(version, before, {}, (), 0)
-    new = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, before, ())
-    new.cursor_after = lambda plan, dropped: (0, ())  # type: ignore[method-assign]
+    new = Memory(lambda c: None, lambda s: order.WHOLE, lambda v: None, before, ())
+    new.cursor_after = lambda plan, dropped: order.WHOLE  # type: ignore[method-assign]
     plans = []
     for past in (memory.past(version, 0, 1), new.past(version, 0, 1)):
         assert past is not None
@@ -278,13 +279,15 @@ def test_the_next_plan_knows_what_arrived_whoever_makes_it() -> None:
         assert {m.group for m in made.members} == {0, 1, 2}
     assert plans[0] == plans[1]
     again = draft(
-        roster, version, PlanContext((0, ()), {}, 0, mass=plans[0].mass), sharing, 2, meet, 2
+        roster, version, PlanContext(order.WHOLE, {}, 0, mass=plans[0].mass), sharing, 2, meet, 2
     )
     assert again.mass == plans[0].mass, (
         "a plan of the same version again: what arrived is counted once"
     )
     assert (
-        draft(roster, version, PlanContext((0, ()), {}, 0), sharing, 2, meetings("ring"), 2).mass
+        draft(
+            roster, version, PlanContext(order.WHOLE, {}, 0), sharing, 2, meetings("ring"), 2
+        ).mass
         == {}
     )
 

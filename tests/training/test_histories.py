@@ -28,7 +28,6 @@ def plan_for(base: Version, term: int) -> Plan:
         {},
         {},
         10.0,
-        (0, ()),
         lineage=base.lineage,
     )
 

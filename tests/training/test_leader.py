@@ -13,6 +13,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
+from node.core.samples import SampleClass
 from node.scheduler.costs import LinkCost, Measured
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
@@ -84,7 +85,7 @@ def commits(
 
 
 def recalled(version: Version) -> PlanContext:
-    return PlanContext((40, ()), {}, 0)
+    return PlanContext((SampleClass(0, 0, 40),), {}, 0)
 
 
 def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heartbeat]:
@@ -244,7 +245,9 @@ def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     )
     following = next_plan(leader.handle(ev.Recalled(at, plan, dropped), 2.2))
     assert following.base == at
-    assert following.cursor == (8, plan.paths[0].samples), "what did not count is given back"
+    assert following.cursor == (SampleClass(0, 0, 8, plan.paths[0].samples),), (
+        "what did not count is given back"
+    )
     assert following.tokens == 64
 
 
@@ -261,7 +264,7 @@ def test_a_forgotten_history_is_guessed_with_a_warning(answer: str) -> None:
         done = leader.handle(ev.Recalled(at, other if answer == "forged" else None, ()), 2.5)
     plan = next_plan(done)
     assert plan.base == at
-    assert plan.cursor == (24, ())
+    assert plan.cursor == (SampleClass(0, 0, 24),)
     assert [a.kind for a in done if isinstance(a, ev.RecordFact) and a.level == "warning"] == [
         "history-lost"
     ]
@@ -423,7 +426,9 @@ def test_equal_inputs_make_equal_plans() -> None:
 
 
 def test_a_leaving_peer_has_no_vote_on_its_stages_version() -> None:
-    leader = Leader(E, facts(recall=lambda v: PlanContext((40, ()), {}, 80), late_s=1e9))
+    leader = Leader(
+        E, facts(recall=lambda v: PlanContext((SampleClass(0, 0, 40),), {}, 80), late_s=1e9)
+    )
     tell(leader, [heard(p, A, 80) for p in (E, S1, S2)], 1.0)
     leader.handle(
         dataclasses.replace(heard(PeerId("ends0"), A, 80), digest="another", leaving=True), 1.0
@@ -580,7 +585,7 @@ def test_what_cells_have_done_outlives_the_leader() -> None:
 
 
 def test_a_cell_that_is_cut_has_done_what_it_did_as_one() -> None:
-    past = PlanContext((40, ()), {}, 0, {(1, 0): 12, (1, 1): 5})
+    past = PlanContext((SampleClass(0, 0, 40),), {}, 0, {(1, 0): 12, (1, 1): 5})
     there = [dataclasses.replace(heard(p, A, 500), cell=0) for p in (E, S1, T1, S2)]
     _, plan = begun(there, cell=1, recall=lambda version: past)
     assert plan.cells(1) == (0, 1)
@@ -616,7 +621,7 @@ def test_a_change_reported_by_a_stranger_is_verified() -> None:
             raise Refused("not signed by the owner")
         return Rules()
 
-    past = PlanContext((40, ()), {}, 0, change="forged", since=3)
+    past = PlanContext((SampleClass(0, 0, 40),), {}, 0, change="forged", since=3)
     there = [heard(p, A, 500) for p in (E, S1, S2)]
     _, plan = begun(there, read=read, recall=lambda version: past)
     assert (plan.change, plan.outer) == ("", 0)

@@ -14,6 +14,7 @@ from node.averaging.reducers.spread import WIDTH
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember, Version, lineage_after
+from node.core.samples import SampleClass
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
 from node.training.protocol import events as ev
 from node.training.protocol import notes
@@ -30,7 +31,7 @@ PLAN = Plan(
     moved={"w": PeerId("gone")},
     digests={(0, 0): "d0", (1, 2): "d1"},
     deadline_s=9.0,
-    cursor=(8, (2,)),
+    cursor=(SampleClass(1, 2, 9, (5,)), SampleClass(2, 2, 2)),
     loss=2.5,
     loss_val=2.4,
     tokens=100,
@@ -68,7 +69,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
         "moved": {},
         "digests": {},
         "deadline_s": 1.0,
-        "cursor": (9, ()),
+        "cursor": (SampleClass(1, 2, 9, (5,)), SampleClass(2, 2, 6)),
         "loss": 1.0,
         "loss_val": 1.0,
         "tokens": 1,
@@ -90,6 +91,15 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():
         assert dataclasses.replace(PLAN, **{name: value}).hash != PLAN.hash, name
+
+
+@pytest.mark.parametrize(
+    "said", [None, [], [8, [2]], [[0, 0, 8, [8]]], [[0, 33, 0, []]], [[0, 0, 8, []], [1, 1, 3, []]]]
+)
+def test_a_plan_with_a_hostile_cursor_is_refused(said: object) -> None:
+    body = json.loads(PLAN.canonical()) | {"cursor": said}
+    with pytest.raises(WireError):
+        notes.parse_plan(pb.PlanNote(plan=json.dumps(body).encode()))
 
 
 @given(st.binary(max_size=200))

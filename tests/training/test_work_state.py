@@ -17,6 +17,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import Refused
 from node.core.journey import Version, lineage_after
+from node.core.samples import SampleClass
 from node.training.protocol.plan_context import makes
 from protos import state_pb2
 
@@ -42,7 +43,7 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     assert meta["tokens"] == last.tokens > 0
     past = a.work.local_checkpoints.recall(four)
     assert (past.cursor, past.owners, past.tokens) == (
-        (16, ()),
+        (SampleClass(0, 0, 16),),
         {n: p.me for n, p in owners(a, b).items()},
         last.tokens,
     )
@@ -95,7 +96,7 @@ async def test_checkpoints_without_a_lineage_are_read(
     assert a.work.checkpoints() == (Version(2, ""), Version(6, ""))
     assert a.work.local_checkpoints.troubles() == []
     past = a.work.local_checkpoints.recall(Version(2))
-    assert (past.cursor, past.tokens) == ((8, (3,)), 0)
+    assert (past.cursor, past.tokens) == ((SampleClass(0, 0, 8, (3,)),), 0)
     assert a.work.local_checkpoints.recall(Version(4)) is None
     await a.work.restore(Version(2))
     assert (a.work.version, a.work.tokens) == (Version(2), 0)
@@ -103,6 +104,31 @@ async def test_checkpoints_without_a_lineage_are_read(
         await a.work.restore(Version(6))
     assert a.work.checkpoints() == (Version(2, ""),)
     assert "epoch-6: " in a.work.local_checkpoints.troubles()[0]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [[], [8], [8, 3], [8, [9]], [8, [3, 3]], [8, [3], 0], 8, None, [[0, 1, 3, []]], [True, []]],
+)
+async def test_a_checkpoint_whose_cursor_cannot_be_brings_back_no_sampler(
+    rig: Any, said: Any
+) -> None:
+    (a,) = await rig.add("a")
+    meta = {"cursor": said, "owners": {"layers.0.a": "a"}}
+    a.store.save(1, 2, a.work.stage.parameters(), {}, meta)
+    assert a.work.local_checkpoints.recall(Version(2)) is None
+
+
+async def test_a_checkpoint_keeps_a_cells_share_of_the_samples(rig: Any) -> None:
+    a, b = await rig.add("a", "b", every=2)
+    plan = await rig.train((a, b), owners(a, b), 2)
+    share = (SampleClass(1, 1, 9, (3, 5)), SampleClass(2, 2, 10))
+    last = rig.plan((a, b), owners(a, b), plan, cursor=share)
+    await rig.begin(last, a, b)
+    await a.work.local_checkpoints.saved()
+    past = a.work.local_checkpoints.recall(last.base)
+    assert past is not None
+    assert past.cursor == share
 
 
 async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:

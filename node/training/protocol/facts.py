@@ -10,10 +10,11 @@ from typing import Any
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Path, Version
+from node.core.samples import Cursor
 from node.scheduler.router import Router
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.meetings import Meetings
-from node.training.protocol.plan_context import Cursor, PlanContext
+from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Read, Rules
 
 

@@ -14,13 +14,11 @@ from typing import Any, Protocol
 
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, Unit, Version, lineage_after
+from node.core.samples import WHOLE, Cursor, SampleClass
 from node.training.protocol.cells import ANY
 
 GENESIS = Version(0)
 """What a run begins with: every peer can make it."""
-
-Cursor = tuple[int, tuple[int, ...]]
-"""Where the sampler is: the next position, and those handed back."""
 
 
 class SamplerPort(Protocol):
@@ -105,10 +103,11 @@ class Memory:
                 self._dropped,
             )
         if base == GENESIS:
-            return PlanContext((0, ()), {}, 0)
+            return PlanContext(WHOLE, {}, 0)
         found = self._from_checkpoint(base)
         if found is None and base in self.forgotten:
-            return PlanContext((base.epoch * batch, ()), {}, max(0, tokens))
+            guess = SampleClass(0, 0, base.epoch * batch)
+            return PlanContext((guess,), {}, max(0, tokens))
         return found
 
     def stood(self, version: Version) -> dict[int, Version]:

@@ -14,6 +14,7 @@ from node.checkpoint.store import Checkpoint, CheckpointStore
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
+from node.core.samples import Cursor, parse_cursor, rows
 from node.core.tasks import Tasks
 from node.optim.state_replica import StateReplica
 from node.telemetry.events import Journal
@@ -112,14 +113,13 @@ class LocalCheckpoints:
         if _lineage(meta) != version.lineage:
             return None
         try:
-            cursor, owners = meta["cursor"], meta["owners"]
-            at = (int(cursor[0]), tuple(int(p) for p in cursor[1]))
+            cursor, owners = cursor_in(meta), meta["owners"]
             worked = {
                 (int(stage), int(cell)): max(0, int(count))
                 for stage, cell, count in meta.get("worked", ())
             }
             return PlanContext(
-                at,
+                cursor,
                 {str(k): PeerId(v) for k, v in owners.items()},
                 self.tokens(version.epoch, meta),
                 worked,
@@ -202,7 +202,7 @@ class LocalCheckpoints:
         state = dict(optimizer) | {n: c.state for n, c in copies.items()}
         if plan is not None and plan.epoch == epoch:
             meta |= {"lineage": plan.lineage, "tokens": plan.tokens, "cell": max(0, cell)}
-            meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
+            meta |= {"cursor": rows(plan.cursor), "owners": plan.owners}
             meta |= {"change": plan.change, "since": plan.since, "colleagues": sorted(colleagues)}
             meta["worked"] = [[*unit, count] for unit, count in sorted(plan.worked.items())]
             meta["mass"] = [[*unit, mass] for unit, mass in sorted(plan.mass.items())]
@@ -288,6 +288,17 @@ def cell_of(meta: Mapping[str, Any]) -> int:
     """Whose parameters a checkpoint has; 0 when it does not say."""
     value = meta.get("cell")
     return value if type(value) is int and value >= 0 else 0
+
+
+def cursor_in(meta: Mapping[str, Any]) -> Cursor:
+    """Where the sampler was at a checkpoint. Raises KeyError, TypeError, IndexError or ValueError
+    when it does not say."""
+    said = meta["cursor"]
+    if type(said[0]) is int:
+        # Written before a cell could have a share of the samples: next position, those returned.
+        position, returned = said
+        said = [[0, 0, position, returned]]
+    return parse_cursor(said)
 
 
 def copies_of(meta: Mapping[str, Any]) -> dict[str, Version]:
