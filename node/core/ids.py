@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple, NewType
 
 PeerId = NewType("PeerId", str)
@@ -12,7 +13,10 @@ RunId = NewType("RunId", str)
 """Lower-case hex sha256 of the manifest's immutable part: the name of one training run."""
 
 CellId = NewType("CellId", str)
-"""The name of a cell: peers that hold every stage of the model between them."""
+"""The name of a cell: peers that hold every stage of the model between them. Lower-case hex digits;
+empty in a run that has one cell only."""
+
+NO_CELL, CELL_DIGITS = CellId(""), 16
 
 ENDS = 0
 """Stage number of the ends (embedding, final norm, head, data). Block stages are 1..S."""
@@ -24,6 +28,22 @@ class RoundId(NamedTuple):
     epoch: int
     term: int
     attempt: int
+
+
+def first_cell(run_id: str) -> CellId:
+    """The cell that a run begins as."""
+    return CellId(hashlib.sha256(f"tutti/cell/{run_id}".encode()).hexdigest()[:CELL_DIGITS])
+
+
+def child_cell(parent: CellId, lineage: str, term: int) -> CellId:
+    """The cell that ``parent`` founds by its plan of this term, from a version of this lineage."""
+    said = f"tutti/cell/{parent}/{lineage}/{term}"
+    return CellId(hashlib.sha256(said.encode()).hexdigest()[:CELL_DIGITS])
+
+
+def is_cell(text: str) -> bool:
+    """Whether this is the name of a cell, or empty: of a run that has one cell only."""
+    return not text or (len(text) == CELL_DIGITS and set(text) <= set("0123456789abcdef"))
 
 
 def short(peer: PeerId) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from node.core.errors import UsageFault
 from node.core.ids import RunId
-from node.dht.record import peers_key, wrap
+from node.dht.record import wrap
 from node.dht.settings import DirectorySettings
+from node.dht.topics import PEERS, key_of
 from node.identity.keys import Identity
 from node.identity.records import seal
 
@@ -21,14 +22,19 @@ class Author:
     """
 
     def __init__(
-        self, identity: Identity, run_id: RunId, settings: DirectorySettings, admission: bytes = b""
+        self,
+        identity: Identity,
+        run_id: RunId,
+        settings: DirectorySettings,
+        admission: bytes = b"",
+        topic: str = PEERS,
     ) -> None:
         if not 0 < settings.ttl_s <= settings.max_ttl_s:
             raise UsageFault(
                 f"ttl_s {settings.ttl_s} is not between 0 and max_ttl_s {settings.max_ttl_s}",
                 "lower ttl_s",
             )
-        self.key = peers_key(run_id)
+        self.key = key_of(run_id, topic)
         self._identity, self._settings, self._admission = identity, settings, admission
         self._seq, self._not_after = 0, 0.0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
@@ -23,9 +24,10 @@ from node.core.tasks import Tasks
 from node.dht import guard
 from node.dht.admission import AdmissionFilter
 from node.dht.author import Author
-from node.dht.record import PeerBody, PeerEntry
-from node.dht.record_store import Admit, RecordStore
+from node.dht.record import PeerBody, PeerEntry, Posting
+from node.dht.record_store import Admit, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
+from node.dht.topics import MAX_POSTING, key_of, wrap
 from node.identity.peers import peer_id_of, public_key_of
 from node.telemetry.rate_limit import RateLimitedLog
 
@@ -77,6 +79,10 @@ class Directory:
         self._settings, self._clock, self._journal = settings, clock, journal
         self._record_store = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
+        self._topics = TopicStore(run_id, settings, self.me, admit)
+        self._seals: Callable[[str], Author] = partial(
+            Author, identity, run_id, settings, admission
+        )
         self._rate_limit = RateLimitedLog(journal, clock.now) if journal is not None else None
         self._door = AdmissionFilter(clock, admit, admission, self._tell_of)
         self._body: PeerBody | None = None
@@ -122,7 +128,11 @@ class Directory:
             node_id=guard.node_id_of(PeerID.from_base58(str(p2p.peer_id))),
             bucket_size=NEAREST,
             record_validator=guard.EnvelopeValidator(
-                self._record_store, self._clock, self._settings.max_record, self._door
+                self._record_store,
+                self._clock,
+                self._settings.max_record,
+                self._door,
+                self._topics,
             ),
             # The board is our cache, and it knows which records still hold; a cached dictionary
             # would be stale.
@@ -186,6 +196,41 @@ class Directory:
                 await self._search("read", lambda: node.get(self._record_store.key, latest=True))
         return self._record_store.entries(self._clock.wall())
 
+    async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+        """Post ``body``, at most 2,048 bytes, under a topic for ``life_s`` seconds; it is not
+        posted again.
+
+        False when no storage took it. Raises WireError for what others would refuse.
+        """
+        if not 0 < len(body) <= MAX_POSTING:
+            raise WireError(f"a posting has 1 to {MAX_POSTING} bytes, not {len(body)}")
+        now = self._clock.wall()
+        heard = self._topics.newest(topic, self.me)
+        author = self._seals(topic)
+        sealed, expires = author.seal(body, now, heard, life_s / self._settings.ttl_s)
+        self._topics.offer(topic, self.me, sealed, expires, now)
+        if (node := self._node) is None:
+            return False
+        raw = wrap(topic, sealed)
+
+        def store() -> Coroutine[Any, Any, Any]:
+            return node.store(author.key, raw, expires, subkey=str(self.me))
+
+        try:
+            return bool(await self._search(f"post {topic}", store, anew=True))
+        except _DOWN:
+            return False
+
+    async def look(self, topic: str) -> dict[PeerId, Posting]:
+        """Everybody's verified, unexpired posting under a topic, the own one included, in PeerId
+        order. Asks the DHT for at most ``lookup_timeout_s``. Raises WireError for what is no
+        topic."""
+        key = key_of(self._topics.run_id, topic)
+        if (node := self._node) is not None:
+            with contextlib.suppress(*_DOWN):
+                await self._search(f"look {topic}", lambda: node.get(key, latest=True))
+        return self._topics.entries(topic, self._clock.wall())
+
     async def close(self) -> None:
         """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first
         to be gone at once."""
@@ -229,6 +274,7 @@ class Directory:
             while (running := self._searches.get(name)) is not None and not running.done() and anew:
                 await asyncio.wait({running})
             if running is None or running.done():
+                self._searches = {n: t for n, t in self._searches.items() if not t.done()}
                 running = self._searches[name] = self._tasks.spawn(_caught(search()), name)
             found = await asyncio.shield(running)
         if isinstance(found, Exception):

@@ -34,7 +34,8 @@ from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 from node.core.clock import Clock
 from node.core.errors import WireError
 from node.dht.admission import AdmissionFilter
-from node.dht.record_store import RecordStore
+from node.dht.record_store import RecordStore, TopicStore
+from node.dht.topics import key_of, unwrap
 
 MAX_NESTING = 4
 """Extensions inside extensions; a dictionary of records needs one."""
@@ -101,8 +102,8 @@ def _unpack_flat(packed: bytes, longest: int) -> Any:
 
 
 class EnvelopeValidator(RecordValidatorBase):
-    """Lets through what the board takes: our signed records, under our key and the signer's PeerId;
-    nothing else.
+    """Lets through what the stores take: our signed records, under our keys and the signer's
+    PeerId; nothing else.
 
     ``door`` decides who may ask for and store them; None: everybody, at the usual rate.
     """
@@ -113,15 +114,15 @@ class EnvelopeValidator(RecordValidatorBase):
         clock: Clock,
         max_record: int,
         door: AdmissionFilter | None = None,
+        topics: TopicStore | None = None,
     ) -> None:
+        self._topics = topics
         self._record_store, self._clock, self._max_record = record_store, clock, max_record
         self.door = door or AdmissionFilter(clock)
         self._key = DHTID.generate(source=record_store.key).to_bytes()
 
     def validate(self, record: DHTRecord) -> bool:
         try:
-            if record.key != self._key:
-                raise WireError("not the key of this run")
             writer, raw = (
                 _unpack_flat(record.subkey, MAX_SUBKEY),
                 _unpack_flat(record.value, self._max_record),
@@ -132,10 +133,22 @@ class EnvelopeValidator(RecordValidatorBase):
                 or not isinstance(record.expiration_time, float)
             ):
                 raise WireError("not a record of ours")
-            self._record_store.offer(writer, raw, record.expiration_time, self._clock.wall())
+            self._offer(record.key, writer, raw, record.expiration_time)
         except WireError:
             return False
         return True
+
+    def _offer(self, key: bytes, writer: str, raw: bytes, expires: float) -> None:
+        now = self._clock.wall()
+        if key == self._key:
+            self._record_store.offer(writer, raw, expires, now)
+            return
+        if self._topics is None:
+            raise WireError("not the key of this run")
+        topic, sealed = unwrap(raw)
+        if key != DHTID.generate(source=key_of(self._topics.run_id, topic)).to_bytes():
+            raise WireError("not the key of this topic in this run")
+        self._topics.offer(topic, writer, sealed, expires, now)
 
 
 class SwarmProtocol(DHTProtocol):

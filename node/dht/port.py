@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from node.core.ids import PeerId
-from node.dht.record import PeerBody, PeerEntry
+from node.dht.record import PeerBody, PeerEntry, Posting
 
 
 class DirectoryPort(Protocol):
@@ -28,6 +28,16 @@ class DirectoryPort(Protocol):
 
     async def read(self) -> dict[PeerId, PeerEntry]:
         """Everybody's verified, unexpired record in PeerId order, the own one included."""
+        ...
+
+    async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+        """Post ``body`` under a topic for ``life_s`` seconds; it is not posted again. False: no
+        storage took it."""
+        ...
+
+    async def look(self, topic: str) -> dict[PeerId, Posting]:
+        """Everybody's verified, unexpired posting under a topic in PeerId order, the own one
+        included."""
         ...
 
     async def close(self) -> None:

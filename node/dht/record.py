@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from node.core.errors import WireError
-from node.core.ids import PeerId, RunId
+from node.core.ids import PeerId, RunId, is_cell
 from node.core.version import Protocols
 from node.identity.admission import MAX_ADMISSION
 from node.identity.peers import public_key_of
@@ -62,6 +62,7 @@ _ADDED: dict[str, Any] = {
     "rate": 0.0,
     "follows": "",
     "protocols": [1, 1],
+    "cell": "",
 }
 """Fields that older software does not write."""
 
@@ -83,7 +84,8 @@ class PeerBody:
 
     While ``state`` is "choosing" it has no stage, and ``role`` may be "auto". ``open_to``: which
     other stages it would host, "auto" for any, "stage" for block stages, "" for none. Not
-    ``settled``: it has claimed its stage a moment ago and may give way to others who did.
+    ``settled``: it has claimed its stage a moment ago and may give way to others who did. ``cell``:
+    the cell it belongs to; empty in a run of one cell, and of who belongs to none.
     """
 
     stage: int
@@ -105,6 +107,7 @@ class PeerBody:
     settled: bool = True
     follows: str = ""
     protocols: tuple[int, int] = (1, 1)
+    cell: str = ""
 
     def pack(self) -> bytes:
         """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit.
@@ -155,6 +158,7 @@ class PeerBody:
             settled=body.get("settled") is not False,
             follows=_peer(body, "follows") if body["follows"] else "",
             protocols=_window(body),
+            cell=_field(body, "cell", lambda v: isinstance(v, str) and is_cell(v), "a cell"),
         )
 
 
@@ -173,6 +177,17 @@ class PeerEntry:
         """When its writer signed it, Unix seconds by the writer's clock: sequence numbers are
         milliseconds."""
         return self.seq / 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """What ``peer`` posted under a topic, verified; ``seq`` and ``not_after`` as in
+    :class:`PeerEntry`."""
+
+    peer: PeerId
+    body: bytes
+    seq: int
+    not_after: float
 
 
 def _field(body: dict[str, Any], name: str, good: Callable[[Any], bool], what: str) -> Any:

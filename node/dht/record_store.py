@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
-from node.dht.record import PeerBody, PeerEntry, peers_key, unwrap
+from node.dht.record import PeerBody, PeerEntry, Posting, peers_key, unwrap
 from node.dht.settings import DirectorySettings
+from node.dht.topics import MAX_POSTING, OUTER_WRITERS, key_of
 from node.identity.records import open_record
 
 SLACK_S = 0.001
@@ -32,24 +34,27 @@ class Outdated(WireError):
     replaced."""
 
 
+E = TypeVar("E", PeerEntry, Posting)
+
+
 @dataclass(frozen=True, slots=True)
-class _Posted:
+class _Posted(Generic[E]):
     raw: bytes
     seq: int
     not_after: float
-    entry: PeerEntry | None
+    entry: E | None
     """None for a withdrawal, which is kept until it expires so that no older record can take its
     place."""
     admitted: float = math.inf
     """Unix time from which on the writer is no part of the run."""
 
 
-class RecordStore:
-    """The newest valid record of every writer.
+class _Records(Generic[E]):
+    """The newest valid record of every writer under one key.
 
     Sequence numbers are remembered per writer for as long as an older record could still be valid;
     after that an old record is refused because it has expired. So the memory is bounded, and a
-    writer whose clock was set back is heard again after one life of a record. At most ``max_peers``
+    writer whose clock was set back is heard again after one life of a record. At most ``most``
     writers are remembered, and always ``me``; with one record of at most ``max_record`` bytes each,
     that is all the memory strangers can take. ``admit`` decides whose records stand in a private
     run; None: everybody's.
@@ -57,14 +62,15 @@ class RecordStore:
 
     def __init__(
         self,
-        run_id: RunId,
+        key: str,
         settings: DirectorySettings,
+        most: int,
         me: PeerId | None = None,
         admit: Admit | None = None,
     ) -> None:
-        self.key, self._me, self._admit = peers_key(run_id), me, admit
-        self._settings = settings
-        self._posted: dict[str, _Posted] = {}
+        self.key, self._me, self._admit = key, me, admit
+        self._settings, self._most = settings, most
+        self._posted: dict[str, _Posted[E]] = {}
         self.refused = 0
         """Records refused so far that no honest peer would have passed on."""
 
@@ -75,7 +81,7 @@ class RecordStore:
         True when it is news, False when it was known. Raises WireError when it must not be stored
         or passed on: too large, expired or living too long, one writer too many, not signed by
         ``writer`` for this board, stored for another time than was signed, older than what the
-        writer has posted since, without a valid admission, or not a peer's body.
+        writer has posted since, without a valid admission, or not a body of its kind.
         """
         try:
             return self._offer(writer, raw, expires, now)
@@ -97,10 +103,10 @@ class RecordStore:
             known = None
         if known is not None and known.raw == raw and abs(known.not_after - expires) <= SLACK_S:
             return False  # saves checking the same signature at every reading
-        if known is None and writer != self._me and len(self._posted) >= limit.max_peers:
-            self._forget_expired(now)
-            if len(self._posted) >= limit.max_peers:
-                raise WireError(f"{limit.max_peers} peers are posted already")
+        if known is None and writer != self._me and len(self._posted) >= self._most:
+            self.forget_expired(now)
+            if len(self._posted) >= self._most:
+                raise WireError(f"{self._most} peers are posted already")
         peer = PeerId(writer)
         record = open_record(
             raw,
@@ -118,9 +124,7 @@ class RecordStore:
             raise Outdated(f"record {record.seq} comes after {known.seq} of the same writer")
         token, body = unwrap(record.body)
         admitted = self._admitted(peer, token, now)
-        entry = (
-            PeerEntry(peer, PeerBody.parse(body), record.seq, record.not_after) if body else None
-        )
+        entry = self._read(peer, body, record.seq, record.not_after) if body else None
         self._posted[writer] = _Posted(raw, record.seq, record.not_after, entry, admitted)
         return True
 
@@ -139,15 +143,95 @@ class RecordStore:
         posted = self._posted.get(writer)
         return (posted.seq, posted.not_after) if posted is not None else (0, 0.0)
 
-    def entries(self, now: float) -> dict[PeerId, PeerEntry]:
+    def _read(self, peer: PeerId, body: bytes, seq: int, not_after: float) -> E:
+        """What a body says. Raises WireError for one of another kind."""
+        raise NotImplementedError
+
+    def entries(self, now: float) -> dict[PeerId, E]:
         """Everybody admitted whose record holds at ``now`` and is not withdrawn, in PeerId
         order."""
-        self._forget_expired(now)
+        self.forget_expired(now)
         present = [
             p.entry for p in self._posted.values() if p.entry is not None and p.admitted > now
         ]
         return {entry.peer: entry for entry in sorted(present, key=lambda entry: entry.peer)}
 
-    def _forget_expired(self, now: float) -> None:
+    def __len__(self) -> int:
+        return len(self._posted)
+
+    def forget_expired(self, now: float) -> None:
+        """What holds no longer takes no room."""
         for writer in [w for w, posted in self._posted.items() if posted.not_after <= now]:
             del self._posted[writer]
+
+
+class RecordStore(_Records[PeerEntry]):
+    """What every peer of a run says of itself."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        settings: DirectorySettings,
+        me: PeerId | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        super().__init__(peers_key(run_id), settings, settings.max_peers, me, admit)
+
+    def _read(self, peer: PeerId, body: bytes, seq: int, not_after: float) -> PeerEntry:
+        return PeerEntry(peer, PeerBody.parse(body), seq, not_after)
+
+
+class _Topic(_Records[Posting]):
+    def _read(self, peer: PeerId, body: bytes, seq: int, not_after: float) -> Posting:
+        if len(body) > MAX_POSTING:
+            raise WireError(f"a posting has at most {MAX_POSTING} bytes, not {len(body)}")
+        return Posting(peer, body, seq, not_after)
+
+
+class TopicStore:
+    """What is posted under other topics of a run, by topic; at most ``max_postings`` in all, and
+    always those of ``me``."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        settings: DirectorySettings,
+        me: PeerId | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        self.run_id, self._settings, self._me, self._admit = run_id, settings, me, admit
+        self._topics: dict[str, _Topic] = {}
+
+    def offer(self, topic: str, writer: str, sealed: bytes, expires: float, now: float) -> bool:
+        """Consider a sealed record; as :meth:`RecordStore.offer`."""
+        records = self._topics.get(topic)
+        if writer != self._me and len(self) >= self._settings.max_postings:
+            self._forget_expired(now)
+            if len(self) >= self._settings.max_postings:
+                raise WireError(f"{len(self)} postings are here already")
+        if records is None:
+            records = _Topic(
+                key_of(self.run_id, topic), self._settings, OUTER_WRITERS, self._me, self._admit
+            )
+        news = records.offer(writer, sealed, expires, now)
+        self._topics[topic] = records  # only now: what is refused takes no room
+        return news
+
+    def newest(self, topic: str, writer: PeerId) -> tuple[int, float]:
+        """As :meth:`RecordStore.newest`."""
+        records = self._topics.get(topic)
+        return records.newest(writer) if records is not None else (0, 0.0)
+
+    def entries(self, topic: str, now: float) -> dict[PeerId, Posting]:
+        """Everybody's posting under a topic that holds at ``now``, in PeerId order."""
+        self._forget_expired(now)
+        records = self._topics.get(topic)
+        return records.entries(now) if records is not None else {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._topics.values()))
+
+    def _forget_expired(self, now: float) -> None:
+        for records in self._topics.values():
+            records.forget_expired(now)
+        self._topics = {topic: records for topic, records in self._topics.items() if len(records)}

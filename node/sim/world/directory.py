@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from node.core.clock import Clock
 from node.core.ids import PeerId
-from node.dht.record import PeerBody, PeerEntry
+from node.dht.record import PeerBody, PeerEntry, Posting
 from node.dht.settings import DirectorySettings
 from node.sim.world.links import Links, Wall
 
@@ -40,6 +40,8 @@ class SimDht:
         self._spread = spread_s
         self._posted: dict[PeerId, list[HeldRecord]] = {}
         self._seq: dict[PeerId, int] = {}
+        self._topics: dict[tuple[str, PeerId], tuple[Posting, float, tuple[Wall, ...]]] = {}
+        """By topic and writer: the posting, when it is visible, and what it did not pass."""
 
     def post(self, peer: PeerId, body: PeerBody, wall: float, times: float = 1.0) -> None:
         """Publish; an older record stays for readers that this one does not reach, until it
@@ -58,6 +60,25 @@ class SimDht:
                 if r.visible <= now:
                     reached.add(r.walls)
         self._posted[peer] = kept
+
+    def put(self, topic: str, posting: Posting) -> None:
+        """Post under a topic, in the place of what the writer posted there before."""
+        now, walls = self.now(), tuple(self.links.walls)
+        kept = {at: p for at, p in self._topics.items() if p[1] > now - self.settings.max_ttl_s}
+        self._topics = kept | {(topic, posting.peer): (posting, now + self._spread, walls)}
+
+    def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
+        """What this reader can see under a topic and believes to hold, in PeerId order."""
+        now = self.now()
+        return {
+            peer: posting
+            for (at, peer), (posting, visible, walls) in sorted(self._topics.items())
+            if at == topic
+            and wall < posting.not_after
+            and (
+                peer == reader or (visible <= now and not any(w.parts(peer, reader) for w in walls))
+            )
+        }
 
     def withdraw(self, peer: PeerId, wall: float) -> None:
         """Take the record down."""
@@ -104,6 +125,14 @@ class SimDirectory:
 
     async def read(self) -> dict[PeerId, PeerEntry]:
         return self._record_store.read(self._me, self._clock.wall())
+
+    async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+        wall = self._clock.wall()
+        self._record_store.put(topic, Posting(self._me, body, int(1000 * wall), wall + life_s))
+        return True
+
+    async def look(self, topic: str) -> dict[PeerId, Posting]:
+        return self._record_store.look(topic, self._me, self._clock.wall())
 
     async def close(self) -> None:
         """Nothing is refreshed."""
