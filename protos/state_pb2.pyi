@@ -14,11 +14,15 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PARAMETERS: _ClassVar[Kind]
     OPTIMIZER: _ClassVar[Kind]
     SPARE: _ClassVar[Kind]
+    SNAPSHOT: _ClassVar[Kind]
+    MEAN: _ClassVar[Kind]
     OUTER: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 PARAMETERS: Kind
 OPTIMIZER: Kind
 SPARE: Kind
+SNAPSHOT: Kind
+MEAN: Kind
 OUTER: Kind
 
 class DescribeRequest(_message.Message):

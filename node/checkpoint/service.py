@@ -122,7 +122,7 @@ class StateService(state_pb2_grpc.StateServicer):
         try:
             with self._stream(self._transport.caller(context)):
                 kind = StateKind.of(request.kind)
-                if kind is None or kind in (StateKind.PARAMETERS, StateKind.OUTER):
+                if kind is None or kind not in (StateKind.OPTIMIZER, StateKind.SPARE):
                     raise _No(
                         grpc.StatusCode.INVALID_ARGUMENT, "there are no parts of this kind of state"
                     )

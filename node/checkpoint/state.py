@@ -1,4 +1,4 @@
-"""What state is: four kinds of it, where a donor takes it from, what a joiner ends up
+"""What state is: six kinds of it, where a donor takes it from, what a joiner ends up
 with."""
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ class StateKind(StrEnum):
     """``PARAMETERS`` of a stage, named as the model names them; ``OPTIMIZER`` state of the parts a
     peer owns, named "<part>/<state>"; ``SPARE``: copies it keeps of other owners' optimizer state,
     named alike; ``OUTER``: anchor and outer momentum of the stage, "<part>/anchor" and
-    "<part>/momentum"."""
+    "<part>/momentum". ``SNAPSHOT``: what a cell gives others in a window, whose number stands where
+    else the epoch does, and ``MEAN``: what it made of that and its partners'."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer"
     SPARE = "spare"
     OUTER = "outer"
+    SNAPSHOT = "snapshot"
+    MEAN = "mean"
 
     @property
     def code(self) -> state_pb2.Kind:
@@ -45,6 +48,8 @@ _CODES = {
     StateKind.OPTIMIZER: state_pb2.OPTIMIZER,
     StateKind.SPARE: state_pb2.SPARE,
     StateKind.OUTER: state_pb2.OUTER,
+    StateKind.SNAPSHOT: state_pb2.SNAPSHOT,
+    StateKind.MEAN: state_pb2.MEAN,
 }
 
 

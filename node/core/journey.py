@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId, is_cell
 from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
 
@@ -75,6 +75,44 @@ class PlanMember:
     group: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A peer of another cell, and the multiaddrs to dial it at."""
+
+    peer: PeerId
+    maddrs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Partner:
+    """A cell that another one averages with in one window: who leads it, and who hosts each
+    stage."""
+
+    cell: CellId
+    leader: PeerId
+    hosts: Mapping[int, tuple[Host, ...]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a plan says of the rounds with other cells, where every cell has a leader of its own.
+
+    ``number``: 0, or the window in which the cell gives the parameters that this plan starts from;
+    ``partners`` are then the other cells of its group, and what they give is waited for
+    ``within_s`` seconds. ``means``: in an outer round (``outer`` is the window), by stage the
+    digest of the mean that its members put in place; a stage that is not in it keeps what it has.
+    ``place``: the cell's last indices in the Moshpit grid.
+    """
+
+    number: int = 0
+    partners: tuple[Partner, ...] = ()
+    within_s: float = 0.0
+    means: Mapping[int, str] = field(default_factory=dict)
+    place: tuple[int, ...] = ()
+
+
+NO_WINDOW = Window()
+
 Unit = tuple[int, int]
 """(stage, cell), or in an outer round (stage, group): those who average with each other."""
 
@@ -120,7 +158,11 @@ class Plan:
     of the last evaluation (0: none yet): news that every member shows its operator; so is
     ``forecast``, what paths and round should take, seconds, 0 for unknown, and ``spread``: how many
     cells of a stage were compared when an epoch was last committed, and how far their parameters
-    were apart, relative to their length.
+    were apart, relative to their length. ``cell_id``: where every cell of a run has a leader of its
+    own, the name of this one. ``parent``: in a plan that founds the cell, the cell whose leader
+    signs it; its members are those of the new cell, its owners those of the parent, and nobody
+    trains by it. ``founds``: a cell that has been founded from the same version, whose members take
+    over optimizer state from this one. ``window``: see :class:`Window`.
     """
 
     epoch: int
@@ -149,6 +191,10 @@ class Plan:
     mass: dict[Unit, int] = field(default_factory=dict)
     fragment: int = 0
     sends: int = 0
+    cell_id: CellId = NO_CELL
+    parent: CellId = NO_CELL
+    founds: CellId = NO_CELL
+    window: Window = NO_WINDOW
 
     @property
     def base(self) -> Version:
@@ -158,7 +204,7 @@ class Plan:
     @property
     def last(self) -> bool:
         """The run is complete: nobody trains or averages by this plan."""
-        return not self.paths and not self.outer
+        return not self.paths and not self.outer and not self.parent
 
     def stage(self, stage: int) -> tuple[PlanMember, ...]:
         """The replicas of a stage, listeners included, in PeerId order."""
@@ -206,7 +252,8 @@ class Plan:
         """The bytes that are hashed, signed and sent: JSON with sorted keys and peers as
         indices."""
         index = {m.peer: i for i, m in enumerate(self.members)}
-        outside = sorted(({self.leader} | set(self.moved.values())) - index.keys())
+        others = {self.leader, *self.moved.values(), *self.owners.values()}
+        outside = sorted(others - index.keys())
         names = [m.peer for m in self.members] + outside
         index.update({p: i for i, p in enumerate(names)})
         body: dict[str, Any] = {
@@ -241,7 +288,28 @@ class Plan:
             "reducers": {k: index[v] for k, v in self.reducers.items()},
             "spread": {str(stage): [cells, apart] for stage, (cells, apart) in self.spread.items()},
         }
+        if self.cell_id:  # in a run of one cell a plan is as it was before there were several
+            body |= self._about_cells()
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+    def _about_cells(self) -> dict[str, Any]:
+        w = self.window
+        partners = [
+            [
+                p.cell,
+                p.leader,
+                {
+                    str(stage): [[h.peer, list(h.maddrs)] for h in of]
+                    for stage, of in p.hosts.items()
+                },
+            ]
+            for p in w.partners
+        ]
+        means = {str(stage): digest for stage, digest in w.means.items()}
+        return {
+            "cell": [self.cell_id, self.parent, self.founds],
+            "window": [w.number, partners, w.within_s, means, list(w.place)],
+        }
 
     @cached_property
     def hash(self) -> str:
@@ -256,6 +324,9 @@ class Plan:
             names = [PeerId(str(p)) for p in body["peers"]]
             (change, since), (fragment, sends) = body["rules"], body["stream"]
             loss, loss_val, tokens, run_s, round_s = body["news"]
+            cell, parent, founds = (str(name) for name in body.get("cell", ("", "", "")))
+            if not all(map(is_cell, (cell, parent, founds))):
+                raise ValueError("a cell's name is 16 hex digits, or empty")
 
             def name(i: Any) -> PeerId:
                 if type(i) is not int or not 0 <= i < len(names):
@@ -302,6 +373,10 @@ class Plan:
                 outer=_natural(body["outer"]),
                 fragment=_natural(fragment),
                 sends=_natural(sends),
+                cell_id=CellId(cell),
+                parent=CellId(parent),
+                founds=CellId(founds),
+                window=_window(body["window"]) if cell else NO_WINDOW,
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
                 stood={
                     int(k): Version(_natural(e), lineage(line))
@@ -338,6 +413,36 @@ def lineage(value: Any) -> str:
 
 
 _LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
+
+
+def _window(body: Any) -> Window:
+    number, partners, within_s, means, place = body
+    return Window(
+        _natural(number),
+        tuple(
+            Partner(
+                CellId(_cell(cell)),
+                PeerId(str(leader)),
+                {
+                    int(stage): tuple(
+                        Host(PeerId(str(peer)), tuple(str(a) for a in maddrs))
+                        for peer, maddrs in of
+                    )
+                    for stage, of in hosts.items()
+                },
+            )
+            for cell, leader, hosts in partners
+        ),
+        _finite(within_s),
+        {int(stage): str(digest) for stage, digest in means.items()},
+        tuple(_natural(index) for index in place),
+    )
+
+
+def _cell(text: Any) -> str:
+    if type(text) is not str or not text or not is_cell(text):
+        raise ValueError("a cell's name is 16 hex digits")
+    return text
 
 
 def _unit(text: str) -> Unit:

@@ -77,7 +77,10 @@ def cursor_of(classes: Iterable[SampleClass]) -> Cursor:
 
 
 def rows(cursor: Cursor) -> list[Any]:
-    """A cursor for JSON: ``[remainder, bits, next, [returned, …]]`` of each class."""
+    """A cursor for JSON: ``[remainder, bits, next, [returned, …]]`` of each class; of the whole
+    order ``[next, [returned, …]]``, as it was before there were shares of it."""
+    if len(cursor) == 1 and not cursor[0].bits:
+        return [cursor[0].next, list(cursor[0].returned)]
     return [[c.remainder, c.bits, c.next, list(c.returned)] for c in cursor]
 
 
@@ -86,6 +89,8 @@ def parse_cursor(said: Any) -> Cursor:
     write."""
     if type(said) is not list or len(said) > MOST_CLASSES:
         raise ValueError("a cursor is a list of a few classes")
+    if said and type(said[0]) is int:
+        said = [[0, 0, *said]]
     if any(type(row) is not list or len(row) != 4 or type(row[3]) is not list for row in said):
         raise ValueError("a class of samples is [remainder, bits, next, [returned, …]]")
     classes = tuple(SampleClass(r, bits, n, tuple(back)) for r, bits, n, back in said)

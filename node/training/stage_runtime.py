@@ -39,6 +39,7 @@ from node.training.rounds.anchor import SAVED, Anchor
 from node.training.rounds.common import Rounds
 from node.training.rounds.inner import InnerRound
 from node.training.rounds.outer import OuterNews, OuterRound
+from node.training.rounds.window import WindowRound
 from node.training.state.engines import Engines
 from node.training.state.local_checkpoints import (
     LocalCheckpoints,
@@ -106,7 +107,8 @@ class StageRuntime:
             engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size
         )
         self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, me)
-        self._outer = OuterRound(
+        round_between = WindowRound if outer and outer.windows else OuterRound
+        self._outer: OuterRound | WindowRound = round_between(
             self.anchor, engines, self.state_export, self.rounds, self._tasks, me
         )
         self.sketch: Sketch = ()
@@ -148,6 +150,11 @@ class StageRuntime:
         return self._outer.news
 
     @property
+    def mean(self) -> tuple[int, str]:
+        """The newest window whose mean with the partners is here, and its digest."""
+        return self._outer.mean
+
+    @property
     def arrived(self) -> tuple[int, ...]:
         """As :attr:`OuterRound.arrived`."""
         return self._outer.arrived
@@ -187,6 +194,8 @@ class StageRuntime:
             return None
         if kind is StateKind.OUTER:
             return self.anchor.describe(epoch, lineage)
+        if kind in (StateKind.SNAPSHOT, StateKind.MEAN):
+            return self._outer.describe(kind, epoch)
         if kind is not StateKind.PARAMETERS:
             return self.state_export.describe(kind, epoch, lineage)
         here = self.stage.version
@@ -230,6 +239,11 @@ class StageRuntime:
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         self.state_export.begin(plan, listener)
+
+    def enter(self, plan: Plan) -> None:
+        """The plan founds the cell this peer belongs to from now on, which plans by itself."""
+        self.plan = plan
+        self.engines.pipeline.reset(plan.epoch)
 
     def lost(self, dead: Collection[PeerId]) -> None:
         """The leader has found these members of the plan in force dead: nothing here waits for them

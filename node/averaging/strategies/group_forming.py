@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 
 from node.averaging.strategies.strategy import rank
@@ -47,6 +47,10 @@ class Times:
     """From one attempt to the next, under a shorter key."""
     clocks: float = 2.0
     """How far two clocks may differ."""
+
+    def scaled(self, share: float) -> Times:
+        """All of them so much shorter."""
+        return Times(**{name: share * seconds for name, seconds in asdict(self).items()})
 
 
 TIMES = Times()

@@ -87,6 +87,9 @@ class OuterSettings:
     """Contributions with which a round may close, after a grace; 0: all."""
     grace_s: float = 30.0
     """Longest wait for more once there is a quorum."""
+    window_s: float = 0.0
+    """Seconds between rounds of cells that lead themselves, by the wall clock; 0: one leader plans
+    for all cells, and they meet every so many epochs."""
 
     @property
     def partial(self) -> bool:
@@ -99,6 +102,11 @@ class OuterSettings:
         return self.strategy == "hogwild" or (
             self.strategy == "parameter-server" and self.staleness is not None
         )
+
+    @property
+    def windows(self) -> bool:
+        """Every cell has a leader of its own, and they meet in windows of time."""
+        return self.window_s > 0
 
     @property
     def streams(self) -> bool:
@@ -116,7 +124,8 @@ class OuterSettings:
         )
         late = f", sent {self.overlap} epochs before" if self.overlap else ""
         closes = f", closed by a quorum of {self.quorum}" if self.quorum else ""
-        return f"{self.strategy} of {what} after every {self.gap} epochs{late}{closes}"
+        often = f"every {self.window_s:g} s" if self.windows else f"after every {self.gap} epochs"
+        return f"{self.strategy} of {what} {often}{late}{closes}"
 
     @property
     def gap(self) -> int:
@@ -167,7 +176,9 @@ def strategy_of(s: OuterSettings) -> Strategy:
 def carried(s: OuterSettings, cell: int) -> None:
     """Raises UsageFault, with the reason, for settings that hold together but that a live swarm
     with cells of ``cell`` peers (0: all replicas in one) does not carry."""
-    if not s.every:
+    if s.windows:
+        _windows(s, cell)
+    elif not s.every:
         if s != OuterSettings():
             raise UsageFault(
                 "outer.every is 0, so nothing else in [outer] has any effect",
@@ -202,6 +213,23 @@ def carried(s: OuterSettings, cell: int) -> None:
             raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)
 
 
+def _windows(s: OuterSettings, cell: int) -> None:
+    """Cells that lead themselves: what they carry so far."""
+    names = tuple(name for name, kept in (("every", s.every), ("quorum", s.quorum)) if kept)
+    if names or s.streams or s.pushes:
+        raise UsageFault(
+            f"outer.window_s with {', '.join(f'outer.{n}' for n in names) or s.strategy}: rounds "
+            "of cells that lead themselves come by the clock, whole, and wait for nobody",
+            "leave out every, quorum, fragments and overlap",
+        )
+    if s.strategy not in ("gossip", "moshpit") or s.carries not in ("parameters", "state"):
+        raise UsageFault(
+            f"cells that lead themselves do not carry this yet: {s.strategy} of {s.carries}",
+            'use "gossip" or "moshpit" of "parameters" or "state", or outer.every instead of '
+            "outer.window_s",
+        )
+
+
 def _one_of(name: str, value: str, among: Iterable[str]) -> None:
     names = list(among)
     if value not in names:
@@ -212,7 +240,7 @@ def _numbers(s: OuterSettings) -> None:
     for name in ("fanout", "shards", "fragments"):
         if getattr(s, name) < 1:
             raise UsageFault(f"outer.{name} is {getattr(s, name)}", "give a whole number above 0")
-    for name in ("every", "overlap", "quorum", "grace_s"):
+    for name in ("every", "window_s", "overlap", "quorum", "grace_s"):
         if not 0 <= getattr(s, name) < math.inf:
             raise UsageFault(
                 f"outer.{name} is {getattr(s, name)}", "give a number that is not negative"

@@ -87,7 +87,8 @@ class Anchor:
     @property
     def kept(self) -> bool:
         """Whether this run has anchors at all."""
-        return self.ahead.every > 0 and self.ahead.carries in ("deltas", "state")
+        meets = self.ahead.every > 0 or self.ahead.windows
+        return meets and self.ahead.carries in ("deltas", "state")
 
     @property
     def lacking(self) -> bool:
@@ -181,6 +182,7 @@ class Anchor:
         anchor.
         """
         self.residual.moved()
+        self._stop()  # an anchor that is on its way is from before this round
         if self.settings is LEVEL:
             # Everybody has the same now: anchors that are kept from here on begin equal.
             self._replace(OuterState.begin(mean) if self.kept else None)
@@ -221,6 +223,10 @@ class Anchor:
     def begin_here(self) -> None:
         """Nobody in the group has an anchor: what is in place is one."""
         self.state = OuterState.begin(self._stage.parameters())
+
+    def begin_with(self, parameters: Mapping[str, Tensor]) -> None:
+        """Nobody in the cell has an anchor: these parameters are one."""
+        self.state = OuterState.begin(parameters)
 
     # ----------------------------------------------------------- versions
 

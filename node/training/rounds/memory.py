@@ -17,8 +17,9 @@ from node.training.protocol.meetings import pieces
 class OuterBytes:
     """Main memory but for ``device``: ``anchor`` with outer momentum, ``undone``: what takes their
     place until a version is settled, ``owed``: debts of error feedback and late words of a quorum,
-    ``sent``: a fragment's deltas that are under way, ``served``: a server's values and the answers
-    that it keeps. ``device``: the parameters that a fragment was taken from."""
+    ``sent``: a fragment's deltas that are under way, or what a cell gives in a window,
+    ``served``: a server's values and the answers that it keeps, or the partners' parameters and the
+    mean. ``device``: the parameters that a fragment, or what a cell gives, was taken from."""
 
     anchor: int = 0
     undone: int = 0
@@ -36,6 +37,8 @@ def outer_bytes(s: OuterSettings, sizes: Mapping[str, int], cells: int) -> Outer
     """The most that a peer keeps of a stage with parts of these ``sizes`` (bytes in fp32), whatever
     is asked of it: any member may speak for its cell, average any part in its turn, and serve.
     ``cells``: of the stage; more make a server keep more."""
+    if s.windows:
+        return _in_windows(s, sum(sizes.values()))
     if not s.every or s.carries not in ("deltas", "state"):
         return OuterBytes()
     stage = sum(sizes.values())
@@ -54,4 +57,16 @@ def outer_bytes(s: OuterSettings, sizes: Mapping[str, int], cells: int) -> Outer
         sent=under_way,
         served=(1 + cells) * share,
         device=under_way,
+    )
+
+
+def _in_windows(s: OuterSettings, stage: int) -> OuterBytes:
+    """Of cells that lead themselves: the parameters that are given stay on the device until the
+    window is over; what is given of them, the partners' and the mean are in main memory."""
+    most = max(s.grid) if s.strategy == "moshpit" else 2
+    state = s.carries == "state"
+    tensors = stage * (2 if state else 1)
+    anchor = 2 * stage if state else 0
+    return OuterBytes(
+        anchor=anchor, undone=anchor, sent=tensors, served=most * tensors, device=stage
     )

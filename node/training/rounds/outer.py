@@ -28,7 +28,7 @@ from node.averaging.exchange.request import (
     WeightCaps,
 )
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.state import StateSnapshot
+from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Unit, Version, of_cell
 from node.core.tasks import Tasks
@@ -89,6 +89,11 @@ class OuterRound:
         included; empty: not known."""
         self._heard: tuple[str, Mapping[str, Tensor]] = ("", {})
         """What an attempt under the plan of this hash has brought."""
+
+    mean = (0, "")
+
+    def describe(self, kind: StateKind, window: int | None) -> None:
+        """Nothing: where one leader plans for all cells, nobody pulls."""
 
     def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
         """A plan is in force, under these settings."""

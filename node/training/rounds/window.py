@@ -1,0 +1,302 @@
+"""A round between cells that lead themselves, at one member: what the cell gives in a window, what
+it makes of that and its partners' while training goes on, and how that becomes the next version.
+Enters: plans. Leaves: the next parameters, what this peer holds of a mean. Never: who the partners
+are (:mod:`node.cells`), a plan.
+
+Nobody averages for others: each cell pulls what its partners give and makes the mean itself.
+
+begin    a plan names the window and the partners: what is in place is kept for them, and the mean
+         is on its way
+attempt  a plan without paths names the mean: x + (mean - what was given), so that what was learned
+         meanwhile stays
+copy     or the result is fetched from who has it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from node.averaging.exchange.request import PartOrigin, RoundOutcome
+from node.averaging.strategies.outer import OuterSettings
+from node.checkpoint.fetch import FetchTimeouts, fetch
+from node.checkpoint.state import StateKind
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.core.journey import Partner, Plan, Version
+from node.core.tasks import Tasks
+from node.training.protocol import events as ev
+from node.training.rounds.anchor import Anchor
+from node.training.rounds.common import Rounds
+from node.training.rounds.outer import Fetch, OuterNews
+from node.training.state.engines import Engines
+from node.training.state.state_export import StateExport
+from node.wire.tensors import digest
+
+AGAIN_S = 1.0
+"""Between two questions for what is not there yet."""
+SOME_SHARE = 0.7
+"""Of the time for a window, after which the partners that have given are enough."""
+OWN_SHARE = 0.5
+"""Of the time for a window, within which every replica's turn to pull by itself comes, should those
+before it not have done it."""
+PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
+
+
+@dataclass
+class _Meeting:
+    """One window. ``local``: parameters as given; ``given``: what partners may fetch, None without
+    an anchor; ``mean``: what came of it, with its digest."""
+
+    number: int
+    cell: str
+    base: Version
+    local: Mapping[str, Tensor]
+    given: dict[str, Tensor] | None = None
+    came: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    mean: dict[str, Tensor] | None = None
+    digest: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+    applied: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class WindowRound:
+    """Of one stage; the counterpart of :class:`~node.training.rounds.outer.OuterRound` where every
+    cell has a leader of its own."""
+
+    def __init__(
+        self,
+        anchor: Anchor,
+        engines: Engines,
+        state_export: StateExport,
+        rounds: Rounds,
+        tasks: Tasks,
+        me: PeerId,
+    ) -> None:
+        self._anchor, self._engines, self._rounds, self._me = anchor, engines, rounds, me
+        self._state_export, self._tasks = state_export, tasks
+        self._meeting: _Meeting | None = None
+        self.news = OuterNews()
+        self.arrived: tuple[int, ...] = ()
+
+    # ----------------------------------------------------------- what others may have
+
+    @property
+    def mean(self) -> tuple[int, str]:
+        """The newest window whose mean is here, and its digest; (0, "") for none."""
+        m = self._meeting
+        return (0, "") if m is None or m.mean is None else (m.number, m.digest)
+
+    def describe(
+        self, kind: StateKind, window: int | None
+    ) -> tuple[Version, Mapping[str, Tensor]] | None:
+        """What the cell gives in a window, or what it made in it."""
+        m = self._meeting
+        found = None if m is None else m.given if kind is StateKind.SNAPSHOT else m.mean
+        if m is None or found is None or window != m.number:
+            return None
+        return Version(m.number), found
+
+    # ----------------------------------------------------------- the window
+
+    def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
+        """A plan is in force, under these settings."""
+        anchor, window = self._anchor, plan.window
+        anchor.follow(settings, False)
+        anchor.carried = frozenset(self._rounds.shapes)
+        anchor.mixing = 0.0
+        if listener:
+            anchor.forget()
+            self._drop()
+            return
+        m = self._meeting
+        if not window.number or (
+            m is not None and (m.number, m.base) == (window.number, plan.base)
+        ):
+            return
+        self._drop()
+        anchor.look_for(plan)
+        m = self._meeting = _Meeting(
+            window.number, plan.cell_id, plan.base, anchor.in_place(anchor.carried)
+        )
+        m.task = self._tasks.spawn(self._meet(m, plan), "window")
+
+    def _drop(self) -> None:
+        if self._meeting is not None and self._meeting.task is not None:
+            self._meeting.task.cancel()
+        self._meeting = None
+
+    async def _meet(self, m: _Meeting, plan: Plan) -> None:
+        """Give, and come to the mean: by pulling, or from a replica whose turn came before."""
+        stage, within_s = self._rounds.unit(plan)[0], plan.window.within_s
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        mates = [p.peer for p in plan.stage(stage) if p.current]
+        # Another replica pulls in every window.
+        order = mates[m.number % len(mates) :] + mates[: m.number % len(mates)]
+        turn = OWN_SHARE * within_s * order.index(self._me) / len(order)
+        others = [peer for peer in order if peer != self._me]
+        await self._anchor.arrived(within_s)
+        if self._anchor.lacking:
+            # Nobody in the cell has one, or it would have come: all begin with what is given here.
+            self._anchor.begin_with(m.local)
+        m.given = await self._engines.aside(self._anchor.gives, m.local)
+        if m.given is None:
+            return
+        shapes = {name: tuple(t.shape) for name, t in m.given.items()}
+        while m.mean is None and (now := loop.time() - began) < within_s:
+            if now >= turn:
+                await self._pull(m, plan.window.partners, stage, shapes)
+            else:
+                await self._from_replicas(m, others, stage, shapes)
+            late = loop.time() - began >= SOME_SHARE * within_s
+            if m.mean is None and (len(m.came) == len(plan.window.partners) or (m.came and late)):
+                mean = await self._engines.aside(_mean, {**m.came, m.cell: m.given})
+                m.digest = await self._engines.aside(digest, mean)
+                m.mean = mean
+            if m.mean is None:
+                await asyncio.sleep(AGAIN_S)
+        m.seconds = loop.time() - began
+        m.came.clear()
+
+    async def _pull(
+        self,
+        m: _Meeting,
+        partners: Sequence[Partner],
+        stage: int,
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        """What the partners give that has not come yet, from any of their replicas."""
+        for partner in partners:
+            hosts = partner.hosts.get(stage, ())
+            if partner.cell in m.came or not hosts:
+                continue
+            found = await self._fetch(m, [h.peer for h in hosts], StateKind.SNAPSHOT, stage, shapes)
+            if found is not None and not _finite(found):
+                for host in hosts:
+                    self._engines.transport.fault(host.peer, "gives numbers that are not finite")
+            elif found is not None:
+                m.came[partner.cell] = found
+
+    async def _from_replicas(
+        self,
+        m: _Meeting,
+        replicas: Sequence[PeerId],
+        stage: int,
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        found = await self._fetch(m, replicas, StateKind.MEAN, stage, shapes)
+        if found is not None:
+            m.digest = await self._engines.aside(digest, found)
+            m.mean = dict(found)
+
+    async def _fetch(
+        self,
+        m: _Meeting,
+        donors: Sequence[PeerId],
+        kind: StateKind,
+        stage: int,
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> Mapping[str, Tensor] | None:
+        e = self._engines
+        try:
+            found = await fetch(
+                e.transport,
+                list(donors),
+                stage,
+                kind,
+                m.number,
+                shapes,
+                settings=e.store.settings,
+                patience=PATIENCE,
+            )
+        except PeerFault:
+            return None  # not yet, or not any more
+        m.nbytes += sum(found.sources.values())
+        return found.tensors
+
+    # ----------------------------------------------------------- the outer round
+
+    async def attempt(
+        self, plan: Plan, r: ev.RoundArrived, listener: bool
+    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:
+        """One attempt: what it came to, and the next parameters; what is missing is copied."""
+        m, rounds = self._meeting, self._rounds
+        stage = rounds.unit(plan)[0]
+        wanted = plan.window.means.get(stage, "")
+        members = [p for p in plan.stage(stage) if p.peer not in r.dead]
+        if not listener:
+            self._state_export.opens(
+                plan, {name: plan.owners[name] for name in rounds.shapes}, r.dead
+            )
+        try:
+            if not listener:
+                await self._state_export.hold(plan, r.deadline_s)
+        finally:
+            self._state_export.closes()
+        fresh: dict[str, Tensor] = {}
+        if m is not None:
+            m.applied = False
+        if not listener and not wanted:
+            fresh = self._anchor.in_place(self._anchor.carried)
+        elif not listener and m is not None and m.mean is not None:
+            if (m.number, m.digest) == (plan.outer, wanted):
+                fresh, m.applied = await self._engines.aside(self._moved, m), True
+                cells = 1 + len(plan.window.partners)
+                self.news = OuterNews(plan.outer, cells, len(members), m.nbytes, m.seconds)
+        missing = tuple(sorted(rounds.shapes.keys() - fresh.keys()))
+        mine = {name: PartOrigin(self._me, 1, (self._me,)) for name in fresh}
+        outcome = RoundOutcome(
+            fresh, 1, frozenset({self._me}), {}, 0, 0.0, parts=mine, missing=missing
+        )
+        return rounds.ended(plan, r, outcome, len(members), fresh.keys(), missing), fresh
+
+    def _moved(self, m: _Meeting) -> dict[str, Tensor]:
+        """Parameters in place, moved by as much as the mean is from what was given."""
+        here = self._anchor.in_place(m.local)
+        mean = m.mean or {}
+        with torch.no_grad():
+            return {
+                name: here[name].to("cpu", torch.float32) + (mean[name] - given.to("cpu"))
+                for name, given in m.local.items()
+            }
+
+    async def takes(self, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The next parameters; where the cell keeps an anchor, the mean is the next one."""
+        m = self._meeting
+        if m is not None and m.applied and m.mean is not None and self._anchor.kept:
+            await self._engines.aside(self._anchor.takes, m.mean)
+        return dict(fresh)
+
+    async def copy(
+        self, plan: Plan, donors: Sequence[PeerId], version: Version, digest: str, fetch: Fetch
+    ) -> dict[str, Tensor]:
+        """The parameters of ``version`` from ``donors``, who have it, and the anchor that goes with
+        them. Raises PeerFault."""
+        fresh = (await fetch(donors, version, digest or None)).tensors
+        await self._anchor.copy(donors, version)
+        return fresh
+
+
+def _mean(given: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of what cells give, in the order of their names: all that have the same come to the
+    same bits."""
+    cells = sorted(given)
+    with torch.no_grad():
+        found: dict[str, Tensor] = {}
+        for name, first in given[cells[0]].items():
+            total = first.to("cpu", torch.float64)
+            for cell in cells[1:]:
+                total = total + given[cell][name].to("cpu")
+            found[name] = (total / len(cells)).to(torch.float32)
+        return found
+
+
+def _finite(tensors: Mapping[str, Tensor]) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors.values())
