@@ -25,6 +25,7 @@ from typing import Any
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, TooNew, UsageFault
 from node.core.home import control_socket, home_named, user_dir
+from node.core.ids import is_cell
 from node.core.tables import FieldRule, check, from_text, show, unknown
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
@@ -419,6 +420,17 @@ class NodeConfig:
     def change(self, run_id: str) -> str:
         """What was kept of a run, "" for nothing."""
         return _kept(self.swarm_dir(run_id) / "change")
+
+    def keep_cell(self, run_id: str, cell: str) -> None:
+        """Keep which cell of a run this peer belongs to. Raises Refused and OutOfResources."""
+        path = self.swarm_dir(run_id) / "cell"
+        with _writing(path):
+            write_atomically(path, cell.encode())
+
+    def cell(self, run_id: str) -> str:
+        """What was kept of a run, "" for nothing that is a cell."""
+        kept = _kept(self.swarm_dir(run_id) / "cell").strip()
+        return kept if is_cell(kept) else ""
 
     def keep_reference(self, run_id: str, loss: float) -> None:
         """Keep the loss that this peer saw first of a run, which later ones are shown beside; lost,

@@ -29,7 +29,7 @@ from node.averaging.strategies.outer import CARRIES, OPTIMIZERS, STRATEGIES, Out
 from node.core.errors import Refused, TooNew, UsageFault, WireError
 from node.core.ids import PeerId, RunId
 from node.core.tables import FieldRule, build, check, from_text, unknown
-from node.core.version import PROTOCOL, UPDATE
+from node.core.version import CELLS_PROTOCOL, PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
 from node.optim.settings import OptimSettings
@@ -55,7 +55,7 @@ _HEADERS = {
     2: f"{HEADER} Changing a value makes another run.",
 }
 _DEFAULTS_SAID = "# Settings behind a # have their defaults."
-LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues")
+LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues", "outer.window_s")
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
 RENAMED: dict[str, str] = {}
@@ -119,6 +119,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "outer.optimizer": FieldRule(choices=OPTIMIZERS),
     "outer.codec": FieldRule(choices=tuple(FORMATS)),
     "outer.every": FieldRule(0, 10**6),
+    "outer.window_s": FieldRule(0.0, 10**6),
     "outer.lr": FieldRule(0.0, 1000.0),
     "outer.momentum": FieldRule(0.0, 0.9999),
     "optimizer.name": FieldRule(choices=("muon", "shampoo", "soap", "adamw")),
@@ -285,7 +286,7 @@ class Manifest:
         carried(self.outer, a.peers)
         _refuse(
             (
-                a.peers and self.scheduler.skip,
+                self.columns and self.scheduler.skip,
                 f"scheduler.skip = {self.scheduler.skip:g} with averaging.cell = {a.cell}",
                 "paths stay within a column of cells, by turns and through every stage: cell = "
                 '"all", or skip = 0',
@@ -306,6 +307,21 @@ class Manifest:
                 f"must be above 0 while training.eval_every = {t.eval_every}",
             ),
         )
+
+    @property
+    def protocol(self) -> int:
+        """The oldest protocol version that peers of this run may speak."""
+        return max(self.swarm.protocol, CELLS_PROTOCOL if self.outer.windows else 0)
+
+    @property
+    def columns(self) -> int:
+        """Most peers of a cell that shares its leader with other cells; 0 where there are none."""
+        return 0 if self.outer.windows else self.averaging.peers
+
+    @property
+    def divide(self) -> int:
+        """Most replicas of a stage before a cell with a leader of its own divides; 0: never."""
+        return self.averaging.peers if self.outer.windows else 0
 
     def check_continues(self, before: Manifest) -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""

@@ -19,7 +19,10 @@ from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
+from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import OuterSettings
+from node.cells.forming import GroupFinder
+from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
@@ -92,6 +95,7 @@ class Assembled:
     outer: CellRound
     work: StageRuntime
     training: Training
+    meetings: CellMeetings | None
     checkpoint: CheckpointSettings
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
@@ -108,6 +112,7 @@ async def assemble(
     journal: Journal,
     metrics: Metrics,
     on_error: Callable[[str, BaseException], None],
+    learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
 ) -> Assembled:
     """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for
     data that cannot be read and for local devices the model cannot be cut over."""
@@ -170,6 +175,7 @@ async def assemble(
             device.autocast,
             local.math if local else StageMath,
             local.gradients if local else None,
+            learn=learn,
         ),
         state,
     )
@@ -197,6 +203,7 @@ async def assemble(
         services.outer,
         work,
         training,
+        services.meetings,
         config.checkpoint,
         local,
     )
@@ -244,17 +251,20 @@ class Ports:
     read: Read | None = None
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts
     colleagues: Colleagues | None = None
+    learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
 
 
 @dataclass(frozen=True)
 class Services:
-    """A peer's services, connected. They are not started: ``training.start`` is."""
+    """A peer's services, connected. They are not started: ``training.start`` is, and that of
+    ``meetings``, which there are where cells lead themselves."""
 
     pipeline: Pipeline
     cell: CellRound
     outer: CellRound
     work: StageRuntime
     training: Training
+    meetings: CellMeetings | None
 
 
 def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
@@ -342,11 +352,39 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     o.transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
     o.transport.on_lost(cell.gone)
     o.transport.on_lost(outer.gone)
+    training.cell, training.on_cell = o.presence.cell, o.presence.enter
+    meetings = _meetings(manifest, o, training) if manifest.outer.windows else None
     training.company = o.presence.hosts
     training.follows = o.presence.follows
     training.coming = o.presence.coming
     training.on_lead = o.presence.changed
-    return Services(pipeline, cell, outer, work, training)
+    return Services(pipeline, cell, outer, work, training, meetings)
+
+
+def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
+    """How the cell meets others, while this peer leads it."""
+    times = TIMES.scaled(min(1.0, manifest.outer.window_s / USUAL_S))
+    finder = GroupFinder(
+        o.identity,
+        manifest.run_id,
+        o.transport,
+        o.presence.directory,
+        o.clock,
+        o.journal,
+        times,
+        o.on_error,
+    )
+    return CellMeetings(
+        finder,
+        training,
+        manifest.outer,
+        o.clock,
+        o.journal,
+        cells=lambda: len({training.cell, *o.presence.cells()}),
+        addresses=o.presence.addresses,
+        learn=o.learn,
+        on_error=o.on_error,
+    )
 
 
 def parts_of_stages(manifest: Manifest) -> dict[int, tuple[ParameterPart, ...]]:
@@ -460,7 +498,8 @@ def run_facts(
         min_replicas=t.min_replicas,
         eval_every=t.eval_every,
         run_id=manifest.run_id,
-        cell=manifest.averaging.peers,
+        cell=manifest.columns,
+        divide=manifest.divide,
         meetings=meet(manifest.outer),
         spare=p.stages - manifest.scheduler.hops(p.stages),
         prove=True,

@@ -83,7 +83,7 @@ def read(manifest: Manifest, change: str) -> Rules:
     """The settings in a change, "" for the manifest's own. Raises Refused, with the reason, for one
     that nobody may follow."""
     if not change:
-        return Rules(manifest.averaging.peers, manifest.outer)
+        return Rules(manifest.columns, manifest.outer)
     if len(change) > MAX_CHANGE:
         raise Refused(
             f"a change of {len(change)} characters, at most {MAX_CHANGE} are read", _AGAIN
@@ -107,7 +107,7 @@ def read(manifest: Manifest, change: str) -> Rules:
         raise Refused(
             f"not a change that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e
-    return Rules(changed.averaging.peers, changed.outer, revision, change)
+    return Rules(changed.columns, changed.outer, revision, change)
 
 
 def _differing(outer: OuterSettings) -> dict[str, Any]:
@@ -122,4 +122,9 @@ def _amended(manifest: Manifest, cell: int | str, outer: OuterSettings) -> Manif
         manifest, averaging=dataclasses.replace(manifest.averaging, cell=cell), outer=outer
     )
     changed.check()
+    if changed.outer.windows or manifest.outer.windows:
+        raise UsageFault(
+            "a run whose cells lead themselves (outer.window_s) keeps its [outer] for good",
+            "other settings make another run:  tutti swarm init --from FILE",
+        )
     return changed

@@ -20,6 +20,7 @@ import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room
 from node.app.catchup import catch_up
+from node.app.cells import find_cell
 from node.app.launch import Child, stop_all
 from node.app.moving import Mover, again, refusal
 from node.app.operator_service import OperatorService
@@ -40,7 +41,7 @@ from node.core.errors import (
     Refused,
     WireError,
 )
-from node.core.ids import ENDS, PeerId, RunId
+from node.core.ids import ENDS, CellId, PeerId, RunId
 from node.core.memory import keep_freed
 from node.core.tasks import Tasks
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION, Protocols
@@ -221,6 +222,11 @@ class Daemon:
             )
             return
         ends = solo or self.role == "ends"
+        if self.manifest.divide:
+            kept, company = self.config.cell(self.manifest.run_id), bool(bootstrap)
+            self.presence.enter(
+                await find_cell(self.presence, self.manifest, kept=kept, company=company)
+            )
         stages, company = self.manifest.pipeline.stages, bool(bootstrap)
         stage = await self.placing.take(self.presence, stages, ends=ends, company=company)
         build = partial(
@@ -234,6 +240,7 @@ class Daemon:
             journal=self.journal,
             metrics=self.metrics,
             on_error=self._failed,
+            learn=lambda peer, addresses: self.transport.learn(peer, list(addresses)),
         )
         try:
             a = await build(stage)
@@ -248,6 +255,9 @@ class Daemon:
         self.tasks.spawn(self.placing.watch(self.presence), "placing", eternal=True)
         a.training.on_plan = self.view.planned
         a.training.on_move = self.mover.asked
+        a.training.on_cell = self._enters
+        if a.training.cell:
+            self._keep_cell(a.training.cell)
         self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         if worth(self.manifest, stage, a.device.device):
@@ -264,7 +274,22 @@ class Daemon:
             self.journal,
         )
         a.training.start()
+        if a.meetings is not None:
+            a.meetings.start()
         self.presence.changed()
+
+    def _enters(self, cell: CellId) -> None:
+        """The cell has divided, and this peer is in the new one."""
+        if self.presence is not None:
+            self.presence.enter(cell)
+        self._keep_cell(cell)
+
+    def _keep_cell(self, cell: CellId) -> None:
+        if self.manifest is not None:
+            try:
+                self.config.keep_cell(self.manifest.run_id, cell)
+            except LocalFault as e:
+                self.journal.emit("daemon", "cell-not-kept", str(e), "warning")
 
     def _members(self) -> set[PeerId]:
         """Who hosts a stage of the run, as the directory or the newest plan shows it."""
@@ -414,6 +439,8 @@ class Daemon:
         await self.transport.server.stop(None)
         a = self.assembled
         if a is not None:
+            if a.meetings is not None:
+                await a.meetings.close()
             for service in (a.training, a.work, a.pipeline, a.cell, a.outer):
                 await service.close()
             a.thread.close()
@@ -590,7 +617,7 @@ class Daemon:
 
     def protocols(self) -> Protocols:
         """The protocol versions spoken here, as far as the run allows them."""
-        oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
+        oldest = self.manifest.protocol if self.manifest else OLDEST_PROTOCOL
         return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
 
     def _admit(self, peer: PeerId, hello: Hello) -> float:

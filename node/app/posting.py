@@ -13,6 +13,7 @@ from node.core.version import Protocols
 from node.dht.record import PeerBody
 from node.manifest import Manifest
 from node.training.member import MemberState
+from node.training.presence import Presence
 
 _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""
@@ -50,6 +51,8 @@ class Posting(Protocol):
     def placing(self) -> Place: ...
     @property
     def mover(self) -> Moves: ...
+    @property
+    def presence(self) -> Presence | None: ...
     @property
     def started_at(self) -> float:
         """Unix time."""
@@ -103,4 +106,5 @@ def body_of(d: Posting) -> PeerBody:
         rate=reach.rate,
         follows=(a.training.following or "") if a else "",
         protocols=(d.protocols().oldest, d.protocols().newest),
+        cell=d.presence.cell if d.presence else "",
     )

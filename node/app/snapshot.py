@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from node.reach.nearby import Browser
     from node.telemetry.events import Journal
     from node.telemetry.metrics import Metrics
-    from node.training.presence import Presence
     from node.training.service import Training
     from node.training.stage_runtime import StageRuntime
     from node.transport.service import Transport
@@ -69,7 +68,6 @@ class ShownDaemon(Posting, Protocol):
     metrics_url: str
     tasks: Tasks
     transport: Transport
-    presence: Presence | None
     problem: str
     problem_next: str
     child_trouble: dict[str, str]

@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.core.ids import CellId, PeerId
-from node.core.journey import Version
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A peer that hosts a stage; ``maddrs``: libp2p addresses to dial it at, best first."""
-
-    peer: PeerId
-    maddrs: tuple[str, ...] = ()
-
+from node.core.journey import Host, Version
 
 Hosts = Mapping[int, tuple[Host, ...]]
 """By stage: who hosts it in a cell."""

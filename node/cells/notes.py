@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from node.cells.facts import CellFacts, Host, Hosts
+from node.cells.facts import CellFacts, Hosts
 from node.cells.postings import parse_cell, parse_key
 from node.core.errors import Refused, WireError
 from node.core.ids import CellId, PeerId
+from node.core.journey import Host
 from node.dht.record import MAX_MADDR
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from protos import cells_pb2 as pb

@@ -21,6 +21,7 @@ from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Version, lineage_after
+from node.core.samples import Cursor, SampleClass, split
 from node.optim.owner import Owner
 from node.scheduler.assigned import assigned
 from node.sim.ports import SimPeerPort, SimSwarmPort
@@ -168,12 +169,14 @@ class OneOwner(Checker):
     id = "I2"
 
     def plan(self, plan: Plan) -> None:
+        if plan.parent:
+            return  # the owners are those of the parent, and nobody steps
         names = self.swarm.setup.names
         if len(plan.owners) != sum(
             len(parts) * len(plan.cells(stage)) for stage, parts in names.items()
         ):
             raise self.broken(f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts")
-        one = not self.swarm.setup.cell and not plan.change
+        one = not self.swarm.manifest.columns and not plan.change
         for stage, parts in names.items():
             if one and len(plan.cells(stage)) > 1:
                 raise self.broken(
@@ -188,7 +191,7 @@ class OneOwner(Checker):
                             f"part {part} of epoch {plan.epoch} is owned by "
                             f"{plan.owner(part, cell)}"
                         )
-        for unit in plan.units if plan.outer else ():
+        for unit in plan.units if plan.outer and not plan.cell_id else ():
             able = {m.peer for m in plan.unit(unit) if m.current}
             averagers = plan.averagers(unit)
             if any(averagers.get(part) not in able for part in self._carried(plan, unit[0])):
@@ -212,7 +215,7 @@ class OneOwner(Checker):
         member = plan.member(a.to[0])
         unit = plan.unit_of(member) if member else (0, 0)
         able, planned = {m.peer for m in plan.unit(unit) if m.current} - dead, plan.averagers(unit)
-        for part in self._carried(plan, unit[0]):
+        for part in self._carried(plan, unit[0]) if planned else ():
             if a.owners.get(part, planned[part]) not in able:
                 raise self.broken(
                     f"attempt {a.attempt} gives part {part} to {a.owners.get(part, planned[part])}"
@@ -271,7 +274,8 @@ class CountsOnce(Checker):
 
 
 class NoSampleLost(Checker):
-    """I4: samples taken = counted + given back + knowingly given up, along every history."""
+    """I4: samples taken = counted + given back + knowingly given up, along every history, and no
+    two cells take the same: where a cell divides, so does its share."""
 
     id = "I4"
 
@@ -280,13 +284,22 @@ class NoSampleLost(Checker):
         nothing = Ledger(None, {(0, 0): 0}, frozenset(), 0, 0, 0, 0)
         self.books: dict[Version, Ledger] = {GENESIS: nothing}
         self.guessed: set[Version] = set()
+        self._shares: dict[tuple[Version, str], Ledger] = {}
+        """The books of each cell at a version at which one has divided."""
 
-    def plan(self, plan: Plan) -> None:
+    def book(self, plan: Plan) -> Ledger:
+        """Of the version that a plan starts from, for the cell that it is of."""
         book = self.books.get(plan.base)
         if book is None:
             raise self.broken(f"a plan starts from {plan.base}, which nobody made")
-        start = {(c.remainder, c.bits): c.next for c in plan.cursor}
-        returned = frozenset(p for c in plan.cursor for p in c.returned)
+        return self._shares.get((plan.base, plan.parent or plan.cell_id), book)
+
+    def plan(self, plan: Plan) -> None:
+        book = self.book(plan)
+        if plan.parent:
+            self._divides(plan, book)
+            return
+        start, returned = _place(plan.cursor)
         if (start, returned) != (book.next, book.returned):
             if plan.base not in self.guessed:
                 raise self.broken(
@@ -298,11 +311,32 @@ class NoSampleLost(Checker):
             new.lost = new.taken - len(returned) - book.counted
             self.books[plan.base] = new
 
+    def _divides(self, plan: Plan, book: Ledger) -> None:
+        """A new cell begins with one half of its parent's share, and the parent goes on with the
+        other. What of its half was taken before counts in each cell's books."""
+        share = tuple(
+            SampleClass(
+                remainder,
+                bits,
+                first,
+                tuple(sorted(p for p in book.returned if p % (1 << bits) == remainder)),
+            )
+            for (remainder, bits), first in sorted(book.next.items())
+        )
+        stays, leaves = split(share)
+        if plan.cursor != leaves:
+            raise self.broken(f"cell {plan.cell_id} begins with {plan.cursor}, not {leaves}")
+        for cell, half in ((plan.parent, stays), (plan.cell_id, leaves)):
+            start, returned = _place(half)
+            new = replace(book, next=start, returned=returned, lost=0)
+            new.counted = new.taken - len(returned)
+            self._shares[plan.base, cell] = new
+
     def close(self, plan: Plan, dropped: Sequence[int], tokens: int) -> None:
         made = Version(plan.epoch + 1, lineage_after(plan, dropped))
         if made in self.books:
             return
-        book, lost = self.books[plan.base], set(dropped)
+        book, lost = self.book(plan), set(dropped)
         back, free = set(book.returned), dict(book.next)
         counted = 0
         for path in plan.paths:
@@ -341,6 +375,12 @@ class NoSampleLost(Checker):
                 return True
             at = self.books[at].parent if at in self.books else None
         return False
+
+
+def _place(cursor: Cursor) -> tuple[dict[tuple[int, int], int], frozenset[int]]:
+    """Of each class the first position never taken, and all those handed back."""
+    back = frozenset(p for c in cursor for p in c.returned)
+    return {(c.remainder, c.bits): c.next for c in cursor}, back
 
 
 class WeightedMean(Checker):

@@ -18,14 +18,16 @@ from torch import Tensor
 from node.app.assembly import Machines as Deciding
 from node.app.assembly import Ports, compose
 from node.app.catchup import catch_up
+from node.app.cells import find_cell
 from node.app.moving import Mover, no_way
 from node.app.placing import Placing
 from node.app.posting import Reachability, body_of
 from node.averaging.exchange.machine import RoundMachine
+from node.cells.service import CellMeetings
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
 from node.core.errors import Refused, TimedOut
-from node.core.ids import PeerId
+from node.core.ids import CellId, PeerId
 from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.core.version import PROTOCOL, Protocols
@@ -93,6 +95,7 @@ class SimServices:
     pipeline: Pipeline
     work: StageRuntime
     training: Training
+    meetings: CellMeetings | None
     meter: PipelineMeter
 
 
@@ -170,6 +173,8 @@ class SimPeer:
             self._failed,
         )
         presence.start()
+        if manifest.divide:
+            presence.enter(await find_cell(presence, manifest, kept=self.disk.cell, company=True))
         stages = manifest.pipeline.stages
         stage = await self.placing.take(presence, stages, ends=False, company=True)
         a = self._assemble(stage, presence)
@@ -177,11 +182,15 @@ class SimPeer:
         a.training.on_plan = self._planned
         a.training.on_move = self.mover.asked
         a.training.on_change = self._keep_change
+        a.training.on_cell = self._enters
+        self.disk.cell = a.training.cell
         if self.disk.change:
             a.work.anchor.follow(a.training.change(self.disk.change).outer, level=False)
         presence.changed()
         await catch_up(a.work, presence, None, self.journal)
         a.training.start()
+        if a.meetings is not None:
+            a.meetings.start()
         presence.changed()
 
     def _assemble(self, stage: int, presence: Presence) -> SimServices:
@@ -236,7 +245,9 @@ class SimPeer:
             colleagues=Colleagues(self.name, RIPE_S),
         )
         made = compose(manifest, ports, state)
-        self.assembled = SimServices(state, made.pipeline, made.work, made.training, meter)
+        self.assembled = SimServices(
+            state, made.pipeline, made.work, made.training, made.meetings, meter
+        )
         self.transport.serving = True
         lies.puts_on(self, made.training)
         make.services(self)
@@ -246,6 +257,11 @@ class SimPeer:
         me = plan.member(self.name)
         if not plan.last:
             self.swarm.watch.began(self, plan, me is None or not me.current)
+
+    def _enters(self, cell: CellId) -> None:
+        if self.presence is not None:
+            self.presence.enter(cell)
+        self.disk.cell = cell
 
     def _keep_change(self, change: str) -> None:
         self.disk.change = change

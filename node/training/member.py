@@ -180,6 +180,9 @@ class Member:
         self.before = None
         self._remember()
         self.plan, self.term, self.attempt, self.dropped = plan, plan.term, 0, ()
+        if plan.parent:
+            self.state = MemberState.IDLE
+            return [*done, ev.EnterCell(plan)]
         if plan.last:
             self.state = MemberState.FINISHED
             return [*done, ev.Finish(plan)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from node.core.clock import Clock
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
 from node.dht.record import PeerBody, PeerEntry
@@ -32,11 +32,12 @@ LEAVING = ("draining", "stopping", "finished-leaving")
 
 
 class View:
-    """What one reading says of everybody else. It is asked many times before the next one: each
-    answer is made once."""
+    """What one reading says of everybody else, and of the other peers of ``cell``. It is asked many
+    times before the next one: each answer is made once."""
 
-    def __init__(self, others: Mapping[PeerId, PeerEntry]) -> None:
-        self.others = others
+    def __init__(self, everybody: Mapping[PeerId, PeerEntry], cell: str = "") -> None:
+        self.everybody = everybody
+        self.others = {p: e for p, e in everybody.items() if e.body.cell == cell}
         self._placed: dict[int, Mapping[PeerId, Placed]] = {}
 
     @cached_property
@@ -100,6 +101,9 @@ class Presence:
         self._changed = asyncio.Event()
         self._seen: dict[PeerId, PeerEntry] = {}
         self._view = View({})
+        self.cell = NO_CELL
+        """The cell that this peer belongs to: of others it looks at those of the same cell only,
+        but for :meth:`others`."""
         self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
@@ -130,12 +134,33 @@ class Presence:
         self._changed.set()
 
     def others(self) -> Mapping[PeerId, PeerEntry]:
-        """Everybody but this peer whose record holds."""
-        return self._view.others
+        """Everybody but this peer whose record holds, whatever the cell."""
+        return self._view.everybody
 
     def lost(self) -> dict[PeerId, tuple[PeerEntry, float]]:
         """Peers whose record has gone lately, with the wall-clock time it was first missed."""
         return dict(self._lost)
+
+    def enter(self, cell: CellId) -> None:
+        """This peer belongs to another cell now: the record says so at once."""
+        self.cell = cell
+        self._view = View(self._view.everybody, cell)
+        self.changed()
+
+    def addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer, or this one, says that it can be dialled."""
+        if peer == self.me:
+            return self._own.maddrs if self._own else ()
+        entry = self._view.everybody.get(peer)
+        return entry.body.maddrs if entry else ()
+
+    def cells(self) -> Mapping[CellId, list[int]]:
+        """The stages that other peers host or are about to, by cell."""
+        found: dict[CellId, list[int]] = {}
+        for e in self._view.everybody.values():
+            if e.body.cell and e.body.state not in LEAVING and (s := _stage(e.body)) is not None:
+                found.setdefault(CellId(e.body.cell), []).append(s)
+        return found
 
     def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""
@@ -153,7 +178,9 @@ class Presence:
         """Other peers that host ``stage``."""
         role = "ends" if stage == ENDS else "stage"
         return {
-            p: e for p, e in self.others().items() if e.body.stage == stage and e.body.role == role
+            p: e
+            for p, e in self._view.others.items()
+            if e.body.stage == stage and e.body.role == role
         }
 
     def placed(self, stages: int) -> Mapping[PeerId, Placed]:
@@ -185,7 +212,10 @@ class Presence:
                 p: e.body for p, e in self._seen.items()
             }
             self._same = self._same + 1 if unchanged else 0
-            self._seen, self._view = seen, View({p: e for p, e in seen.items() if p != self.me})
+            self._seen, self._view = (
+                seen,
+                View({p: e for p, e in seen.items() if p != self.me}, self.cell),
+            )
             for peer, entry in self.others().items():
                 self._learn(peer, entry.body)
             if self.others():

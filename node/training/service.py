@@ -15,12 +15,12 @@ import grpc.aio
 
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
-from node.core.ids import ENDS, PeerId, short
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short
 from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.identity.keys import Signer
 from node.telemetry.events import Journal
-from node.training.election import Election, Sighting
+from node.training.election import LOOK_S, Election, Sighting
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.service import LeaderService, Search, Unheard, in_thread
 from node.training.member import Member, MemberState
@@ -115,6 +115,12 @@ class Training(rpc.TrainingServicer):
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_lead: Callable[[], None] = lambda: None
+        self.cell = NO_CELL
+        """The cell this peer belongs to; empty in a run of one cell. Set before the start."""
+        self.on_cell: Callable[[CellId], None] = lambda cell: None
+        """This peer belongs to another cell from now on."""
+        self.on_partners: Callable[[Plan], None] = lambda plan: None
+        """A plan names partners of the cell: how to reach them."""
         self.on_move: Callable[[int], str] = lambda stage: "this peer does not change its stage"
         """Asked to host another stage: "" when it will, else why not."""
         self.coming: Callable[[], Mapping[PeerId, int | None]] = dict
@@ -209,6 +215,10 @@ class Training(rpc.TrainingServicer):
 
     # ----------------------------------------------------------- how cells average
 
+    def meets(self, group: ev.Grouped) -> None:
+        """The cell that this peer leads has found partners for a window."""
+        self._leader_service.lead(group)
+
     def change(self, text: str) -> Rules:
         """The owner's change to how cells average, from whomever: a newer one is kept, told to who
         leads until a plan is under it, and comes into force with the next plan. The settings in it.
@@ -252,6 +262,7 @@ class Training(rpc.TrainingServicer):
                 dropped=m.dropped,
                 rules=self.standing.known,
                 known=self.work.colleagues.all,
+                cell=self.cell,
             )
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
             self.on_lead()
@@ -282,6 +293,7 @@ class Training(rpc.TrainingServicer):
             self.leaving,
             self.leader_id(),
             self.standing.known.revision,
+            self.work.mean,
         )
         if says != self._said or m.state in (
             MemberState.RUN,
@@ -350,6 +362,7 @@ class Training(rpc.TrainingServicer):
             m.cell,
             self.standing.tells(leader or self.me),
             self.work.arrived,
+            self.work.mean,
         )
 
     async def _clockwork(self) -> None:
@@ -425,6 +438,8 @@ class Training(rpc.TrainingServicer):
             self.identity.verify(peer, note.plan, note.signature, self._domain)
         except Refused as e:
             raise WireError("a plan whose signature is wrong") from e
+        if self.cell not in (plan.cell_id, plan.parent) or (plan.parent and not plan.cell_id):
+            return f"a plan of cell {plan.cell_id or 'none'}, and this peer is in {self.cell}"
         if why := self.work.objection(plan):
             raise WireError(f"invalid plan: {why}")
         if old := self.standing.refuses(plan, self.work.read(plan.change)):
@@ -585,12 +600,20 @@ class Training(rpc.TrainingServicer):
                     self.past.stood(plan.base, plan.tokens)
                 self._results, self._result_plan = [], plan
                 self.on_plan(plan)
+                if plan.window.number:
+                    self.on_partners(plan)
                 self._goes_by(plan)
                 await self.work.begin(plan, listener)
                 if self.stage == ENDS and not listener and plan.paths:
                     self._epoch_tasks.append(
                         self.tasks.spawn(self.work.run(plan, self._done), "run")
                     )
+            case ev.EnterCell(plan):
+                await self._stop_epoch()
+                self._follow(plan)
+                self.past.stood(plan.base, plan.tokens)
+                self.work.enter(plan)
+                self._enter(plan)
             case ev.StartRound(plan, r, listener):
                 average = self._end(self.work.average(plan, r, listener))
                 self._epoch_tasks.append(self.tasks.spawn(average, "average"))
@@ -638,6 +661,24 @@ class Training(rpc.TrainingServicer):
         if plan.leader != self._shown:
             self._shown = plan.leader
             self.on_lead()  # the record says whom this peer follows
+
+    def _enter(self, plan: Plan) -> None:
+        """The cell that ``plan`` founds is this peer's from now on. It has no leader yet: the first
+        of its ends peers is taken for it until it is seen to be dead."""
+        now, first = self.clock.now(), min(m.peer for m in plan.stage(ENDS))
+        self.cell, self.leader = plan.cell_id, None
+        self._election = Election(self.me, now - LOOK_S, self.work.colleagues)
+        if first != self.me:
+            self._election.answered(first, now)
+        self.journal.emit(
+            "training",
+            "cell-entered",
+            f"this peer belongs to cell {plan.cell_id} now, with {len(plan.members) - 1} others",
+            cell=plan.cell_id,
+            epoch=plan.epoch,
+        )
+        self.on_cell(plan.cell_id)
+        self._hurry.set()
 
     async def _stop_epoch(self) -> None:
         me = asyncio.current_task()

@@ -14,13 +14,13 @@ import grpc.aio
 
 from node.averaging.strategies.strategy import rank
 from node.cells import notes
-from node.cells.facts import CellFacts, Group, Host
+from node.cells.facts import CellFacts, Group
 from node.cells.forming import GroupFinder
 from node.cells.notes import Acceptance, Accepting
 from node.cells.postings import CellPosting, topic
 from node.core.errors import UsageFault
 from node.core.ids import CellId, PeerId
-from node.core.journey import Version
+from node.core.journey import Host, Version
 from node.identity.faults import FaultBook
 from node.sim.setup import LinkProfile
 from node.sim.world.links import Links

@@ -15,13 +15,14 @@ import pytest
 from benchmarks.lab.memory_net import MemoryNet
 from node.averaging.strategies.group_forming import TIMES, Times
 from node.cells import notes
-from node.cells.facts import Group, Host, Partner
+from node.cells.facts import Group, Partner
 from node.cells.forming import BARRED_WINDOWS, GroupFinder
 from node.cells.notes import Acceptance, Accepting
 from node.cells.postings import topic
 from node.core.clock import SystemClock
 from node.core.errors import UsageFault
 from node.core.ids import CellId, PeerId
+from node.core.journey import Host
 from node.identity.keys import Identity
 from node.sim.world.signing import SimSigner
 from node.telemetry.events import Journal

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from node.cells import notes
-from node.cells.facts import CellFacts, Host
+from node.cells.facts import CellFacts
 from node.cells.postings import MAX_BODY, CellPosting, parse_key
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
-from node.core.journey import Version
+from node.core.journey import Host, Version
 from node.identity.keys import Identity
 from protos import cells_pb2 as pb
 

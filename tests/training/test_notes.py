@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 
 from node.averaging.reducers.spread import WIDTH
 from node.core.errors import WireError
-from node.core.ids import PeerId
-from node.core.journey import Hop, Path, Plan, PlanMember, Version, lineage_after
+from node.core.ids import CellId, PeerId
+from node.core.journey import (
+    Hop,
+    Host,
+    Partner,
+    Path,
+    Plan,
+    PlanMember,
+    Version,
+    Window,
+    lineage_after,
+)
 from node.core.samples import SampleClass
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
 from node.training.protocol import events as ev
@@ -21,6 +31,7 @@ from node.training.protocol import notes
 from protos import training_pb2 as pb
 
 A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
+PARTNER = Partner(CellId("ef" * 8), C, {1: (Host(A, ("/ip4/1.2.3.4/tcp/1",)),)})
 PLAN = Plan(
     epoch=3,
     term=7,
@@ -87,14 +98,20 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
         "mass": {(1, 0): 6, (1, 2): 1 << 20},
         "fragment": 3,
         "sends": 2,
+        "cell_id": "ab" * 8,
+        "parent": "cd" * 8,
+        "founds": "12" * 8,
+        "window": Window(7, (PARTNER,), 2.5, {1: "d3"}, (2, 0)),
     }
+    in_a_cell = dataclasses.replace(PLAN, cell_id=PARTNER.cell)
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():
-        assert dataclasses.replace(PLAN, **{name: value}).hash != PLAN.hash, name
+        plan = in_a_cell if name in ("parent", "founds", "window") else PLAN
+        assert dataclasses.replace(plan, **{name: value}).hash != plan.hash, name
 
 
 @pytest.mark.parametrize(
-    "said", [None, [], [8, [2]], [[0, 0, 8, [8]]], [[0, 33, 0, []]], [[0, 0, 8, []], [1, 1, 3, []]]]
+    "said", [None, [], [8, [9]], [[0, 0, 8, [8]]], [[0, 33, 0, []]], [[0, 0, 8, []], [1, 1, 3, []]]]
 )
 def test_a_plan_with_a_hostile_cursor_is_refused(said: object) -> None:
     body = json.loads(PLAN.canonical()) | {"cursor": said}

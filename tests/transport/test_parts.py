@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId
+from node.core.version import PROTOCOL
 from node.identity.rates import TokenBucket
 from node.telemetry.events import Journal
 from node.transport import bootstrap, handshake
@@ -287,7 +288,7 @@ def meeting(streams, admit=lambda peer, hello: None, run="r") -> Handshake:
 
 def hello(**changes) -> Hello:
     good = dict(
-        protocol=1,
+        protocol=PROTOCOL,
         run_id="r",
         addresses=["5.6.7.8:9"],
         certificate=OURS.pem,

@@ -24,6 +24,8 @@ class SimDisk:
     places: dict[tuple[int, int], Checkpoint] = field(default_factory=dict)
     change: str = ""
     """The owner's newest change to how cells average that was known."""
+    cell: str = ""
+    """The cell that it belongs to."""
     writing: tuple[float, dict[tuple[int, int], Checkpoint]] = (0.0, {})
     """Until when something is being written, and what is there if that is cut short."""
 

@@ -18,17 +18,19 @@ from statistics import median_high
 from typing import Any
 
 from node.core.errors import OutOfResources
-from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Plan, Unit, Version
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId
+from node.core.journey import Hop, Plan, Unit, Version, Window
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
 from node.training.leader.attempt import EpochAttempt
 from node.training.leader.balance import Balance
 from node.training.leader.deadlines import Deadlines
+from node.training.leader.division import Division
 from node.training.leader.planning import News, Planning
 from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
 from node.training.leader.starting_point import LOST_S, StartingPoint, counted
+from node.training.leader.windows import Windows
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD, Terms
 from node.training.protocol.facts import RunFacts
@@ -61,7 +63,8 @@ class Phase(Enum):
 class Leader:
     """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped``
     what of it did not count: they carry cursor and owners over. ``rules``: the owner's newest
-    change that this peer knows; ``known``: whom it has worked with."""
+    change that this peer knows; ``known``: whom it has worked with; ``cell``: whose leader this is,
+    where every cell has one of its own."""
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class Leader:
         dropped: Sequence[int] = (),
         rules: Rules | None = None,
         known: frozenset[PeerId] = frozenset(),
+        cell: CellId = NO_CELL,
     ) -> None:
         self.me, self.facts, self.term = me, facts, term
         self._terms = Terms(term)
@@ -97,7 +101,11 @@ class Leader:
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
         self.deadlines = Deadlines(facts)
-        self.planning = Planning(me, facts, self.routing, self.deadlines, rules or make.read(""))
+        self.planning = Planning(
+            me, facts, self.routing, self.deadlines, rules or make.read(""), cell
+        )
+        self.windows = Windows(history.window.place if history else ())
+        self._division = Division(facts.divide, cell, make.assign)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
@@ -130,6 +138,8 @@ class Leader:
         ):
             return []
         match event:
+            case ev.Heartbeat(peer) if self._division.has_left(peer, now):
+                return []
             case ev.Heartbeat():
                 return self._heard(event, now)
             case ev.Unreachable(peer, since):
@@ -173,6 +183,8 @@ class Leader:
                 self._balance.refused(peer, now)
             case ev.Changed(rules):
                 self.planning.learns(rules)
+            case ev.Grouped():
+                self.windows.grouped(event)
             case ev.Searched(job, routes, makespan):
                 self.routing.searched(job, routes, makespan)
             case ev.ClockTick(coming, known, slack):
@@ -342,8 +354,10 @@ class Leader:
         try:
             return done + self._plan(base, past, now)
         except OutOfResources as e:
+            self._division.postpone(now)
             return done + self._cannot_own(e)
         except NoWay as e:
+            self._division.postpone(now)
             self.waiting_for = str(e)
             return done
 
@@ -394,13 +408,19 @@ class Leader:
         done = self._change_history(base, past)
         self.roster.agree(base)
         self.tokens = past.tokens
+        news, term = News(self.loss, self.loss_val, self.spread), self._next_term(now)
+        founds = self._division.founds(self.roster, base, past, self.me, term, news, now)
+        child = NO_CELL
+        if founds is not None:
+            past, founded = founds
+            child = founded.cell_id
+            term = self._divide(founded, now)
+            done += [reports.cell_divided(founded), ev.SendPlan(founded)]
+        finished = base.epoch >= self.facts.epochs
+        window = Window() if finished else self.windows.next(self.roster, base, now)
+        outer = self.windows.number() if window.means else 0
         plan, said, words = self.planning.plan(
-            self.roster,
-            base,
-            past,
-            self._next_term(now),
-            News(self.loss, self.loss_val, self.spread),
-            now,
+            self.roster, base, past, term, news, now, window, outer, child
         )
         self.term, self._lacking = plan.term, ""
         self._terms.saw(plan.term, now)
@@ -421,6 +441,17 @@ class Leader:
                 # The members begin it as soon as they have the plan.
                 self._open(self._epoch, now)
         return [*done, *said, ev.SendPlan(plan), words]
+
+    def _divide(self, founded: Plan, now: float) -> int:
+        """The members of the new cell have left this one, and for a while still give what they
+        held; the term of the own plan."""
+        self._division.left(founded, now)
+        for m in founded.members:
+            self._asked.pop(m.peer, None)
+            self.roster.gone(m.peer)
+            self.planning.departed(m.peer, now)
+        self._changed = now
+        return founded.term + 1
 
     def _next_term(self, now: float) -> int:
         """Above all that members have seen, as far as plans explain that: one peer's word must not
@@ -577,6 +608,7 @@ class Leader:
             return done
         done += self._check_digests(epoch)
         self.spread = epoch.apart(self.roster.agreed)
+        self.windows.committed(epoch.plan)
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(
                 1, epoch.tokens

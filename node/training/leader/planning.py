@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from node.core.errors import Refused
-from node.core.ids import PeerId
-from node.core.journey import Path, Plan, Version
+from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.journey import NO_WINDOW, Path, Plan, Version, Window
 from node.training.leader import reports
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.draft import Draft, draft
@@ -38,7 +38,13 @@ class Planning:
     are left out, who has left."""
 
     def __init__(
-        self, me: PeerId, facts: RunFacts, routing: Routing, deadlines: Deadlines, rules: Rules
+        self,
+        me: PeerId,
+        facts: RunFacts,
+        routing: Routing,
+        deadlines: Deadlines,
+        rules: Rules,
+        cell: CellId = NO_CELL,
     ) -> None:
         self._me, self._facts, self._routing, self._deadlines, self._rules = (
             me,
@@ -47,6 +53,7 @@ class Planning:
             deadlines,
             rules,
         )
+        self._cell = cell
         self._left_out: tuple[int, ...] = ()
         self._departed: dict[PeerId, float] = {}
 
@@ -59,10 +66,21 @@ class Planning:
         self._departed[peer] = now
 
     def plan(
-        self, roster: Roster, base: Version, past: PlanContext, term: int, news: News, now: float
+        self,
+        roster: Roster,
+        base: Version,
+        past: PlanContext,
+        term: int,
+        news: News,
+        now: float,
+        window: Window = NO_WINDOW,
+        outer: int = 0,
+        founds: CellId = NO_CELL,
     ) -> tuple[Plan, list[RecordFact], RecordFact]:
         """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
-        said before it, and of it.
+        said before it, and of it. ``window`` and ``outer``: of the rounds with cells that lead
+        themselves; ``outer`` is the window whose means this plan puts in place, 0 for none;
+        ``founds``: as in a plan.
 
         Raises OutOfResources when the members' memory does not hold the optimizer's state.
         """
@@ -75,7 +93,7 @@ class Planning:
             if rules.revision
             else (facts.cell, facts.meetings)
         )
-        outer = meetings.number(base.epoch) if meetings and not finished else 0
+        outer = meetings.number(base.epoch) if meetings and not finished else outer
         if changes:
             said.append(reports.averaging_changed(rules, base))
             outer, meetings = outer or 1, facts.make.meet(LEVEL)
@@ -101,7 +119,7 @@ class Planning:
             made.members,
             paths,
             made.owners,
-            self._moved(roster, made, now),
+            self._moved(roster, made, past, now),
             made.digests,
             deadline_s=facts.waits.epoch_s,
             cursor=cursor,
@@ -121,6 +139,9 @@ class Planning:
             mass=made.mass,
             fragment=made.fragment,
             sends=sends,
+            cell_id=self._cell,
+            founds=founds,
+            window=window,
         )
         within = (
             self._deadlines.round(roster, plan)
@@ -162,12 +183,16 @@ class Planning:
         said = [reports.stage_left_out(s, base) for s in gone]
         return said + [reports.stage_back(s, base, roster.held(s, base)) for s in back]
 
-    def _moved(self, roster: Roster, made: Draft, now: float) -> dict[str, PeerId]:
+    def _moved(
+        self, roster: Roster, made: Draft, past: PlanContext, now: float
+    ) -> dict[str, PeerId]:
         """Who can still give the optimizer state of each part that has another owner than
         before."""
         self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
         leaving = {p for p, c in roster.candidates.items() if c.leaving}
         donors = {m.peer for m in made.members} | leaving | self._departed.keys()
+        if past.founded:  # the owners of the parent cell are as well as they were
+            donors |= set(past.owners.values())
         return {
             p: old
             for p, new in made.owners.items()

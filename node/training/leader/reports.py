@@ -120,6 +120,16 @@ def stage_back(stage: int, base: Version, held: Version) -> RecordFact:
 # ----------------------------------------------------------- the epoch
 
 
+def cell_divided(founded: Plan) -> RecordFact:
+    """Some peers of the cell become a cell of their own."""
+    return RecordFact(
+        "cell-divided",
+        f"the cell has more peers than it needs: {len(founded.members)} of them become cell "
+        f"{founded.cell_id}, from epoch {founded.epoch}",
+        facts={"cell": founded.cell_id, "peers": len(founded.members), "epoch": founded.epoch},
+    )
+
+
 def averaging_changed(rules: Rules, base: Version) -> RecordFact:
     """The owner's change comes into force."""
     o, cell = rules.outer, rules.cell or "all replicas"

@@ -53,13 +53,14 @@ class Candidate:
     cell: int = ANY
     arrived: tuple[int, ...] = ()
     term: int = 0
+    mean: tuple[int, str] = (0, "")
     pause: float = 0.0
     """The longest silence of it lately, which counts half after :data:`HALF_LIFE_S`."""
 
     def says(self) -> tuple[object, ...]:
         """All but what is measured, which differs from one word to the next."""
         held = (self.stage, self.at, self.digest, self.reachable, self.tokens, self.cell)
-        return *held, self.leaving, self.room, self.arrived, self.term
+        return *held, self.leaving, self.room, self.arrived, self.term, self.mean
 
 
 class Roster:
@@ -118,6 +119,7 @@ class Roster:
             e.cell,
             e.arrived,
             e.term,
+            e.mean,
             0.0 if old is None else _paused(old, now),
         )
         return old

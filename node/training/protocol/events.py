@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
-from node.core.journey import Plan, Version
+from node.core.journey import Partner, Plan, Version
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
@@ -26,7 +26,8 @@ class Heartbeat:
     not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for
     none's. ``change``: of the owner to how cells average, which the leader may not know; it is for
     the service that hears it, to be checked. ``arrived``: the cells that have a part in what the
-    last outer round along edges brought here, the own one included; empty: not known."""
+    last outer round along edges brought here, the own one included; empty: not known. ``mean``: the
+    newest window whose mean with the partners is here, and its digest."""
 
     peer: PeerId
     stage: int
@@ -43,6 +44,18 @@ class Heartbeat:
     cell: int = -1
     change: str = ""
     arrived: tuple[int, ...] = ()
+    mean: tuple[int, str] = (0, "")
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """In this window the cell averages with ``partners``; afterwards its indices in the Moshpit
+    grid are ``place``. What is not there at ``until``, seconds of the own clock, is left out."""
+
+    window: int
+    partners: tuple[Partner, ...]
+    place: tuple[int, ...]
+    until: float
 
 
 @dataclass(frozen=True)
@@ -280,6 +293,13 @@ class RecordFact:
 @dataclass(frozen=True)
 class PlanArrived:
     """The leader's signed plan, signature already checked."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class EnterCell:
+    """This peer belongs to the cell that this plan founds."""
 
     plan: Plan
 

@@ -90,6 +90,8 @@ class RunFacts:
     ``spare``: block stages that a plan may leave out when nobody holds them. ``cell``: most peers
     of a cell, 0 for all of a stage; ``meetings``: how cells average with each other, None when
     there is one only. ``prove``: only peers that say they reach each other share a path or a cell.
+    ``divide``: a stage with more peers than this makes the cell divide, once every stage has two
+    that could; 0: never.
     """
 
     stages: int
@@ -106,6 +108,7 @@ class RunFacts:
     meetings: Meetings | None = None
     spare: int = 0
     prove: bool = False
+    divide: int = 0
 
     @property
     def bounds(self) -> Bounds:

@@ -140,6 +140,8 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             cell=e.cell + 1,
             change=e.change,
             arrived=e.arrived[:MAX_ARRIVED],
+            window=e.mean[0],
+            mean=e.mean[1],
         ),
     )
 
@@ -256,6 +258,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 _count(r.cell, MAX_CELLS) - 1,
                 r.change,
                 _cells(r.arrived),
+                (_count(r.window), _digest(r.mean)),
             )
         case "finished":
             rows = tuple(

@@ -34,7 +34,8 @@ class PlanContext:
     """What goes with a version: the sampler, who owned what, tokens counted until then; of each
     cell, what it has done since it last met others; the change to how cells average that was in
     force, and since when. ``mass``: of the cells, as it was before the round along edges
-    ``flowed``, if such a round made the version: what of it arrived is known to who was there."""
+    ``flowed``, if such a round made the version: what of it arrived is known to who was there.
+    ``founded``: a cell begins here, and the owners are those of the cell it comes from."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
@@ -44,6 +45,7 @@ class PlanContext:
     since: int = 0
     mass: dict[Unit, int] = field(default_factory=dict)
     flowed: Plan | None = None
+    founded: bool = False
 
 
 class Memory:
@@ -92,7 +94,14 @@ class Memory:
         h = self.history
         if h is not None and base == h.base:
             return PlanContext(
-                h.cursor, dict(h.owners), h.tokens, dict(h.worked), h.change, h.since, dict(h.mass)
+                h.cursor,
+                dict(h.owners),
+                h.tokens,
+                dict(h.worked),
+                h.change,
+                h.since,
+                dict(h.mass),
+                founded=bool(h.parent),
             )
         if h is not None and base == makes(h, self._dropped):
             return _after(

@@ -19,6 +19,9 @@ from node.training.protocol.meetings import Meetings, meeting
 from node.training.protocol.plan_context import worked_after
 from node.training.protocol.rules import LEVEL, Read, Rules, carries, due, levels, sends
 
+MOST_PARTNERS, MOST_WITHIN_S = 64, 1e6
+"""Of one window."""
+
 
 class PartsPort(Protocol):
     """The parts of a stage: :class:`node.training.rounds.common.Rounds`, of which nobody here needs
@@ -45,6 +48,8 @@ def objection(
         rules = read(plan.change)
     except Refused as e:
         return str(e)
+    if plan.parent:
+        return _of_founding(plan, pipeline.stages)
     return (
         of_averaging(plan, rules, epochs, here, followed)
         or _of_owners(plan, me, rounds, rules)
@@ -57,6 +62,8 @@ def of_averaging(
 ) -> str:
     """Why cells cannot average so, whichever parts there are. ``epochs``: of the run; ``here``: the
     version in place; ``followed``: the plan that this peer took part in last, if any."""
+    if rules.outer.windows:
+        return _of_window(plan)
     number = due(rules, plan.since, plan.epoch, epochs)
     fragment = carries(rules, plan.since, plan.epoch, epochs)
     sending = sends(rules, plan.since, plan.epoch, epochs)
@@ -77,6 +84,29 @@ def of_averaging(
     return of_edges(plan, settings) or of_mass(plan, settings, before) or of_work(plan, before)
 
 
+def _of_founding(plan: Plan, stages: int) -> str:
+    """Why no cell can begin so."""
+    if plan.paths or plan.outer or plan.cell_id in ("", plan.parent):
+        return "a plan that founds a cell and has work in it, or founds no other cell"
+    if {m.stage for m in plan.members} != set(range(stages + 1)):
+        return "a cell that lacks a stage"
+    return ""
+
+
+def _of_window(plan: Plan) -> str:
+    """Why a cell that leads itself cannot meet others so."""
+    w = plan.window
+    if bool(plan.outer) != bool(w.means) or (plan.outer and (plan.paths or w.number)):
+        return "an outer round with work in it, or without a mean"
+    if plan.fragment or plan.sends or plan.senders or plan.mass or plan.worked or plan.reducers:
+        return "an outer round of cells that one leader plans for"
+    if any(m.cell or m.group for m in plan.members):
+        return "members of several cells"
+    if len(w.partners) >= MOST_PARTNERS or w.within_s > MOST_WITHIN_S:
+        return "a window with more partners, or a longer one, than any"
+    return ""
+
+
 def _of_owners(plan: Plan, who: PeerId, rounds: PartsPort, rules: Rules) -> str:
     me = plan.member(who)
     if me is None:
@@ -84,6 +114,9 @@ def _of_owners(plan: Plan, who: PeerId, rounds: PartsPort, rules: Rules) -> str:
     meets = meeting(plan, rules.outer.fragments) if plan.sends else plan
     carried = rounds.carried(meets.fragment, rules.outer.fragments)
     mine = {m.peer for m in plan.cell(me.stage, me.cell) if m.current}
+    if rules.outer.windows:
+        alone = any(plan.owner(name, me.cell) not in mine for name in rounds.shapes)
+        return "a parameter of this stage has no owner among its members" if alone else ""
     unit = meets.unit_of(me)
     there, averagers = {m.peer for m in meets.unit(unit) if m.current}, meets.averagers(unit)
     if any(plan.owner(name, me.cell) not in mine for name in rounds.shapes) or any(

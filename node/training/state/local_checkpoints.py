@@ -14,7 +14,7 @@ from node.checkpoint.store import Checkpoint, CheckpointStore
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
-from node.core.samples import Cursor, parse_cursor, rows
+from node.core.samples import parse_cursor, rows
 from node.core.tasks import Tasks
 from node.optim.state_replica import StateReplica
 from node.telemetry.events import Journal
@@ -113,7 +113,7 @@ class LocalCheckpoints:
         if _lineage(meta) != version.lineage:
             return None
         try:
-            cursor, owners = cursor_in(meta), meta["owners"]
+            cursor, owners = parse_cursor(meta["cursor"]), meta["owners"]
             worked = {
                 (int(stage), int(cell)): max(0, int(count))
                 for stage, cell, count in meta.get("worked", ())
@@ -288,17 +288,6 @@ def cell_of(meta: Mapping[str, Any]) -> int:
     """Whose parameters a checkpoint has; 0 when it does not say."""
     value = meta.get("cell")
     return value if type(value) is int and value >= 0 else 0
-
-
-def cursor_in(meta: Mapping[str, Any]) -> Cursor:
-    """Where the sampler was at a checkpoint. Raises KeyError, TypeError, IndexError or ValueError
-    when it does not say."""
-    said = meta["cursor"]
-    if type(said[0]) is int:
-        # Written before a cell could have a share of the samples: next position, those returned.
-        position, returned = said
-        said = [[0, 0, position, returned]]
-    return parse_cursor(said)
 
 
 def copies_of(meta: Mapping[str, Any]) -> dict[str, Version]:

@@ -25,6 +25,10 @@ from node.training.state.parts import Parts, by_part
 from node.training.state.stage import StageState
 from node.training.state.state_import import StateImport
 
+DIVIDED_S = 30.0
+"""Who stays in a cell that divides gives the new one its optimizer state for so long: that one has
+a leader to find, and its members have to hear of each other."""
+
 
 class StateExport:
     """The state of one stage's parts at one peer. ``owned`` are the parts it stepped, or was to
@@ -53,6 +57,8 @@ class StateExport:
         self._quiet.set()
         self._given: dict[tuple[Version, str], int] = {}
         self._count = 0
+        self._kept: dict[Version, tuple[float, Mapping[str, Mapping[str, Tensor]]]] = {}
+        """The state of versions at which the cell has divided, and until when it is given."""
         self._news = asyncio.Event()
 
     # ----------------------------------------------------------- what others may have
@@ -77,6 +83,9 @@ class StateExport:
                     if state
                     else None
                 )
+        for version, (_, kept) in self._kept.items():
+            if epoch == version.epoch and lineage in ("", version.lineage):
+                return version, {f"{n}/{k}": t for n, s in kept.items() for k, t in s.items()}
         return None
 
     def listing(self, kind: StateKind) -> dict[str, Version]:
@@ -114,6 +123,11 @@ class StateExport:
             self.hold_nothing()
             return
         self._stand(plan.base)
+        if plan.founds or self._kept:
+            now = self.engines.pipeline.clock.now()
+            self._kept = {v: k for v, k in self._kept.items() if now <= k[0]}
+            if plan.founds:
+                self._kept[plan.base] = now + DIVIDED_S, self.state_at(plan.base)
         for name in owner.names():
             if plan.epoch and not self.taking.has(name, plan.epoch):
                 # Loaded for an attempt that came to nothing: still the copy it was before.

@@ -1,0 +1,114 @@
+"""Cells meet: while this peer leads one, it looks for partners in every window and tells its leader
+whom it has found. Enters: the wall clock, what the leader knows of its cell. Leaves: a group.
+Never: a parameter; what a group gives each other is
+:class:`node.training.rounds.window.WindowRound`'s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import floor
+
+from node.averaging.strategies.keys import meeting_keys, next_place
+from node.averaging.strategies.outer import OuterSettings
+from node.cells.facts import CellFacts
+from node.cells.forming import GroupFinder
+from node.core.clock import Clock
+from node.core.ids import PeerId
+from node.core.journey import Host, Partner, Plan
+from node.core.tasks import Tasks
+from node.telemetry.events import Journal
+from node.training.protocol import events as ev
+from node.training.service import Training
+
+USUAL_S = 240.0
+"""A window of so many seconds has room for two attempts to find a group, and for as much again to
+average in. In shorter ones everything is as much faster."""
+OPEN_SHARE = 0.5
+"""Of a window: what has not come by then is left out."""
+HOSTS, MADDRS = 4, 4
+"""Of a stage, and of a host, that partners are told."""
+
+
+class CellMeetings:
+    """Of one peer, in a run whose cells lead themselves. ``cells()``: about how many there are;
+    ``addresses(peer)``: where a peer can be dialled; ``learn(peer, addresses)`` is told where
+    partners can."""
+
+    def __init__(
+        self,
+        finder: GroupFinder,
+        training: Training,
+        settings: OuterSettings,
+        clock: Clock,
+        journal: Journal,
+        *,
+        cells: Callable[[], int],
+        addresses: Callable[[PeerId], Sequence[str]],
+        learn: Callable[[PeerId, Sequence[str]], None],
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self._finder, self._training, self._settings = finder, training, settings
+        self._clock, self._journal = clock, journal
+        self._cells, self._addresses, self._learn = cells, addresses, learn
+        self._tasks = Tasks("cells", on_error)
+        training.on_partners = self._meet_hosts
+
+    def start(self) -> None:
+        """Begin to look, as long as this peer leads."""
+        self._tasks.spawn(self._look(), "windows", eternal=True)
+
+    async def close(self) -> None:
+        """Look for nobody any more."""
+        await self._tasks.close()
+        await self._finder.close()
+
+    async def _look(self) -> None:
+        every, post_s = self._settings.window_s, self._finder.times.post
+        while True:
+            # The next window whose posting is still to be made.
+            window = floor((self._clock.wall() - post_s) / every) + 1
+            await asyncio.sleep(max(0.0, window * every + post_s - self._clock.wall()))
+            leader, about = self._training.leader, self._about()
+            if leader is None or about is None or leader.windows.waits:
+                continue
+            place, cells = leader.windows.place, self._cells()
+            keys, most = meeting_keys(self._settings, about.cell, place, cells)
+            start = window * every
+            group = await self._finder.find(about, window, keys, most, start)
+            until = start + OPEN_SHARE * every - self._clock.wall()
+            if group is None or until <= 0:
+                text = f"no other cell to average with in window {window}"
+                self._journal.emit("training", "window-alone", text, window=window)
+                continue
+            place = next_place(
+                self._settings, about.cell, place, cells, group.members.keys(), group.key, window
+            )
+            partners = tuple(
+                Partner(cell, p.leader, p.hosts)
+                for cell, p in sorted(group.members.items())
+                if cell != about.cell
+            )
+            names = ", ".join(p.cell for p in partners)
+            text = f"averages with cell {names} in window {window}"
+            self._journal.emit("training", "window", text, window=window, partners=len(partners))
+            self._training.meets(ev.Grouped(window, partners, place, self._clock.now() + until))
+
+    def _about(self) -> CellFacts | None:
+        """What others need to know of the cell this peer leads; None before its first plan."""
+        plan, training = self._training.work.plan, self._training
+        if training.leader is None or plan is None or plan.cell_id != training.cell:
+            return None
+        return CellFacts(training.cell, plan.base, self._hosts(plan))
+
+    def _hosts(self, plan: Plan) -> dict[int, tuple[Host, ...]]:
+        found: dict[int, tuple[Host, ...]] = {}
+        for stage in sorted({m.stage for m in plan.members}):
+            current = [m.peer for m in plan.stage(stage) if m.current][:HOSTS]
+            found[stage] = tuple(Host(p, tuple(self._addresses(p)[:MADDRS])) for p in current)
+        return found
+
+    def _meet_hosts(self, plan: Plan) -> None:
+        for partner in plan.window.partners:
+            for host in partner.hosts.get(self._training.stage, ()):
+                self._learn(host.peer, host.maddrs)

@@ -1,0 +1,118 @@
+"""When a cell divides, and who leaves it. Pure. Enters: who is there and what goes with the version
+they are to start from. Leaves: the plan that founds the new cell, and what is left of the samples.
+Never: whether the others take it: who does not stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from node.core.errors import OutOfResources
+from node.core.ids import CellId, PeerId, child_cell
+from node.core.journey import Plan, PlanMember, Version
+from node.core.samples import split
+from node.training.leader.planning import News
+from node.training.leader.roster import Roster
+from node.training.protocol.plan_context import PlanContext
+
+LEFT_S = 5.0
+"""What members of a new cell have said before they knew of it is heard for so long."""
+POSTPONED_S = 60.0
+"""A cell whose halves could not have worked looks again after so long."""
+
+
+class Division:
+    """Of the cell ``cell``. ``most``: replicas of a stage above which it divides; 0: never.
+    ``assign`` places the parts of a stage, as :class:`~node.training.protocol.facts.PlanFunctions`
+    says."""
+
+    def __init__(self, most: int, cell: CellId, assign: Callable[..., dict[str, PeerId]]) -> None:
+        self._most, self._cell, self._assign = most, cell, assign
+        self._again = 0.0
+        self._left: dict[PeerId, float] = {}
+
+    def left(self, founded: Plan, now: float) -> None:
+        """The plan is on its way to its members."""
+        self._left = {p: until for p, until in self._left.items() if now < until}
+        self._left |= {m.peer: now + LEFT_S for m in founded.members}
+
+    def has_left(self, peer: PeerId, now: float) -> bool:
+        """Whether what this peer says comes from before it left, as far as one can tell."""
+        return now < self._left.get(peer, 0.0)
+
+    def postpone(self, now: float) -> None:
+        """No plan could be made: not for a while."""
+        self._again = now + POSTPONED_S
+
+    def founds(
+        self,
+        roster: Roster,
+        base: Version,
+        past: PlanContext,
+        me: PeerId,
+        term: int,
+        news: News,
+        now: float,
+    ) -> tuple[PlanContext, Plan] | None:
+        """What goes with ``base`` for those who stay, and the plan of those who leave; None while
+        the cell stays whole. ``me`` leads it, and stays."""
+        leavers = self._leavers(roster, base, me) if self._most and now >= self._again else {}
+        if not leavers:
+            return None
+        if not self._hold_the_state(roster, leavers):
+            self.postpone(now)
+            return None
+        stays, leaves = split(past.cursor)
+        members = tuple(PlanMember(p, s, roster.speed(p)) for p, s in sorted(leavers.items()))
+        founded = Plan(
+            base.epoch,
+            term,
+            me,
+            members,
+            (),
+            past.owners,
+            digests=dict(roster.agreed),
+            cursor=leaves,
+            loss=news.loss,
+            loss_val=news.loss_val,
+            tokens=past.tokens,
+            lineage=base.lineage,
+            change=past.change,
+            since=past.since,
+            cell_id=child_cell(self._cell, base.lineage, term),
+            parent=self._cell,
+        )
+        return replace(past, cursor=stays), founded
+
+    def _leavers(self, roster: Roster, base: Version, me: PeerId) -> dict[PeerId, int]:
+        """Up to half of every stage and at most a full cell, the fast and the slow spread over
+        both; empty unless every stage has two that start from ``base``, and some stage more than
+        enough."""
+        if not base.epoch:
+            return {}
+        able = {
+            stage: [p for p in peers if roster.can_start(p, base)]
+            for stage, peers in roster.replicas().items()
+        }
+        if min(map(len, able.values())) < 2 or max(map(len, able.values())) <= self._most:
+            return {}
+        leavers: dict[PeerId, int] = {}
+        for stage, peers in able.items():
+            order = sorted(peers, key=lambda p: (p != me, -roster.speed(p), p))
+            leavers |= dict.fromkeys(order[1::2][: self._most], stage)
+        return leavers
+
+    def _hold_the_state(self, roster: Roster, leavers: Mapping[PeerId, int]) -> bool:
+        """Whether both cells have the memory for the optimizer's state of every stage."""
+        for stage, peers in roster.replicas().items():
+            for half in (
+                [p for p in peers if p in leavers],
+                [p for p in peers if p not in leavers],
+            ):
+                room = {p: r for p in half if (r := roster.candidates[p].room)}
+                rows = [(p, roster.speed(p)) for p in half]
+                try:
+                    self._assign(stage, rows, None, *([room] if room else []))
+                except OutOfResources:
+                    return False
+        return True

@@ -1,0 +1,79 @@
+"""When the cell gives to its partners of a window, and when what came of it is put in place. Pure.
+Enters: the group that was found, what members hold, what plans were made. Leaves: what the next
+plan says of it. Never: who the partners are, a tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from node.core.journey import Plan, Version, Window
+from node.training.leader.roster import Roster
+from node.training.protocol import events as ev
+
+TRIES = 3
+"""Outer rounds that may be given up before a window is."""
+
+
+class Windows:
+    """Of one leader, one window at a time. ``place``: the cell's last indices in the Moshpit
+    grid."""
+
+    def __init__(self, place: tuple[int, ...] = ()) -> None:
+        self.place = place
+        self._group: ev.Grouped | None = None
+        self._given: Version | None = None
+        self._tries = 0
+
+    @property
+    def waits(self) -> bool:
+        """A group was found, and its round is not over."""
+        return self._group is not None
+
+    def grouped(self, e: ev.Grouped) -> None:
+        """The cell has found partners. Of two windows the later one counts."""
+        if self._group is None or e.window > self._group.window:
+            self._group, self._given, self._tries = e, None, 0
+            self.place = e.place
+
+    def next(self, roster: Roster, base: Version, now: float) -> Window:
+        """What the plan that starts from ``base`` says: that the cell gives this version, or the
+        means that its stages put in place, or neither."""
+        g = self._group
+        if g is None:
+            return Window(place=self.place)
+        if self._given is None and now < g.until:
+            self._given = base
+        if self._given == base and now < g.until and not self._tries:
+            return Window(g.window, g.partners, g.until - now, place=self.place)
+        means, whole = self._means(roster, base, g.window)
+        if now < g.until and not whole:
+            return Window(place=self.place)
+        if not means or self._tries >= TRIES:
+            self._group = None
+            return Window(place=self.place)
+        self._tries += 1
+        return Window(0, g.partners, means=means, place=self.place)
+
+    def number(self) -> int:
+        """The window whose round is not over, 0 for none."""
+        return self._group.window if self._group is not None else 0
+
+    def committed(self, plan: Plan) -> None:
+        """What a plan says is done."""
+        if self._group is not None and plan.outer == self._group.window:
+            self._group = None
+
+    def _means(self, roster: Roster, base: Version, window: int) -> tuple[dict[int, str], bool]:
+        """By stage the digest that most of its replicas hold, of the stages that have any; whether
+        all replicas of all stages hold the same."""
+        means: dict[int, str] = {}
+        whole = True
+        for stage, peers in roster.replicas().items():
+            able = [p for p in peers if roster.can_start(p, base)]
+            said = Counter(
+                mean[1] for p in able if (mean := roster.candidates[p].mean)[0] == window
+            )
+            whole = whole and len(said) == 1 and sum(said.values()) == len(able)
+            if said:
+                means[stage] = min(said, key=lambda digest: (-said[digest], digest))
+        return means, whole

@@ -1,0 +1,85 @@
+"""When a cell gives to its partners, and when it puts in place what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from node.core.ids import CellId, PeerId
+from node.core.journey import Partner, Version
+from node.training.leader.roster import Roster
+from node.training.leader.windows import TRIES, Windows
+from node.training.protocol import events as ev
+
+E, S1, S2 = (PeerId(p) for p in ("ends", "stage1", "stage2"))
+BASE, NEXT = Version(4, "aa" * 16), Version(5, "bb" * 16)
+PARTNER = Partner(CellId("cd" * 8), PeerId("other"), {})
+GROUP = ev.Grouped(7, (PARTNER,), (3,), until=100.0)
+
+
+def roster(base: Version = BASE, **means: tuple[int, str]) -> Roster:
+    made = Roster(2)
+    for peer, stage in ((E, 0), (S1, 1), (S2, 2)):
+        mean = means.get(peer, (0, ""))
+        made.hear(ev.Heartbeat(peer, stage, base, f"d{stage}", mean=mean), 0.0)
+    return made
+
+
+def test_without_a_group_a_plan_says_nothing_of_windows() -> None:
+    window = Windows((2,)).next(roster(), BASE, 0.0)
+    assert (window.number, window.means, window.place) == (0, {}, (2,))
+
+
+def test_the_first_plan_after_the_group_gives_what_it_starts_from() -> None:
+    w = Windows((2,))
+    w.grouped(GROUP)
+    first = w.next(roster(), BASE, 40.0)
+    assert (first.number, first.partners, first.within_s) == (7, (PARTNER,), 60.0)
+    assert first.place == (3,)
+    again = w.next(roster(), BASE, 41.0)
+    assert again.number == 7, "the epoch was given up: the same version is given"
+    assert w.next(roster(NEXT), NEXT, 42.0).number == 0, "a later version is not what was given"
+
+
+def test_means_are_put_in_place_once_every_stage_holds_one() -> None:
+    w = Windows()
+    w.grouped(GROUP)
+    w.next(roster(), BASE, 40.0)
+    some = roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"))
+    assert not w.next(some, NEXT, 42.0).means
+    held = roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"), stage2=(7, "m2"))
+    assert w.next(held, NEXT, 43.0).means == {0: "m0", 1: "m1", 2: "m2"}
+    assert w.number() == 7
+
+
+def test_what_is_not_there_in_time_is_left_out() -> None:
+    w = Windows()
+    w.grouped(GROUP)
+    w.next(roster(), BASE, 40.0)
+    late = roster(NEXT, stage1=(7, "m1"), stage2=(6, "of another window"))
+    assert w.next(late, NEXT, 100.0).means == {1: "m1"}
+
+
+def test_a_window_in_which_nothing_came_costs_no_plan() -> None:
+    w = Windows()
+    w.grouped(GROUP)
+    w.next(roster(), BASE, 40.0)
+    assert not w.next(roster(NEXT), NEXT, 101.0).means
+    assert not w.waits
+
+
+def test_outer_rounds_that_fail_are_given_up() -> None:
+    w, held = Windows(), roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"), stage2=(7, "m2"))
+    w.grouped(GROUP)
+    w.next(roster(), BASE, 40.0)
+    assert [bool(w.next(held, NEXT, 41.0).means) for _ in range(TRIES + 1)] == [True] * TRIES + [
+        False
+    ]
+
+
+def test_a_later_group_takes_the_place_of_an_earlier_one() -> None:
+    w = Windows()
+    w.grouped(GROUP)
+    w.grouped(replace(GROUP, window=6))
+    assert w.next(roster(), BASE, 40.0).number == 7
+    w.grouped(replace(GROUP, window=8))
+    assert w.next(roster(), BASE, 40.0).number == 8
