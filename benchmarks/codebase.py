@@ -29,9 +29,8 @@ BASE = "c2d8ad2"
 SAVED = 0.92
 FILES, SHARED, SKIPPED = 20, 20, 20
 UNWIRED = {
-    "matchmaking": ".forming.GroupFinder.",
+    "merging shares of samples": ".samples.merged",
     "push-sum receipts": ".gossip.Mass.",
-    "Moshpit's key update": ".moshpit.indices",
     "the tensor-parallel step": ".step.TensorParallelStep.",
     "plans made again": ".replan.",
     "assignment": ".assignment.",
