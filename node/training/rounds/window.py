@@ -15,8 +15,11 @@ copy     or the result is fetched from who has it
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -44,6 +47,9 @@ SOME_SHARE = 0.7
 OWN_SHARE = 0.5
 """Of the time for a window, within which every replica's turn to pull by itself comes, should those
 before it not have done it."""
+USUAL, REMEMBERED, FAR = 4, 16, 3.0
+"""Partners after which it is known how far apart cells usually are, of how many of the last that is
+the median, and how many times as far a partner may pull."""
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 
 
@@ -82,6 +88,8 @@ class WindowRound:
         self._anchor, self._engines, self._rounds, self._me = anchor, engines, rounds, me
         self._state_export, self._tasks = state_export, tasks
         self._meeting: _Meeting | None = None
+        self._apart: deque[float] = deque(maxlen=REMEMBERED)
+        """How far the last partners were from what was given here, relative to its length."""
         self.news = OuterNews()
         self.arrived: tuple[int, ...] = ()
 
@@ -157,6 +165,7 @@ class WindowRound:
                 await self._from_replicas(m, others, stage, shapes)
             late = loop.time() - began >= SOME_SHARE * within_s
             if m.mean is None and (len(m.came) == len(plan.window.partners) or (m.came and late)):
+                await self._engines.aside(self._clip, m)
                 mean = await self._engines.aside(_mean, {**m.came, m.cell: m.given})
                 m.digest = await self._engines.aside(digest, mean)
                 m.mean = mean
@@ -183,6 +192,25 @@ class WindowRound:
                     self._engines.transport.fault(host.peer, "gives numbers that are not finite")
             elif found is not None:
                 m.came[partner.cell] = found
+
+    def _clip(self, m: _Meeting) -> None:
+        """A partner that is much further away than partners usually are pulls no more than one that
+        is FAR times as far: whoever gives noise, or many times what it has, spoils little."""
+        for cell, given in sorted(m.came.items()):
+            apart = _distance(given, m.given or {})
+            most = FAR * median(self._apart) if len(self._apart) >= USUAL else math.inf
+            if apart > most:
+                m.came[cell] = _nearer(given, m.given or {}, most / apart)
+                self._engines.journal.emit(
+                    "averaging",
+                    "partner-clipped",
+                    f"cell {cell} is {apart / most * FAR:.1f} times as far away as partners "
+                    "usually are, and counts for less",
+                    "warning",
+                    cell=cell,
+                    window=m.number,
+                )
+            self._apart.append(min(apart, most))
 
     async def _from_replicas(
         self,
@@ -296,6 +324,20 @@ def _mean(given: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
                 total = total + given[cell][name].to("cpu")
             found[name] = (total / len(cells)).to(torch.float32)
         return found
+
+
+def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Of two cells, relative to the length of the second."""
+    apart = sum(
+        float((a[n].to("cpu").double() - b[n].to("cpu").double()).square().sum()) for n in b
+    )
+    length = sum(float(t.to("cpu").double().square().sum()) for t in b.values())
+    return math.sqrt(apart / length) if length else math.sqrt(apart)
+
+
+def _nearer(a: Mapping[str, Tensor], b: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """So much of the way from ``b`` to ``a``."""
+    return {n: torch.lerp(b[n].to("cpu", torch.float32), a[n].to("cpu"), share) for n in b}
 
 
 def _finite(tensors: Mapping[str, Tensor]) -> bool:

@@ -1,0 +1,70 @@
+"""What a member makes of its partners' parameters in a window."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from node.core.ids import CellId
+from node.core.journey import Version
+from node.training.rounds.window import FAR, REMEMBERED, USUAL, WindowRound, _mean, _Meeting
+
+A, B, C = (CellId(letter * 16) for letter in "abc")
+
+
+class Made(WindowRound):
+    """One that only computes; ``said``: kinds of what it journals."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        journal = SimpleNamespace(emit=lambda room, kind, *a, **k: self.said.append(kind))
+        engines: Any = SimpleNamespace(journal=journal)
+        anything: Any = None
+        super().__init__(anything, engines, anything, anything, anything, anything)
+
+    def after(self, own: Tensor, **partners: Tensor) -> Tensor:
+        """The mean of these."""
+        m = _Meeting(1, A, Version(1), {}, {"w": own})
+        m.came = {CellId(name * 16): {"w": t} for name, t in partners.items()}
+        self._clip(m)
+        return _mean({**m.came, A: m.given or {}})["w"]
+
+
+def test_a_mean_is_the_same_bits_in_every_cell() -> None:
+    given = {cell: {"w": torch.randn(1000)} for cell in (A, B, C)}
+    means = [_mean({cell: given[cell] for cell in order})["w"] for order in ((A, B, C), (C, A, B))]
+    assert torch.equal(*means)
+    exact = torch.stack([g["w"] for g in given.values()]).double().mean(0)
+    assert torch.allclose(means[0].double(), exact, atol=1e-6)
+
+
+def test_partners_that_are_usually_near_count_whole() -> None:
+    made, own = Made(), torch.ones(100)
+    for _ in range(USUAL + 2):
+        assert torch.allclose(made.after(own, b=own + 0.1), own + 0.05)
+    assert not made.said
+
+
+@pytest.mark.parametrize("what", ["noise", "100 times its weight"])
+def test_one_that_is_far_away_spoils_little(what: str) -> None:
+    made, own = Made(), torch.ones(100)
+    for _ in range(USUAL):
+        made.after(own, b=own + 0.1)
+    bad = 50 * torch.randn(100) if what == "noise" else 100 * own
+    after = made.after(own, b=bad)
+    assert float((after - own).norm() / own.norm()) == pytest.approx(FAR * 0.1 / 2, rel=1e-3)
+    assert made.said == ["partner-clipped"]
+
+
+def test_cells_that_drift_apart_are_followed() -> None:
+    """What is usual grows with what is seen, so nobody is clipped for ever."""
+    made, own = Made(), torch.ones(100)
+    for _ in range(USUAL):
+        made.after(own, b=own + 0.001)
+    for _ in range(4 * REMEMBERED):
+        after = made.after(own, b=own + 0.1)
+    assert torch.allclose(after, own + 0.05)
