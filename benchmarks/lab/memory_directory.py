@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
 from node.dht.author import Author
-from node.dht.record import PeerBody, PeerEntry
-from node.dht.record_store import Admit, RecordStore
+from node.dht.record import PeerBody, PeerEntry, Posting
+from node.dht.record_store import Admit, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
+from node.dht.topics import check_posting, key_of
 from node.identity.keys import Identity
 
 
@@ -43,17 +46,22 @@ class MemoryDirectory:
         self._clock, self._wall = clock, wall
         self._record_store = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
+        self._topics = TopicStore(run_id, settings, self.me, admit)
+        self._seals: Callable[[str], Author] = partial(
+            Author, identity, run_id, settings, admission
+        )
+        self._ttl_s = settings.ttl_s
         self._published = self._closed = False
 
     @property
     def refused(self) -> int:
         """Records refused since the start that no honest peer would have passed on."""
-        return self._record_store.refused
+        return self._record_store.refused + self._topics.refused
 
     @property
     def neighbours(self) -> int:
         """Everybody at the wall."""
-        return len(self._wall.pinned)
+        return len({writer for _, writer in self._wall.pinned})
 
     async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
         """See ``DirectoryPort``. Raises WireError for a body that others would refuse."""
@@ -68,12 +76,29 @@ class MemoryDirectory:
 
     async def read(self) -> dict[PeerId, PeerEntry]:
         now = self._clock.wall()
-        if not self._wall.down and not self._closed:
-            for (key, writer), (raw, expires) in list(self._wall.pinned.items()):
-                if key == self._record_store.key and expires > now:
-                    with contextlib.suppress(WireError):
-                        self._record_store.offer(writer, raw, expires, now)
+        for writer, raw, expires in self._found(self._record_store.key, now):
+            with contextlib.suppress(WireError):
+                self._record_store.offer(writer, raw, expires, now)
         return self._record_store.entries(now)
+
+    async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+        """See ``DirectoryPort``."""
+        check_posting(body, life_s)
+        now = self._clock.wall()
+        self._topics.use(topic, now)
+        author, heard = self._seals(topic), self._topics.newest(topic, self.me)
+        raw, expires = author.seal(body, now, heard, life_s / self._ttl_s)
+        self._topics.offer(topic, self.me, raw, expires, now)
+        return self._pin(author.key, raw, expires)
+
+    async def look(self, topic: str) -> dict[PeerId, Posting]:
+        """See ``DirectoryPort``."""
+        now = self._clock.wall()
+        self._topics.use(topic, now)
+        for writer, raw, expires in self._found(key_of(self._topics.run_id, topic), now):
+            with contextlib.suppress(WireError):
+                self._topics.offer(topic, writer, raw, expires, now)
+        return self._topics.entries(topic, now)
 
     async def close(self) -> None:
         self._closed = True
@@ -82,7 +107,17 @@ class MemoryDirectory:
         now = self._clock.wall()
         raw, expires = self._author.seal(packed, now, self._record_store.newest(self.me), times)
         self._record_store.offer(self.me, raw, expires, now)
+        return self._pin(self._record_store.key, raw, expires)
+
+    def _found(self, key: str, now: float) -> list[tuple[str, bytes, float]]:
+        """Writer, record and expiry of what is pinned under a key and holds."""
+        if self._wall.down or self._closed:
+            return []
+        pinned = self._wall.pinned.items()
+        return [(w, raw, until) for (k, w), (raw, until) in pinned if k == key and until > now]
+
+    def _pin(self, key: str, raw: bytes, expires: float) -> bool:
         if self._wall.down or self._closed:
             return False
-        self._wall.pinned[self._record_store.key, str(self.me)] = raw, expires
+        self._wall.pinned[key, str(self.me)] = raw, expires
         return True

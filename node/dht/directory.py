@@ -27,7 +27,7 @@ from node.dht.author import Author
 from node.dht.record import PeerBody, PeerEntry, Posting
 from node.dht.record_store import Admit, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
-from node.dht.topics import MAX_POSTING, key_of, wrap
+from node.dht.topics import check_posting, key_of, wrap
 from node.identity.peers import peer_id_of, public_key_of
 from node.telemetry.rate_limit import RateLimitedLog
 
@@ -101,7 +101,7 @@ class Directory:
     @property
     def refused(self) -> int:
         """Records refused since the start that no honest peer would have passed on."""
-        return self._record_store.refused
+        return self._record_store.refused + self._topics.refused
 
     @property
     def neighbours(self) -> int:
@@ -197,21 +197,23 @@ class Directory:
         return self._record_store.entries(self._clock.wall())
 
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:
-        """Post ``body``, at most 2,048 bytes, under a topic for ``life_s`` seconds; it is not
-        posted again.
+        """Post ``body``, 1 to 2,048 bytes, under a topic for ``life_s`` seconds, at most
+        ``max_ttl_s``; it is not posted again.
 
         False when no storage took it. Raises WireError for what others would refuse.
         """
-        if not 0 < len(body) <= MAX_POSTING:
-            raise WireError(f"a posting has 1 to {MAX_POSTING} bytes, not {len(body)}")
+        check_posting(body, life_s)
         now = self._clock.wall()
+        self._topics.use(topic, now)
         heard = self._topics.newest(topic, self.me)
         author = self._seals(topic)
         sealed, expires = author.seal(body, now, heard, life_s / self._settings.ttl_s)
+        raw = wrap(topic, sealed)
+        if len(raw) > (limit := self._settings.max_record):
+            raise WireError(f"a record has at most {limit} bytes, not {len(raw)}")
         self._topics.offer(topic, self.me, sealed, expires, now)
         if (node := self._node) is None:
             return False
-        raw = wrap(topic, sealed)
 
         def store() -> Coroutine[Any, Any, Any]:
             return node.store(author.key, raw, expires, subkey=str(self.me))
@@ -225,6 +227,7 @@ class Directory:
         """Everybody's verified, unexpired posting under a topic, the own one included, in PeerId
         order. Asks the DHT for at most ``lookup_timeout_s``. Raises WireError for what is no
         topic."""
+        self._topics.use(topic, self._clock.wall())
         key = key_of(self._topics.run_id, topic)
         if (node := self._node) is not None:
             with contextlib.suppress(*_DOWN):
@@ -329,6 +332,7 @@ class Directory:
                     level="warning",
                     peers=len(missing),
                 )
+            self._topics.forget_expired(self._clock.wall())
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._settings.rejoin_max_s)
 

@@ -31,13 +31,14 @@ class DirectoryPort(Protocol):
         ...
 
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:
-        """Post ``body`` under a topic for ``life_s`` seconds; it is not posted again. False: no
-        storage took it."""
+        """Post ``body``, 1 to 2,048 bytes, under a topic (:mod:`node.dht.topics`) for ``life_s``
+        seconds; it is not posted again. False: no storage took it this time. Raises WireError for
+        what others would refuse."""
         ...
 
     async def look(self, topic: str) -> dict[PeerId, Posting]:
         """Everybody's verified, unexpired posting under a topic in PeerId order, the own one
-        included."""
+        included. Raises WireError for what is no topic."""
         ...
 
     async def close(self) -> None:

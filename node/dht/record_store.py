@@ -16,7 +16,7 @@ from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
 from node.dht.record import PeerBody, PeerEntry, Posting, peers_key, unwrap
 from node.dht.settings import DirectorySettings
-from node.dht.topics import MAX_POSTING, OUTER_WRITERS, key_of
+from node.dht.topics import MAX_POSTING, key_of, most_writers
 from node.identity.records import open_record
 
 SLACK_S = 0.001
@@ -159,6 +159,14 @@ class _Records(Generic[E]):
     def __len__(self) -> int:
         return len(self._posted)
 
+    def __contains__(self, writer: str) -> bool:
+        return writer in self._posted
+
+    @property
+    def soonest(self) -> float:
+        """When the first of the records expires, Unix seconds."""
+        return min((posted.not_after for posted in self._posted.values()), default=math.inf)
+
     def forget_expired(self, now: float) -> None:
         """What holds no longer takes no room."""
         for writer in [w for w, posted in self._posted.items() if posted.not_after <= now]:
@@ -189,8 +197,13 @@ class _Topic(_Records[Posting]):
 
 
 class TopicStore:
-    """What is posted under other topics of a run, by topic; at most ``max_postings`` in all, and
-    always those of ``me``."""
+    """What is posted under other topics of a run.
+
+    Each topic takes as many writers as its kind has room for (``topics.WRITERS``), and all together
+    at most ``max_postings`` records. When these are there, only topics that this node uses itself
+    (:meth:`use`) take more, and the records of ``me`` stand in any case. What has expired is
+    dropped at the next call, whatever topic that is about.
+    """
 
     def __init__(
         self,
@@ -201,20 +214,45 @@ class TopicStore:
     ) -> None:
         self.run_id, self._settings, self._me, self._admit = run_id, settings, me, admit
         self._topics: dict[str, _Topic] = {}
+        self._used: dict[str, float] = {}
+        """Until when a topic counts as the node's own, Unix seconds."""
+        self._count, self._soonest = 0, math.inf
+        self.refused = 0
+        """As :attr:`RecordStore.refused`."""
+
+    def use(self, topic: str, now: float) -> None:
+        """This node posts or looks under ``topic``, which counts as its own for one longest life of
+        a record. Raises WireError for what is no topic to post under."""
+        most_writers(topic)
+        self._used = {t: until for t, until in self._used.items() if until > now}
+        self._used[topic] = now + self._settings.max_ttl_s
 
     def offer(self, topic: str, writer: str, sealed: bytes, expires: float, now: float) -> bool:
-        """Consider a sealed record; as :meth:`RecordStore.offer`."""
+        """Consider a sealed record; as :meth:`RecordStore.offer`. Raises WireError also for what is
+        no topic, and when there is no room for one more record."""
+        try:
+            return self._offer(topic, writer, sealed, expires, now)
+        except Outdated:
+            raise
+        except WireError:
+            self.refused += 1
+            raise
+
+    def _offer(self, topic: str, writer: str, sealed: bytes, expires: float, now: float) -> bool:
+        self.forget_expired(now)
         records = self._topics.get(topic)
-        if writer != self._me and len(self) >= self._settings.max_postings:
-            self._forget_expired(now)
-            if len(self) >= self._settings.max_postings:
-                raise WireError(f"{len(self)} postings are here already")
         if records is None:
-            records = _Topic(
-                key_of(self.run_id, topic), self._settings, OUTER_WRITERS, self._me, self._admit
-            )
+            most = most_writers(topic)
+            key = key_of(self.run_id, topic)
+            records = _Topic(key, self._settings, most, self._me, self._admit)
+        limit, own = self._settings.max_postings, self._used.get(topic, 0.0) > now
+        if self._count >= limit and not (own or writer == self._me or writer in records):
+            raise WireError(f"{limit} postings are stored already, no room for one of {topic}")
+        held = len(records)
         news = records.offer(writer, sealed, expires, now)
+        self._count += len(records) - held
         self._topics[topic] = records  # only now: what is refused takes no room
+        self._soonest = min(self._soonest, expires - SLACK_S)
         return news
 
     def newest(self, topic: str, writer: PeerId) -> tuple[int, float]:
@@ -224,14 +262,19 @@ class TopicStore:
 
     def entries(self, topic: str, now: float) -> dict[PeerId, Posting]:
         """Everybody's posting under a topic that holds at ``now``, in PeerId order."""
-        self._forget_expired(now)
+        self.forget_expired(now)
         records = self._topics.get(topic)
         return records.entries(now) if records is not None else {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._topics.values()))
+        return self._count
 
-    def _forget_expired(self, now: float) -> None:
+    def forget_expired(self, now: float) -> None:
+        """What holds no longer takes no room."""
+        if now < self._soonest:
+            return
         for records in self._topics.values():
             records.forget_expired(now)
         self._topics = {topic: records for topic, records in self._topics.items() if len(records)}
+        self._count = sum(map(len, self._topics.values()))
+        self._soonest = min((r.soonest for r in self._topics.values()), default=math.inf)

@@ -21,7 +21,8 @@ class DirectorySettings:
     max_peers: int = 512
     """Writers remembered and stored for one run; strangers beyond it are refused."""
     max_postings: int = 4096
-    """Records under other topics of the run that are stored, all together."""
+    """Records under other topics of the run that are stored, all together; beyond it only the own
+    ones, and those of topics that this peer uses itself."""
     lookup_timeout_s: float = 5.0
     """One reading or one publication is given up after this; the next one tries again."""
     rejoin_s: float = 1.0

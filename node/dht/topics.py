@@ -1,10 +1,11 @@
 """Under which keys something is posted in the directory of a run. Pure. Enters: a run, a topic.
 Leaves: keys. Never: a record.
 
-``peers``: what every peer says of itself. ``outer/<window>/<key>``: the cells that look for others
-to average with in a window of time. A node that stores a record sees the hash of its key only, so
-what is posted under a topic other than the peers' begins with the topic: the node works the key out
-and compares.
+``peers``: what every peer says of itself. ``cell/<cell>``: the peers of one cell.
+``cells/<prefix>``: the leaders of the cells of one of 64 prefixes. ``outer/<window>/<key>``: the
+cells that look for others to average with in a window of time. A node that stores a record sees the
+hash of its key only, so what is posted under a topic other than the peers' begins with the topic:
+the node works the key out and compares.
 """
 
 from __future__ import annotations
@@ -12,27 +13,68 @@ from __future__ import annotations
 import re
 
 from node.core.errors import WireError
-from node.core.ids import RunId
+from node.core.ids import CellId, RunId
 
 PEERS = "peers"
-OUTER_WRITERS = 64
-"""Cells that are posted under one key: more than any group has."""
+PREFIXES = 64
+"""Parts that the cells of a run are spread over."""
+MAX_WINDOW = 2**40
+"""Windows are numbered below this."""
 MAX_POSTING = 2048
 """Bytes of what is posted under a topic."""
-_OUTER = re.compile(r"outer/(0|[1-9][0-9]{0,11})/[a-z0-9._-]{1,64}")
+WRITERS = {"cell": 512, "cells": 1024, "outer": 64}
+"""Most peers that are posted under one topic of a kind: of ``outer``, more than any group has."""
+_TOPIC = re.compile(
+    r"peers|cell/[0-9a-f]{16}|cells/[0-3][0-9a-f]|outer/(0|[1-9][0-9]{0,12})/([0-9.-]{1,32}|all)"
+)
+_LONGEST = len("outer/") + 13 + len("/") + 32
 _END = b"\n"
 
 
-def check(topic: str) -> None:
-    """Raises WireError unless something can be posted under this topic."""
-    if topic != PEERS and not _OUTER.fullmatch(topic):
+def cell_topic(cell: CellId) -> str:
+    """Where the peers of a cell post. Raises WireError for what names no cell."""
+    return _checked(f"cell/{cell}")
+
+
+def cells_topic(prefix: int) -> str:
+    """Where the leaders of the cells of a prefix, 0 to 63, post. Raises WireError."""
+    return _checked(f"cells/{prefix:02x}")
+
+
+def outer_topic(window: int, key: str) -> str:
+    """Where cells post that look for a group in a window, below 2^40, under a key: 1 to 32 of the
+    characters 0-9 . - or the word ``all``. Raises WireError."""
+    return _checked(f"outer/{window}/{key}")
+
+
+def kind_of(topic: str) -> str:
+    """``peers``, ``cell``, ``cells`` or ``outer``. Raises WireError unless something can be posted
+    under this topic."""
+    found = _TOPIC.fullmatch(topic)
+    if found is None or (found[1] is not None and int(found[1]) >= MAX_WINDOW):
         raise WireError(f"nothing is posted under {topic[:64]!r}")
+    return topic.partition("/")[0]
+
+
+def most_writers(topic: str) -> int:
+    """How many peers are posted under a topic at once. Raises WireError as :func:`kind_of`, and for
+    ``peers``, whose records are published and read, not posted and looked for."""
+    if (kind := kind_of(topic)) == PEERS:
+        raise WireError("peers publish their records, they do not post them")
+    return WRITERS[kind]
 
 
 def key_of(run_id: RunId, topic: str) -> str:
-    """The key of a topic in a run. Raises WireError as :func:`check`."""
-    check(topic)
-    return f"tutti/{run_id}/{topic}"
+    """The key of a topic in a run. Raises WireError as :func:`kind_of`."""
+    return f"tutti/{run_id}/{_checked(topic)}"
+
+
+def check_posting(body: bytes, life_s: float) -> None:
+    """Raises WireError for a posting that others would refuse."""
+    if not 0 < len(body) <= MAX_POSTING:
+        raise WireError(f"a posting has 1 to {MAX_POSTING} bytes, not {len(body)}")
+    if not life_s > 0:  # true for NaN as well
+        raise WireError(f"a posting lives longer than {life_s} s")
 
 
 def wrap(topic: str, sealed: bytes) -> bytes:
@@ -42,8 +84,12 @@ def wrap(topic: str, sealed: bytes) -> bytes:
 
 def unwrap(raw: bytes) -> tuple[str, bytes]:
     """The inverse of :func:`wrap`. Raises WireError."""
-    topic, end, sealed = raw.partition(_END)
-    if not end or len(topic) > 96 or not topic.isascii():
+    end = raw.find(_END, 0, _LONGEST + 1)
+    if end < 0 or not (topic := raw[:end]).isascii():
         raise WireError("a record without a topic")
-    check(found := topic.decode())
-    return found, sealed
+    return _checked(topic.decode()), raw[end + 1 :]
+
+
+def _checked(topic: str) -> str:
+    kind_of(topic)
+    return topic

@@ -76,6 +76,85 @@ async def test_a_record_ends_with_its_life(three, body, eventually) -> None:
     assert not await sees(reader, writer)
 
 
+async def found(reader, topic: str) -> dict:
+    return {peer: posting.body for peer, posting in (await reader.look(topic)).items()}
+
+
+async def test_postings_are_seen_under_their_topic_alone(three, body, eventually) -> None:
+    first, second, third = three.directories
+    cell, prefix, pair = f"cell/{'0a' * 8}", "cells/3f", "outer/7/1.2"
+    await first.publish(body())
+    for writer, topic, said in (
+        (first, cell, b"first"),
+        (second, cell, b"second"),
+        (second, prefix, b"\x00leader\n"),
+        (third, pair, bytes(2048)),
+    ):
+        assert await writer.post(topic, said, 60.0)
+
+    async def complete(reader) -> bool:
+        return (
+            await found(reader, cell) == {first.me: b"first", second.me: b"second"}
+            and await found(reader, prefix) == {second.me: b"\x00leader\n"}
+            and await found(reader, pair) == {third.me: bytes(2048)}
+        )
+
+    for reader in three.directories:
+        assert await eventually(lambda reader=reader: complete(reader))
+        assert list(await reader.look(cell)) == sorted([first.me, second.me])
+        assert await reader.look("outer/8/1.2") == {}
+    assert all(entry.body == body() for entry in (await third.read()).values())
+
+
+async def test_a_newer_posting_replaces_the_older_though_it_is_shorter_lived(
+    three, eventually
+) -> None:
+    writer, reader = three.directories[:2]
+    for said, life in ((b"1", 60.0), (b"2", 30.0), (b"3", 90.0)):
+        assert await writer.post("outer/7/all", said, life)
+
+        async def seen(said=said):
+            return await found(reader, "outer/7/all") == {writer.me: said}
+
+        assert await eventually(seen)
+    posting = (await reader.look("outer/7/all"))[writer.me]
+    assert posting.peer == writer.me
+    assert posting.seq / 1000 == pytest.approx(time.time(), abs=600)
+
+
+async def test_a_posting_ends_with_its_life(three, eventually) -> None:
+    writer, reader = three.directories[:2]
+    posted = three.clocks[0].stands = three.clocks[1].stands = time.time()
+    assert await writer.post("cells/00", b"leads", 100.0)
+
+    async def seen():
+        return await found(reader, "cells/00") == {writer.me: b"leads"}
+
+    assert await eventually(seen)
+    three.clocks[1].stands = posted + 99
+    assert await seen()
+    three.clocks[1].stands = posted + 101
+    assert await found(reader, "cells/00") == {}
+
+
+async def test_nothing_is_posted_that_others_would_refuse(three) -> None:
+    directory = three.directories[0]
+    for topic, said, life in (
+        ("peers", b"x", 60.0),
+        ("outer/07/all", b"x", 60.0),
+        ("outer/7/all", b"", 60.0),
+        ("outer/7/all", bytes(2049), 60.0),
+        ("outer/7/all", b"x", 0.0),
+        ("outer/7/all", b"x", float("nan")),
+    ):
+        with pytest.raises(WireError):
+            await directory.post(topic, said, life)
+    for topic in ("peers", "", "cell/", "cells/40"):
+        with pytest.raises(WireError):
+            await directory.look(topic)
+    assert await directory.look("outer/7/all") == {}
+
+
 async def test_a_body_others_would_refuse_is_not_posted(three, body) -> None:
     directory = three.directories[0]
     with pytest.raises(WireError):

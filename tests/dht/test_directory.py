@@ -201,6 +201,63 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(
     await both_see(eventually, made[0], made[1])
 
 
+async def test_postings_outlive_a_p2pd_and_are_not_posted_again(
+    swarm, addresses, eventually
+) -> None:
+    one, p2p_one = await swarm.node(refresh_s=0.02)
+    seeds = await addresses(p2p_one)
+    identity = swarm.identity()
+    other, p2p_other = swarm.directory(identity, lookup_timeout_s=1.0), await swarm.p2p(identity)
+    await other.attach(p2p_other, seeds)
+
+    async def acquainted() -> bool:
+        return one.neighbours == other.neighbours == 1
+
+    assert await eventually(acquainted)
+    topics = ["outer/1/all", "outer/1/2.0", "cells/1f", "cell/00112233445566ff"]
+    posted = await asyncio.gather(*(one.post(topic, topic.encode(), 300.0) for topic in topics))
+    assert all(posted)
+    looks = await asyncio.gather(*(other.look(topic) for topic in topics))
+    assert [[p.body for p in found.values()] for found in looks] == [[t.encode()] for t in topics]
+    first = looks[0][one.me]
+    for _ in range(5):  # in which the own record would be refreshed
+        await asyncio.sleep(one._settings.refresh_s)
+        assert (await other.look(topics[0]))[one.me] == first
+
+    await p2p_other.shutdown()
+    assert await other.post("outer/2/all", b"nobody hears it", 300.0) is False
+    assert (await other.look(topics[0]))[one.me] == first, "what was heard still holds"
+    assert other.refused == one.refused == 0
+
+
+async def test_in_a_private_run_postings_carry_the_token(
+    swarm, run_id, addresses, eventually
+) -> None:
+    owner, guest = swarm.identity(), swarm.identity()
+    gate = Gate(run_id, owner.peer_id, private=True)
+    grant = admission_token(owner, run_id, None, time.time() + 600)
+    seeds: tuple[str, ...] = ()
+    made: list[Directory] = []
+    for who, admission in ((owner, b""), (guest, shown(grant, guest, run_id))):
+        knobs = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2, lookup_timeout_s=3.0)
+        directory = Directory(
+            who, knobs, SystemClock(), run_id, admit=gate.admit, admission=admission
+        )
+        swarm.directories.append(directory)
+        p2p = await swarm.p2p(who)
+        await directory.attach(p2p, seeds)
+        seeds = seeds or await addresses(p2p)
+        made.append(directory)
+
+    async def exchanged() -> bool:
+        for directory in made:
+            await directory.post("outer/3/all", b"here", 60.0)
+        looks = [await directory.look("outer/3/all") for directory in made]
+        return all(set(found) == {owner.peer_id, guest.peer_id} for found in looks)
+
+    assert await eventually(exchanged)
+
+
 class Busy:
     """A node of the DHT whose walks take as long as ``gate`` is closed."""
 
@@ -208,9 +265,9 @@ class Busy:
         self.gate, self.walks, self.cancelled = asyncio.Event(), [], 0
 
     async def get(self, key: str, latest: bool) -> None:
-        await self._walk("read")
+        await self._walk("read" if key.endswith("/peers") else f"look {key.partition('/')[2]}")
 
-    async def store(self, *args: object, **named: object) -> bool:
+    async def store(self, key: str, *args: object, **named: object) -> bool:
         await self._walk("post")
         return True
 
@@ -245,6 +302,42 @@ async def test_a_slow_walk_is_neither_cancelled_nor_repeated(body) -> None:
     finally:
         directory._node = None
         await directory.close()
+
+
+async def test_looks_at_different_topics_do_not_wait_for_each_other(eventually) -> None:
+    settings = DirectorySettings(lookup_timeout_s=60.0)
+    directory, node = (
+        Directory(Identity.ephemeral(), settings, SystemClock(), RunId("ab" * 32)),
+        Busy(),
+    )
+    directory._node = node  # type: ignore[assignment]
+    topics = ["outer/1/all", "outer/2/all", "outer/1/all"]
+    try:
+        looks = [asyncio.create_task(directory.look(topic)) for topic in topics]
+
+        async def under_way() -> bool:
+            return len(node.walks) == 2
+
+        assert await eventually(under_way)
+        node.gate.set()
+        assert await asyncio.gather(*looks) == [{}, {}, {}]
+        run = "ab" * 32
+        assert node.walks == [f"look {run}/outer/1/all", f"look {run}/outer/2/all"], (
+            "one walk of each topic, whoever waits for it"
+        )
+    finally:
+        directory._node = None
+        await directory.close()
+
+
+async def test_of_topics_no_longer_asked_for_nothing_stays_beyond_its_expiry() -> None:
+    clock = VirtualClock()
+    directory = Directory(Identity.ephemeral(), DirectorySettings(), clock, RunId("ab" * 32))
+    for window in range(50):
+        assert await directory.post(f"outer/{window}/all", b"here", 60.0) is False
+        clock.advance(10.0)
+    assert len(directory._topics) == 6, "those of the last minute, this one included"
+    await directory.close()
 
 
 async def test_a_rarely_posting_peer_has_a_longer_lived_record(body) -> None:

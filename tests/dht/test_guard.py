@@ -19,10 +19,10 @@ from hivemind.utils import MSGPackSerializer
 
 from node.core.clock import SystemClock
 from node.core.ids import RunId
-from node.dht import guard
+from node.dht import guard, topics
 from node.dht.admission import REQUESTS_AT_ONCE, AdmissionFilter
 from node.dht.record import wrap
-from node.dht.record_store import RecordStore
+from node.dht.record_store import RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
@@ -67,8 +67,10 @@ class StandingClock(SystemClock):
 
 
 class Node:
-    def __init__(self, protocol: guard.SwarmProtocol, record_store: RecordStore) -> None:
-        self.protocol, self.record_store = protocol, record_store
+    def __init__(
+        self, protocol: guard.SwarmProtocol, record_store: RecordStore, postings: TopicStore
+    ) -> None:
+        self.protocol, self.record_store, self.postings = protocol, record_store, postings
         self.context = called_by(BOB)
 
     def store(
@@ -105,12 +107,13 @@ async def make_node(
     record_store = RecordStore(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
     door = AdmissionFilter(clock, gate.admit if gate else None, admission, tell)
-    validator = guard.EnvelopeValidator(record_store, clock, knobs.max_record, door)
+    postings = TopicStore(RUN, knobs, admit=gate.admit if gate else None)
+    validator = guard.EnvelopeValidator(record_store, clock, knobs.max_record, door, postings)
     protocol = await guard.SwarmProtocol.create(
         FakeP2P(), me, 20, 5, 5, 3, record_validator=validator
     )
     assert isinstance(protocol, guard.SwarmProtocol)
-    return Node(protocol, record_store)
+    return Node(protocol, record_store, postings)
 
 
 @pytest.mark.parametrize("depth", [guard.MAX_NESTING + 1, 50, 2000])
@@ -337,6 +340,83 @@ async def test_many_strangers_take_a_bounded_memory(body) -> None:
         for item in node.protocol.storage.get(DHTID.from_bytes(KEY)).value.data.values()
     )
     assert held <= 20 * DirectorySettings().max_record
+
+
+PAIR = "outer/7/all"
+
+
+def key_bytes(topic: str, run: RunId = RUN) -> bytes:
+    return DHTID.generate(source=topics.key_of(run, topic)).to_bytes()
+
+
+def posting(
+    who: Identity, expires: float, topic: str = PAIR, said: str = "", run: RunId = RUN
+) -> bytes:
+    """Signed for ``topic`` of ``run``, and said to be for ``said``."""
+    raw = seal(who, topics.key_of(run, topic), wrap(b"", b"here"), 1, expires)
+    return pack(topics.wrap(said or topic, raw))
+
+
+async def test_a_posting_is_stored_under_the_key_of_its_topic(node: Node, body) -> None:
+    expires = until()
+    for topic in (PAIR, "cells/3f", "cell/0123456789abcdef"):
+        value, key = posting(BOB, expires, topic), key_bytes(topic)
+        assert list((await node.store(value, expires, key=key)).store_ok) == [True]
+        assert node.postings.entries(topic, time.time())[BOB.peer_id].body == b"here"
+        find = dht_pb2.FindRequest(keys=[key])
+        (found,) = (await node.protocol.rpc_find(find, node.context)).results
+        assert found.type == dht_pb2.FOUND_DICTIONARY
+    assert len(node.protocol.storage) == 3
+    assert node.record_store.entries(time.time()) == {}
+
+
+async def test_hostile_postings_are_refused(node: Node, body) -> None:
+    expires, elsewhere = until(), RunId("cd" * 32)
+    good, key, peers = posting(BOB, expires), key_bytes(PAIR), key_bytes("peers")
+    oversized = seal(BOB, topics.key_of(RUN, PAIR), wrap(b"", bytes(2049)), 1, expires)
+    unheard = seal(BOB, f"tutti/{RUN}/other/7", wrap(b"", b"here"), 1, expires)
+    for attempt in (
+        node.store(posting(BOB, expires, run=elsewhere), expires, key=key_bytes(PAIR, elsewhere)),
+        node.store(posting(BOB, expires, run=elsewhere), expires, key=key),
+        node.store(posting(BOB, expires, "outer/8/all", PAIR), expires, key=key),
+        node.store(posting(BOB, expires, PAIR, "outer/8/all"), expires, key=key),
+        node.store(good, expires, key=key_bytes("outer/8/all")),
+        node.store(good, expires, key=peers),
+        node.store(posting(BOB, expires, "peers"), expires, key=peers),
+        node.store(pack(sealed(BOB, body().pack(), expires)), expires, key=key),
+        node.store(
+            pack(b"other/7\n" + unheard),
+            expires,
+            key=DHTID.generate(source=f"tutti/{RUN}/other/7").to_bytes(),
+        ),
+        node.store(pack(topics.wrap(PAIR, oversized)), expires, key=key),
+        node.store(pack(topics.wrap(PAIR, bytes(1 << 20))), expires, key=key),
+        node.store(good[:-1] + b"!", expires, key=key),
+        node.store(posting(ALICE, expires), expires, key=key),  # under Bob's name
+        node.store(good, expires, key=key, subkey=pack(str(ALICE.peer_id))),
+        node.store(good, expires + 60, key=key),
+    ):
+        assert not any((await attempt).store_ok)
+    assert (len(node.protocol.storage), len(node.postings)) == (0, 0)
+
+
+async def test_many_strangers_post_a_bounded_number_of_postings() -> None:
+    node, expires = await make_node(max_postings=70), until(120)
+    crowd = [Identity.ephemeral() for _ in range(66)]
+    taken = {PAIR: 0, "outer/7/1": 0}
+    for topic in taken:
+        for who in crowd:
+            node.context = called_by(who)
+            reply = await node.store(
+                posting(who, expires, topic),
+                expires,
+                subkey=pack(str(who.peer_id)),
+                key=key_bytes(topic),
+            )
+            taken[topic] += sum(reply.store_ok)
+    assert taken == {PAIR: 64, "outer/7/1": 6}
+    stored = [item.value for _, item in node.protocol.storage.items()]
+    assert sum(len(dictionary) for dictionary in stored) == 70 == len(node.postings)
 
 
 async def test_the_directory_of_a_private_run_is_closed_to_strangers(body) -> None:

@@ -36,21 +36,6 @@ def store(**settings: int) -> TopicStore:
     return TopicStore(RUN, DirectorySettings(**settings), BOB.peer_id)
 
 
-@pytest.mark.parametrize("topic", ["outer/0/all", "outer/29923353/3.1", "outer/7/c-1", "peers"])
-def test_these_are_topics(topic: str) -> None:
-    assert topics.key_of(RUN, topic) == f"tutti/{RUN}/{topic}"
-
-
-@pytest.mark.parametrize(
-    "topic",
-    ["", "outer", "outer/7", "outer/07/all", "outer/-1/all", "outer/7/", "outer/7/a b", "peers/x"]
-    + ["outer/7/" + "x" * 65, "outer/1234567890123/all", "outer/7/all\n", "outer/7/ALL", "cells/1"],
-)
-def test_nothing_is_posted_under_anything_else(topic: str) -> None:
-    with pytest.raises(WireError, match="nothing is posted"):
-        topics.check(topic)
-
-
 def test_a_posting_is_found_under_its_topic_until_it_expires() -> None:
     s, (raw, until) = store(), sealed(ALICE, b"here")
     assert s.offer(HERE, ALICE.peer_id, raw, until, time.time())
@@ -79,20 +64,6 @@ def test_a_posting_that_is_too_long_is_refused() -> None:
     raw, until = sealed(ALICE, b"x" * (topics.MAX_POSTING + 1))
     with pytest.raises(WireError, match="at most"):
         store().offer(HERE, ALICE.peer_id, raw, until, time.time())
-
-
-def test_a_topic_holds_so_many_writers_and_always_the_own_one() -> None:
-    s = store()
-    for i in range(topics.OUTER_WRITERS + 1):
-        raw, until = sealed(who := Identity.ephemeral(), b"x")
-        if i < topics.OUTER_WRITERS:
-            s.offer(HERE, who.peer_id, raw, until, time.time())
-            continue
-        with pytest.raises(WireError, match="already"):
-            s.offer(HERE, who.peer_id, raw, until, time.time())
-    raw, until = sealed(BOB, b"own")
-    s.offer(HERE, BOB.peer_id, raw, until, time.time())
-    assert len(s.entries(HERE, time.time())) == topics.OUTER_WRITERS + 1
 
 
 def test_strangers_cannot_fill_a_node_with_topics() -> None:

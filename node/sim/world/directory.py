@@ -7,24 +7,28 @@ is far ahead takes everybody's records for expired.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from node.core.clock import Clock
 from node.core.ids import PeerId
 from node.dht.record import PeerBody, PeerEntry, Posting
 from node.dht.settings import DirectorySettings
+from node.dht.topics import check_posting, most_writers
 from node.sim.world.links import Links, Wall
 
 GONE = "gone"
 """State of a record that was taken down."""
 
+E = TypeVar("E", PeerEntry, Posting)
+
 
 @dataclass(frozen=True, slots=True)
-class HeldRecord:
+class HeldRecord(Generic[E]):
     """One posting. ``walls`` stood when it was posted: it never reached who was behind one."""
 
-    entry: PeerEntry
+    entry: E
     visible: float
     walls: tuple[Wall, ...]
 
@@ -38,47 +42,32 @@ class SimDht:
     ) -> None:
         self.links, self.settings, self.now = links, settings, now
         self._spread = spread_s
-        self._posted: dict[PeerId, list[HeldRecord]] = {}
+        self._posted: dict[PeerId, list[HeldRecord[PeerEntry]]] = {}
         self._seq: dict[PeerId, int] = {}
-        self._topics: dict[tuple[str, PeerId], tuple[Posting, float, tuple[Wall, ...]]] = {}
-        """By topic and writer: the posting, when it is visible, and what it did not pass."""
+        self._topics: dict[str, dict[PeerId, list[HeldRecord[Posting]]]] = {}
 
     def post(self, peer: PeerId, body: PeerBody, wall: float, times: float = 1.0) -> None:
         """Publish; an older record stays for readers that this one does not reach, until it
         expires."""
-        now = self.now()
         self._seq[peer] = max(self._seq.get(peer, 0) + 1, int(1000 * wall))
-        walls = tuple(self.links.walls)
         life = min(times * self.settings.ttl_s, self.settings.max_ttl_s)
         entry = PeerEntry(peer, body, self._seq[peer], wall + life)
-        kept, reached = [HeldRecord(entry, now + self._spread, walls)], set[tuple[Wall, ...]]()
-        for r in self._posted.get(peer, ()):
-            # Of records that reach the same readers the newest that has spread replaces all before
-            # it.
-            if r.entry.not_after > wall and r.walls not in reached:
-                kept.append(r)
-                if r.visible <= now:
-                    reached.add(r.walls)
-        self._posted[peer] = kept
+        self._posted[peer] = self._held(entry, self._posted.get(peer, ()), wall)
 
-    def put(self, topic: str, posting: Posting) -> None:
-        """Post under a topic, in the place of what the writer posted there before."""
-        now, walls = self.now(), tuple(self.links.walls)
-        kept = {at: p for at, p in self._topics.items() if p[1] > now - self.settings.max_ttl_s}
-        self._topics = kept | {(topic, posting.peer): (posting, now + self._spread, walls)}
-
-    def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
-        """What this reader can see under a topic and believes to hold, in PeerId order."""
-        now = self.now()
-        return {
-            peer: posting
-            for (at, peer), (posting, visible, walls) in sorted(self._topics.items())
-            if at == topic
-            and wall < posting.not_after
-            and (
-                peer == reader or (visible <= now and not any(w.parts(peer, reader) for w in walls))
-            )
-        }
+    def put(self, topic: str, peer: PeerId, body: bytes, wall: float, life_s: float) -> None:
+        """Post under a topic; an older posting stays as an older record does. Raises WireError for
+        what the real board refuses."""
+        check_posting(body, life_s)
+        most_writers(topic)
+        self._forget()
+        writers = self._topics.setdefault(topic, {})
+        before = writers.get(peer, [])
+        seq, longest = int(1000 * wall), wall + self.settings.max_ttl_s
+        until = min(wall + life_s, longest)
+        if before:  # later than the last one in both, as an author sees to
+            last = before[0].entry
+            seq, until = max(seq, last.seq + 1), max(until, min(last.not_after + 0.002, longest))
+        writers[peer] = self._held(Posting(peer, body, seq, until), before, wall)
 
     def withdraw(self, peer: PeerId, wall: float) -> None:
         """Take the record down."""
@@ -88,22 +77,53 @@ class SimDht:
     def read(self, reader: PeerId, wall: float) -> dict[PeerId, PeerEntry]:
         """The newest record of every peer that this reader can see and believes to hold, in PeerId
         order."""
-        now, longest, seen = self.now(), wall + self.settings.max_ttl_s, dict[PeerId, PeerEntry]()
-        for peer in sorted(self._posted):
-            for r in self._posted[peer]:
-                if peer == reader or (
-                    r.visible <= now
-                    and not (r.walls and any(w.parts(peer, reader) for w in r.walls))
-                ):
-                    e = r.entry
-                    if wall < e.not_after <= longest and e.body.state != GONE:
-                        seen[peer] = e
-                    break
-        return seen
+        seen = self._seen(self._posted, reader, wall)
+        return {peer: e for peer, e in seen.items() if e.body.state != GONE}
+
+    def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
+        """The same of postings under a topic. Raises WireError for what is no topic."""
+        most_writers(topic)
+        return self._seen(self._topics.get(topic, {}), reader, wall)
 
     @property
     def writers(self) -> int:
         return len(self._posted)
+
+    def _held(self, entry: E, before: Iterable[HeldRecord[E]], wall: float) -> list[HeldRecord[E]]:
+        """A writer's records, the newest first, of which each reader sees the first that has
+        reached it."""
+        now, walls = self.now(), tuple(self.links.walls)
+        kept, reached = [HeldRecord(entry, now + self._spread, walls)], set[tuple[Wall, ...]]()
+        for r in before:
+            # Of records that reach the same readers the newest that has spread replaces all before
+            # it.
+            if r.entry.not_after > wall and r.walls not in reached:
+                kept.append(r)
+                if r.visible <= now:
+                    reached.add(r.walls)
+        return kept
+
+    def _seen(
+        self, posted: Mapping[PeerId, list[HeldRecord[E]]], reader: PeerId, wall: float
+    ) -> dict[PeerId, E]:
+        now, longest, seen = self.now(), wall + self.settings.max_ttl_s, dict[PeerId, E]()
+        for peer in sorted(posted):
+            for r in posted[peer]:
+                if peer == reader or (
+                    r.visible <= now
+                    and not (r.walls and any(w.parts(peer, reader) for w in r.walls))
+                ):
+                    if wall < r.entry.not_after <= longest:
+                        seen[peer] = r.entry
+                    break
+        return seen
+
+    def _forget(self) -> None:
+        """Drop the topics whose newest posting is so old that it holds by nobody's clock."""
+        since = self.now() - self._spread - 2 * self.settings.max_ttl_s
+        for topic, writers in list(self._topics.items()):
+            if all(held[0].visible < since for held in writers.values()):
+                del self._topics[topic]
 
 
 class SimDirectory:
@@ -127,8 +147,7 @@ class SimDirectory:
         return self._record_store.read(self._me, self._clock.wall())
 
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:
-        wall = self._clock.wall()
-        self._record_store.put(topic, Posting(self._me, body, int(1000 * wall), wall + life_s))
+        self._record_store.put(topic, self._me, body, self._clock.wall(), life_s)
         return True
 
     async def look(self, topic: str) -> dict[PeerId, Posting]:

@@ -1,0 +1,252 @@
+"""Under which topics something is posted, and how much of it is kept. All with virtual time."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import WireError
+from node.core.ids import CellId, RunId
+from node.dht import topics
+from node.dht.record import Posting, wrap
+from node.dht.record_store import TopicStore
+from node.dht.settings import DirectorySettings
+from node.identity.admission import Gate, admission_token
+from node.identity.keys import Identity
+from node.identity.records import seal
+
+NOW = 1_800_000_000.0
+RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
+ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
+PAIR, CELL = "outer/7/all", f"cell/{'0a' * 8}"
+
+
+def sealed(
+    who: Identity,
+    topic: str = PAIR,
+    body: bytes = b"here",
+    seq: int = 1,
+    until: float = NOW + 60,
+    run: RunId = RUN,
+    admission: bytes = b"",
+) -> bytes:
+    return seal(who, topics.key_of(run, topic), wrap(admission, body), seq, until)
+
+
+def store(**settings: int) -> TopicStore:
+    return TopicStore(RUN, DirectorySettings(**settings), BOB.peer_id)
+
+
+def post(
+    b: TopicStore, who: Identity, topic: str = PAIR, now: float = NOW, life: float = 60.0
+) -> bool:
+    until = now + life
+    return b.offer(topic, who.peer_id, sealed(who, topic, until=until), until, now)
+
+
+@pytest.mark.parametrize(
+    ("topic", "kind"),
+    [
+        ("peers", "peers"),
+        ("cell/0123456789abcdef", "cell"),
+        ("cells/00", "cells"),
+        ("cells/3f", "cells"),
+        ("outer/0/all", "outer"),
+        ("outer/1099511627775/" + "1" * 32, "outer"),
+        ("outer/7/1.20-3", "outer"),
+    ],
+)
+def test_a_topic_has_a_kind_and_a_key(topic: str, kind: str) -> None:
+    assert topics.kind_of(topic) == kind
+    assert topics.key_of(RUN, topic) == f"tutti/{RUN}/{topic}"
+    assert topics.unwrap(topics.wrap(topic, b"\nsealed\n")) == (topic, b"\nsealed\n")
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "peers/",
+        "Peers",
+        "peers\n",
+        "cell/",
+        "cell/0123456789abcde",
+        "cell/0123456789abcdef0",
+        "cell/0123456789ABCDEF",
+        "cells/",
+        "cells/40",
+        "cells/3F",
+        "cells/3",
+        "cells/003",
+        "outer//all",
+        "outer/7",
+        "outer/7/",
+        "outer/07/all",
+        "outer/-1/all",
+        "outer/1099511627776/all",
+        "outer/9999999999999/all",
+        "outer/٧/all",
+        "outer/7/some",
+        "outer/7/1/2",
+        "outer/7/" + "1" * 33,
+        "outer/7/all\n",
+        "other/7/all",
+        "outer/7/1\ud800",
+    ],
+)
+def test_nothing_else_is_a_topic(topic: str) -> None:
+    for refuses in (topics.kind_of, topics.most_writers, lambda t: topics.key_of(RUN, t)):
+        with pytest.raises(WireError, match="nothing is posted under"):
+            refuses(topic)
+
+
+def test_topics_are_built_as_they_are_checked() -> None:
+    assert topics.cell_topic(CellId("0123456789abcdef")) == "cell/0123456789abcdef"
+    assert [topics.cells_topic(n) for n in (0, 10, 63)] == ["cells/00", "cells/0a", "cells/3f"]
+    assert topics.outer_topic(7, "1.2") == "outer/7/1.2"
+    for build in (
+        lambda: topics.cell_topic(CellId("")),
+        lambda: topics.cells_topic(64),
+        lambda: topics.cells_topic(-1),
+        lambda: topics.outer_topic(-1, "all"),
+        lambda: topics.outer_topic(2**40, "all"),
+        lambda: topics.outer_topic(0, "everybody"),
+    ):
+        with pytest.raises(WireError):
+            build()
+
+
+@given(st.binary(max_size=200))
+def test_what_names_no_topic_is_refused(raw: bytes) -> None:
+    with pytest.raises(WireError):
+        topics.unwrap(raw)
+
+
+def test_a_good_posting_is_news_once() -> None:
+    b = store()
+    assert post(b, ALICE) is True
+    assert post(b, ALICE) is False
+    assert b.entries(PAIR, NOW) == {ALICE.peer_id: Posting(ALICE.peer_id, b"here", 1, NOW + 60)}
+    assert (b.entries(CELL, NOW), b.refused, len(b)) == ({}, 0, 1)
+
+
+def test_hostile_postings_are_refused_and_take_no_room() -> None:
+    b, until = store(), NOW + 60
+    for topic, writer, raw, expires in (
+        (PAIR, ALICE, sealed(ALICE, run=OTHER_RUN), until),
+        (PAIR, ALICE, sealed(ALICE, "outer/8/all"), until),  # signed for another topic
+        (CELL, ALICE, sealed(ALICE), until),
+        (PAIR, ALICE, sealed(BOB), until),  # by another writer
+        (PAIR, ALICE, sealed(ALICE)[:-1] + b"!", until),  # changed on the way
+        (PAIR, ALICE, sealed(ALICE)[:50], until),
+        (PAIR, ALICE, b"", until),
+        (PAIR, ALICE, sealed(ALICE, body=bytes(2049)), until),
+        (PAIR, ALICE, sealed(ALICE, body=bytes(1 << 20)), until),
+        (PAIR, ALICE, sealed(ALICE), until + 1),  # stored for longer than was signed
+        (PAIR, ALICE, sealed(ALICE, until=NOW), NOW),
+        (PAIR, ALICE, sealed(ALICE, until=NOW + 601), NOW + 601),
+        ("peers", ALICE, sealed(ALICE, "peers"), until),
+        ("outer/07/all", ALICE, sealed(ALICE), until),
+    ):
+        refused = b.refused
+        with pytest.raises(WireError):
+            b.offer(topic, writer.peer_id, raw, expires, NOW)
+        assert (len(b), b.refused) == (0, refused + 1)
+    assert b.offer(PAIR, ALICE.peer_id, sealed(ALICE, body=bytes(2048)), until, NOW)
+
+
+def test_the_newer_posting_wins() -> None:
+    b = store()
+    b.offer(PAIR, ALICE.peer_id, sealed(ALICE, body=b"new", seq=2), NOW + 60, NOW)
+    with pytest.raises(WireError, match="after"):
+        b.offer(PAIR, ALICE.peer_id, sealed(ALICE, until=NOW + 90), NOW + 90, NOW)
+    assert b.entries(PAIR, NOW)[ALICE.peer_id].body == b"new"
+    assert b.newest(PAIR, ALICE.peer_id) == (2, NOW + 60)
+    assert b.refused == 0, "an old copy is nobody's fault"
+
+
+def test_a_topic_takes_so_many_writers_and_always_the_own_record() -> None:
+    b, crowd = store(), [Identity.ephemeral() for _ in range(65)]
+    for one in crowd[:64]:
+        assert post(b, one)
+    with pytest.raises(WireError, match="64"):
+        post(b, crowd[64])
+    assert post(b, BOB)
+    assert post(b, crowd[64], "outer/7/1"), "another topic has room of its own"
+    assert b.offer(PAIR, crowd[0].peer_id, sealed(crowd[0], seq=2), NOW + 60, NOW)
+    assert post(b, crowd[64], PAIR, NOW + 60)
+    assert set(b.entries(PAIR, NOW + 60)) == {crowd[64].peer_id}
+
+
+def test_kinds_of_topics_have_room_for_different_numbers(monkeypatch) -> None:
+    assert topics.WRITERS == {"cell": 512, "cells": 1024, "outer": 64}
+    assert topics.most_writers(CELL) == 512
+    assert topics.most_writers("cells/00") == 1024
+    assert topics.most_writers(PAIR) == 64
+    monkeypatch.setitem(topics.WRITERS, "cell", 1)
+    monkeypatch.setitem(topics.WRITERS, "cells", 2)
+    b, crowd = store(), [Identity.ephemeral() for _ in range(3)]
+    for topic, most in ((CELL, 1), ("cells/00", 2)):
+        for one in crowd[:most]:
+            assert post(b, one, topic)
+        with pytest.raises(WireError, match=f"{most} peers"):
+            post(b, crowd[most], topic)
+
+
+def test_a_full_store_takes_own_records_and_own_topics_only() -> None:
+    b, strangers = store(max_postings=3), [Identity.ephemeral() for _ in range(4)]
+    for n, who in enumerate(strangers[:3]):
+        assert post(b, who, f"outer/{n}/all", life=60.0 + n)
+    with pytest.raises(WireError, match="3 postings are stored already"):
+        post(b, strangers[3], PAIR)
+    with pytest.raises(WireError, match="3 postings"):
+        post(b, strangers[3], "outer/0/all")
+    newer = sealed(strangers[0], "outer/0/all", seq=2)
+    assert b.offer("outer/0/all", strangers[0].peer_id, newer, NOW + 60, NOW), "in its own place"
+    assert post(b, BOB, PAIR, life=300.0)
+    b.use(CELL, NOW)
+    assert post(b, strangers[3], CELL, life=300.0)
+    assert len(b) == 5
+    with pytest.raises(WireError, match="no room"):
+        post(b, strangers[3], "outer/0/1", NOW + 61)
+    assert post(b, strangers[3], "outer/0/1", NOW + 62), "three have expired"
+    assert set(b.entries(CELL, NOW + 62)) == {strangers[3].peer_id}
+
+
+def test_a_topic_stops_being_the_own_one_a_life_after_its_last_use() -> None:
+    b, (first, second) = store(max_postings=1), (Identity.ephemeral(), Identity.ephemeral())
+    b.use(PAIR, NOW)
+    assert post(b, first, "cells/00", NOW, life=600.0)
+    assert post(b, first, "cells/01", NOW + 600) is True
+    with pytest.raises(WireError, match="no room"):
+        post(b, second, PAIR, NOW + 600)
+    b.use(PAIR, NOW + 600)
+    assert post(b, second, PAIR, NOW + 600)
+    for topic in ("peers", "nothing"):
+        with pytest.raises(WireError):
+            b.use(topic, NOW)
+
+
+def test_what_expires_is_dropped_whatever_topic_is_asked_for() -> None:
+    b = store()
+    for window in range(10):
+        post(b, ALICE, f"outer/{window}/all", NOW, life=10.0 + window)
+    assert len(b) == 10
+    assert b.entries(CELL, NOW + 14.5) == {}
+    assert len(b) == 5
+    assert b.entries("outer/4/all", NOW + 14.5) == {}
+    assert set(b.entries("outer/5/all", NOW + 14.5)) == {ALICE.peer_id}
+    post(b, BOB, CELL, NOW + 30)
+    assert len(b) == 1
+
+
+def test_a_private_run_takes_postings_of_the_admitted_only() -> None:
+    owner = Identity.ephemeral()
+    gate = Gate(RUN, owner.peer_id, private=True)
+    token = admission_token(owner, RUN, ALICE.peer_id, NOW + 10)
+    b = TopicStore(RUN, DirectorySettings(), BOB.peer_id, gate.admit)
+    with pytest.raises(WireError, match="no part of this run"):
+        post(b, ALICE)
+    assert b.offer(PAIR, ALICE.peer_id, sealed(ALICE, admission=token), NOW + 60, NOW)
+    assert post(b, owner)
+    assert set(b.entries(PAIR, NOW + 9)) == {ALICE.peer_id, owner.peer_id}
+    assert set(b.entries(PAIR, NOW + 10)) == {owner.peer_id}
