@@ -22,11 +22,12 @@ from node.averaging.strategies import group_forming as machine
 from node.cells import notes
 from node.cells.facts import CellFacts, Group, Partner
 from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import CellPosting, parse_key, topic
+from node.cells.postings import CellPosting, parse_key
 from node.core.clock import Clock
 from node.core.errors import PeerFault, UsageFault, WireError
 from node.core.ids import CellId, PeerId, short
 from node.core.tasks import Tasks
+from node.dht.topics import outer_topic
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from node.telemetry.events import Journal
 from node.transport.port import TransportPort, printable, translate
@@ -238,7 +239,7 @@ class GroupFinder(rpc.CellsServicer):
         times, body = self.times, CellPosting.of(search.about).pack()
         life = times.attempt - times.post + times.lock + times.clocks
         pause = times.clocks / 4
-        while not await self.board.post(topic(search.window, key), body, life):
+        while not await self.board.post(outer_topic(search.window, key), body, life):
             if self.clock.wall() + pause > self._latest(search, key):
                 self._say(
                     "outer-not-posted",
@@ -325,7 +326,7 @@ class GroupFinder(rpc.CellsServicer):
         """Add to the leaders of ``key`` whom the directory shows."""
         try:
             async with asyncio.timeout(self.times.turn):
-                found = await self.board.look(topic(search.window, key))
+                found = await self.board.look(outer_topic(search.window, key))
         except TimeoutError:
             self._say("outer-not-read", "the directory does not answer", search.window, "warning")
             return

@@ -12,13 +12,12 @@ from node.cells.facts import CellFacts
 from node.core.errors import WireError
 from node.core.ids import CellId
 from node.core.journey import Version, lineage
+from node.dht.topics import outer_topic
 
 MAX_BODY = 512
 """Bytes of a packed posting."""
-MAX_KEY = 64
 _CELL = re.compile(r"[0-9a-f]{16}")
 _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
-_KEY = re.compile(rf"[0-9a-z][0-9a-z._-]{{0,{MAX_KEY - 1}}}")
 
 
 def parse_cell(value: Any) -> CellId:
@@ -30,14 +29,8 @@ def parse_cell(value: Any) -> CellId:
 
 def parse_key(value: str) -> str:
     """A key that cells meet under. Raises WireError for one that nobody posts."""
-    if not _KEY.fullmatch(value):
-        raise WireError(f"a key has 1 to {MAX_KEY} of the characters a-z 0-9 . _ -")
+    outer_topic(0, value)
     return value
-
-
-def topic(window: int, key: str) -> str:
-    """Where cells post that look for a group in ``window`` under ``key``."""
-    return f"outer/{window}/{key}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from node.cells import notes
 from node.cells.facts import CellFacts, Group
 from node.cells.forming import GroupFinder
 from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import CellPosting, topic
+from node.cells.postings import CellPosting
 from node.core.errors import UsageFault
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version
+from node.dht.topics import outer_topic
 from node.identity.faults import FaultBook
 from node.sim.setup import LinkProfile
 from node.sim.world.links import Links
@@ -31,7 +32,7 @@ from node.telemetry.events import Event, Journal
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
-WALL, RUN, WINDOW, KEY = 1_700_000_000.0, "run", 7, "pairs"
+WALL, RUN, WINDOW, KEY = 1_700_000_000.0, "run", 7, "all"
 START = 20.0
 """When the first window begins, by the world's clock."""
 
@@ -159,7 +160,7 @@ class Peer:
         """A posting of this peer, written at that wall-clock second of the window."""
         seq = int((WALL + START + at) * 1000)
         body = CellPosting.of(about).pack()
-        self.world.write(topic(window, key), Row(self.me, body, seq, WALL + START + 600))
+        self.world.write(outer_topic(window, key), Row(self.me, body, seq, WALL + START + 600))
 
     def events(self, kind: str) -> list[Event]:
         return [e for e in self.journal.recent() if e.kind == kind]

@@ -18,11 +18,11 @@ from node.cells import notes
 from node.cells.facts import Group, Partner
 from node.cells.forming import BARRED_WINDOWS, GroupFinder
 from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import topic
 from node.core.clock import SystemClock
 from node.core.errors import UsageFault
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host
+from node.dht.topics import outer_topic
 from node.identity.keys import Identity
 from node.sim.world.signing import SimSigner
 from node.telemetry.events import Journal
@@ -201,7 +201,7 @@ def test_only_those_are_asked_that_fit():
     for name, about in postings.items():
         peers[name].posts(about, at.get(name, TIMES.post))
     row = Row(PeerId("garbage"), b'{"cell": 3}', int((WALL + START - 5) * 1000), WALL + 600)
-    world.write(topic(WINDOW, KEY), row)
+    world.write(outer_topic(WINDOW, KEY), row)
     assert all_look([leader]) == {leader.cell: None}
     assert {name for name, peer in peers.items() if peer.heard} == {"fits", "clock-ahead"}
     for peer in peers.values():
@@ -332,7 +332,7 @@ def test_everybody_else_is_answered_busy():
     victim.looks()
     replies += [
         offered(caller, victim, cell_id(2), START + 5, window=WINDOW + 1),
-        offered(caller, victim, cell_id(2), START + 5, key="other"),
+        offered(caller, victim, cell_id(2), START + 5, key="9"),
         offered(caller, victim, cell_id(2), START + 150),  # it found none
     ]
     unsigned = notes.Acceptance(cell_id(2), caller.me, facts(cell_id(2)).hosts, bytes(64))
@@ -421,7 +421,7 @@ def of_another_caller(s: Scene) -> Acceptance:
 
 
 def of_another_key(s: Scene) -> Acceptance:
-    return s.accept(s.third, 3, key="other")
+    return s.accept(s.third, 3, key="9")
 
 
 def of_another_run(s: Scene) -> Acceptance:
@@ -515,10 +515,10 @@ def test_one_window_at_a_time_and_not_too_late():
 def test_who_is_late_for_the_first_key_tries_the_next():
     world = World()
     leader, other = Leader(world, 1), Leader(world, 2)
-    asked = leader.looks(keys=("a", "b")), other.looks(keys=("a", "b"), lead_s=0.0)
+    asked = leader.looks(keys=("1", "2")), other.looks(keys=("1", "2"), lead_s=0.0)
     world.run()
     assert asked[0].result() == asked[1].result()
-    assert asked[0].result().key == "b"
+    assert asked[0].result().key == "2"
 
 
 @pytest.mark.parametrize(
