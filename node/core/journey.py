@@ -425,7 +425,7 @@ def _window(body: Any) -> Window:
                 PeerId(str(leader)),
                 {
                     int(stage): tuple(
-                        Host(PeerId(str(peer)), tuple(str(a) for a in maddrs))
+                        Host(PeerId(str(peer)), tuple(_address(a) for a in maddrs))
                         for peer, maddrs in of
                     )
                     for stage, of in hosts.items()
@@ -437,6 +437,14 @@ def _window(body: Any) -> Window:
         {int(stage): str(digest) for stage, digest in means.items()},
         tuple(_natural(index) for index in place),
     )
+
+
+def _address(text: Any) -> str:
+    if type(text) is not str or not text.startswith("/") or len(text) > 256 or not text.isascii():
+        raise ValueError("an address of a host is a multiaddr")
+    if not text.isprintable():
+        raise ValueError("an address of a host is printable")
+    return text
 
 
 def _cell(text: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import struct
@@ -69,8 +70,6 @@ def test_a_plan_comes_back_the_same_with_the_same_hash() -> None:
 
 
 def test_every_field_of_a_plan_is_in_its_hash() -> None:
-    import dataclasses
-
     changes = {
         "epoch": 4,
         "term": 8,
@@ -357,3 +356,24 @@ def test_a_history_comes_back_and_only_for_its_own_version() -> None:
 
 def test_a_signature_under_a_plan_is_for_one_run() -> None:
     assert notes.plan_domain("a") != notes.plan_domain("b")
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        None,
+        [7],
+        [-1, [], 0.0, {}, []],
+        [7, [["no cell", "A", {}]], 0.0, {}, []],
+        [7, [["ef" * 8, "A", {"1": [["B", ["no address"]]]}]], 0.0, {}, []],
+        [7, [["ef" * 8, "A", {"1": [["B", ["/ip4/\x1b"]]]}]], 0.0, {}, []],
+        [7, [["ef" * 8, "A", {"x": []}]], 0.0, {}, []],
+        [7, [], math.inf, {}, []],
+        [7, [], 0.0, {}, [-1]],
+    ],
+)
+def test_a_plan_with_a_hostile_window_is_refused(window: object) -> None:
+    plan = dataclasses.replace(PLAN, cell_id=PARTNER.cell)
+    body = json.loads(plan.canonical()) | {"window": window}
+    with pytest.raises(WireError):
+        notes.parse_plan(pb.PlanNote(plan=json.dumps(body).encode()))
