@@ -111,7 +111,7 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PeerLine(_message.Message):
-    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress", "via", "oldest_protocol", "newest_protocol")
+    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress", "via", "oldest_protocol", "newest_protocol", "cell")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class PeerLine(_message.Message):
     VIA_FIELD_NUMBER: _ClassVar[int]
     OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     state: str
@@ -144,7 +145,8 @@ class PeerLine(_message.Message):
     via: str
     oldest_protocol: int
     newest_protocol: int
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ..., via: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ...) -> None: ...
+    cell: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ..., via: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., cell: _Optional[str] = ...) -> None: ...
 
 class SwarmLine(_message.Message):
     __slots__ = ("name", "run_id", "epoch", "epochs", "loss", "stages")

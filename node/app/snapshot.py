@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from node.app.cell_line import CellTally
 from node.app.moving import place
 from node.app.posting import Posting, state_of
 from node.averaging.reducers.spread import ERROR
@@ -29,6 +30,7 @@ from protos import control_pb2 as pb
 if TYPE_CHECKING:
     from node.app.assembly import Assembled
     from node.app.moving import Mover
+    from node.cells.service import CellMeetings
     from node.config import NodeConfig
     from node.core.clock import Clock
     from node.core.tasks import Tasks
@@ -152,7 +154,7 @@ class SnapshotBuilder:
 
     def __init__(self, daemon: ShownDaemon) -> None:
         self._d = daemon
-        self.tally = Tally()
+        self.tally, self._cell = Tally(), CellTally()
         self._told: dict[Any, float] = {}
         self._troubles: list[str] = []
         self._kinds: set[str] = set()
@@ -236,7 +238,9 @@ class SnapshotBuilder:
         if work.plan is not None and work.plan.paths:
             costs = leader.routing.costs if leader else None
             s.paths.CopyFrom(self._paths(work.plan, m, costs))
-        if training.standing.in_force.cell or work.outer.number:
+        if a.meetings is not None:
+            s.cell.CopyFrom(self._cell_line(a, a.meetings, m))
+        elif training.standing.in_force.cell or work.outer.number:
             s.outer.CopyFrom(outer_line(work, training.member.cell))
         if training.standing.known.revision:
             s.change.CopyFrom(change_line(training, work.plan))
@@ -249,8 +253,26 @@ class SnapshotBuilder:
         s.warnings.extend(self._troubles)
         if s.replicas == 1 and m.training.epochs > s.epoch:
             what = "the ends have" if here == ENDS else f"stage {here} has"
-            s.warnings.append(f"{what} one peer only: when it leaves, training waits")
+            alone, waits = "", "training"
+            if a.meetings is not None:
+                alone, waits = " in this cell", "the cell"
+            s.warnings.append(f"{what} one peer only{alone}: when it leaves, {waits} waits")
         return s
+
+    def _cell_line(self, a: Assembled, meetings: CellMeetings, m: Manifest) -> pb.CellLine:
+        d, training = self._d, a.training
+        mates = d.presence.cells().get(training.cell, ()) if d.presence else ()
+        line = self._cell.line(
+            training.cell,
+            1 + len(mates),
+            meetings.cells(),
+            a.work.outer,
+            m.outer.window_s,
+            d.clock.wall(),
+        )
+        if training.finished.is_set():
+            line.next_s, line.alone = 0.0, False
+        return line
 
     def _paths(self, plan: Plan, m: Manifest, costs: Costs | None) -> pb.PathsLine:
         t = self.tally
@@ -390,6 +412,8 @@ class SnapshotBuilder:
             )
         if seconds:
             self._d.metrics.epoch_seconds.observe(seconds)
+        if m is not None and m.outer.windows:
+            self._cell.planned(plan, m.outer.window_s, self._d.clock.wall())
 
     async def keep_telling(self) -> None:
         """Say in the journal what this peer is doing, for ever: at once when that changes, and now
@@ -428,6 +452,11 @@ class SnapshotBuilder:
             (m.stash_bytes, s.stash_bytes),
             (m.memory_bytes, s.memory_used),
             (m.cells_apart, s.outer.spread.relative),
+            (m.cell_peers, s.cell.peers),
+            (m.cells, s.cell.cells),
+            (m.window_cells, s.cell.cells_averaged),
+            (m.window_bytes, s.cell.bytes),
+            (m.window_seconds, s.cell.last_s),
         ):
             gauge.set(value)
         tasks = kinds_of_tasks()
@@ -441,6 +470,8 @@ class SnapshotBuilder:
             (m.rounds_total.labels(result="failed"), s.round.failed),
             (m.rounds_total.labels(result="repaired"), s.round.repaired),
             (m.digest_mismatches_total, s.digest_mismatches),
+            (m.windows_total.labels(result="averaged"), s.cell.averaged_windows),
+            (m.windows_total.labels(result="alone"), s.cell.alone_windows),
         ):
             # A total that went back (a leader that was replaced counts anew) adds nothing: a
             # counter only grows.
@@ -472,6 +503,7 @@ class SnapshotBuilder:
                 oldest_protocol=me.protocols[0],
                 newest_protocol=me.protocols[1],
                 progress=d.assembled.work.fetching if d.assembled else 0.0,
+                cell=me.cell,
             )
         )
         if d.presence is None:
@@ -496,6 +528,7 @@ class SnapshotBuilder:
                     oldest_protocol=b.protocols[0],
                     newest_protocol=b.protocols[1],
                     seen_s=max(0.0, now - entry.refreshed),
+                    cell=b.cell,
                 )
             )
         for peer, (entry, since) in sorted(d.presence.lost().items()):
@@ -512,6 +545,7 @@ class SnapshotBuilder:
                     oldest_protocol=b.protocols[0],
                     newest_protocol=b.protocols[1],
                     seen_s=max(0.0, now - since),
+                    cell=b.cell,
                 )
             )
         return answer

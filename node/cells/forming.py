@@ -127,7 +127,7 @@ class GroupFinder(rpc.CellsServicer):
                 self._search = None
                 self._release(search, search.answers)
         if search.group is None:
-            self._say("outer-alone", f"no group in window {window}", window)
+            self._say("outer-alone", f"no group in window {window}", window, "debug")
         return search.group
 
     async def close(self) -> None:
@@ -229,6 +229,7 @@ class GroupFinder(rpc.CellsServicer):
             "outer-grouped",
             f"{len(partners)} cells average with each other in window {search.window}",
             search.window,
+            "debug",
             key=key,
             cells=list(partners),
         )

@@ -14,7 +14,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
 from node.core.clock import Clock
-from node.core.ids import PeerId
+from node.core.ids import PeerId, short_cell
 from node.core.journey import Host, Partner, Plan
 from node.core.tasks import Tasks
 from node.telemetry.events import Journal
@@ -50,7 +50,7 @@ class CellMeetings:
     ) -> None:
         self._finder, self._training, self._settings = finder, training, settings
         self._clock, self._journal = clock, journal
-        self._cells, self._addresses, self._learn = cells, addresses, learn
+        self.cells, self._addresses, self._learn = cells, addresses, learn
         self._tasks = Tasks("cells", on_error)
         training.on_partners = self._meet_hosts
 
@@ -65,6 +65,7 @@ class CellMeetings:
 
     async def _look(self) -> None:
         every, post_s = self._settings.window_s, self._finder.times.post
+        alone = False  # a cell that stays alone says so once
         while True:
             # The next window whose posting is still to be made.
             window = floor((self._clock.wall() - post_s) / every) + 1
@@ -72,15 +73,21 @@ class CellMeetings:
             leader, about = self._training.leader, self._about()
             if leader is None or about is None or leader.windows.waits:
                 continue
-            place, cells = leader.windows.place, self._cells()
+            if self._training.finished.is_set():
+                continue
+            place, cells = leader.windows.place, self.cells()
             keys, most = meeting_keys(self._settings, about.cell, place, cells)
             start = window * every
             group = await self._finder.find(about, window, keys, most, start)
             until = start + OPEN_SHARE * every - self._clock.wall()
             if group is None or until <= 0:
-                text = f"no other cell to average with in window {window}"
-                self._journal.emit("training", "window-alone", text, window=window)
+                who = "no other cell" if group is None else "partners, but too late,"
+                text = f"found {who} to average with in this window"
+                level = "debug" if alone else "info"
+                self._journal.emit("training", "window-alone", text, level, window=window)
+                alone = True
                 continue
+            alone = False
             place = next_place(
                 self._settings, about.cell, place, cells, group.members.keys(), group.key, window
             )
@@ -89,9 +96,10 @@ class CellMeetings:
                 for cell, p in sorted(group.members.items())
                 if cell != about.cell
             )
-            names = ", ".join(p.cell for p in partners)
-            text = f"averages with cell {names} in window {window}"
-            self._journal.emit("training", "window", text, window=window, partners=len(partners))
+            names = ", ".join(short_cell(p.cell) for p in partners)
+            text = f"averages with cell {names} in this window"
+            cells = [p.cell for p in partners]
+            self._journal.emit("training", "window", text, window=window, cells=cells)
             self._training.meets(ev.Grouped(window, partners, place, self._clock.now() + until))
 
     def _about(self) -> CellFacts | None:

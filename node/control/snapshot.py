@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
 
 from node.core.errors import ExitCode
-from protos.ask_pb2 import PeersAnswer
+from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import Snapshot
 
 TIME_KINDS = ("compute", "wire", "wait", "round")
@@ -41,11 +41,40 @@ def exit_code(snapshot: Snapshot) -> ExitCode:
 
 
 def cover(answer: PeersAnswer) -> dict[int, int]:
-    """Working replicas of every stage, 0 (ends) to the last, so that a hole shows as 0."""
-    live = Counter(
-        p.stage for p in answer.peers if p.state not in ABSENT and p.role != "rendezvous"
-    )
+    """Working replicas of every stage, 0 (ends) to the last, so that a hole shows as 0; where cells
+    lead themselves those of the own cell, if whoever answers has one."""
+    own = _own_cell(answer)
+    live = Counter(p.stage for p in _working(answer) if not own or p.cell == own)
     return {stage: live[stage] for stage in range(max([answer.swarm.stages, *live]) + 1)}
+
+
+def has_cells(answer: PeersAnswer) -> bool:
+    """Whether the run has cells that lead themselves."""
+    return any(p.cell for p in answer.peers)
+
+
+def other_cells(answer: PeersAnswer) -> tuple[int, int]:
+    """How many cells there are besides the own one, and in how many of them nobody works for some
+    stage."""
+    own = _own_cell(answer)
+    there = {p.cell for p in answer.peers if p.cell and p.cell != own and p.state != "lost"}
+    held = {(p.cell, p.stage) for p in _working(answer)}
+    stages = range(answer.swarm.stages + 1)
+    return len(there), sum(any((cell, s) not in held for s in stages) for cell in there)
+
+
+def cell_order(answer: PeersAnswer) -> Callable[[PeerLine], tuple[bool, bool, str]]:
+    """A key that sorts by cell, the own one first, who belongs to none last."""
+    own = _own_cell(answer)
+    return lambda p: (p.cell != own, not p.cell, p.cell)
+
+
+def _own_cell(answer: PeersAnswer) -> str:
+    return next((p.cell for p in answer.peers if p.path == "self"), "")
+
+
+def _working(answer: PeersAnswer) -> Iterable[PeerLine]:
+    return (p for p in answer.peers if p.state not in ABSENT and p.role != "rendezvous")
 
 
 def states(answer: PeersAnswer) -> dict[str, int]:
@@ -118,10 +147,10 @@ def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
 def compare_digests(snapshots: Iterable[Snapshot]) -> tuple[int, tuple[int, ...]]:
     """How many replicas could be compared with another of their cell at the same epoch, and the
     stages that differ."""
-    at: dict[tuple[int, int, int], list[str]] = {}
+    at: dict[tuple[int, int, str, int], list[str]] = {}
     for s in snapshots:
         if s.digest and s.state != "lost":
-            at.setdefault((s.stage, s.outer.cell, s.epoch), []).append(s.digest)
+            at.setdefault((s.stage, s.outer.cell, s.cell.cell, s.epoch), []).append(s.digest)
     together = {key: digests for key, digests in at.items() if len(digests) > 1}
     return sum(map(len, together.values())), tuple(
         sorted({stage for (stage, *_), d in together.items() if len(set(d)) > 1})

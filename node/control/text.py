@@ -14,14 +14,34 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_view
-from node.control.words import bits, chart, clean, count, milliseconds, size, span, stacked
+from node.control.snapshot import (
+    TIME_KINDS,
+    SwarmView,
+    cell_order,
+    cover,
+    has_cells,
+    other_cells,
+    states,
+    swarm_view,
+)
+from node.control.words import (
+    bits,
+    chart,
+    clean,
+    count,
+    milliseconds,
+    several,
+    size,
+    span,
+    stacked,
+)
 from node.core.errors import WireError
-from node.core.ids import ENDS, PeerId, short
+from node.core.ids import ENDS, PeerId, short, short_cell
 from node.core.version import PROTOCOLS, Protocols
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
+    CellLine,
     ChangeLine,
     Evaluated,
     Event,
@@ -76,6 +96,7 @@ def status_lines(s: Snapshot) -> list[Text]:
         *_paths(s),
         ("cell", _outer(s.outer) if s.HasField("outer") else ""),
         ("", _spread(s.outer.spread) if s.outer.spread.cells else ""),
+        *(_cell(s.cell) if s.HasField("cell") else ()),
         *(_change(s.change) if s.change.revision else ()),
         ("time", _shares(s.time_s)),
         ("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"),
@@ -232,6 +253,9 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("PEER", no_wrap=True, min_width=8)
     table.add_column("NAME", no_wrap=True, overflow="ellipsis", max_width=16)
+    cells = has_cells(answer)
+    if cells:
+        table.add_column("CELL", no_wrap=True, min_width=6)
     for title, right in (
         ("STATE", 0),
         ("STAGE", 0),
@@ -243,9 +267,9 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
         ("VER", 1),
     ):
         table.add_column(title, no_wrap=True, justify="right" if right else "left")
-    lines = sorted((p for p in answer.peers if stage is None or p.stage == stage), key=SORTS[sort])
-    for p in lines:
-        table.add_row(*peer_cells(p, answer.swarm.stages))
+    for p in in_order(answer, sort):
+        if stage is None or p.stage == stage:
+            table.add_row(*peer_cells(p, answer.swarm.stages, cells=cells))
     seen = (
         ", ".join(f"{n} {clean(state, 12)}" for state, n in states(answer).items())
         or "none in sight"
@@ -256,9 +280,28 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
             f" {'ends' if number == ENDS else number}:{n}",
             style="bold red" if n == 0 else "yellow" if n == 1 else "",
         )
-    total = len(answer.peers)
+    others = [Text(line) for line in (other_cells_words(answer),) if line]
     apart = [Text(line, "bold red") for line in protocol_lines(answer)]
-    return Group(table, Text(f"{total} peer{'s' * (total != 1)}: {seen}."), holes, *apart)
+    total = f"{several(len(answer.peers), 'peer')}: {seen}."
+    return Group(table, Text(total), holes, *others, *apart)
+
+
+def in_order(answer: PeersAnswer, sort: str = "stage") -> list[PeerLine]:
+    """The peers in sight as ``SORTS`` says; where cells lead themselves, cell by cell, the own one
+    first."""
+    first, then = cell_order(answer), SORTS[sort]
+    return sorted(answer.peers, key=lambda p: (first(p), then(p)))
+
+
+def other_cells_words(answer: PeersAnswer) -> str:
+    """What there is to say of the cells besides the one whose cover is shown; "" for nothing."""
+    number, lack = other_cells(answer)
+    if not number:
+        return ""
+    lacking = f"{lack} lack{'s' * (lack == 1)} a stage" if lack else "each has every stage"
+    if number == 1:
+        lacking = "it lacks a stage" if lack else "it has every stage"
+    return f"{several(number, 'other cell')}, {lacking}"
 
 
 def incompatible_peers(answer: PeersAnswer) -> dict[Protocols, list[PeerLine]]:
@@ -283,8 +326,9 @@ def protocol_lines(answer: PeersAnswer) -> list[str]:
     return lines
 
 
-def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:
-    """PEER NAME STATE STAGE PATH RTT TOK/S EPOCH UP VER of one peer."""
+def peer_cells(p: PeerLine, stages: int, *, cells: bool = False) -> tuple[Text, ...]:
+    """PEER NAME STATE STAGE PATH RTT TOK/S EPOCH UP VER of one peer; with ``cells`` CELL before
+    STATE."""
     state = clean(p.state, 9)
     if p.state == "joining" and p.progress:
         state += f" {p.progress:.0%}"
@@ -298,6 +342,7 @@ def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:
     return (
         Text(me + short(PeerId(clean(p.peer, 64)))),
         Text(clean(p.name, 16)),
+        *([Text(short_cell(clean(p.cell, 16)) or "-")] if cells else ()),
         Text(state, STATE_STYLE.get(p.state, "")),
         Text(place),
         Text(path or "-"),
@@ -608,6 +653,35 @@ def _outer(o: OuterLine) -> str:
         f"outer round {o.last}: {o.cells} cells, {o.peers} peers, {o.last_s:.2f} s, {size(o.bytes)}"
     )
     return f"{where}   {met}   next after {o.next} epochs"
+
+
+def _cell(c: CellLine) -> list[tuple[str, str]]:
+    """The cell that this peer belongs to, and what came of its windows."""
+    here = f"{short_cell(clean(c.cell, 16))}: {several(c.peers, 'peer')}"
+    seen = f"{c.cells} cells in sight" if c.cells > 1 else "no other cell in sight"
+    coming = f"   next window in {span(c.next_s)}" if c.next_s else ""
+    under_way = ""
+    if c.met > c.last:
+        others = several(c.met_cells - 1, "other cell")
+        if c.met == c.window:
+            under_way = f"this window: averages with {others}"
+        else:
+            under_way = f"{_window(c, c.met)}: met {others}, and no mean came into place"
+    last = ""
+    if c.last:
+        mean = f"averaged with {several(c.cells_averaged - 1, 'other cell')}"
+        last = f"{_window(c, c.last)}: {mean}, {size(c.bytes)} pulled, {c.last_s:.2f} s"
+    return [
+        ("cell", f"{here}, {seen}{coming}"),
+        ("", under_way),
+        ("", "alone in the last window" if c.alone else ""),
+        ("", last),
+    ]
+
+
+def _window(c: CellLine, number: int) -> str:
+    ago = c.window - number
+    return {0: "this window", 1: "last window"}.get(ago, f"{ago} windows ago")
 
 
 def _change(c: ChangeLine) -> list[tuple[str, str]]:

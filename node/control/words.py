@@ -27,6 +27,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def several(number: int, what: str) -> str:
+    """1, "peer" -> "1 peer"; 2 -> "2 peers"."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def size(number: float) -> str:
     """Bytes with a binary unit: "512 B", "3.1 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):

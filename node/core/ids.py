@@ -46,6 +46,11 @@ def is_cell(text: str) -> bool:
     return not text or (len(text) == CELL_DIGITS and set(text) <= set("0123456789abcdef"))
 
 
+def short_cell(cell: str) -> str:
+    """First six digits, enough to tell the cells of a run apart on a screen."""
+    return cell[:6]
+
+
 def short(peer: PeerId) -> str:
     """Last six characters, enough to tell the peers of a swarm apart on a screen."""
     return peer[-6:]

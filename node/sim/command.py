@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.control.words import several
 from node.core.errors import ExitCode, LocalFault, UsageFault
 from node.manifest import Manifest, read_manifest
 from node.sim.faults import Schedule
@@ -127,6 +128,20 @@ def report(outcome: ScheduleOutcome, name: str, took: float) -> list[str]:
             f"{s['bans']} bans",
         ),
     ]
+    if outcome.cells_lead:
+        rows += [
+            (
+                "cells",
+                f"{s['cells']} after {several(s['divisions'], 'division')}, the slowest at epoch "
+                f"{s['slowest_cell_epochs']}",
+            ),
+            (
+                "windows",
+                f"partners found {several(s['windows_met'], 'time')}, none "
+                f"{several(s['windows_alone'], 'time')}; {several(s['outer_rounds'], 'mean')} put "
+                "in place",
+            ),
+        ]
     for key, label in (("recovery_s", "recovery"), ("detection_s", "detection")):
         if s[key]:
             rows.append((label, f"median {s[key]['median']:.2f} s, worst {s[key]['worst']:.2f} s"))

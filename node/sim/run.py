@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from node.core.ids import PeerId
 from node.core.journey import Version
 from node.sim.faults import Schedule, strike
 from node.sim.invariants import InvariantViolation
 from node.sim.setup import Setup
 from node.sim.swarm import MachineFactory, SimSwarm
+from node.sim.watch import Commit
 from node.sim.world.loop import bury, quiet
 from node.training.leader.starting_point import NOTHING_IN_COMMON
 
@@ -23,8 +24,9 @@ PATIENCE_S = 120.0
 
 @dataclass
 class ScheduleOutcome:
-    """What a run came to. Times are virtual seconds; ``commits`` are (time, epoch made, tokens,
-    leader)."""
+    """What a run came to. Times are virtual seconds. ``cells``: of those at the end in which every
+    stage has a peer that lives, the newest epoch; one without a name where cells do not lead
+    themselves."""
 
     setup: Setup
     schedule: Schedule
@@ -35,7 +37,8 @@ class ScheduleOutcome:
     stage_lost: bool = False
     """Every copy of a stage's newest parameters was destroyed: the swarm waits for somebody to
     bring them, and says so."""
-    commits: list[tuple[float, int, int, PeerId]] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    cells: Mapping[str, int] = field(default_factory=dict)
     struck: list[tuple[float, str, str, float]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     recoveries: list[float] = field(default_factory=list)
@@ -48,20 +51,25 @@ class ScheduleOutcome:
     moments_lost: int = 0
 
     @property
+    def cells_lead(self) -> bool:
+        """Every cell has a leader of its own."""
+        return self.setup.outer.windows
+
+    @property
     def epochs(self) -> int:
         """The newest epoch that was committed."""
-        return max((epoch for _, epoch, _, _ in self.commits), default=0)
+        return max((c.epoch for c in self.commits), default=0)
 
     @property
     def repeated(self) -> int:
         """Commits of an epoch that had been committed before: what was given up or done on two
         sides."""
-        return len(self.commits) - len({epoch for _, epoch, _, _ in self.commits})
+        return len(self.commits) - len({(c.cell, c.epoch) for c in self.commits})
 
     @property
     def tokens_per_s(self) -> float:
         """Committed tokens a second, those of repeated epochs once."""
-        last = {epoch: tokens for _, epoch, tokens, _ in self.commits}
+        last = {(c.cell, c.epoch): c.tokens for c in self.commits}
         return sum(last.values()) / self.seconds if self.seconds else 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -96,6 +104,7 @@ class ScheduleOutcome:
             "moments_lost": self.moments_lost,
             "recovery_s": _spread(self.recoveries),
             "detection_s": _spread(self.detections),
+            **(self._of_cells() if self.cells_lead else {}),
             "violation": None
             if self.violation is None
             else {
@@ -103,6 +112,16 @@ class ScheduleOutcome:
                 "time": self.violation.time,
                 "what": self.violation.what,
             },
+        }
+
+    def _of_cells(self) -> dict[str, Any]:
+        return {
+            "cells": len(self.cells),
+            "slowest_cell_epochs": min(self.cells.values(), default=0),
+            "divisions": self.counts.get("cell-divided", 0),
+            "windows_met": self.counts.get("windows-met", 0),
+            "windows_alone": self.counts.get("windows-alone", 0),
+            "outer_rounds": self.counts.get("means-in-place", 0),
         }
 
 
@@ -173,13 +192,20 @@ def _common(swarm: SimSwarm) -> set[Version]:
 
 
 def _finished(swarm: SimSwarm) -> bool:
-    return bool(swarm.watch.counts.get("run-finished"))
+    """Whether every cell has committed its last epoch. A cell in which nobody is left at some stage
+    is not waited for."""
+    if not swarm.manifest.divide:
+        return bool(swarm.watch.ended)
+    whole = swarm.cells()
+    return bool(whole) and swarm.watch.ended >= whole
 
 
 def _collect(swarm: SimSwarm, o: ScheduleOutcome) -> None:
     watch = swarm.watch
     o.seconds, o.events, o.finished = swarm.world.now, swarm.world.events, _finished(swarm)
     o.commits, o.struck, o.counts = watch.commits, swarm.struck, watch.counts
+    newest = {c.cell: c.epoch for c in sorted(watch.commits, key=lambda c: c.epoch)}
+    o.cells = {cell: newest.get(cell, 0) for cell in swarm.cells()}
     o.counts["pushes-applied"] = swarm.pushes()
     o.samples_back, o.samples_counted = watch.samples_back, watch.samples_counted
     o.samples_lost = max((abs(b.lost) for b in watch.samples.books.values()), default=0)

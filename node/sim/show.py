@@ -43,15 +43,16 @@ RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def timeline(o: ScheduleOutcome, width: int, height: int = 6, colour: bool = False) -> list[str]:
-    """Lines of at most ``width`` characters: epochs over virtual seconds, below them the faults
-    that struck."""
+    """Lines of at most ``width`` characters: epochs over virtual seconds, of the cell that is
+    furthest, below them the faults that struck."""
     columns = max(10, width - 8)
     span, top = max(o.seconds, 1e-9), max(1, o.setup.epochs)
     levels = [0] * columns
-    for at, epoch, *_ in o.commits:
-        levels[min(columns - 1, int(at / span * columns))] = epoch
+    for c in o.commits:
+        i = min(columns - 1, int(c.at / span * columns))
+        levels[i] = max(levels[i], c.epoch) if c.cell else c.epoch
     for i in range(1, columns):
-        levels[i] = levels[i] or levels[i - 1]
+        levels[i] = max(levels[i], levels[i - 1]) if o.cells_lead else levels[i] or levels[i - 1]
     red, green, dim, plain = (RED, GREEN, DIM, PLAIN) if colour else ("", "", "", "")
     lines = []
     for row in range(height, 0, -1):
@@ -75,6 +76,16 @@ def timeline(o: ScheduleOutcome, width: int, height: int = 6, colour: bool = Fal
     return lines
 
 
+def _lines(o: ScheduleOutcome) -> list[list[tuple[float, int]]]:
+    """For each cell the times and epochs of its commits. The first one begins with nothing, another
+    where it was founded."""
+    made: dict[str, list[tuple[float, int]]] = {}
+    for c in o.commits:
+        begin = (c.at, c.epoch - 1) if made else (0.0, 0)
+        made.setdefault(c.cell, [begin]).append((c.at, c.epoch))
+    return list(made.values()) or [[(0.0, 0)]]
+
+
 def _wrap(words: Sequence[str], width: int) -> list[str]:
     lines = [""]
     for word in words:
@@ -85,8 +96,8 @@ def _wrap(words: Sequence[str], width: int) -> list[str]:
 
 
 def svg(o: ScheduleOutcome, title: str) -> str:
-    """The same as a picture: a step line of epochs, a red line for each fault, grey where it
-    lasts."""
+    """The same as a picture: a step line of epochs for each cell, a red line for each fault, grey
+    where it lasts."""
     w, h, left, low = 900.0, 360.0, 50.0, 300.0
     span, top = max(o.seconds, 1e-9), max(1, o.setup.epochs)
 
@@ -114,14 +125,15 @@ def svg(o: ScheduleOutcome, title: str) -> str:
             f'<line x1="{x(at)}" y1="50" x2="{x(at)}" y2="{low}" stroke="#c33" stroke-width="0.8">'
         )
         parts.append(f"<title>{escape(f'{at:.2f} s {kind} {who}')}</title></line>")
-    points, level = [f"{x(0)},{y(0)}"], 0
-    for at, epoch, *_ in o.commits:
-        points += [f"{x(at)},{y(level)}", f"{x(at)},{y(epoch)}"]
-        level = epoch
-    points.append(f"{x(span)},{y(level)}")
-    parts.append(
-        f'<polyline fill="none" stroke="#272" stroke-width="2" points="{" ".join(points)}"/>'
-    )
+    for line in _lines(o):
+        points, (_, level) = [f"{x(line[0][0])},{y(line[0][1])}"], line[0]
+        for at, epoch in line[1:]:
+            points += [f"{x(at)},{y(level)}", f"{x(at)},{y(epoch)}"]
+            level = epoch
+        points.append(f"{x(span)},{y(level)}")
+        parts.append(
+            f'<polyline fill="none" stroke="#272" stroke-width="2" points="{" ".join(points)}"/>'
+        )
     for epoch in sorted({0, top // 2, top}):
         parts.append(f'<text x="{left - 8}" y="{y(epoch) + 4}" text-anchor="end">{epoch}</text>')
     for i in range(6):
@@ -148,13 +160,14 @@ def figure(o: ScheduleOutcome, title: str) -> Figure:
     for at, kind, *_ in o.struck:
         axes.axvline(at, ymax=0.93, color="#c33", linewidth=0.8)
         axes.text(at, top * 1.02, MARKS.get(kind, "*"), color="#c33", ha="center", fontsize=8)
-    axes.step(
-        [0.0, *(c[0] for c in o.commits), o.seconds],
-        [0, *(c[1] for c in o.commits), max([0, *(c[1] for c in o.commits)])],
-        where="post",
-        color="#227722",
-        linewidth=2,
-    )
+    for line in _lines(o):
+        axes.step(
+            [*(at for at, _ in line), o.seconds],
+            [*(epoch for _, epoch in line), max(epoch for _, epoch in line)],
+            where="post",
+            color="#227722",
+            linewidth=2,
+        )
     axes.set_xlim(0, max(o.seconds, 1e-9))
     axes.set_ylim(0, top * 1.08)
     axes.set_xlabel("virtual seconds")

@@ -178,11 +178,19 @@ class SimSwarm:
             if p.alive and p.assembled is not None and (stage is None or p.stage == stage)
         ]
 
+    def cells(self) -> set[str]:
+        """Cells in which every stage has a peer that lives; one without a name where cells do not
+        lead themselves."""
+        held: dict[str, set[int]] = {}
+        for peer in self.live():
+            held.setdefault(peer.training.cell, set()).add(peer.stage)
+        return {c for c, stages in held.items() if len(stages) > self.setup.stages}
+
     def chief(self) -> SimPeer | None:
         """The leader that has committed last, or else any."""
-        for _, _, _, name in reversed(self.watch.commits[-1:]):
-            if self.peers[name].alive and self.peers[name].leader is not None:
-                return self.peers[name]
+        for commit in self.watch.commits[-1:]:
+            if self.peers[commit.leader].alive and self.peers[commit.leader].leader is not None:
+                return self.peers[commit.leader]
         return next((p for p in self.live(ENDS) if p.leader is not None), None)
 
     def spare(self, peer: SimPeer) -> bool:

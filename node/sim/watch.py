@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -43,6 +43,17 @@ M = TypeVar("M")
 OBJECTED = "invalid plan"
 
 
+class Commit(NamedTuple):
+    """An epoch that was committed, at a virtual time; ``cell``: of the cell that made it, empty
+    where there is one."""
+
+    at: float
+    epoch: int
+    tokens: int
+    leader: PeerId
+    cell: str
+
+
 class HistoryRecorder:
     """All checkers, and what is counted for the outcome."""
 
@@ -66,8 +77,12 @@ class HistoryRecorder:
             OneFault(swarm),
         )
         self.counts: dict[str, int] = {}
-        self.commits: list[tuple[float, int, int, PeerId]] = []
-        """(time, epoch made, tokens, leader)"""
+        self.commits: list[Commit] = []
+        self.ended: set[str] = set()
+        """Cells whose leader says that the run is complete."""
+        self._met: set[tuple[str, int]] = set()
+        self._outer: set[str] = set()
+        """Beginnings of the hashes of plans that put in place what came of a window."""
         self.detected: dict[PeerId, float] = {}
         self.given_up_epochs = self.given_up_tokens = self.samples_back = self.samples_counted = 0
 
@@ -133,7 +148,10 @@ class HistoryRecorder:
                     if a.kind == "epoch-committed":
                         self.one_fault.ended(peer, True, "")
                         epoch, tokens = int(str(a.facts["epoch"])), int(str(a.facts["tokens"]))
-                        self.commits.append((self.swarm.world.now, epoch, tokens, peer.name))
+                        now, cell = self.swarm.world.now, str(a.facts.get("cell", ""))
+                        self.commits.append(Commit(now, epoch, tokens, peer.name, cell))
+                        if a.facts["hash"] in self._outer:
+                            self.count("means-in-place")
                         each = self.swarm.setup.micro_batch
                         self.samples_counted += each * int(str(a.facts.get("counted", 0)))
                         self.samples_back += each * int(str(a.facts.get("dropped", 0)))
@@ -159,6 +177,11 @@ class HistoryRecorder:
         self.samples.plan(plan)
         if plan.outer:
             self.samples.close(plan, (), 0)
+        if (number := plan.window.number) and (plan.cell_id, number) not in self._met:
+            self._met.add((plan.cell_id, number))
+            self.count("windows-met")
+        if plan.outer and plan.cell_id:
+            self._outer.add(plan.hash[:12])
         if not plan.last:
             if base == plan.base:
                 self.one_fault.ended(peer, False, "another plan")
@@ -167,6 +190,8 @@ class HistoryRecorder:
 
     def report(self, peer: SimPeerPort, report: ev.RecordFact) -> None:
         self.count(report.kind)
+        if report.kind == "run-finished":
+            self.ended.add(peer.training.cell)
         if report.kind != "epoch-planned":
             self.note(f"{peer.name}: {report.kind}: {report.text}")
         if report.kind == "peer-lost":
@@ -226,6 +251,8 @@ class HistoryRecorder:
                 self.count("moves")
             case "push-refused":
                 self.count("pushes-refused")
+            case "window-alone":
+                self.count("windows-alone")
             case _:
                 pass
 

@@ -51,6 +51,23 @@ class Metrics:
             "Distance between the cells of this stage, relative to their parameters; 0 for one "
             "cell",
         )
+        self.cell_peers = gauge(
+            "cell_peers", "Peers of the cell that leads itself, this one included; 0 for one cell"
+        )
+        self.cells = gauge(
+            "cells", "About how many cells lead themselves, the own one included; 0 for one cell"
+        )
+        self.window_cells = gauge(
+            "window_cells", "Cells of the last mean that came into place in a window; 0: none yet"
+        )
+        self.window_bytes = gauge("window_bytes", "Bytes pulled for that mean")
+        self.window_seconds = gauge("window_seconds", "Seconds until that mean was here")
+        self.windows_total = counter(
+            "windows_total",
+            "Windows for which a mean with other cells came into place here, or in which the cell "
+            "found no other (averaged, alone)",
+            "result",
+        )
         self.peers = gauge(
             "peers",
             "Peers with an open channel, by its path (direct, mapped, tunnel, reversed, punched, "

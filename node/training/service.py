@@ -15,7 +15,7 @@ import grpc.aio
 
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
-from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
 from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.identity.keys import Signer
@@ -320,13 +320,15 @@ class Training(rpc.TrainingServicer):
         if leader == self.me:
             self._leader_service.lead(heard)
             return True
-        self._election.tells(leader, self.clock.now())
+        # The cell may divide while the answer is on its way: it is none of the new cell's leader.
+        election = self._election
+        election.tells(leader, self.clock.now())
         try:
             floor = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
             refused = await self.word(leader, notes.ready_note(heard), floor)
             self._broken = None
         except PeerFault as e:
-            self._election.shun(leader, self.clock.now())
+            election.shun(leader, self.clock.now())
             self.journal.emit(
                 "training",
                 "leader-silent",
@@ -336,9 +338,9 @@ class Training(rpc.TrainingServicer):
             )
             return False
         if refused is not None:
-            self._election.doubt(leader, self.clock.now())
+            election.doubt(leader, self.clock.now())
             return False
-        self._election.answered(leader, self.clock.now())
+        election.answered(leader, self.clock.now())
         return True
 
     def _heard(self, leader: PeerId | None = None) -> ev.Heartbeat:
@@ -673,7 +675,8 @@ class Training(rpc.TrainingServicer):
         self.journal.emit(
             "training",
             "cell-entered",
-            f"this peer belongs to cell {plan.cell_id} now, with {len(plan.members) - 1} others",
+            f"belongs to cell {short_cell(plan.cell_id)} from epoch {plan.epoch} on, with "
+            f"{len(plan.members) - 1} other peers",
             cell=plan.cell_id,
             epoch=plan.epoch,
         )

@@ -18,7 +18,8 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 
 from node.control.client import ControlClient
 from node.control.commands import local_time
-from node.control.text import SORTS, event_line, peer_cells
+from node.control.snapshot import has_cells
+from node.control.text import event_line, in_order, peer_cells
 from node.control.words import clean
 from node.core.errors import LocalFault
 from node.core.ids import PeerId, short
@@ -29,6 +30,8 @@ from protos.control_pb2 import Event, Snapshot
 SMALLEST = (64, 20)
 """Columns and rows below which the boxes would lie."""
 COLUMNS = ("PEER", "NAME", "STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH")
+WITH_CELLS = (*COLUMNS[:2], "CELL", *COLUMNS[2:])
+"""Where cells lead themselves."""
 HELP = """[b]tutti monitor[/b]
 
 q   detach: the node goes on training
@@ -36,7 +39,7 @@ d   drain: finish, hand over, leave the swarm, stop the node
 ?   this help          arrows, page keys: scroll peers and events
 
 [b]time[/b]    [green]█[/] compute  [blue]▓[/] wire  [bright_black]░[/] wait  [magenta]▒[/] round
-[b]cover[/b]   live peers of every stage; red: nobody, yellow: only one
+[b]cover[/b]   live peers of every stage (of this cell); red: nobody, yellow: only one
 
 any key closes this"""
 
@@ -93,9 +96,7 @@ class Monitor(App[str]):
             ("events", "events"),
         ):
             self.query_one(f"#{name}").border_title = title
-        table = self.query_one("#peers", DataTable)
-        for name in COLUMNS:
-            table.add_column(name, key=name)
+        self.query_one("#peers", DataTable).add_columns(*COLUMNS)
         self._poll()
         self._listen()
 
@@ -210,6 +211,7 @@ class Monitor(App[str]):
         s, answer = self._snapshot, self._answer
         if not s.peer:
             return
+        self.query_one("#top").set_class(s.HasField("cell"), "cells")
         node = self.query_one("#node", Static)
         node.border_title = f"this node {short(PeerId(clean(s.peer, 64)))} {clean(s.name, 20)}"
         node.border_subtitle = clean(s.device, 30)
@@ -231,10 +233,14 @@ class Monitor(App[str]):
         table = self.query_one("#peers", DataTable)
         table.border_title = f"peers ({len(answer.peers)})"
         table.border_subtitle = trouble[0][:70] if trouble else ""
-        at = table.scroll_y
-        table.clear()
-        for line in sorted(answer.peers, key=SORTS["stage"]):
-            table.add_row(*peer_cells(line, answer.swarm.stages)[: len(COLUMNS)])
+        at, cells = table.scroll_y, has_cells(answer)
+        columns = WITH_CELLS if cells else COLUMNS
+        table.clear(columns=len(columns) != len(table.columns))
+        if not table.columns:
+            table.add_columns(*columns)
+        for line in in_order(answer):
+            row = peer_cells(line, answer.swarm.stages, cells=cells)
+            table.add_row(*row[: len(columns)])
         table.scroll_to(y=at, animate=False)
 
 

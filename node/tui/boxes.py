@@ -7,9 +7,9 @@ from rich.text import Text
 from node.control.snapshot import TIME_KINDS, cover
 from node.control.text import STATE_STYLE, TIME_GLYPH, TIME_STYLE, paths_words
 from node.control.words import chart, clean, count, size, span, stacked
-from node.core.ids import ENDS
+from node.core.ids import ENDS, short_cell
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import Snapshot
+from protos.control_pb2 import CellLine, Snapshot
 
 
 def node_lines(s: Snapshot, width: int) -> list[Text]:
@@ -58,7 +58,7 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
 
 
 def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
-    """The swarm in five lines."""
+    """The swarm in five lines, or six where cells lead themselves."""
     lines = [
         _row(
             "epoch",
@@ -79,7 +79,20 @@ def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
             f"{'ends' if stage == ENDS else stage}:{n} ",
             style="bold red" if n == 0 else "yellow" if n == 1 else "",
         )
-    return [*lines, holes]
+    return [*lines, holes, *([_row("cell", _cell(s.cell))] if s.HasField("cell") else ())]
+
+
+def _cell(c: CellLine) -> str:
+    """One of how many, what came of the last window, when the next one is."""
+    came = ""
+    if c.met == c.window:
+        came = "  averaged" if c.last == c.met else "  averages"
+    elif c.alone:
+        came = "  alone"
+    elif c.last:
+        came = "  averaged"
+    coming = f"  next {span(c.next_s)}" if c.next_s else ""
+    return f"{short_cell(clean(c.cell, 16))} of {c.cells}{came}{coming}"
 
 
 def warnings(s: Snapshot) -> list[str]:

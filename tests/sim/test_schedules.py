@@ -121,7 +121,7 @@ def test_cells_and_outer_rounds_hold(name: str) -> None:
     quiet = finished(setup, Schedule(1, ()))
     assert "epoch-abandoned" not in quiet.counts
     # Outer rounds are epochs in which nothing is counted.
-    outer = [epoch for _, epoch, tokens, _ in quiet.commits if not tokens]
+    outer = [c.epoch for c in quiet.commits if not c.tokens]
     assert outer == [e + 1 for e in range(setup.epochs) if number(e, setup.outer.gap, setup.epochs)]
     held(setup, lay(("random",), setup, 0))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from node.core.errors import OutOfResources
-from node.core.ids import ENDS, PeerId, short
+from node.core.ids import ENDS, PeerId, short, short_cell
 from node.core.journey import Plan, Version
 from node.scheduler.placement import Move
 from node.training.leader.attempt import EpochAttempt
@@ -124,8 +124,8 @@ def cell_divided(founded: Plan) -> RecordFact:
     """Some peers of the cell become a cell of their own."""
     return RecordFact(
         "cell-divided",
-        f"the cell has more peers than it needs: {len(founded.members)} of them become cell "
-        f"{founded.cell_id}, from epoch {founded.epoch}",
+        f"cell {short_cell(founded.parent)} divides at epoch {founded.epoch}: "
+        f"{len(founded.members)} of its peers become cell {short_cell(founded.cell_id)}",
         facts={"cell": founded.cell_id, "peers": len(founded.members), "epoch": founded.epoch},
     )
 
@@ -152,7 +152,9 @@ def epoch_planned(
         sum(not m.current for m in plan.members),
     )
     text = f"epoch {epoch}: {len(plan.paths)} micro-batches over {members - listeners} peers"
-    if plan.outer:
+    if plan.outer and plan.cell_id:
+        text = f"epoch {epoch}: puts in place {_means_of(plan)}"
+    elif plan.outer:
         count = len({(m.stage, m.cell) for m in plan.members})
         text = (
             f"epoch {epoch}: outer round {plan.outer} of {count} cells in {len(plan.units)} groups"
@@ -209,10 +211,22 @@ def epoch_committed(
         "repaired": a.repaired,
         "dead": len(a.dead),
         **({"apart": dict(apart)} if apart else {}),
+        **({"cell": a.plan.cell_id, "outer": a.plan.outer} if a.plan.cell_id else {}),
     }
+    came = f"loss {loss:.3f}"
+    if a.plan.outer and a.plan.cell_id:
+        came = f"{_means_of(a.plan)} are in place"
     return RecordFact(
-        "epoch-committed", f"epoch {base.epoch}/{epochs} committed, loss {loss:.3f}", facts=facts
+        "epoch-committed", f"epoch {base.epoch}/{epochs} committed, {came}", facts=facts
     )
+
+
+def _means_of(plan: Plan) -> str:
+    """What an outer round of a cell that leads itself puts in place."""
+    partners = ", ".join(short_cell(p.cell) for p in plan.window.partners)
+    stages = len({m.stage for m in plan.members})
+    some = f" at {len(plan.window.means)} of {stages} stages"
+    return f"the means with cell {partners}{some if len(plan.window.means) < stages else ''}"
 
 
 def stage_fell_back(held: Mapping[int, Version]) -> RecordFact:

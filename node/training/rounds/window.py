@@ -56,7 +56,8 @@ PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 @dataclass
 class _Meeting:
     """One window. ``local``: parameters as given; ``given``: what partners may fetch, None without
-    an anchor; ``mean``: what came of it, with its digest."""
+    an anchor; ``mean``: what came of it, with its digest; ``cells``: of how many cells it is, 0
+    where a replica made it."""
 
     number: int
     cell: str
@@ -66,9 +67,11 @@ class _Meeting:
     came: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     mean: dict[str, Tensor] | None = None
     digest: str = ""
+    cells: int = 0
     nbytes: int = 0
     seconds: float = 0.0
     applied: bool = False
+    news: OuterNews = field(default_factory=OuterNews)
     task: asyncio.Task[None] | None = None
 
 
@@ -166,7 +169,9 @@ class WindowRound:
             late = loop.time() - began >= SOME_SHARE * within_s
             if m.mean is None and (len(m.came) == len(plan.window.partners) or (m.came and late)):
                 await self._engines.aside(self._clip, m)
-                mean = await self._engines.aside(_mean, {**m.came, m.cell: m.given})
+                given = {**m.came, m.cell: m.given}
+                mean = await self._engines.aside(_mean, given)
+                m.cells = len(given)
                 m.digest = await self._engines.aside(digest, mean)
                 m.mean = mean
             if m.mean is None:
@@ -276,8 +281,8 @@ class WindowRound:
         elif not listener and m is not None and m.mean is not None:
             if (m.number, m.digest) == (plan.outer, wanted):
                 fresh, m.applied = await self._engines.aside(self._moved, m), True
-                cells = 1 + len(plan.window.partners)
-                self.news = OuterNews(plan.outer, cells, len(members), m.nbytes, m.seconds)
+                cells = m.cells or 1 + len(plan.window.partners)
+                m.news = OuterNews(plan.outer, cells, len(members), m.nbytes, m.seconds)
         missing = tuple(sorted(rounds.shapes.keys() - fresh.keys()))
         mine = {name: PartOrigin(self._me, 1, (self._me,)) for name in fresh}
         outcome = RoundOutcome(
@@ -298,8 +303,10 @@ class WindowRound:
     async def takes(self, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters; where the cell keeps an anchor, the mean is the next one."""
         m = self._meeting
-        if m is not None and m.applied and m.mean is not None and self._anchor.kept:
-            await self._engines.aside(self._anchor.takes, m.mean)
+        if m is not None and m.applied and m.mean is not None:
+            self.news = m.news
+            if self._anchor.kept:
+                await self._engines.aside(self._anchor.takes, m.mean)
         return dict(fresh)
 
     async def copy(
@@ -307,9 +314,13 @@ class WindowRound:
     ) -> dict[str, Tensor]:
         """The parameters of ``version`` from ``donors``, who have it, and the anchor that goes with
         them. Raises PeerFault."""
-        fresh = (await fetch(donors, version, digest or None)).tensors
+        found = await fetch(donors, version, digest or None)
         await self._anchor.copy(donors, version)
-        return fresh
+        if self._rounds.unit(plan)[0] in plan.window.means:
+            cells, nbytes = 1 + len(plan.window.partners), sum(found.sources.values())
+            peers = len(plan.stage(self._rounds.unit(plan)[0]))
+            self.news = OuterNews(plan.outer, cells, peers, nbytes)
+        return found.tensors
 
 
 def _mean(given: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
