@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from node.app.cell_line import CellTally
 from node.app.moving import place
 from node.app.posting import Posting, state_of
 from node.averaging.reducers.spread import ERROR
+from node.cells.tally import CellTally
 from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan

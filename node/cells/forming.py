@@ -39,6 +39,10 @@ BARRED_WINDOWS = 10
 NAME_TRIES = 3
 """How often a member that does not answer is told that it is in the group."""
 
+LEAST_S = 1e-3
+"""Between two looks at the clock: a difference of two Unix times is not exact, and a timer of less
+would not bring it further."""
+
 
 class SignedPosting(Protocol):
     """A verified record of ``peer``. ``seq`` is the writer's wall clock in milliseconds when it was
@@ -162,7 +166,7 @@ class GroupFinder(rpc.CellsServicer):
         search.changed.clear()
         if (at := search.forming.wakes_at) is None:
             return
-        seconds = min(max(at - self._now(search), 0.0), self.times.turn)
+        seconds = min(max(at - self._now(search), LEAST_S), self.times.turn)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await search.changed.wait()

@@ -66,9 +66,11 @@ class CellMeetings:
     async def _look(self) -> None:
         every, post_s = self._settings.window_s, self._finder.times.post
         alone = False  # a cell that stays alone says so once
+        window = -1
         while True:
-            # The next window whose posting is still to be made.
-            window = floor((self._clock.wall() - post_s) / every) + 1
+            # The next window whose posting is still to be made; a timer may be a moment early.
+            following = floor((self._clock.wall() - post_s) / every) + 1
+            window = following + (following == window)
             await asyncio.sleep(max(0.0, window * every + post_s - self._clock.wall()))
             leader, about = self._training.leader, self._about()
             if leader is None or about is None or leader.windows.waits:

@@ -26,6 +26,8 @@ WANTED = {
     "hogwild": (1, ("hogwild", "deltas", 2, "sgd")),
     "parameter-server-stale": (1, ("parameter-server", "deltas", 2, "sgd")),
     "cells-moshpit-diloco": (2, ("moshpit", "state", 4, "nesterov")),
+    "cells": (2, ("gossip", "parameters", 0, "none")),
+    "full": (1, ("moshpit", "state", 0, "nesterov")),
 }
 
 
@@ -39,6 +41,20 @@ def test_each_config_matches_its_name(name: str) -> None:
     o = m.outer
     assert (m.averaging.peers, (o.strategy, o.carries, o.every, o.optimizer)) == WANTED[name]
     assert Manifest.parse(m.to_toml()).run_id == m.run_id
+
+
+@pytest.mark.parametrize("name", ["cells", "full"])
+def test_cells_of_these_lead_themselves(name: str) -> None:
+    m = read_manifest(CONFIGS / f"{name}.toml")
+    assert (m.divide, m.columns) == (m.averaging.peers, 0)
+    assert m.outer.window_s > 0
+
+
+def test_the_full_manifest_leaves_a_third_of_the_stages_out_and_steps_with_muon() -> None:
+    m = read_manifest(CONFIGS / "full.toml")
+    assert m.scheduler.paths == "planned"
+    assert m.scheduler.hops(m.pipeline.stages) == m.pipeline.stages * 2 // 3
+    assert m.optimizer.name == "muon"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,14 @@ from node.control.text import (
     swarm_picture,
 )
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import ChangeLine, OuterLine, PingReport, Snapshot, SpreadLine
+from protos.control_pb2 import (
+    CellLine,
+    ChangeLine,
+    OuterLine,
+    PingReport,
+    Snapshot,
+    SpreadLine,
+)
 
 
 def shown(*what: RenderableType, width: int = 80) -> list[str]:
@@ -162,6 +169,76 @@ def test_cells_are_shown_with_their_spread_once_it_is_known():
     assert told == {"cells": 2, "relative": 0.00813, "error": 0.125}
 
 
+def own_cell(**changes: object) -> Snapshot:
+    """A peer of a cell that leads itself, which has averaged in the window before."""
+    snapshot = training_snapshot()
+    snapshot.cell.CopyFrom(
+        CellLine(
+            cell="3fa2c1" + "0" * 10,
+            peers=4,
+            cells=3,
+            window_s=60.0,
+            window=101,
+            next_s=34.2,
+            met=100,
+            met_cells=2,
+            last=100,
+            cells_averaged=2,
+            bytes=132_915,
+            last_s=0.08,
+        )
+    )
+    for name, value in changes.items():
+        setattr(snapshot.cell, name, value)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ["last window: averaged with 1 other cell, 129.8 KiB pulled, 0.08 s"]),
+        (
+            {"last": 101, "met": 101, "cells_averaged": 4, "met_cells": 4},
+            ["this window: averaged with 3 other cells, 129.8 KiB pulled, 0.08 s"],
+        ),
+        (
+            {"met": 101, "met_cells": 3},
+            [
+                "this window: averages with 2 other cells",
+                "last window: averaged with 1 other cell, 129.8 KiB pulled, 0.08 s",
+            ],
+        ),
+        (
+            {"last": 97, "met": 97, "alone": True},
+            [
+                "alone in the last window",
+                "4 windows ago: averaged with 1 other cell, 129.8 KiB pulled, 0.08 s",
+            ],
+        ),
+        (
+            {"last": 0, "met": 100},
+            ["last window: met 1 other cell, and no mean came into place"],
+        ),
+        ({"last": 0, "met": 0}, []),
+        ({"last": 0, "met": 0, "alone": True}, ["alone in the last window"]),
+    ],
+)
+def test_a_cell_that_leads_itself_says_what_came_of_its_windows(
+    changes: dict[str, object], says: list[str]
+):
+    lines = shown(*status_lines(own_cell(**changes)))
+    assert all(len(line) <= 80 for line in lines)
+    at = lines.index("cell      3fa2c1: 4 peers, 3 cells in sight   next window in 34s")
+    end = next(i for i, line in enumerate(lines) if line.startswith("time"))
+    assert [line.strip() for line in lines[at + 1 : end]] == says
+
+
+def test_a_cell_without_others_and_one_that_has_finished_say_so():
+    lone = shown(*status_lines(own_cell(peers=1, cells=1, next_s=0.0)))
+    assert "cell      3fa2c1: 1 peer, no other cell in sight" in lone
+    assert not any(line.startswith("cell") for line in shown(*status_lines(training_snapshot())))
+
+
 def test_the_owners_change_is_shown_with_what_is_still_to_come():
     snapshot = training_snapshot()
     assert not any("averaging" in line for line in shown(*status_lines(snapshot)))
@@ -251,6 +328,48 @@ def test_peers_are_sorted_and_filtered():
     assert "6 peers" in only[2]
 
 
+def cells_of_peers(*cells: str) -> PeersAnswer:
+    """The canned peers, each in one of these cells."""
+    answer = some_peers()
+    for line, cell in zip(answer.peers, cells, strict=True):
+        line.cell = cell * 16 if cell else ""
+    return answer
+
+
+def test_peers_of_the_own_cell_come_first_and_its_cover_is_shown():
+    answer = cells_of_peers("c", "a", "c", "b", "a", "c")
+    lines = shown(peers_table(answer))
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].split()[:4] == ["PEER", "NAME", "CELL", "STATE"]
+    assert [line.lstrip("* ").split()[2] for line in lines[1:7]] == (
+        ["cccccc"] * 3 + ["aaaaaa"] * 2 + ["bbbbbb"]
+    )
+    assert "quiet-ferret" in lines[1], "inside a cell by stage"
+    assert lines[-2] == "Stage cover  ends:1 1:0 2:1 3:0"
+    assert lines[-1] == "2 other cells, 2 lack a stage"
+    fastest = shown(peers_table(answer, sort="speed"))
+    assert "brisk-otter" in fastest[1], "the own cell first, whatever the order inside"
+    assert "CELL" not in shown(peers_table(some_peers()))[0]
+
+
+def test_cells_that_are_whole_and_peers_without_one():
+    answer = cells_of_peers("c", "a", "a", "a", "a", "")
+    answer.peers[3].state = "training"
+    lines = shown(peers_table(answer))
+    assert lines[-1] == "1 other cell, it lacks a stage"
+    assert lines[6].split()[2] == "-"
+    answer.peers[4].stage, answer.peers[4].state = 2, "training"
+    assert shown(peers_table(answer))[-1] == "1 other cell, it has every stage"
+    assert [p["cell"] for p in plain(answer)["peers"]] == [p.cell for p in answer.peers]
+
+
+def test_who_belongs_to_no_cell_sees_the_cover_of_all():
+    answer = cells_of_peers("", "a", "a", "b", "b", "b")
+    lines = shown(peers_table(answer))
+    assert lines[-2] == "Stage cover  ends:1 1:1 2:1 3:0"
+    assert lines[-1] == "2 other cells, 2 lack a stage"
+
+
 def test_a_hostile_name_cannot_draw_on_the_terminal():
     answer = PeersAnswer(
         peers=[PeerLine(peer="\x1b]0;x", name="\x1b[31mred\nnext", state="\x1b[2J", version="\r")]
@@ -309,6 +428,14 @@ def test_digests_are_compared_only_at_the_same_epoch():
     assert compare_digests([a, b, c]) == (2, ())
     c.digest = "ee" * 32
     assert compare_digests([a, b, c]) == (2, (0,))
+
+
+def test_digests_of_different_cells_are_not_compared():
+    a, b = own_cell(), own_cell(cell="b" * 16)
+    b.digest = "ff" * 32
+    assert compare_digests([a, b]) == (0, ())
+    b.cell.cell = a.cell.cell
+    assert compare_digests([a, b]) == (2, (2,))
 
 
 def test_the_peer_furthest_ahead_speaks_for_the_swarm():

@@ -8,6 +8,7 @@ from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.control.client import ControlClient
 from node.control.service import ControlService
 from node.tui.app import Monitor, Question
+from protos.control_pb2 import CellLine
 
 
 @pytest.fixture
@@ -53,6 +54,24 @@ async def test_it_shows_node_swarm_curve_peers_and_events(service, window):
         assert "3:0" in words(app, "#swarm")
         assert "█" in words(app, "#loss")
         assert "epoch 120 committed" in app.query_one("#events", RichLog).lines[0].text
+
+
+async def test_where_cells_lead_themselves_they_have_a_column_and_a_line(service, window):
+    app = monitor(service)
+    async with app.run_test(size=(80, 24)) as pilot:
+        table = app.query_one("#peers", DataTable)
+        await until(pilot, lambda: table.row_count == 6)
+        assert "CELL" not in {str(c.label) for c in table.columns.values()}
+        assert "cell" not in words(app, "#swarm")
+        own, other = "c" * 16, "a" * 16
+        window.said.cell.CopyFrom(
+            CellLine(cell=own, peers=4, cells=2, window=9, next_s=34.0, alone=True)
+        )
+        for i, line in enumerate(window.seen.peers):
+            line.cell = other if i % 2 else own
+        await until(pilot, lambda: len(table.columns) == 9)
+        await until(pilot, lambda: "cell   cccccc of 2  alone  next 34s" in words(app, "#swarm"))
+        assert [str(table.get_row_at(i)[2]) for i in range(6)] == ["cccccc"] * 3 + ["aaaaaa"] * 3
 
 
 async def test_it_follows_the_daemon(service, window):

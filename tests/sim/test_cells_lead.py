@@ -1,0 +1,75 @@
+"""Cells that lead themselves, in the simulated swarm: what a run comes to, and how it is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import cli
+from node.averaging.strategies.outer import OuterSettings
+from node.sim.faults import Schedule
+from node.sim.setup import LinkProfile, Setup, toy_parts
+from node.sim.show import svg, timeline
+from tests.sim.outcomes import finished
+
+NEAR = Setup(
+    cell=1,
+    outer=OuterSettings("gossip", window_s=10.0),
+    ends=2,
+    stages=1,
+    replicas=2,
+    parts=toy_parts(1, 2),
+    epochs=40,
+    spread_s=0.05,
+    links=LinkProfile(0.002, 0.002),
+)
+"""Becomes two cells. A directory and lines that are quick enough for so short windows."""
+
+
+def test_the_run_is_over_when_every_cell_is_and_says_what_cells_did() -> None:
+    outcome = finished(NEAR, Schedule(1, ()))
+    said = outcome.summary()
+    assert (said["cells"], said["divisions"]) == (2, 1)
+    assert set(outcome.cells.values()) == {NEAR.epochs}
+    assert said["slowest_cell_epochs"] == NEAR.epochs
+    assert said["epochs_repeated"] == 0, "two cells make an epoch of one number each"
+    assert 0 < said["outer_rounds"] <= said["windows_met"]
+    means = [c for c in outcome.commits if c.cell and not c.tokens]
+    assert len(means) == said["outer_rounds"]
+    assert svg(outcome, "cells").count("<polyline") == 2, "a line for each cell"
+    levels = timeline(outcome, 60)
+    assert "40" in levels[0]
+
+
+def test_an_answer_of_the_old_leader_makes_it_no_leader_of_the_new_cell() -> None:
+    slow = replace(NEAR, epochs=8, links=LinkProfile(0.3, 0.1))
+    outcome = finished(slow, Schedule(2, ()))
+    assert set(outcome.cells.values()) == {slow.epochs}, "both cells train"
+
+
+def test_one_cell_says_nothing_of_cells() -> None:
+    said = finished(Setup(epochs=3), Schedule(1, ())).summary()
+    assert not {"cells", "divisions", "outer_rounds"} & said.keys()
+
+
+def test_simulate_runs_a_manifest_of_such_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "swarm.toml"
+    manifest.write_text(
+        '[averaging]\ncell = 1\n[outer]\nstrategy = "gossip"\nwindow_s = 20.0\n'
+        "[model]\nlayers = 1\nd_model = 32\nheads = 2\nkv_heads = 1\nd_ff = 64\nseq_len = 32\n"
+        "[pipeline]\nstages = 1\nmicro_batch = 4\n[training]\ntarget_batch = 8\n"
+        "rebalance_every_s = 0.0\n"
+    )
+    words = ["simulate", str(manifest), "--peers", "4", "--ends", "2", "--epochs", "12"]
+    assert cli.main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["cells"], said["divisions"], said["slowest_cell_epochs"]) == (2, 1, 12)
+    assert cli.main(words) == 0
+    text = capsys.readouterr().out
+    assert "cells     2 after 1 division, the slowest at epoch 12" in text
+    assert "windows   partners found" in text
