@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
 import tomllib
 import typing
@@ -60,8 +61,8 @@ _MANIFEST_AGAIN = (
     "fresh invite:  tutti join INVITE"
 )
 MOVED = "TUTTI_MOVED"
-"""Left by a daemon for the fresh image of itself when it changes its stage: "<stage>:<p2p
-port>"."""
+"""Left by a daemon for the fresh image of itself when it changes its stage, "<stage>:<p2p port>",
+or its cell, ":<p2p port>"."""
 _PORT = FieldRule(0, 65535)
 _RATE = FieldRule(
     0,
@@ -198,6 +199,8 @@ class NodeConfig:
     limits: PipelineLimits = field(default_factory=PipelineLimits)
     moved_to: int | None = None
     """The stage this process has changed to since it was started; 0 for the ends."""
+    moved: bool = False
+    """This process has changed its stage or its cell since it was started."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built
     in."""
@@ -254,6 +257,7 @@ class NodeConfig:
             node=NodeSettings(**tables[""]),
             sources=sources,
             moved_to=moved_to,
+            moved=bool(env.get(MOVED, "")),
             **sections,
         )
 
@@ -350,6 +354,10 @@ class NodeConfig:
     def checkpoint_dir(self, run_id: str) -> Path:
         return self.swarm_dir(run_id) / "ckpt"
 
+    def left_dir(self, run_id: str) -> Path:
+        """Checkpoints of the cell that this peer has left, which nothing reads."""
+        return self.swarm_dir(run_id) / "ckpt.left"
+
     def incoming_dir(self, run_id: str, stage: int) -> Path:
         """Pieces of a stage's state that are still coming."""
         return self.swarm_dir(run_id) / "incoming" / f"stage-{stage}"
@@ -426,6 +434,18 @@ class NodeConfig:
         path = self.swarm_dir(run_id) / "cell"
         with _writing(path):
             write_atomically(path, cell.encode())
+
+    def change_cell(self, run_id: str, cell: str) -> None:
+        """The next start is in that cell, and begins without parameters: the checkpoints here are
+        of the cell that was left, and are set aside in the place of those set aside before. Raises
+        Refused and OutOfResources."""
+        kept, aside = self.checkpoint_dir(run_id), self.left_dir(run_id)
+        with _writing(aside):
+            if kept.is_dir():
+                if aside.is_dir():
+                    shutil.rmtree(aside)
+                os.replace(kept, aside)
+        self.keep_cell(run_id, cell)
 
     def cell(self, run_id: str) -> str:
         """What was kept of a run, "" for nothing that is a cell."""
@@ -610,10 +630,10 @@ def _moved(text: str) -> tuple[int | None, int]:
     stage, _, port = text.partition(":")
     if not text:
         return None, 0
-    whole = stage.isdecimal() and port.isdecimal()
-    if not (whole and int(stage) < 10_000 and _PORT.allows(int(port))):
+    whole = (not stage or stage.isdecimal()) and port.isdecimal()
+    if not (whole and int(stage or 0) < 10_000 and _PORT.allows(int(port))):
         raise UsageFault(f'{MOVED} = "{text}"', "it is set by tutti itself: unset it")
-    return int(stage), int(port)
+    return int(stage) if stage else None, int(port)
 
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:

@@ -20,7 +20,7 @@ import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room
 from node.app.catchup import catch_up
-from node.app.cells import find_cell
+from node.app.cells import find_cell, watch_cell
 from node.app.launch import Child, stop_all
 from node.app.moving import Mover, again, refusal
 from node.app.operator_service import OperatorService
@@ -276,6 +276,8 @@ class Daemon:
         a.training.start()
         if a.meetings is not None:
             a.meetings.start()
+        if self.manifest.divide:
+            self.tasks.spawn(watch_cell(self, self.presence, stages), "cell", eternal=True)
         self.presence.changed()
 
     def _enters(self, cell: CellId) -> None:
@@ -446,6 +448,12 @@ class Daemon:
             a.thread.close()
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)
+        if self.mover.cell is not None and self.manifest is not None:
+            try:
+                self.config.change_cell(self.manifest.run_id, self.mover.cell)
+            except LocalFault as e:
+                text = f"{e}; {e.next_step}; begins again in the cell it was in"
+                self.journal.emit("daemon", "cell-not-left", text, "error")
         if self.presence is not None:
             await self.presence.close(stays=self.mover.done is not None)
         await self.transport.close()
@@ -508,9 +516,10 @@ class Daemon:
         addresses = list(self.invite.addresses) if self.invite else []
         addresses += [p for p in self.config.node.join if p.startswith("/")]
         m = self.manifest
-        if m is not None and (addresses or m.swarm.owner != self.identity.peer_id):
+        mine = m is not None and m.swarm.owner == self.identity.peer_id
+        if m is not None and (addresses or not mine or self.config.moved):
             # The owner who starts its swarm anew asks nobody; whoever joined it finds it without
-            # who invited it.
+            # who invited it. Who has moved knows that others are there.
             addresses += self.config.acquaintances(m.run_id)
         return list(dict.fromkeys(a for a in addresses if not a.endswith(self.identity.peer_id)))
 
@@ -736,7 +745,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         moved = daemon.mover.done
         return code
 
-    moved: tuple[int, int] | None = None
+    moved: tuple[int | None, int] | None = None
     try:
         code = uvloop.run(body())
         if moved is not None:

@@ -1,9 +1,10 @@
-"""A peer changes its stage: it leaves the old one as one that drains, and becomes a fresh image of
-the same process.
+"""A peer changes its stage, or its cell: it leaves the old one, and becomes a fresh image of the
+same process.
 
 The process id, the identity, the p2p port, the parent that it ends with and the event file stay;
 everything that was built for the old stage is gone with certainty, because nothing of it is carried
-over.
+over. For a change of stage a peer leaves as one that drains. A cell that is left cannot go on: there
+nothing is finished and nothing handed over.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from node.app.capacity import check_memory
 from node.app.ports import Hosted, MovingPort
 from node.config import MOVED, NodeConfig
 from node.core.errors import TimedOut
-from node.core.ids import ENDS
+from node.core.ids import ENDS, CellId
 from node.manifest import Manifest
 from node.scheduler.choosing import able
 from node.transport.addresses import part_of
@@ -31,14 +32,21 @@ MOVE_S = 60.0
 
 
 class Mover:
-    """``target`` is the stage this daemon is changing to, ``done`` that stage and the p2p port of
-    the image that follows. ``refuses(manifest in force, stage)`` says why this peer will not host a
-    stage; empty when it will."""
+    """``target`` is the stage this daemon is changing to, ``cell`` the cell, ``done`` that stage
+    (None: it chooses one in its new cell) and the p2p port of the image that follows.
+    ``refuses(manifest in force, stage)`` says why this peer will not host a stage; empty when it
+    will."""
 
     def __init__(self, daemon: MovingPort, refuses: Callable[[Manifest, int], str]) -> None:
         self._d, self._refuses = daemon, refuses
         self.target: int | None = None
-        self.done: tuple[int, int] | None = None
+        self.cell: CellId | None = None
+        self.done: tuple[int | None, int] | None = None
+
+    @property
+    def going(self) -> bool:
+        """A change of stage or of the cell has begun."""
+        return self.target is not None or self.cell is not None
 
     def asked(self, stage: int) -> str:
         """The leader, or the rule where there is none, wants this peer at ``stage``: "" when it
@@ -46,7 +54,7 @@ class Mover:
         d = self._d
         if self.target is not None:
             return f"it is on its way to {place(self.target)}"
-        if d.assembled is None or d.manifest is None or d.draining or d.ending:
+        if self.going or d.assembled is None or d.manifest is None or d.draining or d.ending:
             return "it is coming or going itself"
         taken = stage == ENDS and d.presence is not None and d.presence.ends()
         known = under(d.manifest, d.assembled.training.standing.known)
@@ -58,6 +66,23 @@ class Mover:
         self.target = stage
         d.tasks.spawn(self._move(d.assembled, stage), "move")
         return ""
+
+    def joins(self, cell: CellId) -> None:
+        """The own cell cannot go on: this peer begins anew in that one, without parameters."""
+        d = self._d
+        if self.going or d.draining or d.ending:
+            return
+        self.cell = cell
+        epoch = d.assembled.stage.epoch if d.assembled is not None else 0
+        text = (
+            f"no leader works in this cell, and others do: joins cell {cell} and gives up what is "
+            f"here, epoch {epoch}"
+        )
+        d.journal.emit("daemon", "cell-left", text, "warning", cell=cell, epoch=epoch)
+        if d.presence is not None:
+            d.presence.changed()
+        self.done = None, p2p_port(d.addresses())
+        d.stop(f"moving to cell {cell}")
 
     async def drained(self, timeout_s: float) -> None:
         """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
@@ -129,10 +154,10 @@ def p2p_port(addresses: list[str]) -> int:
     return next((int(p) for a in own if (p := part_of(a, "tcp"))), 0)
 
 
-def again(stage: int, port: int) -> NoReturn:
-    """Become this program anew, with the arguments it was started with, to host ``stage``. Close
-    everything before."""
+def again(stage: int | None, port: int) -> NoReturn:
+    """Become this program anew, with the arguments it was started with, to host ``stage``; None: as
+    these say. Close everything before."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.environ[MOVED] = f"{stage}:{port}"
+    os.environ[MOVED] = f"{'' if stage is None else stage}:{port}"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -32,6 +32,8 @@ class Placing:
     def stage(self) -> int | None:
         """Where this daemon is, or will be; None while that is open."""
         d = self._d
+        if d.mover.cell is not None:
+            return None
         if d.mover.target is not None and not d.draining:
             return d.mover.target
         if d.assembled is not None:
@@ -112,7 +114,7 @@ class Placing:
             # Where nothing changes for long, there is nothing new to see every half second.
             await asyncio.sleep(HASTE_S * presence.times)
             a = d.assembled
-            if a is None or d.mover.target is not None or d.draining or d.ending:
+            if a is None or d.mover.going or d.draining or d.ending:
                 continue
             settled, waits = machine.settled, a.stage.epoch <= 0 and bool(a.training.waiting_for())
             to = machine.look(presence.placed(self._stages), d.clock.now(), waits=waits)

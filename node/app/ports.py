@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from node.core.clock import Clock
+from node.core.ids import CellId
 from node.core.tasks import Tasks
 from node.dht.record import PeerBody
 from node.identity.keys import Signer
@@ -68,14 +69,19 @@ class Reached(Protocol):
 
 
 class Moves(Protocol):
-    """A change of stage: to which one, if any, and the stage and port of who follows;
-    :meth:`asked` says why not, or begins it."""
+    """A change of stage, or of the cell: to which one, if any, and the stage and port of who
+    follows; :meth:`asked` says why not, or begins it, :meth:`joins` begins the other."""
 
     @property
     def target(self) -> int | None: ...
     @property
-    def done(self) -> tuple[int, int] | None: ...
+    def cell(self) -> CellId | None: ...
+    @property
+    def going(self) -> bool: ...
+    @property
+    def done(self) -> tuple[int | None, int] | None: ...
     def asked(self, stage: int) -> str: ...
+    def joins(self, cell: CellId) -> None: ...
 
 
 class PeerPort(Protocol):
@@ -105,6 +111,15 @@ class ChoosingPort(PeerPort, Protocol):
     @property
     def mover(self) -> Moves: ...
     def body(self) -> PeerBody: ...
+
+
+class CellPort(PeerPort, Protocol):
+    """For :func:`node.app.cells.watch_cell`."""
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def mover(self) -> Moves: ...
 
 
 class MovingPort(PeerPort, Protocol):

@@ -69,7 +69,7 @@ def state_of(d: Posting) -> str:
         return "stopping"
     if d.draining:
         return "draining"
-    if d.mover.target is not None:
+    if d.mover.going:
         return "moving"
     if d.role == "rendezvous":
         return "ready"
@@ -77,19 +77,22 @@ def state_of(d: Posting) -> str:
         return "choosing" if d.manifest and d.placing.stage is None else "starting"
     if a.work.fetching < 1.0:
         return "joining"
-    return {
-        MemberState.FINISHED: "finished",
-        MemberState.IDLE: "waiting" if a.training.waiting_for() else "ready",
-    }.get(a.training.member.state, "training")
+    state, waits = a.training.member.state, a.training.waiting_for()
+    if state is MemberState.FINISHED:
+        return "finished"
+    if waits and (state is MemberState.IDLE or a.training.leader is not None):
+        return "waiting"
+    return "ready" if state is MemberState.IDLE else "training"
 
 
 def body_of(d: Posting) -> PeerBody:
     """What a peer's record in the directory says."""
     a, state, reach, stage = d.assembled, state_of(d), d.reach(), d.placing.stage
+    to = d.mover.cell
     return PeerBody(
         stage=stage or ENDS,
         role=d.role if stage is None else "stage" if stage else "ends",
-        state=_POSTED.get(state, state),
+        state="choosing" if to is not None else _POSTED.get(state, state),
         open_to=d.placing.open_to,
         settled=d.placing.settled,
         epoch=max(0, a.stage.epoch) if a else 0,
@@ -99,12 +102,12 @@ def body_of(d: Posting) -> PeerBody:
         speed=a.work.speed() if a else 0.0,
         maddrs=tuple(reach.maddrs),
         started=d.started_at,
-        leads=a is not None and a.training.leader is not None,
+        leads=a is not None and a.training.leader is not None and to is None,
         reach=reach.standing,
         relays=reach.relays,
         room=reach.room,
         rate=reach.rate,
-        follows=(a.training.following or "") if a else "",
+        follows=(a.training.following or "") if a and to is None else "",
         protocols=(d.protocols().oldest, d.protocols().newest),
-        cell=d.presence.cell if d.presence else "",
+        cell=to or (d.presence.cell if d.presence else ""),
     )

@@ -1,33 +1,106 @@
-"""Which cell a joiner goes to. Pure. Enters: who is in which cell, at which stage. Leaves: a cell.
-Never: a clock, the stage in it (that is :mod:`node.scheduler.choosing`)."""
+"""Which cell a peer belongs to: the one a joiner goes to, and when a peer leaves its own because
+that cannot go on. Pure. Enters: who is in which cell, at which stage, and time. Leaves: a cell.
+Never: the stage in it (that is :mod:`node.scheduler.choosing`)."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from node.core.ids import CellId, PeerId
 
+PATIENCE_S = 60.0
+"""A cell that no leader has worked in for so long cannot go on: longer than another leader, a
+restart, or a joiner that chooses its stage needs."""
+START_S = 2 * PATIENCE_S
+"""The same for a peer that has just started, in a cell that it has not seen at work: where a whole
+cell is started again its peers come one after the other."""
+COMING_S = 10 * PATIENCE_S
+"""The same while somebody is about to take part in the cell: state may take long to fetch."""
+
 
 def choose_cell(
-    seen: Mapping[CellId, Iterable[int]], stages: int, me: PeerId, *, kept: str = "", first: CellId
+    seen: Mapping[CellId, Iterable[int]],
+    stages: int,
+    me: PeerId,
+    *,
+    kept: str = "",
+    first: CellId,
+    working: Collection[CellId] = (),
 ) -> CellId:
     """The cell that peer ``me`` joins in a run of ``stages`` block stages.
 
-    ``seen``: the stages of the peers in each cell; ``kept``: the cell it was in before it was
-    started again, if any: it goes back there, because its checkpoints and its colleagues' are that
-    cell's. Else the one that needs it most: a cell that lacks a stage, then the one whose thinnest
-    stage is the thinnest, then the smallest; joiners that come at once spread over equal ones by a
-    hash. Where nobody is in sight the run begins with the cell ``first``.
+    ``seen``: the stages of the peers in each cell; ``working``: cells with a leader at work;
+    ``kept``: the cell it was in before it was started again, if any: it goes back there, because
+    its checkpoints and its colleagues' are that cell's. Else the one that needs it most, of those
+    at work if there are any, because a joiner brings no parameters to one that has lost its own: a
+    cell that lacks a stage, then the one whose thinnest stage is the thinnest, then the smallest;
+    joiners that come at once spread over equal ones by a hash. Where nobody is in sight the run
+    begins with the cell ``first``.
     """
     if kept or not seen:
         return CellId(kept) if kept else first
+    able = {cell: here for cell, here in seen.items() if cell in working} or seen
+    return _neediest({cell: Counter(here) for cell, here in able.items()}, stages, me)
 
+
+def spread(
+    leavers: Collection[PeerId], seen: Mapping[CellId, Iterable[int]], stages: int
+) -> dict[PeerId, CellId]:
+    """By leaver the cell it goes to: one after another, in an order that no peer chooses, each goes
+    where it is needed most after those before it. Who sees the same finds the same."""
+    here = {cell: Counter(of) for cell, of in seen.items()}
+    found: dict[PeerId, CellId] = {}
+    for peer in sorted(leavers, key=lambda p: hashlib.sha256(p.encode()).digest()):
+        cell = found[peer] = _neediest(here, stages, peer)
+        here[cell][min(range(stages + 1), key=lambda stage: here[cell][stage])] += 1
+    return found
+
+
+def _neediest(seen: Mapping[CellId, Counter[int]], stages: int, me: PeerId) -> CellId:
     def need(cell: CellId) -> tuple[int, int, int, bytes]:
-        here = Counter(seen[cell])
+        here = seen[cell]
         thinnest = min(here[stage] for stage in range(stages + 1))
         drawn = hashlib.sha256(f"{me}/{cell}".encode()).digest()
         return min(thinnest, 1), thinnest, sum(here.values()), drawn
 
     return min(seen, key=need)
+
+
+class Dissolution:
+    """When peer ``me`` leaves its cell, in a run of ``stages`` block stages. A cell dissolves
+    because each of its peers finds, by itself, that nobody can go on in it."""
+
+    def __init__(self, me: PeerId, stages: int, now: float) -> None:
+        self._me, self._stages, self._since = me, stages, now
+        self._at: tuple[CellId, int] | None = None
+        self._worked = False
+
+    def look(
+        self,
+        cell: CellId,
+        term: int,
+        mates: Collection[PeerId],
+        seen: Mapping[CellId, Iterable[int]],
+        working: Collection[CellId],
+        now: float,
+        *,
+        coming: bool = False,
+    ) -> CellId | None:
+        """What the directory shows now: the cell to go to instead of ``cell``, None to stay.
+
+        ``term``: of the last plan followed here, which grows with every plan; ``mates``: who else
+        is in the cell, and may leave it for the same reason; ``seen`` and ``working`` as for
+        :func:`choose_cell`; ``coming``: somebody is about to take part in the cell.
+        """
+        planned = self._at is not None and self._at != (cell, term)
+        self._at = cell, term
+        if planned or cell in working:
+            self._worked, self._since = True, now
+            return None
+        patience = PATIENCE_S if self._worked else START_S
+        able = {c: here for c, here in seen.items() if c in working}
+        if not able or now - self._since < (COMING_S if coming else patience):
+            return None
+        return spread({*mates, self._me}, able, self._stages)[self._me]

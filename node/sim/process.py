@@ -18,7 +18,7 @@ from torch import Tensor
 from node.app.assembly import Machines as Deciding
 from node.app.assembly import Ports, compose
 from node.app.catchup import catch_up
-from node.app.cells import find_cell
+from node.app.cells import find_cell, watch_cell
 from node.app.moving import Mover, no_way
 from node.app.placing import Placing
 from node.app.posting import Reachability, body_of
@@ -191,6 +191,8 @@ class SimPeer:
         a.training.start()
         if a.meetings is not None:
             a.meetings.start()
+        if manifest.divide:
+            self.tasks.spawn(watch_cell(self, presence, stages), "cell", eternal=True)
         presence.changed()
 
     def _assemble(self, stage: int, presence: Presence) -> SimServices:
@@ -287,12 +289,12 @@ class SimPeer:
             self.stop("drained in haste")
 
     def stop(self, why: str) -> None:
-        """The process ends in order; who has moved begins anew at the other stage."""
+        """The process ends in order; who has moved begins anew at the other stage, or in the other
+        cell."""
         if self.ending:
             return
         self.ending = True
-        to = self.mover.done[0] if self.mover.done is not None else None
-        self._later(self.swarm.left, self, to)
+        self._later(self.swarm.left, self, self.mover.done, self.mover.cell)
 
     def kill(self) -> None:
         """SIGKILL: connections are reset, nothing it holds in memory is left."""
@@ -381,7 +383,7 @@ class SimPeer:
 
     @property
     def leaving(self) -> bool:
-        return self.draining or self.mover.target is not None
+        return self.draining or self.mover.going
 
     @property
     def work(self) -> StageRuntime:

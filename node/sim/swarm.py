@@ -9,7 +9,7 @@ from typing import Any
 
 from node.averaging.exchange.machine import RoundMachine
 from node.core.errors import Refused
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, CellId, PeerId
 from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
 from node.pipeline.machine import PipelineMachine
@@ -157,16 +157,22 @@ class SimSwarm:
         """No fault lasts."""
         return not self.troubles and not self.links.walls and not self.liars
 
-    def left(self, peer: SimPeer, to: int | None) -> None:
-        """A peer that has drained ends its process, or begins a new one at another stage."""
+    def left(self, peer: SimPeer, to: tuple[int | None, int] | None, cell: CellId | None) -> None:
+        """A peer that has drained ends its process, or begins a new one at another stage, or in
+        another cell."""
         peer.kill()
         if to is None:
             self.record_store.withdraw(peer.name, peer.clock.wall())
             self.watch.note(f"{peer.name} has left")
+            return
+        if cell is not None:
+            self.watch.note(f"{peer.name} has moved to cell {cell}")
+            peer.disk.change_cell(cell)
         else:
-            self.watch.note(f"{peer.name} has moved to {to}")
-            peer.config.stage = to
-            peer.boot()
+            self.watch.note(f"{peer.name} has moved to {to[0]}")
+        # Whose stage is fixed keeps it in another cell too.
+        peer.config.stage = to[0] if cell is None or peer.config.open_to else peer.config.stage
+        peer.boot()
 
     # ----------------------------------------------------------- what is to be seen
 

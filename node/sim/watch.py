@@ -249,6 +249,8 @@ class HistoryRecorder:
                 self.count("restored")
             case "moving":
                 self.count("moves")
+            case "cell-left":
+                self.count("cells-left")
             case "push-refused":
                 self.count("pushes-refused")
             case "window-alone":

@@ -30,6 +30,9 @@ COMING = ("choosing", "starting", "joining")
 LEAVING = ("draining", "stopping", "finished-leaving")
 """States of a peer that soon will not be where its record says."""
 
+WORKING = ("training", "finished")
+"""States of a leader in whose cell epochs follow each other, or all are done."""
+
 
 class View:
     """What one reading says of everybody else, and of the other peers of ``cell``. It is asked many
@@ -161,6 +164,14 @@ class Presence:
             if e.body.cell and e.body.state not in LEAVING and (s := _stage(e.body)) is not None:
                 found.setdefault(CellId(e.body.cell), []).append(s)
         return found
+
+    def working(self) -> set[CellId]:
+        """Cells in which somebody else leads, and does not wait."""
+        return {
+            CellId(e.body.cell)
+            for e in self._view.everybody.values()
+            if e.body.cell and e.body.leads and e.body.state in WORKING
+        }
 
     def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""

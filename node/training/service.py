@@ -310,18 +310,20 @@ class Training(rpc.TrainingServicer):
             self._take_or_drop_the_lead()
             # One word to a leader at a time: an old heartbeat must not arrive after the news of a
             # commit.
+            election = self._election
             async with self._order.setdefault(leader, asyncio.Lock()):
-                if await self._say_ready_to(leader):
+                # Who enters another cell meanwhile has nothing to say to this leader any more.
+                if election is not self._election or await self._say_ready_to(leader):
                     return
 
     async def _say_ready_to(self, leader: PeerId) -> bool:
         """False when it is no leader that listens: the next may be."""
         heard = self._heard(leader)
+        # A new one begins where this peer enters another cell before it is answered.
+        election = self._election
         if leader == self.me:
             self._leader_service.lead(heard)
             return True
-        # The cell may divide while the answer is on its way: it is none of the new cell's leader.
-        election = self._election
         election.tells(leader, self.clock.now())
         try:
             floor = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
@@ -719,19 +721,22 @@ class Training(rpc.TrainingServicer):
         there = self.company().keys() - {self.me}
         return sorted(there & self.work.engines.pipeline.timing.silent())
 
+    @property
+    def works(self) -> bool:
+        """This peer leads, and does not wait."""
+        return self.leader is not None and not self.waiting_for()
+
     def waiting_for(self) -> str:
         """Why no epoch is under way, in a few words; empty when one is, or has been a moment
         ago."""
-        if self.member.state in (
-            MemberState.RUN,
-            MemberState.AVERAGE,
-            MemberState.COPY,
-            MemberState.FINISHED,
-        ):
+        state = self.member.state
+        # A leader's own member may still be in an epoch that its leader has given up.
+        busy = (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY)
+        if state is MemberState.FINISHED or (self.leader is None and state in busy):
             return ""
         # Who is done waits for others in the same epoch: as long as their round is expected to
         # take, nobody is late.
-        done = self.work.rounds.deadline_s / 2 if self.member.state is MemberState.DONE else 0.0
+        done = self.work.rounds.deadline_s / 2 if state is MemberState.DONE else 0.0
         if self.clock.now() - self._moved < max(PAUSE_S, done):
             return ""
         if self.leader is not None:

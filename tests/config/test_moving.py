@@ -17,6 +17,7 @@ from node.app.moving import Mover, p2p_port, refusal
 from node.averaging.strategies.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
+from node.core.ids import CellId
 from node.core.tasks import Tasks
 from node.manifest import Manifest
 from node.telemetry.events import Journal
@@ -24,6 +25,7 @@ from node.training.protocol.rules import ChangeStatus, Rules
 
 ME = "12D3KooWAQqU9GpkTfSsZGdQnrbCkLh31Gp3okDXAQqU9GpkTfSs"
 MANIFEST = Manifest.default_demo()
+CELL = CellId("b" * 16)
 
 
 def config(tmp_path: Path, environ: dict[str, str] | None = None, **flags: Any) -> NodeConfig:
@@ -32,7 +34,9 @@ def config(tmp_path: Path, environ: dict[str, str] | None = None, **flags: Any) 
 
 def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
     return SimpleNamespace(
-        stage=SimpleNamespace(stage=stage), memory_limit=memory, main_memory=main
+        stage=SimpleNamespace(stage=stage, epoch=0),
+        memory_limit=memory,
+        main_memory=main,
     )
 
 
@@ -54,6 +58,10 @@ def test_a_moved_daemon_hosts_the_new_stage_on_the_old_port(
     named = config(tmp_path, {MOVED: "3:0"}, stage="1", may_move=True, p2p_port=77)
     assert (named.stage, named.transport.p2p_port, named.may_move) == (3, 77, True)
     assert config(tmp_path, {MOVED: ""}).stage is None
+    elsewhere = config(tmp_path, {MOVED: ":4001"}, stage="2")
+    assert (elsewhere.stage, elsewhere.transport.p2p_port, elsewhere.moved) == (2, 4001, True)
+    assert config(tmp_path, {MOVED: ":0"}).stage is None
+    assert not config(tmp_path).moved
 
 
 def test_what_an_image_may_host_is_its_operators_word(tmp_path: Path) -> None:
@@ -206,6 +214,46 @@ async def test_a_drain_meanwhile_wins(tmp_path: Path) -> None:
     assert not any(line.startswith("stop") for line in d.log)
 
 
+async def test_who_changes_its_cell_finishes_nothing_and_chooses_its_stage(tmp_path: Path) -> None:
+    d = FakeDaemon(config(tmp_path))
+    d.mover.joins(CELL)
+    assert (d.mover.cell, d.mover.target, d.mover.done) == (CELL, None, (None, 4001))
+    assert [line.split(":")[0] for line in d.log] == ["stop"]
+    assert [e.kind for e in d.journal.recent()] == ["cell-left"]
+    assert "coming or going" in d.mover.asked(2)
+    d.mover.joins(CellId("c" * 16))
+    assert d.mover.cell == CELL
+
+
+async def test_who_drains_or_changes_its_stage_stays_in_its_cell(tmp_path: Path) -> None:
+    for name in ("draining", "ending"):
+        d = FakeDaemon(config(tmp_path))
+        setattr(d, name, True)
+        d.mover.joins(CELL)
+        assert (d.mover.cell, d.log) == (None, [])
+    d = FakeDaemon(config(tmp_path))
+    assert d.mover.asked(2) == ""
+    d.mover.joins(CELL)
+    assert (d.mover.cell, d.mover.target) == (None, 2)
+    d.calm.set()
+    await d.idle()
+
+
+def test_checkpoints_of_the_cell_that_was_left_are_set_aside(tmp_path: Path) -> None:
+    ours, run = config(tmp_path), "f" * 64
+    assert ours.cell(run) == ""
+    ours.change_cell(run, CELL)
+    assert ours.cell(run) == CELL
+    for word in ("first", "second"):
+        kept = ours.checkpoint_dir(run) / "stage-1"
+        kept.mkdir(parents=True)
+        (kept / word).write_text(word)
+        ours.change_cell(run, "c" * 16)
+        assert not ours.checkpoint_dir(run).exists()
+        assert [p.name for p in (ours.left_dir(run) / "stage-1").iterdir()] == [word]
+    assert ours.cell(run) == "c" * 16
+
+
 async def test_who_comes_or_goes_is_not_moved(tmp_path: Path) -> None:
     for change in ({"draining": True}, {"ending": True}, {"assembled": None}, {"manifest": None}):
         d = FakeDaemon(config(tmp_path))
@@ -231,3 +279,5 @@ def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -
         (moving.sys.executable, [moving.sys.executable, "-m", "cli", "start", "--name", "x"])
     ]
     assert moving.os.environ[MOVED] == "2:4001"
+    moving.again(None, 4001)
+    assert moving.os.environ[MOVED] == ":4001"

@@ -57,7 +57,7 @@ class FakeDaemon:
         self.transport = SimpleNamespace(reachable=SimpleNamespace(standing=Standing.UNKNOWN))
         self.clock, self.journal = VirtualClock(), Journal()
         self.assembled: Any = None
-        self.mover = SimpleNamespace(target=None, asked=self.asked)
+        self.mover = SimpleNamespace(target=None, cell=None, going=False, asked=self.asked)
         self.draining = self.ending = False
         self.body, self.asks, self.refuses = object(), list[int](), ""
         self.placing = Placing(self)  # type: ignore[arg-type]

@@ -1,16 +1,25 @@
-"""Which cell a joiner goes to."""
+"""Which cell a joiner goes to, and when a peer leaves its own."""
 
 from __future__ import annotations
 
 from node.core.ids import CellId, PeerId, child_cell, first_cell, is_cell
-from node.scheduler.cells import choose_cell
+from node.scheduler.cells import (
+    COMING_S,
+    PATIENCE_S,
+    START_S,
+    Dissolution,
+    choose_cell,
+    spread,
+)
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
 ROOT = first_cell("run")
 
 
-def chosen(seen: dict[CellId, list[int]], me: str = "me", kept: str = "") -> CellId:
-    return choose_cell(seen, 2, PeerId(me), kept=kept, first=ROOT)
+def chosen(
+    seen: dict[CellId, list[int]], me: str = "me", kept: str = "", working: tuple[CellId, ...] = ()
+) -> CellId:
+    return choose_cell(seen, 2, PeerId(me), kept=kept, first=ROOT, working=working)
 
 
 def test_a_run_begins_with_its_first_cell() -> None:
@@ -30,6 +39,12 @@ def test_the_thinnest_stage_counts_before_the_number_of_peers() -> None:
     assert chosen({A: [0, 0, 1, 1, 2, 2], B: [0, 0, 0, 0, 1, 1, 1, 2]}) == B
 
 
+def test_a_cell_at_work_comes_before_one_that_lacks_what_a_joiner_cannot_bring() -> None:
+    seen = {A: [1, 2], B: [0, 0, 1, 1, 2, 2], C: [0, 1, 1, 2, 2]}
+    assert chosen(seen) == A
+    assert chosen(seen, working=(B, C)) == C
+
+
 def test_joiners_spread_over_cells_that_need_them_alike() -> None:
     seen = {cell: [0, 1, 2] for cell in (A, B, C)}
     found = [chosen(seen, f"peer {i}") for i in range(300)]
@@ -42,3 +57,94 @@ def test_cells_founded_by_different_plans_have_different_names() -> None:
     }
     assert len(names) == 8
     assert all(is_cell(name) for name in names)
+
+
+ME = PeerId("me")
+WHOLE = {A: [1, 2], B: [0, 1, 2]}
+
+
+class Peer:
+    """One in cell A, which looks once a second."""
+
+    def __init__(self) -> None:
+        self.machine, self.now, self.term = Dissolution(ME, 2, 0.0), 0.0, 1
+
+    def looks(self, seconds: float, *working: CellId, coming: bool = False) -> CellId | None:
+        """What it says first, or None after so long."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1.0
+            to = self.machine.look(A, self.term, (), WHOLE, working, self.now, coming=coming)
+            if to is not None:
+                return to
+        return None
+
+
+def test_a_peer_leaves_a_cell_that_has_stood_still_for_a_cell_at_work() -> None:
+    peer = Peer()
+    assert peer.looks(500, A, B) is None
+    assert peer.looks(PATIENCE_S - 1, B) is None
+    assert peer.looks(2, B) == B
+
+
+def test_a_leader_that_comes_back_in_time_keeps_its_cell() -> None:
+    peer = Peer()
+    peer.looks(5, A, B)
+    assert peer.looks(PATIENCE_S - 1, B) is None
+    assert peer.looks(1, A, B) is None
+    assert peer.looks(PATIENCE_S - 1, B) is None
+
+
+def test_a_plan_says_that_the_cell_works_whatever_the_directory_shows() -> None:
+    peer = Peer()
+    peer.looks(5, A, B)
+    for _ in range(5):
+        assert peer.looks(PATIENCE_S - 1, B) is None
+        peer.term += 1
+    assert peer.looks(PATIENCE_S + 1, B) == B
+
+
+def test_nobody_leaves_where_no_other_cell_works() -> None:
+    peer = Peer()
+    assert peer.looks(10 * START_S) is None
+    assert peer.looks(1, B) == B
+
+
+def test_who_has_just_started_waits_for_its_cell_longer() -> None:
+    peer = Peer()
+    assert peer.looks(START_S - 1, B) is None
+    assert peer.looks(1, B) == B
+
+
+def test_who_is_about_to_take_part_is_waited_for_but_not_for_ever() -> None:
+    peer = Peer()
+    peer.looks(5, A, B)
+    assert peer.looks(COMING_S - 1, B, coming=True) is None
+    assert peer.looks(2, B, coming=True) == B
+
+
+def test_who_enters_another_cell_begins_to_wait_anew() -> None:
+    machine = Dissolution(ME, 2, 0.0)
+    for second in range(1, 100):
+        assert machine.look(A, 1, (), WHOLE, (A, B), float(second)) is None
+    assert machine.look(C, 1, (), WHOLE, (A, B), 200.0) is None
+    assert machine.look(C, 1, (), WHOLE, (A, B), 200.0 + PATIENCE_S - 1) is None
+    assert machine.look(C, 1, (), WHOLE, (A, B), 200.0 + PATIENCE_S) in (A, B)
+
+
+def test_leavers_spread_by_need_and_all_find_the_same() -> None:
+    seen = {A: [0, 1, 2], B: [0, 0, 1, 1, 2, 2]}
+    leavers = [PeerId(f"peer {i}") for i in range(9)]
+    found = spread(leavers, seen, 2)
+    # The first three make the thin one as thick as the other, the rest go to both alike.
+    assert 5 <= list(found.values()).count(A) <= 7
+    assert spread(leavers[::-1], seen, 2) == found
+    for me in leavers:
+        machine, mates = Dissolution(me, 2, 0.0), [p for p in leavers if p != me]
+        assert machine.look(C, 1, mates, seen, (A, B), START_S) == found[me]
+
+
+def test_leavers_of_one_cell_spread_over_equal_ones() -> None:
+    leavers = [PeerId(f"peer {i}") for i in range(30)]
+    found = list(spread(leavers, {A: [0, 1, 2], B: [0, 1, 2]}, 2).values())
+    assert found.count(A) == found.count(B) == 15

@@ -67,6 +67,29 @@ async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
     await presence.close()
 
 
+async def test_cells_have_who_is_there_or_comes_and_work_where_a_leader_does(
+    tmp_path: Path,
+) -> None:
+    record_store = Board(tmp_path)
+    a, b, c = ("a" * 16, "b" * 16, "c" * 16)
+    await record_store.post("chief", 0, "ends", "training", cell=a, leads=True)
+    await record_store.post("comes", 2, "stage", "joining", cell=a)
+    await record_store.post("goes", 1, "stage", "stopping", cell=a)
+    await record_store.post("chooses", 0, "stage", "choosing", cell=a)
+    await record_store.post("waits", 0, "ends", "ready", cell=b, leads=True)
+    await record_store.post("follows", 1, "stage", "training", cell=b)
+    await record_store.post("done", 0, "ends", "finished", cell=c, leads=True)
+    await record_store.post("relay", 0, "rendezvous", "ready")
+    presence = await record_store.seen()
+    assert {cell: sorted(there) for cell, there in presence.cells().items()} == {
+        a: [0, 2],
+        b: [0, 1],
+        c: [0],
+    }
+    assert presence.working() == {a, c}
+    await presence.close()
+
+
 async def test_a_record_is_withdrawn_unless_a_successor_follows(tmp_path: Path) -> None:
     for stays in (True, False):
         record_store = Board(tmp_path)

@@ -29,6 +29,10 @@ class SimDisk:
     writing: tuple[float, dict[tuple[int, int], Checkpoint]] = (0.0, {})
     """Until when something is being written, and what is there if that is cut short."""
 
+    def change_cell(self, cell: str) -> None:
+        """The next process begins in that cell, with nothing of what was written in this one."""
+        self.cell, self.places, self.writing = cell, {}, (0.0, {})
+
     def died(self, now: float) -> None:
         """The process is gone: what it was writing never got its name."""
         until, before = self.writing
