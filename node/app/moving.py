@@ -2,9 +2,9 @@
 same process.
 
 The process id, the identity, the p2p port, the parent that it ends with and the event file stay;
-everything that was built for the old stage is gone with certainty, because nothing of it is carried
-over. For a change of stage a peer leaves as one that drains. A cell that is left cannot go on: there
-nothing is finished and nothing handed over.
+everything that was built for the old stage is gone with certainty, because nothing of it is
+carried over. For a change of stage a peer leaves as one that drains. A cell is left because it
+cannot go on: there nothing is finished, and nothing handed over.
 """
 
 from __future__ import annotations
