@@ -380,7 +380,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         manifest.outer,
         o.clock,
         o.journal,
-        cells=lambda: len({training.cell, *o.presence.cells()}),
+        cells=lambda: o.presence.cells().keys(),
         addresses=o.presence.addresses,
         learn=o.learn,
         on_error=o.on_error,

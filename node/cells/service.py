@@ -6,15 +6,15 @@ Never: a parameter; what a group gives each other is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import floor
 
-from node.averaging.strategies.keys import meeting_keys, next_place
+from node.averaging.strategies.keys import meeting_keys
 from node.averaging.strategies.outer import OuterSettings
 from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
 from node.core.clock import Clock
-from node.core.ids import PeerId, short_cell
+from node.core.ids import CellId, PeerId, short_cell
 from node.core.journey import Host, Partner, Plan
 from node.core.tasks import Tasks
 from node.telemetry.events import Journal
@@ -31,7 +31,7 @@ HOSTS, MADDRS = 4, 4
 
 
 class CellMeetings:
-    """Of one peer, in a run whose cells lead themselves. ``cells()``: about how many there are;
+    """Of one peer, in a run whose cells lead themselves. ``cells()``: those that are in sight;
     ``addresses(peer)``: where a peer can be dialled; ``learn(peer, addresses)`` is told where
     partners can."""
 
@@ -43,7 +43,7 @@ class CellMeetings:
         clock: Clock,
         journal: Journal,
         *,
-        cells: Callable[[], int],
+        cells: Callable[[], Collection[CellId]],
         addresses: Callable[[PeerId], Sequence[str]],
         learn: Callable[[PeerId, Sequence[str]], None],
         on_error: Callable[[str, BaseException], None] | None = None,
@@ -77,8 +77,7 @@ class CellMeetings:
                 continue
             if self._training.finished.is_set():
                 continue
-            place, cells = leader.windows.place, self.cells()
-            keys, most = meeting_keys(self._settings, about.cell, place, cells)
+            keys, most = meeting_keys(self._settings, about.cell, self.cells(), window)
             start = window * every
             group = await self._finder.find(about, window, keys, most, start)
             until = start + OPEN_SHARE * every - self._clock.wall()
@@ -90,9 +89,6 @@ class CellMeetings:
                 alone = True
                 continue
             alone = False
-            place = next_place(
-                self._settings, about.cell, place, cells, group.members.keys(), group.key, window
-            )
             partners = tuple(
                 Partner(cell, p.leader, p.hosts)
                 for cell, p in sorted(group.members.items())
@@ -102,7 +98,7 @@ class CellMeetings:
             text = f"averages with cell {names} in this window"
             cells = [p.cell for p in partners]
             self._journal.emit("training", "window", text, window=window, cells=cells)
-            self._training.meets(ev.Grouped(window, partners, place, self._clock.now() + until))
+            self._training.meets(ev.Grouped(window, partners, (), self._clock.now() + until))
 
     def _about(self) -> CellFacts | None:
         """What others need to know of the cell this peer leads; None before its first plan."""

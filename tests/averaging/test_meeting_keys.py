@@ -2,55 +2,103 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
+from collections.abc import Mapping
 
-from node.averaging.strategies.keys import EVERYBODY, meeting_keys, next_place
+import numpy as np
+import pytest
+
+from benchmarks.between.rounds import Trial, Window, cell_id, play, rounds_to
+from node.averaging.strategies.keys import EVERYBODY, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
+from node.dht.topics import check
 
 GRID = OuterSettings("moshpit", grid=(8, 8), window_s=60.0)
 
 
-def cell(number: int) -> CellId:
-    return CellId(f"{number:016x}")
+def cells(count: int) -> list[CellId]:
+    return [cell_id(0, n) for n in range(count)]
+
+
+def groups(s: OuterSettings, count: int, window: int) -> Mapping[str, list[CellId]]:
+    """The cells by the key that they look under first."""
+    found = defaultdict[str, list[CellId]](list)
+    for cell in cells(count):
+        found[meeting_keys(s, cell, cells(count), window)[0][0]].append(cell)
+    return found
 
 
 def test_pairs_are_drawn_from_all() -> None:
-    assert meeting_keys(OuterSettings("gossip", window_s=60.0), cell(1), (), 50) == (
-        (EVERYBODY,),
-        2,
-    )
+    gossip = OuterSettings("gossip", window_s=60.0)
+    assert meeting_keys(gossip, cell_id(0, 1), cells(50), 3) == ((EVERYBODY,), 2)
 
 
 def test_few_cells_meet_whole_in_a_grid_cut_down_to_them() -> None:
-    keys, most = meeting_keys(GRID, cell(1), (), 3)
+    keys, most = meeting_keys(GRID, cell_id(0, 1), cells(3), 0)
     assert keys == (EVERYBODY,)
     assert most >= 3
 
 
-def test_a_key_is_the_last_index_and_the_second_try_is_without_it() -> None:
-    keys, most = meeting_keys(GRID, cell(1), (6, 3), 64)
-    assert keys == ("3", EVERYBODY)
-    assert most == 8
+def test_a_cell_that_sees_nobody_has_a_key() -> None:
+    assert meeting_keys(GRID, cell_id(0, 1), (), 5)[0] == (EVERYBODY,)
 
 
-def test_cells_without_a_past_spread_over_the_keys() -> None:
-    keys = {meeting_keys(GRID, cell(n), (), 64)[0][0] for n in range(64)}
-    assert len(keys) == 8
+@pytest.mark.parametrize(
+    ("grid", "count"),
+    [((8, 8), 64), ((8, 8), 49), ((8, 8, 8), 100), ((32, 32), 300), ((4, 4), 36)],
+)
+def test_in_as_many_windows_as_axes_a_full_grid_has_averaged_exactly(grid, count: int) -> None:
+    s = OuterSettings("moshpit", grid=grid, window_s=60.0)
+    axes = {key.partition("-")[0] for window in range(9) for key in groups(s, count, window)}
+    value = {cell: float(n) for n, cell in enumerate(cells(count))}
+    for window in range(5, 5 + len(axes)):
+        for group in groups(s, count, window).values():
+            assert len(group) <= max(grid)
+            value |= dict.fromkeys(group, float(np.mean([value[c] for c in group])))
+    assert np.ptp(list(value.values())) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_who_met_stands_on_another_line_next_time() -> None:
-    """In two rounds of a grid with two axes everybody has met everybody, through others."""
-    places = {cell(n): (n % 8,) for n in range(64)}
-    knows = {c: {c} for c in places}
-    for window in (1, 2):
-        groups = defaultdict[str, list[CellId]](list)
-        for c, place in places.items():
-            groups[meeting_keys(GRID, c, place, 64)[0][0]].append(c)
-        for key, group in groups.items():
-            together = set[CellId]().union(*(knows[c] for c in group))
-            new = {c: next_place(GRID, c, places[c], 64, group, key, window) for c in group}
-            assert len(set(new.values())) == len(group) == 8
-            places |= new
-            knows |= dict.fromkeys(group, together)
-    assert all(len(known) == 64 for known in knows.values())
+def test_the_second_key_is_of_a_plane_with_the_line() -> None:
+    s = OuterSettings("moshpit", grid=(4, 4, 4), window_s=60.0)
+    for window in range(3):
+        planes = defaultdict[str, set[str]](set)
+        for cell in cells(64):
+            (line, plane), _ = meeting_keys(s, cell, cells(64), window)
+            planes[plane].add(line)
+        assert {len(lines) for lines in planes.values()} == {4}
+    assert meeting_keys(GRID, cell_id(0, 1), cells(64), 0)[0][1] == EVERYBODY
+
+
+@pytest.mark.parametrize("grid", [(2,) * 12, (32, 32), (100,)])
+def test_the_directory_takes_every_key(grid) -> None:
+    s = OuterSettings("moshpit", grid=grid, window_s=60.0)
+    for window in range(len(grid)):
+        for key in meeting_keys(s, cell_id(0, 3), cells(200), window)[0]:
+            check(f"outer/{window}/{key}")
+            assert len(key) <= 32
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_machines_form_the_lines_of_the_grid_however_slow_the_directory(seed: int) -> None:
+    looking = {c: meeting_keys(GRID, c, cells(64), seed) for c in cells(64)}
+    found = Window(looking, seed, random.Random(seed)).run()
+    assert len(found) == 64
+    assert {frozenset(g) for g in found.values()} == {
+        frozenset(g) for g in groups(GRID, 64, seed).values()
+    }
+
+
+def test_cells_agree_as_in_the_grid_of_a_view_that_all_share() -> None:
+    assert rounds_to(play(Trial(36), seed=0)) == [2, 2]
+    history = play(Trial(36, absent=0.1), seed=3)
+    assert history[0] > history[1] > history[-1]
+    assert rounds_to(history)[1] > 2, "who is absent keeps a value of its own"
+
+
+def test_a_cell_whose_line_is_absent_finds_another_in_its_plane() -> None:
+    there = [lines[0] for lines in groups(GRID, 64, 1).values()][:2]
+    looking = {cell: meeting_keys(GRID, cell, cells(64), 1) for cell in there}
+    found = Window(looking, 1, random.Random(0)).run()
+    assert {frozenset(g) for g in found.values()} == {frozenset(there)}

@@ -19,7 +19,6 @@ from node.averaging.strategies.moshpit import (
     advance,
     first_keys,
     fit,
-    indices,
     meet_by_key,
     pack,
 )
@@ -147,17 +146,6 @@ def test_a_failed_member_keeps_its_key_and_groups_stay_bounded() -> None:
         moved = advance(keys, groups, ~failed, 8, number, 0)
         assert (moved[failed] == keys[failed]).all()
         keys = moved
-
-
-def test_indices_are_different_and_agreed() -> None:
-    group = peers_of(5)
-    given_ = indices(group, "3", 8, 2, 0)
-    assert given_ == indices(group[::-1], "3", 8, 2, 0)
-    assert len(set(given_.values())) == 5
-    assert all(0 <= i < 8 for i in given_.values())
-    assert given_ != indices(group, "3", 8, 3, 0)
-    with pytest.raises(ValueError, match="different indices"):
-        indices(group, "3", 4, 2, 0)
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,19 @@ average along one axis a round. Enters: how many members, round, seed; or the ke
 there. Leaves: groups. Never: a group larger than an axis is long.
 
 M^d members average exactly in d rounds. :class:`Moshpit` computes the grid from a view that all
-share. Where there is no view, each member keeps a key (its last d-1 indices): :func:`meet_by_key`
-and :func:`advance` are the paper's rule.
+share. Without one, each member keeps a key (its last d-1 indices): :func:`meet_by_key` and
+:func:`advance` are the paper's rule, for the simulator.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from node.averaging.strategies.strategy import Groups, Places, dice, leaders, order
-from node.core.ids import PeerId
+from node.averaging.strategies.strategy import Groups, Places, dice, order
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +121,7 @@ def advance(
     """Keys after ``round``: members of a group get different indices below ``length``, spread
     evenly, and forget their oldest.
 
-    ``met`` [n] bool: who took part; the others keep their key. :func:`indices` for all groups at
-    once, as the simulator wants it, with other random numbers. Raises ValueError when a group has
+    ``met`` [n] bool: who took part; the others keep their key. Raises ValueError when a group has
     more than ``length`` members.
     """
     labels = np.where(met, groups.labels, groups.labels.max() + 1 + np.arange(len(met)))
@@ -135,22 +132,6 @@ def advance(
     starts = dice(seed, "starts", round).random_raw(len(sizes)) % np.uint64(length)
     index = (ranks * length // sizes[labels] + starts[labels].astype(np.int64)) % length
     return np.where(met[:, None], np.column_stack((keys, index))[:, 1:], keys)
-
-
-def indices(
-    group: Sequence[PeerId], key: str, length: int, round: int, seed: int
-) -> dict[PeerId, int]:
-    """The new index of every member of a group that met under ``key``: different, below ``length``,
-    spread evenly.
-
-    A function of the group alone, so its members agree without a message. Raises ValueError when it
-    is larger than ``length``.
-    """
-    if len(group) > length:
-        raise ValueError(f"a group of {len(group)} cannot have {length} different indices")
-    drawn = leaders(group, f"{seed}:{round}:{key}")
-    start = int(dice(seed, "start", round, key, *drawn).random_raw()) % length
-    return {peer: (rank * length // len(drawn) + start) % length for rank, peer in enumerate(drawn)}
 
 
 def _ranks(labels: Places, drawn: Places) -> Places:

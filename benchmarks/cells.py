@@ -1,0 +1,52 @@
+"""Cells that lead themselves: how independent they are, how fast they agree, what live ones do.
+
+    python -m benchmarks.cells --json -          # everything
+    python -m benchmarks.cells --only 4 --cells 100,300 --grid 8,8,8
+
+Rows are named after what was asked for: 2 live cells over a wide-area network, 3 independence of
+cells, 4 rounds of Moshpit until cells agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+from benchmarks.lab.fleet import Hang, folder
+from benchmarks.report import Report
+from node.sim.averaging import axes
+
+PARTS = {"2": "live", "3": "independence", "4": "rounds"}
+"""Number to module of `benchmarks.between`; each has ``rows(report, root)``."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(PARTS), help="some of the numbers above")
+    parser.add_argument("--cells", default="512,1024", help="4: how many, separated by commas")
+    parser.add_argument("--grid", default="", help="4: the axes; as simulate's without them")
+    parser.add_argument("--seeds", type=int, default=20, help="4: of every size")
+    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
+    asked = parser.parse_args()
+    report, chosen = Report(), asked.only.split(",")
+    sizes = [int(size) for size in asked.cells.split(",")]
+    more: dict[str, dict[str, Any]] = {
+        "4": {"sizes": sizes, "grid": axes(asked.grid), "seeds": asked.seeds}
+    }
+    for number, name in PARTS.items():
+        if number in chosen:
+            with folder() as root:
+                try:
+                    part = importlib.import_module(f"benchmarks.between.{name}")
+                    part.rows(report, root, **more.get(number, {}))
+                except (Hang, RuntimeError, TimeoutError) as e:
+                    report.add(f"{number} did not come to its end: {e}"[:300], 0, "", holds=False)
+    return report.end(asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
