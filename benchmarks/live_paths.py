@@ -220,7 +220,7 @@ def measure(changes: dict[str, Any], epochs: int) -> Measured:
             )
         )
         wan = stack.enter_context(Wan(sum(NODES)))
-        shape(wan)
+        shape(wan, sum(NODES))
         box = Box(root, tuple(wan.host(i) for i in range(sum(NODES))), NODE)
         stack.callback(box.clean_up)
         peers = {p.label: p for p in box.swarm(NODES, **{**MODEL, **changes})}
@@ -266,10 +266,10 @@ def digest(commits: Sequence[Told]) -> Measured:
     )
 
 
-def shape(wan: Wan) -> None:
-    """The published links, slower by ``SCALE``."""
-    for i in range(sum(NODES)):
-        for j in range(i + 1, sum(NODES)):
+def shape(wan: Wan, hosts: int) -> None:
+    """The published links between so many, slower by ``SCALE``."""
+    for i in range(hosts):
+        for j in range(i + 1, hosts):
             delay_ms, rate = link(PLACES[i % len(PLACES)], PLACES[j % len(PLACES)])
             wan.shape(i, j, delay_s=delay_ms / 1000, rate_bps=rate * 2**20 * 8 / SCALE)
 

@@ -1,0 +1,225 @@
+"""Fourteen daemons in three cells of four, four and six over a wide-area network: epochs of every
+cell with planned paths and a third of the block stages left out, beside all stages, planned and in
+turns; windows between the cells; the optimizer's bytes of a peer. Daemon i is at place i of
+SkipPipe's setting A, its bandwidths over ``live_paths.SCALE``. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from benchmarks.lab.books import COMMITTED
+from benchmarks.lab.fleet import Box, Hang, Peer
+from benchmarks.lab.told import Chronicle, Told
+from benchmarks.lab.wan import Wan, why_not
+from benchmarks.live_paths import NODE, shape
+from benchmarks.report import ROOT, Report
+
+NODES = (3, 4, 4, 3)
+"""With one replica a cell: two cells of four divide off, and one of six is left."""
+CELLS = 3
+CONFIG = ROOT / "configs" / "full.toml"
+RUN: dict[str, Any] = {
+    "averaging.cell": 1,
+    "outer.strategy": "moshpit",
+    "outer.carries": "state",
+    "outer.grid": [4, 4],
+    "outer.optimizer": "nesterov",
+    "outer.momentum": 0.8,
+    "optimizer.name": "muon",
+    "pipeline.stages": 3,
+    "pipeline.may_skip": 0.34,
+}
+"""Where there is no such file."""
+SMALL: dict[str, Any] = {
+    "outer.window_s": 60.0,
+    "model.layers": 3,
+    "model.d_model": 32,
+    "model.heads": 2,
+    "model.kv_heads": 1,
+    "model.d_ff": 64,
+    "model.seq_len": 128,
+    "pipeline.micro_batch": 8,
+    "pipeline.forward_timeout_s": 60.0,
+    "training.min_replicas": 1,
+    "training.target_batch": 48,
+    "training.epochs": 100_000,
+    "training.eval_every": 0,
+    "training.rebalance_every_s": 0.0,
+    "training.epoch_timeout_s": 180.0,
+    "averaging.round_timeout_s": 60.0,
+    "optimizer.warmup": 2,
+    "data.source": "builtin:pydoc",
+}
+"""So that two cores are mostly idle: six micro-batches of 128 KiB in an epoch of a cell."""
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "planned-33": (
+        "planned, a third left out",
+        {"scheduler.paths": "planned", "scheduler.skip": 0.34},
+    ),
+    "planned-full": ("planned, all stages", {"scheduler.paths": "planned", "scheduler.skip": 0.0}),
+    "turns": ("round robin, all stages", {"scheduler.paths": "round-robin", "scheduler.skip": 0.0}),
+}
+TARGETS = {"planned-full": 0.67, "turns": 0.5}
+BUSY = 0.6
+MEASURED, WATCHED_S = 8, 130.0
+"""Epochs of every cell at least; seconds, in which two windows of 60 s begin and end."""
+LOAD_S, EPOCH_S = 420.0, 40.0
+"""Bounds: fourteen daemons that load torch on two busy cores and divide twice; an epoch."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One swarm. ``seconds``: of every cell's epochs, by who led it; ``busy``: share of all cores
+    that its processes and the network's took; ``everything``: with the machine's other work;
+    ``windows``: in which a cell found partners, and put means in place."""
+
+    seconds: Mapping[str, tuple[float, ...]]
+    busy: float
+    everything: float
+    windows: tuple[int, int]
+
+    @property
+    def epoch_s(self) -> dict[str, float]:
+        return {who: median(times) for who, times in self.seconds.items()}
+
+
+def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
+    """Without the right to make network namespaces: one row that says so, and does not hold."""
+    if why := why_not():
+        report.add("2 live cells", 0, "swarms measured", why, "3", False)
+        return
+    found: dict[str, Measured] = {}
+    for name in only.split(","):
+        said, changes = SETTINGS[name]
+        got = found[name] = measure(root / name, {**base(), **SMALL, **changes})
+        cells = ", ".join(f"{seconds:.2f}" for seconds in sorted(got.epoch_s.values()))
+        report.add(
+            f"2 epoch of a cell, {said}",
+            median(got.epoch_s.values()),
+            "s",
+            f"the cells {cells} s, medians; cores {got.busy:.0%} busy with them, "
+            f"{got.everything:.0%} with all that ran here",
+            f"cores at most {BUSY:.0%} busy",
+            holds=got.busy <= BUSY,
+        )
+        report.add(
+            f"2 windows, {said}",
+            got.windows[1],
+            "times that a cell put means in place",
+            f"{got.windows[0]} times it found partners",
+            "more than 0",
+            holds=got.windows[1] > 0,
+        )
+    ours = found.get("planned-33")
+    for name, target in TARGETS.items():
+        if ours is None or name not in found:
+            continue
+        other = found[name]
+        both = [(ours.epoch_s[c], other.epoch_s[c]) for c in ours.epoch_s if c in other.epoch_s]
+        ratios = [mine / theirs for mine, theirs in both]
+        report.add(
+            f"2 {SETTINGS['planned-33'][0]}, over {SETTINGS[name][0]}",
+            max(ratios),
+            "ratio of epoch times, worst cell",
+            ", ".join(f"{mine:.2f} s over {theirs:.2f} s" for mine, theirs in both),
+            f"at most {target}",
+            holds=max(ratios) <= target,
+        )
+
+
+def base() -> dict[str, Any]:
+    """The run's settings, by their dotted names."""
+    if not CONFIG.is_file():
+        return RUN
+    tables = tomllib.loads(CONFIG.read_text())
+    return {
+        f"{table}.{name}": value
+        for table, fields in tables.items()
+        if isinstance(fields, dict) and table != "swarm"
+        for name, value in fields.items()
+    }
+
+
+def measure(root: Path, settings: Mapping[str, Any]) -> Measured:
+    """Start a swarm on the shaped network, let every cell commit, take it down. Raises Hang when it
+    does not."""
+    root.mkdir()
+    with contextlib.ExitStack() as stack:
+        count = sum(NODES)
+        wan = stack.enter_context(Wan(count))
+        shape(wan, count)
+        box = Box(root, tuple(wan.host(i) for i in range(count)), NODE)
+        stack.callback(box.clean_up)
+        peers = {p.label: p for p in box.swarm(NODES, **settings)}
+        chronicle = Chronicle()
+        stack.callback(chronicle.close)
+        for label, peer in peers.items():
+            peer.start()
+            chronicle.follow(label, peer.events_path)
+
+        def told() -> list[Told]:
+            for label, peer in peers.items():
+                if not peer.running:
+                    raise Hang(f"{label} ended: {peer.child.tail(3)}")
+            return chronicle.read()
+
+        def divided() -> bool:
+            return sum(e.kind == "cell-divided" for e in told()) >= CELLS - 1
+
+        def measured() -> dict[str, tuple[float, ...]] | None:
+            found = epochs(told(), begun)
+            enough = len(found) == CELLS and min(map(len, found.values())) >= MEASURED
+            return found if enough and time.time() - begun >= WATCHED_S else None
+
+        try:
+            box.wait("three cells", divided, LOAD_S)
+            begun = time.time()
+            psutil.cpu_percent()
+            worked = _worked(peers.values())
+            seconds = box.wait("epochs of every cell", measured, WATCHED_S + EPOCH_S * MEASURED)
+            everything = psutil.cpu_percent() / 100
+            took = (time.time() - begun) * (psutil.cpu_count() or 1)
+            busy = (_worked(peers.values()) - worked) / took
+        except Hang:
+            print(box.story(), file=sys.stderr)
+            raise
+        events = told()
+        met = sum(e.kind == "window" for e in events)
+        placed = sum(e.kind == COMMITTED and not e.get("tokens") for e in events)
+        return Measured(seconds, busy, everything, (met, placed))
+
+
+def _worked(peers: Iterable[Peer]) -> float:
+    """Seconds of processor time that the daemons, their p2pd and this process have taken."""
+    total = time.process_time()
+    for peer in peers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            daemon = psutil.Process(peer.pid)
+            for one in [daemon, *daemon.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    total += sum(one.cpu_times()[:2])
+    return total
+
+
+def epochs(events: list[Told], begun: float) -> dict[str, tuple[float, ...]]:
+    """Seconds from commit to commit of training epochs since then, by the leader, which is the only
+    ends peer of its cell. The first ones after the division are left out."""
+    commits: dict[str, list[Told]] = {}
+    for e in events:
+        if e.kind == COMMITTED and e.at > begun:
+            commits.setdefault(e.who, []).append(e)
+    return {
+        who: tuple(b.at - a.at for a, b in zip(said, said[1:], strict=False) if b.get("tokens"))[1:]
+        for who, said in commits.items()
+        if len(said) > 1
+    }
