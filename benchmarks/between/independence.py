@@ -19,7 +19,7 @@ from node.sim.ports import SimPeerPort
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.sim.watch import HistoryRecorder
-from node.sim.world.loop import quiet
+from node.sim.world.loop import bury, quiet
 from node.training.protocol import events as ev
 
 SETUP = Setup(
@@ -189,6 +189,7 @@ def play(seed: int, what: str = "") -> Book | None:
             else:
                 peer.kill()
         swarm.world.run(ENDS_S, None)
+        bury()
     return book
 
 

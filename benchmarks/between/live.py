@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.lab.books import COMMITTED
+from benchmarks.lab.books import COMMITTED, PLANNED
 from benchmarks.lab.fleet import Box, Hang, Peer
 from benchmarks.lab.told import Chronicle, Told
 from benchmarks.lab.wan import Wan, why_not
@@ -26,7 +26,7 @@ from benchmarks.report import ROOT, Report
 
 NODES = (3, 4, 4, 3)
 """With one replica a cell: two cells of four divide off, and one of six is left."""
-CELLS = 3
+CELLS, SIZES = 3, [4, 4, 6]
 CONFIG = ROOT / "configs" / "full.toml"
 RUN: dict[str, Any] = {
     "averaging.cell": 1,
@@ -71,26 +71,26 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 TARGETS = {"planned-full": 0.67, "turns": 0.5}
 BUSY = 0.6
-MEASURED, WATCHED_S = 8, 130.0
-"""Epochs of every cell at least; seconds, in which two windows of 60 s begin and end."""
+MEASURED, WATCHED_S = 8, 75.0
+"""Epochs of every cell at least; seconds, in which a window of 60 s begins."""
 LOAD_S, EPOCH_S = 420.0, 40.0
 """Bounds: fourteen daemons that load torch on two busy cores and divide twice; an epoch."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One swarm. ``seconds``: of every cell's epochs, by who led it; ``busy``: share of all cores
-    that its processes and the network's took; ``everything``: with the machine's other work;
-    ``windows``: in which a cell found partners, and put means in place."""
+    """One swarm. ``seconds``: of every cell's epochs, the small cells first; ``busy``: share
+    of all cores that its processes and the network's took; ``everything``: with the machine's other
+    work; ``windows``: in which a cell found partners, and put means in place."""
 
-    seconds: Mapping[str, tuple[float, ...]]
+    seconds: tuple[tuple[float, ...], ...]
     busy: float
     everything: float
     windows: tuple[int, int]
 
     @property
-    def epoch_s(self) -> dict[str, float]:
-        return {who: median(times) for who, times in self.seconds.items()}
+    def epoch_s(self) -> list[float]:
+        return [median(times) for times in self.seconds]
 
 
 def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
@@ -102,10 +102,10 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
     for name in only.split(","):
         said, changes = SETTINGS[name]
         got = found[name] = measure(root / name, {**base(), **SMALL, **changes})
-        cells = ", ".join(f"{seconds:.2f}" for seconds in sorted(got.epoch_s.values()))
+        cells = ", ".join(f"{seconds:.2f}" for seconds in got.epoch_s)
         report.add(
             f"2 epoch of a cell, {said}",
-            median(got.epoch_s.values()),
+            median(got.epoch_s),
             "s",
             f"the cells {cells} s, medians; cores {got.busy:.0%} busy with them, "
             f"{got.everything:.0%} with all that ran here",
@@ -125,7 +125,7 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
         if ours is None or name not in found:
             continue
         other = found[name]
-        both = [(ours.epoch_s[c], other.epoch_s[c]) for c in ours.epoch_s if c in other.epoch_s]
+        both = list(zip(ours.epoch_s, other.epoch_s, strict=True))
         ratios = [mine / theirs for mine, theirs in both]
         report.add(
             f"2 {SETTINGS['planned-33'][0]}, over {SETTINGS[name][0]}",
@@ -157,10 +157,10 @@ def measure(root: Path, settings: Mapping[str, Any]) -> Measured:
     with contextlib.ExitStack() as stack:
         count = sum(NODES)
         wan = stack.enter_context(Wan(count))
-        shape(wan, count)
         box = Box(root, tuple(wan.host(i) for i in range(count)), NODE)
         stack.callback(box.clean_up)
         peers = {p.label: p for p in box.swarm(NODES, **settings)}
+        labels = list(peers)
         chronicle = Chronicle()
         stack.callback(chronicle.close)
         for label, peer in peers.items():
@@ -173,8 +173,15 @@ def measure(root: Path, settings: Mapping[str, Any]) -> Measured:
                     raise Hang(f"{label} ended: {peer.child.tail(3)}")
             return chronicle.read()
 
-        def divided() -> bool:
-            return sum(e.kind == "cell-divided" for e in told()) >= CELLS - 1
+        def divided() -> list[list[str]] | None:
+            # The last plan of every leader says who is in its cell.
+            plans = {e.who: e.get("peers") for e in told() if e.kind == PLANNED}
+            if not plans:
+                return None
+            names = {peer.key: label for label, peer in peers.items()}
+            found = [[names[peer] for peer in plan] for plan in plans.values()]
+            found = sorted((len(cell), sorted(cell)) for cell in found)
+            return [cell for _, cell in found] if [n for n, _ in found] == SIZES else None
 
         def measured() -> dict[str, tuple[float, ...]] | None:
             found = epochs(told(), begun)
@@ -182,11 +189,12 @@ def measure(root: Path, settings: Mapping[str, Any]) -> Measured:
             return found if enough and time.time() - begun >= WATCHED_S else None
 
         try:
-            box.wait("three cells", divided, LOAD_S)
+            cells = box.wait("three cells", divided, LOAD_S)
+            shape(wan, [labels.index(label) for cell in cells for label in cell])
             begun = time.time()
             psutil.cpu_percent()
             worked = _worked(peers.values())
-            seconds = box.wait("epochs of every cell", measured, WATCHED_S + EPOCH_S * MEASURED)
+            found = box.wait("epochs of every cell", measured, WATCHED_S + EPOCH_S * MEASURED)
             everything = psutil.cpu_percent() / 100
             took = (time.time() - begun) * (psutil.cpu_count() or 1)
             busy = (_worked(peers.values()) - worked) / took
@@ -196,6 +204,7 @@ def measure(root: Path, settings: Mapping[str, Any]) -> Measured:
         events = told()
         met = sum(e.kind == "window" for e in events)
         placed = sum(e.kind == COMMITTED and not e.get("tokens") for e in events)
+        seconds = tuple(found[next(who for who in cell if who in found)] for cell in cells)
         return Measured(seconds, busy, everything, (met, placed))
 
 

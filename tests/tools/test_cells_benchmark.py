@@ -1,0 +1,33 @@
+"""What `python -m benchmarks.cells` reads out of the runs it plays."""
+
+from __future__ import annotations
+
+from benchmarks.between.independence import ENDS_S, STRIKES_S, Book
+from benchmarks.between.live import epochs
+from benchmarks.lab.books import COMMITTED
+from benchmarks.lab.told import Told
+from node.core.ids import CellId
+
+A, B = CellId("a" * 16), CellId("b" * 16)
+
+
+def test_a_cell_that_stops_waits_until_the_end() -> None:
+    book = Book(0, {A: [STRIKES_S - 1.0, STRIKES_S + 1.0], B: [STRIKES_S - 1.0]})
+    assert book.gap(A) == ENDS_S - STRIKES_S - 1.0
+    assert book.gap(B) == ENDS_S - STRIKES_S + 1.0
+    assert (book.count(book.epochs, A), book.count(book.epochs, B)) == (1, 0)
+
+
+def test_a_window_in_which_means_are_put_in_place_is_no_wait() -> None:
+    times = [float(at) for at in range(int(STRIKES_S), int(ENDS_S) + 1, 4)]
+    book = Book(0, {A: times[::2]}, {A: times[1::2]})
+    assert book.gap(A) == 4.0
+
+
+def test_epochs_of_live_cells_leave_out_rounds_without_samples() -> None:
+    def commit(who: str, at: float, tokens: int) -> Told:
+        return Told(who, at, "info", "training", COMMITTED, "", {"tokens": tokens})
+
+    told = [commit("one", at, 8) for at in (5.0, 11.0, 13.0, 16.0)]
+    told += [commit("one", 17.0, 0), commit("one", 21.0, 8), commit("two", 12.0, 8)]
+    assert epochs(told, 10.0) == {"one": (3.0, 4.0)}
