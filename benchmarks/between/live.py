@@ -157,6 +157,7 @@ def measure(root: Path, settings: Mapping[str, Any]) -> Measured:
     with contextlib.ExitStack() as stack:
         count = sum(NODES)
         wan = stack.enter_context(Wan(count))
+        shape(wan, range(count))
         box = Box(root, tuple(wan.host(i) for i in range(count)), NODE)
         stack.callback(box.clean_up)
         peers = {p.label: p for p in box.swarm(NODES, **settings)}
