@@ -265,7 +265,7 @@ class SnapshotBuilder:
         line = self._cell.line(
             training.cell,
             1 + len(mates),
-            meetings.cells(),
+            len({training.cell, *meetings.cells()}),
             a.work.outer,
             m.outer.window_s,
             d.clock.wall(),

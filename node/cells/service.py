@@ -98,7 +98,7 @@ class CellMeetings:
             text = f"averages with cell {names} in this window"
             cells = [p.cell for p in partners]
             self._journal.emit("training", "window", text, window=window, cells=cells)
-            self._training.meets(ev.Grouped(window, partners, (), self._clock.now() + until))
+            self._training.meets(ev.Grouped(window, partners, self._clock.now() + until))
 
     def _about(self) -> CellFacts | None:
         """What others need to know of the cell this peer leads; None before its first plan."""

@@ -101,14 +101,12 @@ class Window:
     ``partners`` are then the other cells of its group, and what they give is waited for
     ``within_s`` seconds. ``means``: in an outer round (``outer`` is the window), by stage the
     digest of the mean that its members put in place; a stage that is not in it keeps what it has.
-    ``place``: the cell's last indices in the Moshpit grid.
     """
 
     number: int = 0
     partners: tuple[Partner, ...] = ()
     within_s: float = 0.0
     means: Mapping[int, str] = field(default_factory=dict)
-    place: tuple[int, ...] = ()
 
 
 NO_WINDOW = Window()
@@ -308,7 +306,7 @@ class Plan:
         means = {str(stage): digest for stage, digest in w.means.items()}
         return {
             "cell": [self.cell_id, self.parent, self.founds],
-            "window": [w.number, partners, w.within_s, means, list(w.place)],
+            "window": [w.number, partners, w.within_s, means],
         }
 
     @cached_property
@@ -416,7 +414,7 @@ _LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
 
 
 def _window(body: Any) -> Window:
-    number, partners, within_s, means, place = body
+    number, partners, within_s, means = body
     return Window(
         _natural(number),
         tuple(
@@ -435,7 +433,6 @@ def _window(body: Any) -> Window:
         ),
         _finite(within_s),
         {int(stage): str(digest) for stage, digest in means.items()},
-        tuple(_natural(index) for index in place),
     )
 
 

@@ -291,7 +291,7 @@ def test_peers_of_another_protocol_are_named_with_what_helps():
         p.oldest_protocol, p.newest_protocol = window
     answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = 9  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    assert "golden-condor, quiet-ferret speak protocols 7 to 8, this tutti protocol 1" in said
+    assert "golden-condor, quiet-ferret speak protocols 7 to 8, this tutti protocols 1 to 2" in said
     assert "update this tutti" in said
     assert "basement speak" not in said
     assert "protocol 9" not in said

@@ -100,7 +100,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
         "cell_id": "ab" * 8,
         "parent": "cd" * 8,
         "founds": "12" * 8,
-        "window": Window(7, (PARTNER,), 2.5, {1: "d3"}, (2, 0)),
+        "window": Window(7, (PARTNER,), 2.5, {1: "d3"}),
     }
     in_a_cell = dataclasses.replace(PLAN, cell_id=PARTNER.cell)
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
@@ -363,13 +363,13 @@ def test_a_signature_under_a_plan_is_for_one_run() -> None:
     [
         None,
         [7],
-        [-1, [], 0.0, {}, []],
-        [7, [["no cell", "A", {}]], 0.0, {}, []],
-        [7, [["ef" * 8, "A", {"1": [["B", ["no address"]]]}]], 0.0, {}, []],
-        [7, [["ef" * 8, "A", {"1": [["B", ["/ip4/\x1b"]]]}]], 0.0, {}, []],
-        [7, [["ef" * 8, "A", {"x": []}]], 0.0, {}, []],
-        [7, [], math.inf, {}, []],
-        [7, [], 0.0, {}, [-1]],
+        [-1, [], 0.0, {}],
+        [7, [["no cell", "A", {}]], 0.0, {}],
+        [7, [["ef" * 8, "A", {"1": [["B", ["no address"]]]}]], 0.0, {}],
+        [7, [["ef" * 8, "A", {"1": [["B", ["/ip4/\x1b"]]]}]], 0.0, {}],
+        [7, [["ef" * 8, "A", {"x": []}]], 0.0, {}],
+        [7, [], math.inf, {}],
+        [7, [], 0.0, {"x": "d"}],
     ],
 )
 def test_a_plan_with_a_hostile_window_is_refused(window: object) -> None:

@@ -13,7 +13,7 @@ from node.training.protocol import events as ev
 E, S1, S2 = (PeerId(p) for p in ("ends", "stage1", "stage2"))
 BASE, NEXT = Version(4, "aa" * 16), Version(5, "bb" * 16)
 PARTNER = Partner(CellId("cd" * 8), PeerId("other"), {})
-GROUP = ev.Grouped(7, (PARTNER,), (3,), until=100.0)
+GROUP = ev.Grouped(7, (PARTNER,), until=100.0)
 
 
 def roster(base: Version = BASE, **means: tuple[int, str]) -> Roster:
@@ -25,16 +25,15 @@ def roster(base: Version = BASE, **means: tuple[int, str]) -> Roster:
 
 
 def test_without_a_group_a_plan_says_nothing_of_windows() -> None:
-    window = Windows((2,)).next(roster(), BASE, 0.0)
-    assert (window.number, window.means, window.place) == (0, {}, (2,))
+    window = Windows().next(roster(), BASE, 0.0)
+    assert (window.number, window.means) == (0, {})
 
 
 def test_the_first_plan_after_the_group_gives_what_it_starts_from() -> None:
-    w = Windows((2,))
+    w = Windows()
     w.grouped(GROUP)
     first = w.next(roster(), BASE, 40.0)
     assert (first.number, first.partners, first.within_s) == (7, (PARTNER,), 60.0)
-    assert first.place == (3,)
     again = w.next(roster(), BASE, 41.0)
     assert again.number == 7, "the epoch was given up: the same version is given"
     assert w.next(roster(NEXT), NEXT, 42.0).number == 0, "a later version is not what was given"

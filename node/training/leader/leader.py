@@ -104,7 +104,7 @@ class Leader:
         self.planning = Planning(
             me, facts, self.routing, self.deadlines, rules or make.read(""), cell
         )
-        self.windows = Windows(history.window.place if history else ())
+        self.windows = Windows()
         self._division = Division(facts.divide, cell, make.assign)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None

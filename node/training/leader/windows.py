@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from node.core.journey import Plan, Version, Window
+from node.core.journey import NO_WINDOW, Plan, Version, Window
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 
@@ -15,11 +15,9 @@ TRIES = 3
 
 
 class Windows:
-    """Of one leader, one window at a time. ``place``: the cell's last indices in the Moshpit
-    grid."""
+    """Of one leader, one window at a time."""
 
-    def __init__(self, place: tuple[int, ...] = ()) -> None:
-        self.place = place
+    def __init__(self) -> None:
         self._group: ev.Grouped | None = None
         self._given: Version | None = None
         self._tries = 0
@@ -33,26 +31,25 @@ class Windows:
         """The cell has found partners. Of two windows the later one counts."""
         if self._group is None or e.window > self._group.window:
             self._group, self._given, self._tries = e, None, 0
-            self.place = e.place
 
     def next(self, roster: Roster, base: Version, now: float) -> Window:
         """What the plan that starts from ``base`` says: that the cell gives this version, or the
         means that its stages put in place, or neither."""
         g = self._group
         if g is None:
-            return Window(place=self.place)
+            return NO_WINDOW
         if self._given is None and now < g.until:
             self._given = base
         if self._given == base and now < g.until and not self._tries:
-            return Window(g.window, g.partners, g.until - now, place=self.place)
+            return Window(g.window, g.partners, g.until - now)
         means, whole = self._means(roster, base, g.window)
         if now < g.until and not whole:
-            return Window(place=self.place)
+            return NO_WINDOW
         if not means or self._tries >= TRIES:
             self._group = None
-            return Window(place=self.place)
+            return NO_WINDOW
         self._tries += 1
-        return Window(0, g.partners, means=means, place=self.place)
+        return Window(0, g.partners, means=means)
 
     def number(self) -> int:
         """The window whose round is not over, 0 for none."""

@@ -49,12 +49,11 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Grouped:
-    """In this window the cell averages with ``partners``; afterwards its indices in the Moshpit
-    grid are ``place``. What is not there at ``until``, seconds of the own clock, is left out."""
+    """In this window the cell averages with ``partners``. What is not there at ``until``, seconds
+    of the own clock, is left out."""
 
     window: int
     partners: tuple[Partner, ...]
-    place: tuple[int, ...]
     until: float
 
 
