@@ -5,7 +5,6 @@ differently."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -107,16 +106,6 @@ def dice(seed: int, *what: object) -> np.random.Philox:
 def order(count: int, seed: int, *what: object) -> Places:
     """A random permutation of 0..count-1."""
     return np.argsort(dice(seed, *what).random_raw(count), kind="stable")
-
-
-def leaders(group: Collection[PeerId], salt: str) -> tuple[PeerId, ...]:
-    """The group in the order in which its members lead: the first leads, the next succeeds it when
-    it is lost.
-
-    By :func:`rank`, so that the work goes round from ``salt`` to salt (seed, round, key) and nobody
-    can choose it.
-    """
-    return tuple(sorted(group, key=lambda peer: rank(peer, salt)))
 
 
 def rank(peer: PeerId, salt: str) -> tuple[bytes, PeerId]:
