@@ -78,12 +78,8 @@ class Swarm(SimSwarm):
             peer.kill()
 
     def epochs(self, cell: CellId, since: int) -> list[int]:
-        """Those that leaders of the cell have committed, after so many commits in all."""
-        return [
-            epoch
-            for _, epoch, _, leader in self.watch.commits[since:]
-            if self.peers[leader].training.cell == cell
-        ]
+        """Those that the cell has committed, after so many commits in all."""
+        return [c.epoch for c in self.watch.commits[since:] if c.cell == cell]
 
 
 def follow(epochs: list[int]) -> bool:
