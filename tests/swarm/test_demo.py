@@ -28,7 +28,7 @@ def tiny() -> Manifest:
     )
 
 
-EPOCHS = 120
+EPOCHS = 300
 """Enough for a fresh daemon to come back in before the end, on a machine ten times as fast or a few
 times slower than usual."""
 
