@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from node.core.errors import OutOfResources
-from node.core.ids import CellId, PeerId, child_cell
+from node.core.ids import ENDS, CellId, PeerId, child_cell
 from node.core.journey import Plan, PlanMember, Version
 from node.core.samples import split
+from node.scheduler.costs import believe
+from node.scheduler.near import leavers
 from node.training.leader.planning import News
 from node.training.leader.roster import Roster
 from node.training.protocol.plan_context import PlanContext
@@ -24,10 +26,12 @@ POSTPONED_S = 60.0
 class Division:
     """Of the cell ``cell``. ``most``: replicas of a stage above which it divides; 0: never.
     ``assign`` places the parts of a stage, as :class:`~node.training.protocol.facts.PlanFunctions`
-    says."""
+    says. ``tensor``: bytes of a micro-batch on its way."""
 
-    def __init__(self, most: int, cell: CellId, assign: Callable[..., dict[str, PeerId]]) -> None:
-        self._most, self._cell, self._assign = most, cell, assign
+    def __init__(
+        self, most: int, cell: CellId, assign: Callable[..., dict[str, PeerId]], tensor: int
+    ) -> None:
+        self._most, self._cell, self._assign, self._tensor = most, cell, assign, tensor
         self._again = 0.0
         self._left: dict[PeerId, float] = {}
 
@@ -56,14 +60,14 @@ class Division:
     ) -> tuple[PlanContext, Plan] | None:
         """What goes with ``base`` for those who stay, and the plan of those who leave; None while
         the cell stays whole. ``me`` leads it, and stays."""
-        leavers = self._leavers(roster, base, me) if self._most and now >= self._again else {}
-        if not leavers:
+        away = self._leavers(roster, base, me) if self._most and now >= self._again else {}
+        if not away:
             return None
-        if not self._hold_the_state(roster, leavers):
+        if not self._hold_the_state(roster, away):
             self.postpone(now)
             return None
         stays, leaves = split(past.cursor)
-        members = tuple(PlanMember(p, s, roster.speed(p)) for p, s in sorted(leavers.items()))
+        members = tuple(PlanMember(p, s, roster.speed(p)) for p, s in sorted(away.items()))
         founded = Plan(
             base.epoch,
             term,
@@ -85,9 +89,8 @@ class Division:
         return replace(past, cursor=stays), founded
 
     def _leavers(self, roster: Roster, base: Version, me: PeerId) -> dict[PeerId, int]:
-        """Up to half of every stage and at most a full cell, the fast and the slow spread over
-        both; empty unless every stage has two that start from ``base``, and some stage more than
-        enough."""
+        """Up to half of every stage and at most a full cell, near ones together; empty unless every
+        stage has two that start from ``base``, and some stage more than enough."""
         if not base.epoch:
             return {}
         able = {
@@ -96,18 +99,16 @@ class Division:
         }
         if min(map(len, able.values())) < 2 or max(map(len, able.values())) <= self._most:
             return {}
-        leavers: dict[PeerId, int] = {}
-        for stage, peers in able.items():
-            order = sorted(peers, key=lambda p: (p != me, -roster.speed(p), p))
-            leavers |= dict.fromkeys(order[1::2][: self._most], stage)
-        return leavers
+        rows = {stage: [(p, roster.speed(p)) for p in peers] for stage, peers in able.items()}
+        costs = believe(roster.measured(), able[ENDS], roster.doubts(), self._tensor)
+        return leavers(rows, me, self._most, costs.delay)
 
-    def _hold_the_state(self, roster: Roster, leavers: Mapping[PeerId, int]) -> bool:
+    def _hold_the_state(self, roster: Roster, away: Mapping[PeerId, int]) -> bool:
         """Whether both cells have the memory for the optimizer's state of every stage."""
         for stage, peers in roster.replicas().items():
             for half in (
-                [p for p in peers if p in leavers],
-                [p for p in peers if p not in leavers],
+                [p for p in peers if p in away],
+                [p for p in peers if p not in away],
             ):
                 room = {p: r for p in half if (r := roster.candidates[p].room)}
                 rows = [(p, roster.speed(p)) for p in half]

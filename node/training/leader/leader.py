@@ -105,7 +105,7 @@ class Leader:
             me, facts, self.routing, self.deadlines, rules or make.read(""), cell
         )
         self.windows = Windows()
-        self._division = Division(facts.divide, cell, make.assign)
+        self._division = Division(facts.divide, cell, make.assign, sizes.tensor)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None

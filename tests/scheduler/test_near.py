@@ -1,0 +1,64 @@
+"""Which peers leave when a cell divides: the near ones stay together, and both halves stay fast."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from node.core.ids import PeerId
+from node.scheduler.near import KEEPS, leavers
+
+
+def site(peer: str) -> str:
+    return peer[-1]
+
+
+def sites(a: PeerId, b: PeerId) -> float:
+    return 0.0 if a == b else 0.02 if site(a) == site(b) else 0.2
+
+
+def stages(count: int, each: str, speed: float = 1.0) -> dict[int, list[tuple[PeerId, float]]]:
+    """Of every stage one peer at each of the sites."""
+    return {s: [(PeerId(f"p{s}{i}{at}"), speed) for i, at in enumerate(each)] for s in range(count)}
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+@pytest.mark.parametrize("each", ["ab", "abba", "aabb"])
+def test_two_sites_become_two_cells(count, each):
+    rows = stages(count, each)
+    for me, _ in rows[0]:
+        away = leavers(rows, me, len(each), sites)
+        assert {site(p) for p in away} == {"ab".replace(site(me), "")}
+        assert sorted(away.values()) == sorted(list(range(count)) * (len(each) // 2))
+
+
+def test_without_measured_ways_the_fast_and_the_slow_are_spread():
+    rows = {s: [(PeerId(f"p{s}{i}"), 10.0 - i) for i in range(4)] for s in range(3)}
+    me = PeerId("p00")
+    away = leavers(rows, me, 4, lambda a, b: 0.05)
+    assert away == {PeerId(f"p{s}{i}"): s for s in range(3) for i in (1, 3)}
+
+
+def test_near_peers_part_where_all_the_fast_ones_are_at_one_site():
+    rows = {s: [(PeerId(f"p{s}0a"), 9.0), (PeerId(f"p{s}1a"), 9.0),
+                (PeerId(f"p{s}2b"), 1.0), (PeerId(f"p{s}3b"), 1.0)] for s in range(2)}  # fmt: skip
+    me = PeerId("p00a")
+    away = leavers(rows, me, 4, sites)
+    assert all(sum(v for p, v in rows[s] if p in away) >= KEEPS * 10 for s in rows)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_half_of_every_stage_leaves_whatever_the_distances(seed):
+    draw = random.Random(seed)
+    rows = {
+        s: [(PeerId(f"p{s}-{i}"), draw.choice([0.0, draw.random()])) for i in range(n)]
+        for s, n in enumerate(draw.choices(range(2, 7), k=draw.randint(1, 5)))
+    }
+    me, most = draw.choice(rows[0])[0], draw.randint(1, 4)
+    table: dict[tuple[PeerId, PeerId], float] = {}
+    away = leavers(rows, me, most, lambda a, b: table.setdefault((a, b), draw.random()))
+    assert me not in away
+    for s, row in rows.items():
+        assert sum(p in away for p, _ in row) == min(most, len(row) // 2)
+        assert all(away.get(p, s) == s for p, _ in row)
