@@ -3,8 +3,8 @@
     python -m benchmarks.cells --json -          # everything
     python -m benchmarks.cells --only 4 --cells 100,300 --grid 8,8,8
 
-Rows are named after what was asked for: 2 live cells over a wide-area network, 3 independence of
-cells, 4 rounds of Moshpit until cells agree.
+Rows are named after what was asked for: 2 live cells over a wide-area network, and what cells lose
+beside one, 3 independence of cells, 4 rounds of Moshpit until cells agree.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report
 from node.sim.averaging import axes
 
-PARTS = {"2": "live", "3": "independence", "4": "rounds"}
-"""Number to module of `benchmarks.between`; each has ``rows(report, root)``."""
+PARTS = {"2": ("live", "loss"), "3": ("independence",), "4": ("rounds",)}
+"""Number to modules of `benchmarks.between`; each has ``rows(report, root)``."""
 
 
 def main() -> int:
@@ -37,14 +37,16 @@ def main() -> int:
     more: dict[str, dict[str, Any]] = {
         "4": {"sizes": sizes, "grid": axes(asked.grid), "seeds": asked.seeds}
     }
-    for number, name in PARTS.items():
+    for number, name in ((number, name) for number, names in PARTS.items() for name in names):
         if number in chosen:
             with folder() as root:
                 try:
                     part = importlib.import_module(f"benchmarks.between.{name}")
                     part.rows(report, root, **more.get(number, {}))
                 except (Hang, RuntimeError, TimeoutError) as e:
-                    report.add(f"{number} did not come to its end: {e}"[:300], 0, "", holds=False)
+                    report.add(
+                        f"{number} {name} did not come to its end: {e}"[:300], 0, "", holds=False
+                    )
     return report.end(asked.json)
 
 

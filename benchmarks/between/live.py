@@ -9,7 +9,7 @@ import contextlib
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -71,6 +71,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 TARGETS = {"planned-full": 0.67, "turns": 0.5}
 BUSY = 0.6
+SHARE = 0.75
 MEASURED, WATCHED_S = 8, 75.0
 """Epochs of every cell at least; seconds, in which a window of 60 s begins."""
 LOAD_S, EPOCH_S = 420.0, 40.0
@@ -81,12 +82,14 @@ LOAD_S, EPOCH_S = 420.0, 40.0
 class Measured:
     """One swarm. ``seconds``: of every cell's epochs, the small cells first; ``busy``: share
     of all cores that its processes and the network's took; ``everything``: with the machine's other
-    work; ``windows``: in which a cell found partners, and put means in place."""
+    work; ``windows``: in which a cell found partners, and put means in place; ``owned``: of every
+    cell, by stage the bytes of optimizer state of each replica."""
 
     seconds: tuple[tuple[float, ...], ...]
     busy: float
     everything: float
     windows: tuple[int, int]
+    owned: tuple[Mapping[int, Sequence[int]], ...]
 
     @property
     def epoch_s(self) -> list[float]:
@@ -121,6 +124,8 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
             holds=got.windows[1] > 0,
         )
     ours = found.get("planned-33")
+    if ours is not None:
+        _owned(report, ours)
     for name, target in TARGETS.items():
         if ours is None or name not in found:
             continue
@@ -135,6 +140,23 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
             f"at most {target}",
             holds=max(ratios) <= target,
         )
+
+
+def _owned(report: Report, ours: Measured) -> None:
+    """Muon's state of a peer, where its stage has another replica in the cell."""
+    shared = [
+        (stage, sorted(row)) for cell in ours.owned for stage, row in cell.items() if len(row) > 1
+    ]
+    said = "; ".join(f"stage {stage}: {' and '.join(map(str, row))}" for stage, row in shared)
+    shares = [max(row) / max(1, sum(row)) for _, row in shared]
+    report.add(
+        "2 optimizer bytes of a peer whose stage has two replicas, over its stage's",
+        max(shares, default=1.0),
+        "largest share",
+        f"{said} bytes; peers alone at a stage hold all of it",
+        f"at most {SHARE}, where whole matrices have two owners",
+        holds=bool(shares) and max(shares) <= SHARE,
+    )
 
 
 def base() -> dict[str, Any]:
@@ -202,11 +224,21 @@ def measure(root: Path, settings: Mapping[str, Any]) -> Measured:
         except Hang:
             print(box.story(), file=sys.stderr)
             raise
+        owned = [_state(peers[label] for label in cell) for cell in cells]
         events = told()
         met = sum(e.kind == "window" for e in events)
         placed = sum(e.kind == COMMITTED and not e.get("tokens") for e in events)
         seconds = tuple(found[next(who for who in cell if who in found)] for cell in cells)
-        return Measured(seconds, busy, everything, (met, placed))
+        return Measured(seconds, busy, everything, (met, placed), tuple(owned))
+
+
+def _state(cell: Iterable[Peer]) -> dict[int, list[int]]:
+    """By stage the bytes of optimizer state of its replicas."""
+    found: dict[int, list[int]] = {}
+    for peer in cell:
+        said = peer.status()
+        found.setdefault(said.stage, []).append(said.optimizer_bytes)
+    return found
 
 
 def _worked(peers: Iterable[Peer]) -> float:

@@ -234,6 +234,7 @@ class SnapshotBuilder:
             progress=work.fetching,
             momentum_lost=work.state_export.taking.lost,
             momentum_age=work.state_export.taking.age,
+            optimizer_bytes=work.engines.owner.nbytes,
         )
         if work.plan is not None and work.plan.paths:
             costs = leader.routing.costs if leader else None

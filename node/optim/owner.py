@@ -125,6 +125,11 @@ class Owner:
         """Parts there is committed state of, sorted."""
         return tuple(sorted(self._state))
 
+    @property
+    def nbytes(self) -> int:
+        """Of the committed state of all parts here."""
+        return sum(t.nbytes for state in list(self._state.values()) for t in state.values())
+
     def state(self, name: str) -> dict[str, Tensor]:
         """Committed state of a part as CPU fp32 tensors for a checkpoint or the next owner; empty
         if there is none."""
