@@ -3,8 +3,9 @@
     python -m benchmarks.cells --json -          # everything
     python -m benchmarks.cells --only 4 --cells 100,300 --grid 8,8,8
 
-Rows are named after what was asked for: 2 live cells over a wide-area network, and what cells lose
-beside one, 3 independence of cells, 4 rounds of Moshpit until cells agree.
+Rows are named after what was asked for: 1 one cell beside an earlier commit, 2 live cells over a
+wide-area network, and what cells lose beside one, 3 independence of cells, 4 rounds of Moshpit
+until cells agree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report
 from node.sim.averaging import axes
 
-PARTS = {"2": ("live", "loss"), "3": ("independence",), "4": ("rounds",)}
+PARTS = {"1": ("one",), "2": ("live", "loss"), "3": ("independence",), "4": ("rounds",)}
 """Number to modules of `benchmarks.between`; each has ``rows(report, root)``."""
 
 
