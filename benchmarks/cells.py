@@ -5,7 +5,7 @@
 
 Rows are named after what was asked for: 1 one cell beside an earlier commit, 2 live cells over a
 wide-area network, and what cells lose beside one, 3 independence of cells, 4 rounds of Moshpit
-until cells agree.
+until cells agree, 9 faults between cells.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report
 from node.sim.averaging import axes
 
-PARTS = {"1": ("one",), "2": ("live", "loss"), "3": ("independence",), "4": ("rounds",)}
+PARTS = {
+    "1": ("one",),
+    "2": ("live", "loss"),
+    "3": ("independence",),
+    "4": ("rounds",),
+    "9": ("faults",),
+}
 """Number to modules of `benchmarks.between`; each has ``rows(report, root)``."""
 
 
