@@ -11,7 +11,8 @@ from torch import Tensor
 
 from node.core.ids import CellId
 from node.core.journey import Version
-from node.training.rounds.window import FAR, REMEMBERED, USUAL, WindowRound, _mean, _Meeting
+from node.training.rounds.merging import Averaging, mean_of
+from node.training.rounds.window import FAR, REMEMBERED, USUAL, WindowRound, _Meeting
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
 
@@ -28,15 +29,19 @@ class Made(WindowRound):
 
     def after(self, own: Tensor, **partners: Tensor) -> Tensor:
         """The mean of these."""
-        m = _Meeting(1, A, Version(1), {}, {"w": own})
+        giver: Any = None
+        merge = Averaging(giver)
+        m = _Meeting(1, A, Version(1), {}, merge, {"w": own})
         m.came = {CellId(name * 16): {"w": t} for name, t in partners.items()}
         self._clip(m)
-        return _mean({**m.came, A: m.given or {}})["w"]
+        return merge.makes(A, m.given or {}, m.came)["w"]
 
 
 def test_a_mean_is_the_same_bits_in_every_cell() -> None:
     given = {cell: {"w": torch.randn(1000)} for cell in (A, B, C)}
-    means = [_mean({cell: given[cell] for cell in order})["w"] for order in ((A, B, C), (C, A, B))]
+    means = [
+        mean_of({cell: given[cell] for cell in order})["w"] for order in ((A, B, C), (C, A, B))
+    ]
     assert torch.equal(*means)
     exact = torch.stack([g["w"] for g in given.values()]).double().mean(0)
     assert torch.allclose(means[0].double(), exact, atol=1e-6)

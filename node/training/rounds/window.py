@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-import torch
 from torch import Tensor
 
 from node.averaging.exchange.request import PartOrigin, RoundOutcome
@@ -35,6 +34,7 @@ from node.core.tasks import Tasks
 from node.training.protocol import events as ev
 from node.training.rounds.anchor import Anchor
 from node.training.rounds.common import Rounds
+from node.training.rounds.merging import Merge, distance, finite, merge_of, moved, nearer
 from node.training.rounds.outer import Fetch, OuterNews
 from node.training.state.engines import Engines
 from node.training.state.state_export import StateExport
@@ -55,14 +55,15 @@ PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 
 @dataclass
 class _Meeting:
-    """One window. ``local``: parameters as given; ``given``: what partners may fetch, None without
-    an anchor; ``mean``: what came of it, with its digest; ``cells``: of how many cells it is, 0
-    where a replica made it."""
+    """One window. ``local``: parameters as given; ``merge``: what becomes of them; ``given``: what
+    partners may fetch, None without an anchor; ``mean``: what came of it, with its digest;
+    ``cells``: of how many cells it is, 0 where a replica made it."""
 
     number: int
     cell: str
     base: Version
     local: Mapping[str, Tensor]
+    merge: Merge
     given: dict[str, Tensor] | None = None
     came: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     mean: dict[str, Tensor] | None = None
@@ -134,7 +135,11 @@ class WindowRound:
         self._drop()
         anchor.look_for(plan)
         m = self._meeting = _Meeting(
-            window.number, plan.cell_id, plan.base, anchor.in_place(anchor.carried)
+            window.number,
+            plan.cell_id,
+            plan.base,
+            anchor.in_place(anchor.carried),
+            merge_of(settings, anchor),
         )
         m.task = self._tasks.spawn(self._meet(m, plan), "window")
 
@@ -157,7 +162,7 @@ class WindowRound:
         if self._anchor.lacking:
             # Nobody in the cell has one, or it would have come: all begin with what is given here.
             self._anchor.begin_with(m.local)
-        m.given = await self._engines.aside(self._anchor.gives, m.local)
+        m.given = await self._engines.aside(m.merge.gives, m.local)
         if m.given is None:
             return
         shapes = {name: tuple(t.shape) for name, t in m.given.items()}
@@ -169,9 +174,8 @@ class WindowRound:
             late = loop.time() - began >= SOME_SHARE * within_s
             if m.mean is None and (len(m.came) == len(plan.window.partners) or (m.came and late)):
                 await self._engines.aside(self._clip, m)
-                given = {**m.came, m.cell: m.given}
-                mean = await self._engines.aside(_mean, given)
-                m.cells = len(given)
+                mean = await self._engines.aside(m.merge.makes, m.cell, m.given, m.came)
+                m.cells = 1 + len(m.came)
                 m.digest = await self._engines.aside(digest, mean)
                 m.mean = mean
             if m.mean is None:
@@ -192,7 +196,7 @@ class WindowRound:
             if partner.cell in m.came or not hosts:
                 continue
             found = await self._fetch(m, [h.peer for h in hosts], StateKind.SNAPSHOT, stage, shapes)
-            if found is not None and not _finite(found):
+            if found is not None and not finite(found):
                 for host in hosts:
                     self._engines.transport.fault(host.peer, "gives numbers that are not finite")
             elif found is not None:
@@ -202,10 +206,10 @@ class WindowRound:
         """A partner that is much further away than partners usually are pulls no more than one that
         is FAR times as far: whoever gives noise, or many times what it has, spoils little."""
         for cell, given in sorted(m.came.items()):
-            apart = _distance(given, m.given or {})
+            apart = distance(given, m.given or {})
             most = FAR * median(self._apart) if len(self._apart) >= USUAL else math.inf
             if apart > most:
-                m.came[cell] = _nearer(given, m.given or {}, most / apart)
+                m.came[cell] = nearer(given, m.given or {}, most / apart)
                 self._engines.journal.emit(
                     "averaging",
                     "partner-clipped",
@@ -292,13 +296,7 @@ class WindowRound:
 
     def _moved(self, m: _Meeting) -> dict[str, Tensor]:
         """Parameters in place, moved by as much as the mean is from what was given."""
-        here = self._anchor.in_place(m.local)
-        mean = m.mean or {}
-        with torch.no_grad():
-            return {
-                name: here[name].to("cpu", torch.float32) + (mean[name] - given.to("cpu"))
-                for name, given in m.local.items()
-            }
+        return moved(self._anchor.in_place(m.local), m.local, m.mean or {})
 
     async def takes(self, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters; where the cell keeps an anchor, the mean is the next one."""
@@ -321,35 +319,3 @@ class WindowRound:
             peers = len(plan.stage(self._rounds.unit(plan)[0]))
             self.news = OuterNews(plan.outer, cells, peers, nbytes)
         return found.tensors
-
-
-def _mean(given: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of what cells give, in the order of their names: all that have the same come to the
-    same bits."""
-    cells = sorted(given)
-    with torch.no_grad():
-        found: dict[str, Tensor] = {}
-        for name, first in given[cells[0]].items():
-            total = first.to("cpu", torch.float64)
-            for cell in cells[1:]:
-                total = total + given[cell][name].to("cpu")
-            found[name] = (total / len(cells)).to(torch.float32)
-        return found
-
-
-def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """Of two cells, relative to the length of the second."""
-    apart = sum(
-        float((a[n].to("cpu").double() - b[n].to("cpu").double()).square().sum()) for n in b
-    )
-    length = sum(float(t.to("cpu").double().square().sum()) for t in b.values())
-    return math.sqrt(apart / length) if length else math.sqrt(apart)
-
-
-def _nearer(a: Mapping[str, Tensor], b: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """So much of the way from ``b`` to ``a``."""
-    return {n: torch.lerp(b[n].to("cpu", torch.float32), a[n].to("cpu"), share) for n in b}
-
-
-def _finite(tensors: Mapping[str, Tensor]) -> bool:
-    return all(bool(torch.isfinite(t).all()) for t in tensors.values())
