@@ -119,18 +119,53 @@ def test_scales_that_nobody_writes_are_refused(codec: str, scale: float) -> None
         decode(data, 1000, codec)
 
 
-def test_top_k_places_that_do_not_rise_are_refused() -> None:
-    good = encode(normal(TOP_BLOCK + 200), "top-k")
-    count = kept(TOP_BLOCK + 200)
-    for index, place in ((0, -1), (1, 0), (127, TOP_BLOCK), (count - 1, 200)):
+def test_top_k_takes_as_few_bytes_as_it_says_and_its_values_are_two_of_each_block() -> None:
+    assert nbytes_of(1 << 20, "top-k") / (1 << 20) < 0.0362
+    tensor = normal(3 * TOP_BLOCK + 77)
+    again = decode(encode(tensor, "top-k"), tensor.numel(), "top-k")
+    for before, after in zip(tensor.split(TOP_BLOCK), again.split(TOP_BLOCK), strict=True):
+        sent = after[after != 0]
+        assert len(sent.abs().unique()) <= 2
+        among = before[after != 0]
+        assert torch.equal(among.sign(), sent.sign())
+        largest = among.abs() >= among.abs().median()
+        if len(among) > 8:
+            assert float((sent[largest] - among[largest]).abs().mean()) < 0.2 * float(
+                among.abs().mean()
+            )
+
+
+def test_top_k_bytes_that_nobody_writes_are_refused() -> None:
+    count = 2 * TOP_BLOCK + 200
+    good = encode(normal(count), "top-k")
+    codes = 4 * 3  # the magnitudes of three blocks come first
+    for index, value in ((0, float("inf")), (1, float("nan")), (2, -1.0), (5, -0.5)):
         bad = good.clone()
-        bad[: 2 * count].view(torch.int16)[index] = place
-        with pytest.raises(WireError, match="places"):
-            decode(bad, TOP_BLOCK + 200, "top-k")
-    bad = good.clone()
-    bad[2 * count :].view(torch.bfloat16)[3] = float("inf")
-    with pytest.raises(WireError, match="finite"):
-        decode(bad, TOP_BLOCK + 200, "top-k")
+        bad[:codes].view(torch.bfloat16)[index] = value
+        with pytest.raises(WireError, match="magnitude"):
+            decode(bad, count, "top-k")
+    swapped = good.clone()
+    swapped[:4].view(torch.bfloat16)[:] = torch.tensor([2.0, 1.0])
+    with pytest.raises(WireError, match="magnitude"):
+        decode(swapped, count, "top-k")
+    high = codes + 5 * kept(TOP_BLOCK) // 8
+    many = good.clone()
+    many[high : high + 4] = 255
+    with pytest.raises(WireError, match="places"):
+        decode(many, count, "top-k")
+    flat = good.clone()
+    flat[codes:high] = 0  # places of one bucket are equal then
+    with pytest.raises(WireError, match="rise"):
+        decode(flat, count, "top-k")
+
+
+def test_top_k_is_the_same_bytes_however_it_is_cut() -> None:
+    tensor = normal(PIECE + 5 * TOP_BLOCK + 3)
+    data = encode(tensor, "top-k")
+    whole = decode(data, tensor.numel(), "top-k")
+    part = torch.empty(5 * TOP_BLOCK + 3)
+    Coded(data, (tensor.numel(),), "top-k").read(PIECE, part)
+    assert torch.equal(part, whole[PIECE:])
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4", "top-k"])

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 INT8_BLOCK, INT4_BLOCK = 256, 64
 """Numbers that share a scale. int4 has so few steps that its blocks must be small."""
 TOP_BLOCK, TOP_SHARE = 4096, 32
-"""top-k keeps one number of ``TOP_SHARE`` in every block; a place in a block fits two bytes."""
+"""top-k keeps one number of ``TOP_SHARE`` in every block, in ``TOP_BITS`` bits: five of its place,
+two that say how many share its higher bits, two of its value."""
+TOP_BITS, TOP_SCALES = 9, 4
+"""``TOP_SCALES``: bytes of the two magnitudes of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ FORMATS: dict[str, Format] = {
     "fp16": Format(True, False, False, "11 bits of precision, at most 65504"),
     "int8": Format(True, False, True, f"steps of 1/127 of the largest of {INT8_BLOCK}"),
     "int4": Format(True, False, True, f"steps of 1/7 of the largest of {INT4_BLOCK}"),
-    "top-k": Format(True, True, True, f"the largest of every {TOP_SHARE}, in bf16"),
+    "top-k": Format(True, True, True, f"the largest of every {TOP_SHARE}, in 2 bits"),
 }
 
 
@@ -49,7 +52,8 @@ def nbytes_of(numbers: int, name: str) -> int:
         case "int4":
             return 4 * -(-numbers // INT4_BLOCK) + -(-numbers // 2)
         case "top-k":
-            return 4 * kept(numbers)
+            whole, rest = divmod(numbers, TOP_BLOCK)
+            return whole * top_row(TOP_BLOCK) + (top_row(rest) if rest else 0)
         case _:
             raise ValueError(f"unknown number format {name!r}: use {', '.join(FORMATS)}")
 
@@ -58,3 +62,8 @@ def kept(numbers: int) -> int:
     """How many numbers top-k keeps: of a whole block its share, of the rest at least one."""
     whole, rest = divmod(numbers, TOP_BLOCK)
     return whole * (TOP_BLOCK // TOP_SHARE) + -(-rest // TOP_SHARE)
+
+
+def top_row(numbers: int) -> int:
+    """Bytes of one top-k block of so many numbers: its magnitudes and its codes."""
+    return TOP_SCALES + -(-TOP_BITS * kept(numbers) // 8)

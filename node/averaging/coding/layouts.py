@@ -5,8 +5,11 @@ at by its ``FAULTS`` before it is read.
 
 int8 and int4 divide each block by its largest number and round to nearest; scales (fp32) stand
 before all codes. int4 puts two codes in a byte, numbers of the first half of each ``PIECE`` in the
-low half of its bytes. top-k stands as places in the block (two bytes each, rising), then values
-(bf16). All little endian.
+low half of its bytes. top-k keeps the k largest of a block, as SparseLoCo (arXiv 2508.15706): two
+magnitudes (bf16) of every block stand before all codes; a number's code is its sign and which of
+the two. Rising places p take 7 bits each as an Elias-Fano code: p % 32, and a string of 2 k bits in
+which bit p // 32 + i is set for the i-th. The magnitudes are two of the block's own, because order
+statistics are the same bits on every processor, and means are not. All little endian.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from node.averaging.coding.formats import INT4_BLOCK, INT8_BLOCK, TOP_BLOCK, TOP_SHARE, kept
+from node.averaging.coding.formats import (
+    INT4_BLOCK,
+    INT8_BLOCK,
+    TOP_BLOCK,
+    TOP_SCALES,
+    kept,
+    top_row,
+)
 
 PIECE = 1 << 17
 """Numbers worked on at a time, a multiple of all blocks: 512 KiB, which stay in the processor's
@@ -88,25 +98,60 @@ def _int4_writer(raw: Tensor, numbers: int) -> Writer:
 
 
 def _top_writer(raw: Tensor, numbers: int) -> Writer:
-    places, values = _tops(raw, numbers)
-    share = TOP_BLOCK // TOP_SHARE
+    scales, rows_of = _tops(raw, numbers)
 
     def write(start: int, piece: Tensor) -> None:
-        whole, done = piece.numel() // TOP_BLOCK * TOP_BLOCK, start // TOP_BLOCK * share
-        for rows in (piece[:whole].view(-1, TOP_BLOCK), piece[whole:].view(1, -1)):
-            if not rows.numel():
-                continue
-            at = (
-                torch.topk(rows.abs(), kept(rows.shape[1]), dim=1, sorted=False)
-                .indices.sort(dim=1)
-                .values
-            )
-            these = slice(done, done + at.numel())
-            places[these] = at.reshape(-1).to(torch.int16)
-            values[these] = rows.gather(1, at).reshape(-1).to(torch.bfloat16)
-            done = these.stop
+        for first, rows, codes in rows_of(start, piece):
+            count = kept(rows.shape[1])
+            top = torch.topk(rows.abs(), count, dim=1)
+            # Among the kept, an eighth of the way down and five eighths.
+            both = torch.stack((top.values[:, 5 * count // 8], top.values[:, count // 8]), dim=1)
+            both = both.to(torch.bfloat16)
+            largest = top.values[:, :1].to(torch.bfloat16)
+            # What cannot be sent shows in a scale, and is refused.
+            scales[first : first + len(rows)] = torch.where(largest.isfinite(), both, largest)
+            at = top.indices.sort(dim=1).values
+            numbers = rows.gather(1, at)
+            middle = both.float().mean(dim=1, keepdim=True)
+            codes.copy_(_packed(_top_bits(at, numbers < 0, numbers.abs() > middle)))
 
     return write
+
+
+def _top_bits(at: Tensor, negative: Tensor, large: Tensor) -> Tensor:
+    """The bits uint8 [rows, 9 k] of rising places [rows, k] and what is said of their values."""
+    rows, count = at.shape
+    low = at[:, :, None] >> torch.arange(5) & 1
+    high = torch.zeros(rows, 2 * count, dtype=torch.uint8)
+    high.scatter_(1, (at >> 5) + torch.arange(count), 1)
+    return torch.cat((low.reshape(rows, -1), high, negative, large), dim=1).to(torch.uint8)
+
+
+def _packed(bits: Tensor) -> Tensor:
+    """Bits [rows, n] as bytes uint8, the first bit lowest, zeros at the end."""
+    width = -(-bits.shape[1] // 8) * 8
+    whole = torch.zeros(len(bits), width, dtype=torch.uint8)
+    whole[:, : bits.shape[1]] = bits
+    return (whole.view(len(bits), -1, 8) << torch.arange(8, dtype=torch.uint8)).sum(
+        dim=2, dtype=torch.uint8
+    )
+
+
+def _unpacked(codes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(low bits of places int64 [rows, k], where the rest is said uint8 [rows, 2 k], negative and
+    large bool [rows, k]) of codes uint8 [rows, bytes]."""
+    bits = (codes[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).reshape(len(codes), -1)
+    low = (bits[:, : 5 * count].view(len(bits), count, 5).long() << torch.arange(5)).sum(dim=2)
+    high = bits[:, 5 * count : 7 * count]
+    negative, large = bits[:, 7 * count : 8 * count], bits[:, 8 * count : 9 * count]
+    return low, high, negative.bool(), large.bool()
+
+
+def _places(low: Tensor, high: Tensor) -> Tensor:
+    """Places int64 [rows, k]; every row of ``high`` has k bits set."""
+    rows, count = low.shape
+    where = high.nonzero()[:, 1].view(rows, count)
+    return (where - torch.arange(count) << 5) + low
 
 
 def _blockwise(
@@ -167,23 +212,15 @@ def _int4_opener(raw: Tensor, numbers: int) -> Opener:
 
 
 def _top_opener(raw: Tensor, numbers: int) -> Opener:
-    places, values = _tops(raw, numbers)
-    share = TOP_BLOCK // TOP_SHARE
+    scales, rows_of = _tops(raw, numbers)
 
     def opener(start: int, into: Tensor) -> None:
-        blocks, done = into.numel() // TOP_BLOCK, start // TOP_BLOCK * share
         into.zero_()
-        for rows, each in (
-            (into[: blocks * TOP_BLOCK].view(-1, TOP_BLOCK), share),
-            (into[blocks * TOP_BLOCK :].view(1, -1), kept(into.numel() - blocks * TOP_BLOCK)),
-        ):
-            if not rows.numel():
-                continue
-            these = slice(done, done + len(rows) * each)
-            rows.scatter_(
-                1, places[these].view(-1, each).long(), values[these].view(-1, each).float()
-            )
-            done = these.stop
+        for first, rows, codes in rows_of(start, into):
+            low, high, negative, large = _unpacked(codes, kept(rows.shape[1]))
+            both = scales[first : first + len(rows)].float()
+            values = torch.where(large, both[:, 1:], both[:, :1])
+            rows.scatter_(1, _places(low, high), torch.where(negative, -values, values))
 
     return opener
 
@@ -205,10 +242,29 @@ def _scaled(raw: Tensor, numbers: int, block: int) -> tuple[Tensor, Tensor]:
     return raw[:scales].view(torch.float32), raw[scales:].view(torch.int8)
 
 
-def _tops(raw: Tensor, numbers: int) -> tuple[Tensor, Tensor]:
-    """(places int16, values bf16), [kept] each."""
-    count = kept(numbers)
-    return raw[: 2 * count].view(torch.int16), raw[2 * count :].view(torch.bfloat16)
+Rows = Callable[[int, Tensor], list[tuple[int, Tensor, Tensor]]]
+
+
+def _tops(raw: Tensor, numbers: int) -> tuple[Tensor, Rows]:
+    """(magnitudes bf16 [blocks, 2], the smaller one first; who cuts numbers from a first one on
+    into blocks: the number of the first block, numbers [blocks, width], codes [blocks, bytes])."""
+    blocks = -(-numbers // TOP_BLOCK)
+    scales = raw[: TOP_SCALES * blocks].view(torch.bfloat16).view(blocks, 2)
+    codes, each = raw[TOP_SCALES * blocks :], top_row(TOP_BLOCK) - TOP_SCALES
+
+    def rows_of(start: int, piece: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        first, whole = start // TOP_BLOCK, piece.numel() // TOP_BLOCK
+        found = []
+        if whole:
+            these = codes[first * each : (first + whole) * each].view(whole, each)
+            found.append((first, piece[: whole * TOP_BLOCK].view(whole, TOP_BLOCK), these))
+        if rest := piece.numel() - whole * TOP_BLOCK:
+            begin = (first + whole) * each
+            these = codes[begin : begin + top_row(rest) - TOP_SCALES].view(1, -1)
+            found.append((first + whole, piece[whole * TOP_BLOCK :].view(1, rest), these))
+        return found
+
+    return scales, rows_of
 
 
 def _passes(raw: Tensor, numbers: int) -> str:
@@ -229,22 +285,22 @@ def _bad_scale(block: int, largest: int) -> Callable[[Tensor, int], str]:
 
 
 def _bad_top(raw: Tensor, numbers: int) -> str:
-    places, values = _tops(raw, numbers)
-    if not bool(torch.isfinite(values).all()):
-        return "a top-k value is not finite"
-    whole, share = numbers // TOP_BLOCK, TOP_BLOCK // TOP_SHARE
-    for at, width in (
-        (places[: whole * share].view(-1, share), TOP_BLOCK),
-        (places[whole * share :].view(1, -1), numbers - whole * TOP_BLOCK),
-    ):
-        if not at.numel():
-            continue
-        if (
-            bool((at[:, 0] < 0).any())
-            or bool((at[:, -1] >= width).any())
-            or bool((at[:, 1:] <= at[:, :-1]).any())
-        ):
-            return "top-k places do not rise within their block"
+    scales, rows_of = _tops(raw, numbers)
+    small, large = scales[:, 0], scales[:, 1]
+    # A NaN fails both comparisons.
+    if not bool(((small >= 0) & (small <= large) & (large < _LARGEST)).all()):
+        return "a top-k magnitude is negative or not finite"
+    for start in range(0, numbers, PIECE):
+        # Of the numbers only how many they are counts; a view of one takes no memory.
+        piece = torch.zeros(1).expand(min(PIECE, numbers - start))
+        for _, rows, codes in rows_of(start, piece):
+            count = kept(rows.shape[1])
+            low, high, _, _ = _unpacked(codes, count)
+            if not bool((high.sum(dim=1) == count).all()):
+                return "top-k places do not say how many they are"
+            at = _places(low, high)
+            if bool((at[:, -1] >= rows.shape[1]).any()) or bool((at[:, 1:] <= at[:, :-1]).any()):
+                return "top-k places do not rise within their block"
     return ""
 
 
