@@ -332,6 +332,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.read or reader(manifest),
         o.parts[state.stage],
         o.colleagues,
+        manifest.scheduler,
     )
     StateService(o.transport, work, o.store.settings, clock=o.clock, on_served=work.served)
     training = Training(

@@ -112,7 +112,7 @@ class Router:
     ) -> dict[int, int]:
         """Of every stage, where they are not equal: those that are kept get all, the others share
         the rest."""
-        kept = [s for s in stages if s <= self.settings.keep_first] if hops < len(stages) else []
+        kept = self.settings.kept(stages, hops)
         rest = total * (hops - len(kept))
         if not kept and rest % len(stages) == 0:
             return {}

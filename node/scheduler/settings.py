@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.core.errors import UsageFault
@@ -31,6 +32,11 @@ class SchedulerSettings:
     def hops(self, stages: int) -> int:
         """Block stages of every path, of ``stages`` there are."""
         return stages - math.floor(self.skip * stages + 1e-9)
+
+    def kept(self, live: Sequence[int], hops: int) -> list[int]:
+        """Of the block stages that have a peer, rising, those on every path of so many hops because
+        they are kept; none where every path visits all."""
+        return [s for s in live if s <= self.keep_first] if hops < len(live) else []
 
     def check(self, stages: int, micro_batches: int, may_skip: float) -> None:
         """Refuse what cannot hold for ``stages`` block stages and so many micro-batches in an

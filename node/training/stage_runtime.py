@@ -27,6 +27,7 @@ from node.optim.settings import OptimSettings
 from node.pipeline.events import Direction as Direction
 from node.pipeline.service import MicroBatchDone
 from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
+from node.scheduler.settings import SchedulerSettings
 from node.training.colleagues import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
@@ -81,6 +82,7 @@ class StageRuntime:
         read: Read | None = None,
         parts: Sequence[ParameterPart] | None = None,
         colleagues: Colleagues | None = None,
+        scheduler: SchedulerSettings | None = None,
     ) -> None:
         self.stage, self.engines, self.settings, self.sequence, self.me = (
             stage,
@@ -89,6 +91,7 @@ class StageRuntime:
             sequence,
             me,
         )
+        self._scheduler = scheduler or SchedulerSettings()
         self._tasks = Tasks("work", on_error)
         self.state_export = StateExport(
             stage, engines, optimizer, settings.buddy_every, me, self._tasks
@@ -215,7 +218,16 @@ class StageRuntime:
         here."""
         settings, epochs = self.engines.pipeline.settings, self.settings.epochs
         return objection(
-            plan, self.me, self.rounds, settings, self.read, epochs, self.version, self.plan
+            plan,
+            self.me,
+            self.rounds,
+            settings,
+            self.read,
+            epochs,
+            self.version,
+            self.plan,
+            scheduler=self._scheduler,
+            micro_batches=self.settings.target_batch // settings.micro_batch,
         )
 
     # ----------------------------------------------------------- the epoch

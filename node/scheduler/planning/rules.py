@@ -7,7 +7,7 @@ Of the paths: `counted`, `ends_kept`, `equal_visits`, `bounded_swaps`, `bounded_
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import Replayed
@@ -60,29 +60,46 @@ def equal_visits(problem: PathProblem, paths: Paths) -> str | None:
 
 def bounded_swaps(problem: PathProblem, paths: Paths) -> str | None:
     """A path goes back behind the furthest stage it has been at only so often and so far."""
-    for route in paths:
-        front = swaps = total = 0
-        for s in (problem.stage_of.get(n, 0) for n in route[1:]):
-            front = max(front, s)
-            swaps, total = swaps + (s < front), total + front - s
-            if front - s > problem.max_swap_distance:
-                return (
-                    f"a path swaps stage {s} with {front}, further than {problem.max_swap_distance}"
-                )
-        if max(swaps, total) > problem.max_swaps:
-            return f"a path swaps {swaps} stages by {total}, more than {problem.max_swaps}"
-    return None
+    return _first(
+        swaps_too_much(_order(problem, route), problem.max_swaps, problem.max_swap_distance)
+        for route in paths
+    )
 
 
 def bounded_jumps(problem: PathProblem, paths: Paths) -> str | None:
     """From the furthest stage it has been at a path goes no further than ``max_jump``."""
-    for route in paths:
-        front = 0
-        for s in (problem.stage_of.get(n, 0) for n in route[1:]):
-            if abs(s - front) > problem.max_jump:
-                return f"a path jumps from stage {front} to {s}, further than {problem.max_jump}"
-            front = max(front, s)
+    return _first(jumps_too_far(_order(problem, route), problem.max_jump) for route in paths)
+
+
+def swaps_too_much(order: Sequence[int], most: int, distance: int) -> str | None:
+    """Of one path, by the places of its block stages in visiting order."""
+    front = swaps = total = 0
+    for s in order:
+        front = max(front, s)
+        swaps, total = swaps + (s < front), total + front - s
+        if front - s > distance:
+            return f"a path swaps stage {s} with {front}, further than {distance}"
+    if max(swaps, total) > most:
+        return f"a path swaps {swaps} stages by {total}, more than {most}"
     return None
+
+
+def jumps_too_far(order: Sequence[int], most: int) -> str | None:
+    """Of one path, as :func:`swaps_too_much`."""
+    front = 0
+    for s in order:
+        if abs(s - front) > most:
+            return f"a path jumps from stage {front} to {s}, further than {most}"
+        front = max(front, s)
+    return None
+
+
+def _order(problem: PathProblem, route: Route) -> list[int]:
+    return [problem.stage_of.get(n, 0) for n in route[1:]]
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((why for why in found if why), None)
 
 
 def owed_kept(problem: PathProblem, paths: Paths) -> str | None:

@@ -5,15 +5,18 @@ the plan has looked at these."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 from node.averaging.strategies.outer import DIRECTED, OuterSettings
 from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Plan, Unit, Version
+from node.core.journey import Path, Plan, Unit, Version
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineSettings
+from node.scheduler.promises import broken_promise, unfair_share
+from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.edges import WHOLE, adds_up
 from node.training.protocol.meetings import Meetings, meeting
 from node.training.protocol.plan_context import worked_after
@@ -41,9 +44,12 @@ def objection(
     epochs: int,
     here: Version,
     followed: Plan | None = None,
+    *,
+    scheduler: SchedulerSettings,
+    micro_batches: int,
 ) -> str:
-    """Asked by ``me``, whose stage has the parts of ``rounds``; the rest as in
-    :func:`of_averaging`."""
+    """Asked by ``me``, whose stage has the parts of ``rounds``; ``scheduler`` and ``micro_batches``
+    of an epoch are the manifest's; the rest as in :func:`of_averaging`."""
     try:
         rules = read(plan.change)
     except Refused as e:
@@ -53,7 +59,7 @@ def objection(
     return (
         of_averaging(plan, rules, epochs, here, followed)
         or _of_owners(plan, me, rounds, rules)
-        or _of_paths(plan, pipeline)
+        or of_paths(plan, pipeline, scheduler, micro_batches)
     )
 
 
@@ -175,18 +181,44 @@ def of_work(plan: Plan, before: Plan | None) -> str:
     return ""
 
 
-def _of_paths(plan: Plan, pipeline: PipelineSettings) -> str:
-    fewest = fewest_hops(pipeline.stages, pipeline.may_skip)
+def of_paths(
+    plan: Plan, pipeline: PipelineSettings, scheduler: SchedulerSettings, micro_batches: int
+) -> str:
+    """Why the planner of a run with these settings lays no such paths. Takes time in proportion to
+    the hops of the plan."""
+    if not plan.paths:
+        return ""
     current = {(m.stage, m.peer) for m in plan.members if m.current}
-    for path in plan.paths:
+    why = _of_micro_batches(plan.paths, current, pipeline, micro_batches)
+    if why:
+        return why
+    live = {stage for stage, _ in current} - {ENDS}
+    if why := broken_promise(plan.paths, live, scheduler, pipeline.stages):
+        return why
+    if len({(m.stage, m.cell) for m in plan.members if m.current}) > len(live) + 1:
+        return ""  # a stage has several cells: each column of them shares out what falls to it
+    ends = [(m.peer, m.speed) for m in plan.members if m.current and m.stage == ENDS]
+    skips = scheduler.hops(pipeline.stages) < len(live)
+    return unfair_share(Counter(path.origin for path in plan.paths), ends, skips)
+
+
+def _of_micro_batches(
+    paths: Sequence[Path],
+    current: Set[tuple[int, PeerId]],
+    pipeline: PipelineSettings,
+    micro_batches: int,
+) -> str:
+    if len(paths) != micro_batches or any(i != path.index for i, path in enumerate(paths)):
+        return f"other micro-batches than 0 to {micro_batches - 1}"
+    fewest, stages = fewest_hops(pipeline.stages, pipeline.may_skip), range(1, pipeline.stages + 1)
+    for path in paths:
         if len(path.samples) != pipeline.micro_batch or (ENDS, path.origin) not in current:
             return "a micro-batch of the wrong size, or without an ends peer"
         visited = {h.stage for h in path.hops}
-        if not (
-            len(visited) == len(path.hops) >= fewest
-            and visited <= set(range(1, pipeline.stages + 1))
-        ):
+        if not (len(visited) == len(path.hops) >= fewest and all(s in stages for s in visited)):
             return "a path that does not visit enough block stages, each once at most"
         if any((h.stage, h.peer) not in current for h in path.hops):
             return "a path over somebody who is no current member"
+    if len({s for path in paths for s in path.samples}) < len(paths) * pipeline.micro_batch:
+        return "a sample in two micro-batches, or twice in one"
     return ""

@@ -1,0 +1,83 @@
+"""Whether an epoch's paths keep what the run's settings promise of every plan, for members, who see
+the plan only. Pure.
+
+Enters: paths, the members that can be on them, settings. Leaves: a reason, empty when all hold.
+Never: whether other paths would be shorter, what is owed to whom, or who is proven to reach whom:
+only the leader has measured costs, earlier paths and proofs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from node.core.ids import PeerId
+from node.core.journey import Path
+from node.scheduler.planning.problem import MOST_COUNT
+from node.scheduler.planning.rules import jumps_too_far, swaps_too_much
+from node.scheduler.quotas import NOMINAL
+from node.scheduler.settings import SchedulerSettings
+
+ROUNDING = 1e-9
+"""Relative; turns multiply seconds, and here counts are divided by speeds."""
+
+
+def broken_promise(
+    paths: Sequence[Path], live: Collection[int], settings: SchedulerSettings, stages: int
+) -> str:
+    """By how the paths go through the block stages, ``live`` of the run's ``stages`` with a current
+    member: how many each visits, how far it swaps and jumps, how often every stage is visited.
+    Takes time in proportion to the hops."""
+    hops, rows = settings.hops(stages), sorted(live)
+    place = {s: k for k, s in enumerate(rows, 1)}
+    jump = settings.max_jump or MOST_COUNT
+    visits: Counter[int] = Counter()
+    # Few orders are different, and most paths share one.
+    for order, count in Counter(tuple(h.stage for h in path.hops) for path in paths).items():
+        if len(order) != hops:
+            return f"a path over {len(order)} block stages, where the settings say {hops}"
+        # Stages without members are not there: the bounds count places among those that are.
+        at = [place[s] for s in order]
+        why = swaps_too_much(at, settings.max_swaps, max(1, settings.max_swaps)) or jumps_too_far(
+            at, jump
+        )
+        if why:
+            return why
+        for s in order:
+            visits[s] += count
+    kept = settings.kept(rows, hops)
+    if any(visits[s] != len(paths) for s in kept):
+        return (
+            f"a path that leaves out one of the stages 1 to {settings.keep_first}, which are kept"
+        )
+    shared = [visits[s] for s in rows[len(kept) :]]
+    if shared and max(shared) - min(shared) > 1:
+        return f"block stages that share visits get {min(shared)} to {max(shared)} of them"
+    return ""
+
+
+def unfair_share(
+    counts: Mapping[PeerId, int], ends: Sequence[tuple[PeerId, float]], all_start: bool
+) -> str:
+    """Why nobody splits micro-batches so by these speeds of the ends peers (0: unknown); ``counts``
+    of those that start some. ``all_start``: every ends peer can; else some may have no proven
+    path, and those without micro-batches are left alone.
+
+    :func:`node.scheduler.quotas.quotas` gives each micro-batch to who would finish it first. So
+    nobody finishes its last one later than another would finish one more. All whose speed is
+    unknown count as equally fast: as some speed between those of the others.
+    """
+    able = [(p, v) for p, v in ends if all_start or counts.get(p)]
+    known = [(counts.get(p, 0), v) for p, v in able if 0 < v < math.inf]
+    unknown = [counts.get(p, 0) for p, v in able if not 0 < v < math.inf]
+    late = max((c / v for c, v in known), default=0.0)
+    """When the last of them is done, and when the first one more would be."""
+    soon = min(((c + 1) / v for c, v in known), default=math.inf)
+    fair = late <= soon * (1 + ROUNDING)
+    if fair and unknown:
+        speeds = [v for _, v in ends if 0 < v < math.inf] or [NOMINAL]
+        slowest = max(min(speeds), max(unknown) / soon)
+        fastest = min(max(speeds), (min(unknown) + 1) / late if late else math.inf)
+        fair = max(unknown) <= min(unknown) + 1 and slowest <= fastest * (1 + ROUNDING)
+    return "" if fair else "ends peers start micro-batches by other shares than their speeds"
