@@ -193,10 +193,10 @@ def of_paths(
     if why:
         return why
     live = {stage for stage, _ in current} - {ENDS}
+    if len({(m.stage, m.cell) for m in plan.members if m.current}) > len(live) + 1:
+        return ""  # a stage has several cells, and each column of them turns of its own
     if why := broken_promise(plan.paths, live, scheduler, pipeline.stages):
         return why
-    if len({(m.stage, m.cell) for m in plan.members if m.current}) > len(live) + 1:
-        return ""  # a stage has several cells: each column of them shares out what falls to it
     ends = [(m.peer, m.speed) for m in plan.members if m.current and m.stage == ENDS]
     skips = scheduler.hops(pipeline.stages) < len(live)
     return unfair_share(Counter(path.origin for path in plan.paths), ends, skips)
