@@ -108,6 +108,51 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
             await again.close()
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("when", ["in the round", "between epochs"])
+async def test_an_owner_that_dies_costs_every_method_the_same_age(
+    rig: Any, alone: Any, method: str, when: str
+) -> None:
+    """Its buddy has the state of two epochs before, all of it: preconditioners and the count of
+    steps too, and of no part more or less than of another method's."""
+    rig.optim = settings(method)
+    alone = type(alone)(rig.optim)
+    a, b, c = await rig.add("a", "b", "c", buddy_every=2)
+    first = placed(rig, (a, b, c))
+    plan = await rig.train((a, b, c), by_peer(rig, first), 5)
+    alone.epochs(["abc"] * 5)
+    gone = [n for n, owner in first.items() if owner == a.me]
+    assert gone
+    for name in gone:
+        kept = b.work.state_export.spares.get(name)
+        assert kept is not None
+        assert kept.version.epoch == 4
+        same(kept.state, alone.saved[4][name])
+    heirs = dict.fromkeys(gone, c.me)
+    left = first | heirs
+    if when == "in the round":
+        last = rig.plan((a, b, c), by_peer(rig, first), plan)
+        await rig.begin(last, a, b, c)
+        await rig.net.kill(a.me)
+        for ended in await rig.average(last, b, c):
+            assert set(ended.missing) == set(gone)
+        await rig.averaged(last, b, c, attempt=1, dead=(a.me,), owners=heirs)
+    else:
+        await rig.net.kill(a.me)
+        last = await rig.epoch(rig.plan((b, c), by_peer(rig, left), plan), b, c)
+    expected = alone.stepped(["b", "c"], 5, dict.fromkeys(gone, 4))
+    for p in (b, c):
+        same(p.parameters(), expected)
+        assert p.work.state_export.taking.lost == 0
+    assert c.work.state_export.taking.age == 1
+    for name in gone:
+        # One step of six is missing in the state, and no other.
+        assert c.owner.after(name, 5)["steps"].tolist() == [5.0]
+    # The epoch after needs nobody's copy any more.
+    await rig.epoch(rig.plan((b, c), by_peer(rig, left), last), b, c)
+    assert all(c.owner.through(name) == 5 for name in gone)
+
+
 async def test_a_part_that_cannot_be_stepped_fails_only_the_attempt(
     rig: Any, monkeypatch: Any
 ) -> None:
