@@ -30,7 +30,6 @@ SAVED = 0.92
 FILES, SHARED, SKIPPED = 20, 20, 20
 UNWIRED = {
     "merging shares of samples": ".samples.merged",
-    "a directory for each cell": ".topics.cell",
     "push-sum receipts": ".gossip.Mass.",
     "the tensor-parallel step": ".step.TensorParallelStep.",
     "plans made again": ".replan.",

@@ -12,6 +12,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from benchmarks.between.rounds import standings
 from benchmarks.report import ROOT, Report
 from benchmarks.skipping import Staged, Visits, text_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
@@ -105,7 +106,8 @@ def _cells(m: Manifest, text: Text, epochs: int) -> list[float]:
 
 def _groups(m: Manifest, names: Sequence[CellId], window: int) -> list[list[CellId]]:
     """Who meets in a window: cells with the same first key, who is alone with the same next one."""
-    left = {name: meeting_keys(m.outer, name, names, window) for name in names}
+    known = standings(names)
+    left = {name: meeting_keys(m.outer, name, *known[name], window) for name in names}
     found: list[list[CellId]] = []
     for step in range(1 + max(len(keys) for keys, _ in left.values())):
         by_key: dict[str, list[CellId]] = {}

@@ -21,7 +21,9 @@ from node.averaging.strategies import group_forming as f
 from node.averaging.strategies.group_forming import Grouped, GroupForming
 from node.averaging.strategies.keys import meeting_keys
 from node.averaging.strategies.outer import OuterSettings
+from node.cells.census import standing
 from node.core.ids import CellId
+from node.dht.topics import PREFIXES, prefix_of
 from node.sim.averaging import TARGETS, AveragingTrial, simulate
 
 TARGET = 1.1
@@ -97,9 +99,9 @@ def play(trial: Trial, seed: int) -> list[float]:
     for window in range(seed, seed + CAP):
         there = world.uniform(size=trial.cells) >= trial.absent
         present = [cell for cell, here in zip(names, there, strict=True) if here]
+        known = standings(names, trial.unseen, dice)
         looking = {
-            cell: meeting_keys(trial.settings, cell, seen(names, trial.unseen, dice), window)
-            for cell in present
+            cell: meeting_keys(trial.settings, cell, *known[cell], window) for cell in present
         }
         before = values.copy()
         for cell, members in Window(looking, window, dice).run().items():
@@ -115,9 +117,29 @@ def cell_id(seed: int, number: int) -> CellId:
     return CellId(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:16])
 
 
-def seen(names: Sequence[CellId], unseen: float, dice: random.Random) -> Sequence[CellId]:
-    """The cells that one of them sees."""
-    return [cell for cell in names if dice.random() >= unseen] if unseen else names
+def standings(
+    names: Sequence[CellId], unseen: float = 0.0, dice: random.Random | None = None
+) -> dict[CellId, tuple[int, int]]:
+    """The number of each cell and how many there are, as it finds them when it reads the records of
+    its own prefix, and there the counts that its scribe read of the scribes."""
+    near = defaultdict[int, list[CellId]](list)
+    for cell in names:
+        near[prefix_of(cell)].append(cell)
+    counts = tuple(len(seen(near[prefix], unseen, dice)) for prefix in range(PREFIXES))
+    found: dict[CellId, tuple[int, int]] = {}
+    for cells in near.values():
+        told = counts
+        if unseen and dice is not None:
+            told = tuple(count if dice.random() >= unseen else 0 for count in counts)
+        found |= {cell: standing(cell, seen(cells, unseen, dice), told) for cell in cells}
+    return found
+
+
+def seen(names: Sequence[CellId], unseen: float, dice: random.Random | None) -> Sequence[CellId]:
+    """Of some cells those that one of them sees."""
+    if not unseen or dice is None:
+        return names
+    return [cell for cell in names if dice.random() >= unseen]
 
 
 class Window:

@@ -11,10 +11,10 @@ from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
 from node.dht.author import Author
-from node.dht.record import PeerBody, PeerEntry, Posting
+from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
 from node.dht.record_store import Admit, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
-from node.dht.topics import check_posting, key_of
+from node.dht.topics import PEERS, check_posting, key_of
 from node.identity.keys import Identity
 
 
@@ -52,6 +52,7 @@ class MemoryDirectory:
         )
         self._ttl_s = settings.ttl_s
         self._published = self._closed = False
+        self._topic = PEERS
 
     @property
     def refused(self) -> int:
@@ -63,10 +64,12 @@ class MemoryDirectory:
         """Everybody at the wall."""
         return len({writer for _, writer in self._wall.pinned})
 
-    async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
+    async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
         """See ``DirectoryPort``. Raises WireError for a body that others would refuse."""
         packed = body.pack()
-        self._published = True
+        if topic != self._topic:
+            await self.withdraw()
+        self._published, self._topic = True, topic
         return self._post(packed, times)
 
     async def withdraw(self) -> None:
@@ -74,7 +77,9 @@ class MemoryDirectory:
             self._published = False
             self._post(b"")
 
-    async def read(self) -> dict[PeerId, PeerEntry]:
+    async def read(self, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
+        if topic != PEERS:
+            return peers_among(await self.look(topic))
         now = self._clock.wall()
         for writer, raw, expires in self._found(self._record_store.key, now):
             with contextlib.suppress(WireError):
@@ -84,10 +89,13 @@ class MemoryDirectory:
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:
         """See ``DirectoryPort``."""
         check_posting(body, life_s)
+        return self._put(topic, body, life_s / self._ttl_s)
+
+    def _put(self, topic: str, body: bytes, times: float) -> bool:
         now = self._clock.wall()
         self._topics.use(topic, now)
         author, heard = self._seals(topic), self._topics.newest(topic, self.me)
-        raw, expires = author.seal(body, now, heard, life_s / self._ttl_s)
+        raw, expires = author.seal(body, now, heard, times)
         self._topics.offer(topic, self.me, raw, expires, now)
         return self._pin(author.key, raw, expires)
 
@@ -104,6 +112,8 @@ class MemoryDirectory:
         self._closed = True
 
     def _post(self, packed: bytes, times: float = 1.0) -> bool:
+        if self._topic != PEERS:
+            return self._put(self._topic, packed, times)
         now = self._clock.wall()
         raw, expires = self._author.seal(packed, now, self._record_store.newest(self.me), times)
         self._record_store.offer(self.me, raw, expires, now)

@@ -4,6 +4,7 @@ stage it hosts."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -22,6 +23,8 @@ from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import OuterSettings
 from node.cells.forming import GroupFinder
+from node.cells.records import CellRecord
+from node.cells.register import CellRegister
 from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
@@ -364,7 +367,8 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
 
 def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     """How the cell meets others, while this peer leads it."""
-    times = TIMES.scaled(min(1.0, manifest.outer.window_s / USUAL_S))
+    pace = min(1.0, manifest.outer.window_s / USUAL_S)
+    times = TIMES.scaled(pace)
     finder = GroupFinder(
         o.identity,
         manifest.run_id,
@@ -374,6 +378,25 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         o.journal,
         times,
         o.on_error,
+        o.learn,
+    )
+
+    def record() -> CellRecord | None:
+        plan = training.work.plan
+        if training.leader is None or plan is None or plan.cell_id != training.cell:
+            return None
+        count = Counter([training.stage, *o.presence.stages()])
+        replicas = tuple(count[stage] for stage in range(manifest.pipeline.stages + 1))
+        return CellRecord(training.cell, plan.base, replicas, training.works, o.meter.tokens_per_s)
+
+    register = CellRegister(
+        o.transport.peer_id,
+        o.presence.directory,
+        o.clock,
+        record,
+        lambda: training.cell,
+        pace,
+        o.on_error,
     )
     return CellMeetings(
         finder,
@@ -381,7 +404,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         manifest.outer,
         o.clock,
         o.journal,
-        cells=lambda: o.presence.cells().keys(),
+        register=register,
         addresses=o.presence.addresses,
         learn=o.learn,
         on_error=o.on_error,

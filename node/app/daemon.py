@@ -41,7 +41,7 @@ from node.core.errors import (
     Refused,
     WireError,
 )
-from node.core.ids import ENDS, CellId, PeerId, RunId
+from node.core.ids import ENDS, CellId, PeerId, RunId, first_cell
 from node.core.memory import keep_freed
 from node.core.tasks import Tasks
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION, Protocols
@@ -277,7 +277,8 @@ class Daemon:
         if a.meetings is not None:
             a.meetings.start()
         if self.manifest.divide:
-            self.tasks.spawn(watch_cell(self, self.presence, stages), "cell", eternal=True)
+            first = first_cell(self.manifest.run_id)
+            self.tasks.spawn(watch_cell(self, self.presence, stages, first), "cell", eternal=True)
         self.presence.changed()
 
     def _enters(self, cell: CellId) -> None:
@@ -455,7 +456,8 @@ class Daemon:
                 text = f"{e}; {e.next_step}; begins again in the cell it was in"
                 self.journal.emit("daemon", "cell-not-left", text, "error")
         if self.presence is not None:
-            await self.presence.close(stays=self.mover.done is not None)
+            moved = self.mover.done is not None and self.mover.cell is None
+            await self.presence.close(stays=moved)
         await self.transport.close()
         await control.close()
         self.metrics.close()

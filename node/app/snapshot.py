@@ -262,11 +262,11 @@ class SnapshotBuilder:
 
     def _cell_line(self, a: Assembled, meetings: CellMeetings, m: Manifest) -> pb.CellLine:
         d, training = self._d, a.training
-        mates = d.presence.cells().get(training.cell, ()) if d.presence else ()
+        mates = d.presence.stages() if d.presence else ()
         line = self._cell.line(
             training.cell,
             1 + len(mates),
-            len({training.cell, *meetings.cells()}),
+            meetings.register.cells,
             a.work.outer,
             m.outer.window_s,
             d.clock.wall(),

@@ -18,7 +18,8 @@ class CellFacts:
 
     ``version`` is what the cell gives, ``anchor`` the hash of its anchor as at most 64 hex digits
     (empty where anchors do not matter), ``change`` the number of the owner's change that is in
-    force, ``hosts`` where others can fetch each stage (8 peers with 4 addresses each are told).
+    force, ``hosts`` where others can fetch each stage (8 peers with 4 addresses each are told),
+    ``maddrs`` where the leader can be dialled, of which 4 are told.
     """
 
     cell: CellId
@@ -26,6 +27,7 @@ class CellFacts:
     hosts: Hosts
     anchor: str = ""
     change: int = 0
+    maddrs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,8 @@ class Board(Protocol):
 
 class GroupFinder(rpc.CellsServicer):
     """Serves ``Cells`` on ``transport`` from the start; while nothing is looked for, everybody is
-    told that this peer is busy. ``times`` are the same in all cells of a run."""
+    told that this peer is busy. ``times`` are the same in all cells of a run; ``learn`` is told
+    where leaders of other cells can be dialled."""
 
     def __init__(
         self,
@@ -84,8 +85,10 @@ class GroupFinder(rpc.CellsServicer):
         journal: Journal,
         times: machine.Times = machine.TIMES,
         on_error: Callable[[str, BaseException], None] | None = None,
+        learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
     ) -> None:
         self.me, self.transport, self.board = identity.peer_id, transport, board
+        self._learn = learn
         self.clock, self.journal, self.times = clock, journal, times
         self.tasks = Tasks("cells", on_error)
         self._signing = Accepting(identity, run_id)
@@ -351,6 +354,8 @@ class GroupFinder(rpc.CellsServicer):
                 and posting.seq / 1000.0 <= self._latest(search, key)
             ):
                 self._leads(search, leaders, said.cell, peer)
+                if peer != self.me:
+                    self._learn(peer, said.maddrs)
 
     def _leads(
         self, search: Search, leaders: dict[CellId, PeerId], cell: CellId, peer: PeerId

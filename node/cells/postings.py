@@ -12,10 +12,13 @@ from node.cells.facts import CellFacts
 from node.core.errors import WireError
 from node.core.ids import CellId
 from node.core.journey import Version, lineage
+from node.dht.record import parse_maddrs
 from node.dht.topics import outer_topic
 
-MAX_BODY = 512
+MAX_BODY = 1024
 """Bytes of a packed posting."""
+MAX_MADDRS = 4
+"""Addresses at which the leader of a cell can be dialled."""
 _CELL = re.compile(r"[0-9a-f]{16}")
 _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
 
@@ -41,22 +44,30 @@ class CellPosting:
     version: Version
     anchor: str
     change: int
+    maddrs: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, about: CellFacts) -> CellPosting:
         """What of the facts is posted."""
-        return cls(about.cell, about.version, about.anchor, about.change)
+        maddrs = about.maddrs[:MAX_MADDRS]
+        return cls(about.cell, about.version, about.anchor, about.change, maddrs)
 
     def pack(self) -> bytes:
-        """At most ``MAX_BODY`` bytes of JSON. Raises WireError when others would refuse it."""
+        """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit. Raises WireError when
+        others would refuse it."""
         body = {
             "cell": self.cell,
             "epoch": self.version.epoch,
             "lineage": self.version.lineage,
             "anchor": self.anchor,
             "change": self.change,
+            "maddrs": list(self.maddrs),
         }
-        raw = json.dumps(body, separators=(",", ":")).encode("utf-8", "replace")
+        while True:
+            raw = json.dumps(body, separators=(",", ":")).encode("utf-8", "replace")
+            if len(raw) <= MAX_BODY or not body["maddrs"]:
+                break
+            body["maddrs"] = body["maddrs"][:-1]
         CellPosting.parse(raw)
         return raw
 
@@ -79,7 +90,12 @@ class CellPosting:
         anchor = body.get("anchor")
         if not isinstance(anchor, str) or not _ANCHOR.fullmatch(anchor):
             raise WireError("anchor in a cell's posting is not at most 64 hex digits")
-        return cls(parse_cell(body.get("cell")), version, anchor, _natural(body, "change"))
+        try:
+            maddrs = parse_maddrs(body.get("maddrs"), MAX_MADDRS)
+        except WireError as e:
+            raise WireError(f"maddrs in a cell's posting: {e}") from e
+        cell, change = parse_cell(body.get("cell")), _natural(body, "change")
+        return cls(cell, version, anchor, change, maddrs)
 
 
 def _natural(body: dict[str, Any], name: str) -> int:

@@ -6,15 +6,16 @@ Never: a parameter; what a group gives each other is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from math import floor
 
 from node.averaging.strategies.keys import meeting_keys
 from node.averaging.strategies.outer import OuterSettings
 from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
+from node.cells.register import CellRegister
 from node.core.clock import Clock
-from node.core.ids import CellId, PeerId, short_cell
+from node.core.ids import PeerId, short_cell
 from node.core.journey import Host, Partner, Plan
 from node.core.tasks import Tasks
 from node.telemetry.events import Journal
@@ -31,9 +32,8 @@ HOSTS, MADDRS = 4, 4
 
 
 class CellMeetings:
-    """Of one peer, in a run whose cells lead themselves. ``cells()``: those that are in sight;
-    ``addresses(peer)``: where a peer can be dialled; ``learn(peer, addresses)`` is told where
-    partners can."""
+    """Of one peer, in a run whose cells lead themselves. ``addresses(peer)``: where a peer can be
+    dialled; ``learn(peer, addresses)`` is told where partners can."""
 
     def __init__(
         self,
@@ -43,24 +43,26 @@ class CellMeetings:
         clock: Clock,
         journal: Journal,
         *,
-        cells: Callable[[], Collection[CellId]],
+        register: CellRegister,
         addresses: Callable[[PeerId], Sequence[str]],
         learn: Callable[[PeerId, Sequence[str]], None],
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self._finder, self._training, self._settings = finder, training, settings
         self._clock, self._journal = clock, journal
-        self.cells, self._addresses, self._learn = cells, addresses, learn
+        self.register, self._addresses, self._learn = register, addresses, learn
         self._tasks = Tasks("cells", on_error)
         training.on_partners = self._meet_hosts
 
     def start(self) -> None:
         """Begin to look, as long as this peer leads."""
+        self.register.start()
         self._tasks.spawn(self._look(), "windows", eternal=True)
 
     async def close(self) -> None:
         """Look for nobody any more."""
         await self._tasks.close()
+        await self.register.close()
         await self._finder.close()
 
     async def _look(self) -> None:
@@ -77,7 +79,8 @@ class CellMeetings:
                 continue
             if self._training.finished.is_set():
                 continue
-            keys, most = meeting_keys(self._settings, about.cell, self.cells(), window)
+            number, cells = self.register.standing()
+            keys, most = meeting_keys(self._settings, about.cell, number, cells, window)
             start = window * every
             group = await self._finder.find(about, window, keys, most, start)
             until = start + OPEN_SHARE * every - self._clock.wall()
@@ -105,7 +108,8 @@ class CellMeetings:
         plan, training = self._training.work.plan, self._training
         if training.leader is None or plan is None or plan.cell_id != training.cell:
             return None
-        return CellFacts(training.cell, plan.base, self._hosts(plan))
+        maddrs = tuple(self._addresses(training.me))
+        return CellFacts(training.cell, plan.base, self._hosts(plan), maddrs=maddrs)
 
     def _hosts(self, plan: Plan) -> dict[int, tuple[Host, ...]]:
         found: dict[int, tuple[Host, ...]] = {}

@@ -24,10 +24,10 @@ from node.core.tasks import Tasks
 from node.dht import guard
 from node.dht.admission import AdmissionFilter
 from node.dht.author import Author
-from node.dht.record import PeerBody, PeerEntry, Posting
+from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
 from node.dht.record_store import Admit, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
-from node.dht.topics import check_posting, key_of, wrap
+from node.dht.topics import PEERS, check_posting, key_of, wrap
 from node.identity.peers import peer_id_of, public_key_of
 from node.telemetry.rate_limit import RateLimitedLog
 
@@ -86,6 +86,7 @@ class Directory:
         self._rate_limit = RateLimitedLog(journal, clock.now) if journal is not None else None
         self._door = AdmissionFilter(clock, admit, admission, self._tell_of)
         self._body: PeerBody | None = None
+        self._topic = PEERS
         self._node: DHTNode | None = None
         self._p2p: P2P | None = None
         self._company: asyncio.Task[None] | None = None
@@ -165,15 +166,18 @@ class Directory:
             self._met_later[peer] = addresses
         self._seeds = (*self._seeds, *(m for m in multiaddrs if m not in self._seeds))
 
-    async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
-        """Post ``body``, and again every ``times`` ``refresh_s`` until :meth:`withdraw` or the next
-        :meth:`publish`.
+    async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
+        """Post ``body`` under ``topic``, that of a cell or ``peers``, and again every ``times``
+        ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`. What was published under
+        another topic is withdrawn.
 
         False when no storage took it, this node's own included: not attached, or p2pd is down; the
         refresh tries again. Raises WireError for a body that others would refuse.
         """
         packed = body.pack()
-        self._body, self._times = body, times
+        if topic != self._topic:
+            await self.withdraw()
+        self._body, self._times, self._topic = body, times, topic
         if self._heartbeat is None:
             self._heartbeat = self._tasks.spawn(self._refresh(), "refresh", eternal=True)
         return await self._post(packed)
@@ -185,12 +189,15 @@ class Directory:
             self._body = None
             await self._post(b"")
 
-    async def read(self) -> dict[PeerId, PeerEntry]:
-        """Everybody's verified, unexpired record in PeerId order, the own one included.
+    async def read(self, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
+        """The verified, unexpired record of everybody who published under ``topic``, in PeerId
+        order, the own one included.
 
         Asks the DHT for at most ``lookup_timeout_s``; what was heard earlier and still holds is
         there in any case.
         """
+        if topic != PEERS:
+            return peers_among(await self.look(topic))
         if (node := self._node) is not None:
             with contextlib.suppress(*_DOWN):
                 await self._search("read", lambda: node.get(self._record_store.key, latest=True))
@@ -203,11 +210,16 @@ class Directory:
         False when no storage took it. Raises WireError for what others would refuse.
         """
         check_posting(body, life_s)
+        return await self._put(topic, body, life_s / self._settings.ttl_s)
+
+    async def _put(self, topic: str, body: bytes, times: float) -> bool:
+        """As :meth:`post`, for ``times`` the usual life of a record; an empty ``body`` takes down
+        what was posted before."""
         now = self._clock.wall()
         self._topics.use(topic, now)
         heard = self._topics.newest(topic, self.me)
         author = self._seals(topic)
-        sealed, expires = author.seal(body, now, heard, life_s / self._settings.ttl_s)
+        sealed, expires = author.seal(body, now, heard, times)
         raw = wrap(topic, sealed)
         if len(raw) > (limit := self._settings.max_record):
             raise WireError(f"a record has at most {limit} bytes, not {len(raw)}")
@@ -244,6 +256,9 @@ class Directory:
         await self._detach(keep=None)
 
     async def _post(self, packed: bytes) -> bool:
+        if self._topic != PEERS:
+            self._posted_at = self._clock.now()
+            return await self._put(self._topic, packed, self._times)
         now = self._clock.wall()
         raw, expires = self._author.seal(
             packed, now, self._record_store.newest(self.me), self._times
@@ -308,9 +323,10 @@ class Directory:
             table = node.protocol.routing_table
             wanted = self._met_later | seeds
             if not table.uid_to_peer_id:
-                wanted |= _by_peer_leniently(
-                    self._record_store.entries(self._clock.wall()).values(), self.me
-                )
+                now = self._clock.wall()
+                mates = peers_among(self._topics.entries(self._topic, now))
+                known = self._record_store.entries(now) | mates
+                wanted |= _by_peer_leniently(known.values(), self.me)
             missing = {
                 p: addrs
                 for p, addrs in wanted.items()

@@ -6,15 +6,17 @@ from typing import Protocol
 
 from node.core.ids import PeerId
 from node.dht.record import PeerBody, PeerEntry, Posting
+from node.dht.topics import PEERS
 
 
 class DirectoryPort(Protocol):
     """Post the own record, read everybody's. No call raises for a network that is down: the board
     is what was heard."""
 
-    async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
+    async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
         """Post ``body`` and keep it posted until :meth:`withdraw`, ``times`` as rarely as the
-        settings say; it lives so many times as long. False: no storage took it this time."""
+        settings say; it lives so many times as long. ``topic``: ``peers`` or that of a cell; what
+        was published under another one is withdrawn. False: no storage took it this time."""
         ...
 
     @property
@@ -26,8 +28,9 @@ class DirectoryPort(Protocol):
         """Take the own record down; others stop seeing it with their next reading."""
         ...
 
-    async def read(self) -> dict[PeerId, PeerEntry]:
-        """Everybody's verified, unexpired record in PeerId order, the own one included."""
+    async def read(self, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
+        """The verified, unexpired record of everybody who published under ``topic`` in PeerId
+        order, the own one included."""
         ...
 
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:

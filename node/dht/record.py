@@ -3,10 +3,11 @@ comes from outside."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -190,6 +191,15 @@ class Posting:
     not_after: float
 
 
+def peers_among(postings: Mapping[PeerId, Posting]) -> dict[PeerId, PeerEntry]:
+    """Of what is posted under the topic of a cell, the records of peers; the rest is dropped."""
+    found: dict[PeerId, PeerEntry] = {}
+    for peer, p in postings.items():
+        with contextlib.suppress(WireError):
+            found[peer] = PeerEntry(peer, PeerBody.parse(p.body), p.seq, p.not_after)
+    return found
+
+
 def _field(body: dict[str, Any], name: str, good: Callable[[Any], bool], what: str) -> Any:
     """The value of a field. Raises WireError, which says that it is not ``what``."""
     value = body.get(name)
@@ -251,8 +261,13 @@ def _peers(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _addresses(body: dict[str, Any]) -> tuple[str, ...]:
-    what = f"a list of at most {MAX_MADDRS}"
-    value = _field(body, "maddrs", lambda v: _listed(v, MAX_MADDRS), what)
+    return parse_maddrs(body.get("maddrs"), MAX_MADDRS)
+
+
+def parse_maddrs(value: Any, most: int) -> tuple[str, ...]:
+    """Up to ``most`` multiaddrs as others write them. Raises WireError."""
+    if not _listed(value, most):
+        raise WireError(f"maddrs in a peer's record is not a list of at most {most}")
     if not all(_short(v, MAX_MADDR) and _MADDR.fullmatch(v) for v in value):
         raise WireError("an address in a peer's record is not a multiaddr")
     return tuple(value)

@@ -1,31 +1,33 @@
 """Under which keys something is posted in the directory of a run. Pure. Enters: a run, a topic.
 Leaves: keys. Never: a record.
 
-``peers``: what every peer says of itself. ``cell/<cell>``: the peers of one cell.
-``cells/<prefix>``: the leaders of the cells of one of 64 prefixes. ``outer/<window>/<key>``: the
-cells that look for others to average with in a window of time. A node that stores a record sees the
-hash of its key only, so what is posted under a topic other than the peers' begins with the topic:
-the node works the key out and compares.
+``peers``: what every peer says of itself that is in no cell; in a run of one cell everybody.
+``cell/<cell>``: the same of the peers of one cell. ``cells/<prefix>``: what leaders say of the
+cells of one of 64 prefixes. ``census``: how many cells each prefix has. ``outer/<window>/<key>``:
+the cells that look for others to average with in a window of time. A node that stores a record sees
+the hash of its key only, so what is posted under a topic other than the peers' begins with the
+topic: the node works the key out and compares.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from node.core.errors import WireError
 from node.core.ids import CellId, RunId
 
-PEERS = "peers"
+PEERS, CENSUS = "peers", "census"
 PREFIXES = 64
 """Parts that the cells of a run are spread over."""
 MAX_WINDOW = 2**40
 """Windows are numbered below this."""
 MAX_POSTING = 2048
 """Bytes of what is posted under a topic."""
-WRITERS = {"cell": 512, "cells": 1024, "outer": 64}
+WRITERS = {"cell": 512, "cells": 64, "census": 2 * PREFIXES, "outer": 64}
 """Most peers that are posted under one topic of a kind: of ``outer``, more than any group has."""
 _TOPIC = re.compile(
-    r"peers|cell/[0-9a-f]{16}|cells/[0-3][0-9a-f]|outer/(0|[1-9][0-9]{0,12})/([0-9.-]{1,32}|all)"
+    r"peers|census|cell/[0-9a-f]{16}|cells/[0-3][0-9a-f]|outer/(0|[1-9][0-9]{0,12})/([0-9.-]{1,32}|all)"
 )
 _LONGEST = len("outer/") + 13 + len("/") + 32
 _END = b"\n"
@@ -41,6 +43,11 @@ def cells_topic(prefix: int) -> str:
     return _checked(f"cells/{prefix:02x}")
 
 
+def prefix_of(cell: CellId) -> int:
+    """The prefix, 0 to 63, of a cell: of a hash, so that cells spread over all."""
+    return hashlib.sha256(f"tutti/prefix/{cell}".encode()).digest()[0] * PREFIXES // 256
+
+
 def outer_topic(window: int, key: str) -> str:
     """Where cells post that look for a group in a window, below 2^40, under a key: 1 to 32 of the
     characters 0-9 . - or the word ``all``. Raises WireError."""
@@ -48,8 +55,8 @@ def outer_topic(window: int, key: str) -> str:
 
 
 def kind_of(topic: str) -> str:
-    """``peers``, ``cell``, ``cells`` or ``outer``. Raises WireError unless something can be posted
-    under this topic."""
+    """``peers``, ``cell``, ``cells``, ``census`` or ``outer``. Raises WireError unless something
+    can be posted under this topic."""
     found = _TOPIC.fullmatch(topic)
     if found is None or (found[1] is not None and int(found[1]) >= MAX_WINDOW):
         raise WireError(f"nothing is posted under {topic[:64]!r}")

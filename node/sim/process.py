@@ -27,7 +27,7 @@ from node.cells.service import CellMeetings
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
 from node.core.errors import Refused, TimedOut
-from node.core.ids import CellId, PeerId
+from node.core.ids import CellId, PeerId, first_cell
 from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.core.version import PROTOCOL, Protocols
@@ -192,7 +192,8 @@ class SimPeer:
         if a.meetings is not None:
             a.meetings.start()
         if manifest.divide:
-            self.tasks.spawn(watch_cell(self, presence, stages), "cell", eternal=True)
+            first = first_cell(manifest.run_id)
+            self.tasks.spawn(watch_cell(self, presence, stages, first), "cell", eternal=True)
         presence.changed()
 
     def _assemble(self, stage: int, presence: Presence) -> SimServices:

@@ -1,11 +1,11 @@
-"""Who is in the swarm, as this peer's directory shows it: posts the own record, reads
-everybody's, now and then."""
+"""Who is in the swarm, as this peer's directory shows it: posts the own record, reads those of
+its cell, now and then."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 from node.core.clock import Clock
@@ -13,6 +13,7 @@ from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
 from node.dht.record import PeerBody, PeerEntry
+from node.dht.topics import PEERS, cell_topic
 from node.reach.standing import Standing
 from node.scheduler.choosing import Placed, able
 from node.training.election import Sighting
@@ -32,6 +33,20 @@ LEAVING = ("draining", "stopping", "finished-leaving")
 
 WORKING = ("training", "finished")
 """States of a leader in whose cell epochs follow each other, or all are done."""
+OUTSIDE_S = 60.0
+"""Who is in a cell looks so often for peers that are in none: those that only help others to find
+each other."""
+
+
+def stages_of(entries: Iterable[PeerEntry]) -> list[int]:
+    """The stages that these peers host or are about to."""
+    here = (e.body for e in entries if e.body.state not in LEAVING)
+    return [s for b in here if b.role != "rendezvous" and (s := _stage(b)) is not None]
+
+
+def led(entries: Iterable[PeerEntry]) -> bool:
+    """Whether one of these peers leads, and does not wait."""
+    return any(e.body.leads and e.body.state in WORKING for e in entries)
 
 
 class View:
@@ -105,8 +120,10 @@ class Presence:
         self._seen: dict[PeerId, PeerEntry] = {}
         self._view = View({})
         self.cell = NO_CELL
-        """The cell that this peer belongs to: of others it looks at those of the same cell only,
-        but for :meth:`others`."""
+        """The cell that this peer belongs to: it posts its record there, and of others reads those
+        of the same cell and of peers that are in none."""
+        self._outside: Mapping[PeerId, PeerEntry] = {}
+        self._looked = -OUTSIDE_S
         self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
@@ -137,7 +154,7 @@ class Presence:
         self._changed.set()
 
     def others(self) -> Mapping[PeerId, PeerEntry]:
-        """Everybody but this peer whose record holds, whatever the cell."""
+        """Everybody but this peer whose record it reads: of the own cell, or of none."""
         return self._view.everybody
 
     def lost(self) -> dict[PeerId, tuple[PeerEntry, float]]:
@@ -146,6 +163,8 @@ class Presence:
 
     def enter(self, cell: CellId) -> None:
         """This peer belongs to another cell now: the record says so at once."""
+        if cell != self.cell:
+            self._lost = {}
         self.cell = cell
         self._view = View(self._view.everybody, cell)
         self.changed()
@@ -157,21 +176,13 @@ class Presence:
         entry = self._view.everybody.get(peer)
         return entry.body.maddrs if entry else ()
 
-    def cells(self) -> Mapping[CellId, list[int]]:
-        """The stages that other peers host or are about to, by cell."""
-        found: dict[CellId, list[int]] = {}
-        for e in self._view.everybody.values():
-            if e.body.cell and e.body.state not in LEAVING and (s := _stage(e.body)) is not None:
-                found.setdefault(CellId(e.body.cell), []).append(s)
-        return found
+    def stages(self) -> list[int]:
+        """The stages that other peers of the cell host or are about to."""
+        return stages_of(self._view.others.values())
 
-    def working(self) -> set[CellId]:
-        """Cells in which somebody else leads, and does not wait."""
-        return {
-            CellId(e.body.cell)
-            for e in self._view.everybody.values()
-            if e.body.cell and e.body.leads and e.body.state in WORKING
-        }
+    def led(self) -> bool:
+        """Whether somebody else leads in the cell, and does not wait."""
+        return led(self._view.others.values())
 
     def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""
@@ -208,11 +219,15 @@ class Presence:
                 body = self._body()
                 self._same = self._same if body == self._own else 0
                 self._own = body
-                await self.directory.publish(body, self.times)
-            now = self._clock.wall()
-            seen = await self.directory.read()
+                await self.directory.publish(body, self.times, self._topic)
+            now, cell = self._clock.wall(), self.cell
+            seen = await self._read()
+            if cell != self.cell:
+                continue  # of the cell that this peer has just left
             for peer, entry in self._seen.items():
-                if peer not in seen and peer != self.me:
+                # Who takes its record down while it holds has left, or is in another cell.
+                gone = not self.cell or entry.not_after <= now
+                if peer not in seen and peer != self.me and gone:
                     self._lost[peer] = (entry, now)
             self._lost = {
                 p: (e, t)
@@ -236,6 +251,21 @@ class Presence:
             await self._pause(
                 min(HASTE_S, self._every) if alone or self.hasty else self.times * self._every
             )
+
+    @property
+    def _topic(self) -> str:
+        return cell_topic(self.cell) if self.cell else PEERS
+
+    async def _read(self) -> dict[PeerId, PeerEntry]:
+        if not self.cell:
+            return await self.directory.read()
+        if self._clock.now() - self._looked >= OUTSIDE_S:
+            self._looked = self._clock.now()
+            read = await self.directory.read()
+            self._outside = {p: e for p, e in read.items() if not e.body.cell}
+        now = self._clock.wall()
+        outside = {p: e for p, e in self._outside.items() if e.not_after > now}
+        return outside | await self.directory.read(cell_topic(self.cell))
 
     @property
     def times(self) -> float:

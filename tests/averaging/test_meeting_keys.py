@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
-from benchmarks.between.rounds import Trial, Window, cell_id, play, rounds_to
+from benchmarks.between.rounds import Trial, Window, cell_id, play, rounds_to, standings
 from node.averaging.strategies.keys import EVERYBODY, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
-from node.dht.topics import kind_of
+from node.dht.topics import WRITERS, kind_of
 
 GRID = OuterSettings("moshpit", grid=(8, 8), window_s=60.0)
 
@@ -22,27 +22,47 @@ def cells(count: int) -> list[CellId]:
     return [cell_id(0, n) for n in range(count)]
 
 
+def keys_of(
+    s: OuterSettings, me: CellId, others: Sequence[CellId], window: int
+) -> tuple[tuple[str, ...], int]:
+    """Of a cell that counts itself and the others."""
+    return meeting_keys(s, me, *standings(sorted({me, *others}))[me], window)
+
+
 def groups(s: OuterSettings, count: int, window: int) -> Mapping[str, list[CellId]]:
     """The cells by the key that they look under first."""
     found = defaultdict[str, list[CellId]](list)
     for cell in cells(count):
-        found[meeting_keys(s, cell, cells(count), window)[0][0]].append(cell)
+        found[keys_of(s, cell, cells(count), window)[0][0]].append(cell)
     return found
 
 
 def test_pairs_are_drawn_from_all() -> None:
     gossip = OuterSettings("gossip", window_s=60.0)
-    assert meeting_keys(gossip, cell_id(0, 1), cells(50), 3) == ((EVERYBODY,), 2)
+    assert keys_of(gossip, cell_id(0, 1), cells(30), 3) == ((EVERYBODY,), 2)
+
+
+def test_pairs_of_many_are_drawn_anew_among_fewer_than_a_key_takes_writers() -> None:
+    gossip = OuterSettings("gossip", window_s=60.0)
+    mates = defaultdict[CellId, set[CellId]](set)
+    for window in range(4):
+        drawn = groups(gossip, 1000, window).values()
+        assert max(map(len, drawn)) <= WRITERS["outer"]
+        for group in drawn:
+            assert len(group) > 1
+            mates[group[0]].update(group)
+        assert keys_of(gossip, cell_id(0, 1), cells(1000), window)[0][1] == EVERYBODY
+    assert max(map(len, mates.values())) > WRITERS["outer"] // 2, "others in every window"
 
 
 def test_few_cells_meet_whole_in_a_grid_cut_down_to_them() -> None:
-    keys, most = meeting_keys(GRID, cell_id(0, 1), cells(3), 0)
+    keys, most = keys_of(GRID, cell_id(0, 1), cells(3), 0)
     assert keys == (EVERYBODY,)
     assert most >= 3
 
 
 def test_a_cell_that_sees_nobody_has_a_key() -> None:
-    assert meeting_keys(GRID, cell_id(0, 1), (), 5)[0] == (EVERYBODY,)
+    assert keys_of(GRID, cell_id(0, 1), (), 5)[0] == (EVERYBODY,)
 
 
 @pytest.mark.parametrize(
@@ -65,24 +85,24 @@ def test_the_second_key_is_of_a_plane_with_the_line() -> None:
     for window in range(3):
         planes = defaultdict[str, set[str]](set)
         for cell in cells(64):
-            (line, plane), _ = meeting_keys(s, cell, cells(64), window)
+            (line, plane), _ = keys_of(s, cell, cells(64), window)
             planes[plane].add(line)
         assert {len(lines) for lines in planes.values()} == {4}
-    assert meeting_keys(GRID, cell_id(0, 1), cells(64), 0)[0][1] == EVERYBODY
+    assert keys_of(GRID, cell_id(0, 1), cells(64), 0)[0][1] == EVERYBODY
 
 
 @pytest.mark.parametrize("grid", [(2,) * 12, (32, 32), (100,)])
 def test_the_directory_takes_every_key(grid) -> None:
     s = OuterSettings("moshpit", grid=grid, window_s=60.0)
     for window in range(len(grid)):
-        for key in meeting_keys(s, cell_id(0, 3), cells(200), window)[0]:
+        for key in keys_of(s, cell_id(0, 3), cells(200), window)[0]:
             kind_of(f"outer/{window}/{key}")
             assert len(key) <= 32
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_machines_form_the_lines_of_the_grid_however_slow_the_directory(seed: int) -> None:
-    looking = {c: meeting_keys(GRID, c, cells(64), seed) for c in cells(64)}
+    looking = {c: keys_of(GRID, c, cells(64), seed) for c in cells(64)}
     found = Window(looking, seed, random.Random(seed)).run()
     assert len(found) == 64
     assert {frozenset(g) for g in found.values()} == {
@@ -99,6 +119,6 @@ def test_cells_agree_as_in_the_grid_of_a_view_that_all_share() -> None:
 
 def test_a_cell_whose_line_is_absent_finds_another_in_its_plane() -> None:
     there = [lines[0] for lines in groups(GRID, 64, 1).values()][:2]
-    looking = {cell: meeting_keys(GRID, cell, cells(64), 1) for cell in there}
+    looking = {cell: keys_of(GRID, cell, cells(64), 1) for cell in there}
     found = Window(looking, 1, random.Random(0)).run()
     assert {frozenset(g) for g in found.values()} == {frozenset(there)}

@@ -7,9 +7,10 @@ from typing import Any
 
 from benchmarks.lab.memory_directory import MemoryDirectory, Wall
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.core.ids import RunId
+from node.core.ids import NO_CELL, CellId, RunId
 from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
+from node.dht.topics import PEERS, cell_topic
 from node.identity.keys import Identity
 from node.scheduler.choosing import Placed
 from node.training.presence import Presence
@@ -30,13 +31,15 @@ class Board:
     async def post(self, name: str, stage: int, role: str, state: str, **more: object) -> str:
         directory = self.directory(name)
         about: dict[str, Any] = {"epoch": 0, "name": name, "version": "1", **more}
-        await directory.publish(PeerBody(stage, role, state, **about))
+        body = PeerBody(stage, role, state, **about)
+        await directory.publish(body, topic=cell_topic(CellId(body.cell)) if body.cell else PEERS)
         return directory.me
 
-    async def seen(self) -> Presence:
-        """By somebody who has read it once."""
+    async def seen(self, cell: CellId = NO_CELL) -> Presence:
+        """By somebody in this cell who has read it once."""
         directory = self.directory("reader")
         found = Presence(directory.me, directory, self.clock, 5.0, lambda peer, maddrs: None)
+        found.enter(cell)
         found.start()
         await found.company.wait()
         return found
@@ -67,27 +70,35 @@ async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
     await presence.close()
 
 
-async def test_cells_have_who_is_there_or_comes_and_work_where_a_leader_does(
-    tmp_path: Path,
-) -> None:
+async def test_peers_of_other_cells_are_not_read_and_peers_of_none_are(tmp_path: Path) -> None:
     record_store = Board(tmp_path)
-    a, b, c = ("a" * 16, "b" * 16, "c" * 16)
-    await record_store.post("chief", 0, "ends", "training", cell=a, leads=True)
-    await record_store.post("comes", 2, "stage", "joining", cell=a)
-    await record_store.post("goes", 1, "stage", "stopping", cell=a)
-    await record_store.post("chooses", 0, "stage", "choosing", cell=a)
+    a, b = CellId("a" * 16), CellId("b" * 16)
+    chief = await record_store.post("chief", 0, "ends", "training", cell=a, leads=True)
+    comes = await record_store.post("comes", 2, "stage", "joining", cell=a)
+    goes = await record_store.post("goes", 1, "stage", "stopping", cell=a)
     await record_store.post("waits", 0, "ends", "ready", cell=b, leads=True)
-    await record_store.post("follows", 1, "stage", "training", cell=b)
-    await record_store.post("done", 0, "ends", "finished", cell=c, leads=True)
-    await record_store.post("relay", 0, "rendezvous", "ready")
-    presence = await record_store.seen()
-    assert {cell: sorted(there) for cell, there in presence.cells().items()} == {
-        a: [0, 2],
-        b: [0, 1],
-        c: [0],
-    }
-    assert presence.working() == {a, c}
+    relay = await record_store.post("relay", 0, "rendezvous", "ready")
+    presence = await record_store.seen(a)
+    assert set(presence.others()) == {chief, comes, goes, relay}
+    assert (sorted(presence.stages()), presence.led()) == ([0, 2], True)
+    assert set(presence.ends()) == {chief}
     await presence.close()
+    presence = await record_store.seen(b)
+    assert (presence.stages(), presence.led()) == ([0], False), "it waits"
+    await presence.close()
+
+
+async def test_who_changes_its_cell_is_seen_in_the_new_one_only(tmp_path: Path) -> None:
+    record_store, there = Board(tmp_path), [CellId("a" * 16), CellId("b" * 16)]
+    mover, other = record_store.directory("mover"), record_store.directory("other")
+    for cell in there:
+        body = PeerBody(1, "stage", "training", 0, "mover", "1", cell=cell)
+        assert await mover.publish(body, topic=cell_topic(cell))
+    assert not await other.read(cell_topic(there[0]))
+    assert set(await other.read(cell_topic(there[1]))) == {mover.me}
+    assert not await other.read()
+    await mover.withdraw()
+    assert not await other.read(cell_topic(there[1]))
 
 
 async def test_a_record_is_withdrawn_unless_a_successor_follows(tmp_path: Path) -> None:

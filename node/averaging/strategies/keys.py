@@ -1,51 +1,66 @@
-"""Under which keys cells look for each other in a window. Pure. Enters: the settings, the cells
-that are seen, the window. Leaves: keys, the most cells of a group. Never: a message, a clock.
+"""Under which keys cells look for each other in a window. Pure. Enters: the settings, the cell, its
+number and how many there are, the window. Leaves: keys, the most cells of a group. Never: a
+message, a clock.
 
 Every cell has a place in the Moshpit grid, and the window chooses the axis along which it averages:
-those meet that differ in this index only. The place is the cell's number among the cells that are
-seen, sorted by id, so a grid that can be full is full. Cells that see the same cells compute the
-same grid as :class:`~node.averaging.strategies.moshpit.Moshpit` from a view that all share. Indices
-that the groups hand out (arXiv 2103.03239) would need no number of a cell, but whoever is absent
-once comes back to a line that has no room for it: with one cell of a hundred absent they take a
-fifth more rounds.
+those meet that differ in this index only. The place is the cell's number among all, which it knows
+without having read of all (:mod:`node.cells.census`), so a grid that can be full is full. Cells
+that count the same cells compute the same grid as
+:class:`~node.averaging.strategies.moshpit.Moshpit` from a view that all share. A place drawn by a
+hash would need no number, but leaves lines of very different lengths. Indices that the groups hand
+out (arXiv 2103.03239) would need none either, but whoever is absent once comes back to a line that
+has no room for it: with one cell of a hundred absent they take a fifth more rounds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Collection
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
 
 EVERYBODY = "all"
 """The key where there is one group, or pairs are drawn from all."""
+SHARE = 16
+"""Cells that look for pairs under one key, where they are many: an outer key has room for 64."""
 
 
 def meeting_keys(
-    s: OuterSettings, me: CellId, cells: Collection[CellId], window: int
+    s: OuterSettings, me: CellId, number: int, cells: int, window: int
 ) -> tuple[tuple[str, ...], int]:
     """The keys to look under, one after the other, and the most cells of a group.
 
-    Pairs (gossip) look among all. In a Moshpit grid of d axes those meet that are on one line along
-    axis ``window % d``; who found nobody there looks once more in a plane with that line.
-    ``cells``: those that are seen, with or without ``me``. The grid is as full as it can be with so
-    many; where they are too many for ``s.grid`` it has more axes.
+    Pairs (gossip) look among all, or where they are many among some that each window draws anew. In
+    a Moshpit grid of d axes those meet that are on one line along axis ``window % d``; who found
+    nobody there looks once more in a plane with that line. ``number``: of cell ``me`` among
+    ``cells``, from 0. The grid is as full as it can be with so many; where they are too many for
+    ``s.grid`` it has more axes.
     """
     if s.strategy != "moshpit":
-        return (EVERYBODY,), 2
-    order = sorted({me, *cells})
-    shape = _shape(s.grid, len(order))
+        return _drawn(me, cells, window), 2
+    shape = _shape(s.grid, cells)
     # Holes, where there are any, are spread over the lines.
-    place, left = [0] * len(shape), order.index(me) * math.prod(shape) // len(order)
+    place, left = [0] * len(shape), number * math.prod(shape) // cells
     for axis in reversed(range(len(shape))):
         left, place[axis] = divmod(left, shape[axis])
     axis = window % len(shape)
     others = [place[(axis + n) % len(shape)] for n in range(1, len(shape))]
     keys = [f"{axis}-{'.'.join(map(str, others))}", f"{axis}-{'.'.join(map(str, others[1:]))}"]
     tried = keys[: len(others)] if len(others) > 1 else [*keys[: len(others)], EVERYBODY]
-    # Two cells that see different cells can take the same place: the line has room for both.
+    # Two cells that count different cells can take the same place: the line has room for both.
     return tuple(tried), max(2, *s.grid)
+
+
+def _drawn(me: CellId, cells: int, window: int) -> tuple[str, ...]:
+    """Keys that about :data:`SHARE` cells draw each; their number is a power of two, so that it is
+    the same for cells that count slightly different numbers of cells. Who found nobody looks among
+    all who did not."""
+    if cells <= 2 * SHARE:
+        return (EVERYBODY,)
+    bits = math.ceil(math.log2(cells / SHARE))
+    drawn = hashlib.sha256(f"{window}/{me}".encode()).digest()
+    return f"{bits}-{int.from_bytes(drawn[:4], 'big') >> (32 - bits)}", EVERYBODY
 
 
 def _shape(grid: tuple[int, ...], cells: int) -> tuple[int, ...]:

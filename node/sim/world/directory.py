@@ -1,5 +1,5 @@
 """The directory of the simulated swarm: records with an end, spread with a delay, kept apart by
-walls.
+walls, each key held by the nodes next to it.
 
 A record carries its writer's wall clock, a reader judges it by its own, as on the real board: who
 is far ahead takes everybody's records for expired.
@@ -7,6 +7,7 @@ is far ahead takes everybody's records for expired.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -15,8 +16,9 @@ from node.core.clock import Clock
 from node.core.ids import PeerId
 from node.dht.record import PeerBody, PeerEntry, Posting
 from node.dht.settings import DirectorySettings
-from node.dht.topics import check_posting, most_writers
+from node.dht.topics import PEERS, check_posting, most_writers
 from node.sim.world.links import Links, Wall
+from node.sim.world.ring import Ring
 
 GONE = "gone"
 """State of a record that was taken down."""
@@ -34,60 +36,104 @@ class HeldRecord(Generic[E]):
 
 
 class SimDht:
-    """One board for all; what a reader sees of it depends on when, and on what lies between it and
-    the writer."""
+    """Who has posted what; what a reader sees of it depends on when, and on what lies between it
+    and the writer. ``ring``: the nodes, which hold the keys next to them."""
 
     def __init__(
         self, links: Links, settings: DirectorySettings, spread_s: float, now: Callable[[], float]
     ) -> None:
         self.links, self.settings, self.now = links, settings, now
         self._spread = spread_s
-        self._posted: dict[PeerId, list[HeldRecord[PeerEntry]]] = {}
+        self.ring = Ring()
+        self._peers: dict[str, dict[PeerId, list[HeldRecord[PeerEntry]]]] = defaultdict(dict)
+        self._under: dict[PeerId, str] = {}
         self._seq: dict[PeerId, int] = {}
         self._topics: dict[str, dict[PeerId, list[HeldRecord[Posting]]]] = {}
+        self._swept = 0.0
+        self.reads: Counter[tuple[PeerId, str]] = Counter()
+        """How often a peer has read a topic, and written under it."""
+        self.writes: Counter[tuple[PeerId, str]] = Counter()
 
-    def post(self, peer: PeerId, body: PeerBody, wall: float, times: float = 1.0) -> None:
+    def post(
+        self, peer: PeerId, body: PeerBody, wall: float, times: float = 1.0, topic: str = PEERS
+    ) -> bool:
         """Publish; an older record stays for readers that this one does not reach, until it
-        expires."""
+        expires. What was published under another topic is withdrawn."""
+        if (before := self._under.get(peer, topic)) != topic:
+            self.withdraw(peer, wall)
+            self.writes[peer, before] += 1
+        self.ring.add(peer)
+        self.writes[peer, topic] += 1
+        posted, most = self._peers[topic], self.settings.max_peers
+        if peer not in posted and self._held_under(topic) >= (
+            most if topic == PEERS else most_writers(topic)
+        ):
+            return False
+        self._under[peer] = topic
         self._seq[peer] = max(self._seq.get(peer, 0) + 1, int(1000 * wall))
         life = min(times * self.settings.ttl_s, self.settings.max_ttl_s)
         entry = PeerEntry(peer, body, self._seq[peer], wall + life)
-        self._posted[peer] = self._held(entry, self._posted.get(peer, ()), wall)
+        posted[peer] = self._held(entry, posted.get(peer, ()), wall)
+        return True
 
-    def put(self, topic: str, peer: PeerId, body: bytes, wall: float, life_s: float) -> None:
-        """Post under a topic; an older posting stays as an older record does. Raises WireError for
-        what the real board refuses."""
+    def put(self, topic: str, peer: PeerId, body: bytes, wall: float, life_s: float) -> bool:
+        """Post under a topic; an older posting stays as an older record does. False where there is
+        no room for another writer. Raises WireError for what the real board refuses."""
         check_posting(body, life_s)
-        most_writers(topic)
+        most = most_writers(topic)
+        self.writes[peer, topic] += 1
         self._forget()
         writers = self._topics.setdefault(topic, {})
         before = writers.get(peer, [])
+        if not before and self._held_under(topic) >= most:
+            return False
         seq, longest = int(1000 * wall), wall + self.settings.max_ttl_s
         until = min(wall + life_s, longest)
         if before:  # later than the last one in both, as an author sees to
             last = before[0].entry
             seq, until = max(seq, last.seq + 1), max(until, min(last.not_after + 0.002, longest))
         writers[peer] = self._held(Posting(peer, body, seq, until), before, wall)
+        return True
 
     def withdraw(self, peer: PeerId, wall: float) -> None:
         """Take the record down."""
-        if peer in self._posted:
-            self.post(peer, replace(self._posted[peer][0].entry.body, state=GONE), wall)
+        if peer in self._under:
+            topic = self._under[peer]
+            body = self._peers[topic][peer][0].entry.body
+            self.post(peer, replace(body, state=GONE), wall, topic=topic)
 
-    def read(self, reader: PeerId, wall: float) -> dict[PeerId, PeerEntry]:
-        """The newest record of every peer that this reader can see and believes to hold, in PeerId
-        order."""
-        seen = self._seen(self._posted, reader, wall)
+    def read(self, reader: PeerId, wall: float, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
+        """The newest record of every peer under a topic that this reader can see and believes to
+        hold, in PeerId order."""
+        self.reads[reader, topic] += 1
+        seen = self._seen(self._peers[topic], reader, wall)
         return {peer: e for peer, e in seen.items() if e.body.state != GONE}
 
     def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
         """The same of postings under a topic. Raises WireError for what is no topic."""
         most_writers(topic)
+        self.reads[reader, topic] += 1
         return self._seen(self._topics.get(topic, {}), reader, wall)
 
+    def under(self, topic: str) -> list[PeerEntry | Posting]:
+        """The newest record of every writer that is stored under a topic now."""
+        now = self.now()
+        posted = [*self._peers.get(topic, {}).values(), *self._topics.get(topic, {}).values()]
+        return [held[0].entry for held in posted if held[0].entry.not_after > now]
+
     @property
-    def writers(self) -> int:
-        return len(self._posted)
+    def topics(self) -> set[str]:
+        """Under which something has been posted lately."""
+        return {*self._peers, *self._topics}
+
+    def _held_under(self, topic: str) -> int:
+        """Writers whose records hold, after those whose do not have been dropped."""
+        now = self.now()
+        for posted in (self._peers.get(topic, {}), self._topics.get(topic, {})):
+            for peer in [p for p, held in posted.items() if held[0].entry.not_after <= now]:
+                if self._under.get(peer) != topic:
+                    del posted[peer]
+        return len(self.under(topic))
 
     def _held(self, entry: E, before: Iterable[HeldRecord[E]], wall: float) -> list[HeldRecord[E]]:
         """A writer's records, the newest first, of which each reader sees the first that has
@@ -120,6 +166,9 @@ class SimDht:
 
     def _forget(self) -> None:
         """Drop the topics whose newest posting is so old that it holds by nobody's clock."""
+        if self.now() - self._swept < self.settings.ttl_s:
+            return
+        self._swept = self.now()
         since = self.now() - self._spread - 2 * self.settings.max_ttl_s
         for topic, writers in list(self._topics.items()):
             if all(held[0].visible < since for held in writers.values()):
@@ -132,23 +181,21 @@ class SimDirectory:
     def __init__(self, record_store: SimDht, me: PeerId, clock: Clock) -> None:
         self._record_store, self._me, self._clock = record_store, me, clock
 
-    async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
-        self._record_store.post(self._me, body, self._clock.wall(), times)
-        return True
+    async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
+        return self._record_store.post(self._me, body, self._clock.wall(), times, topic)
 
     @property
     def neighbours(self) -> int:
-        return self._record_store.writers
+        return self._record_store.ring.neighbours(self._me)
 
     async def withdraw(self) -> None:
         self._record_store.withdraw(self._me, self._clock.wall())
 
-    async def read(self) -> dict[PeerId, PeerEntry]:
-        return self._record_store.read(self._me, self._clock.wall())
+    async def read(self, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
+        return self._record_store.read(self._me, self._clock.wall(), topic)
 
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:
-        self._record_store.put(topic, self._me, body, self._clock.wall(), life_s)
-        return True
+        return self._record_store.put(topic, self._me, body, self._clock.wall(), life_s)
 
     async def look(self, topic: str) -> dict[PeerId, Posting]:
         return self._record_store.look(topic, self._me, self._clock.wall())

@@ -1,0 +1,127 @@
+"""What the leader of a cell posts of it for everybody, and what a scribe posts of its prefix:
+compact JSON, checked field by field when it comes from outside. The leader is the writer of the
+record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from node.cells.census import MOST, Counts, pack_counts, parse_counts
+from node.cells.postings import parse_cell
+from node.core.errors import WireError
+from node.core.ids import CellId
+from node.core.journey import Version, lineage
+from node.dht.topics import MAX_POSTING, PREFIXES
+
+MAX_STAGES, MAX_REPLICAS = 512, 512
+"""Of a cell that a record tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """A cell's account of itself. ``replicas``: peers at the ends and at each block stage, those
+    that are about to take part included; ``works``: epochs follow each other; ``tokens_per_s`` is
+    its own claim; ``counts``: cells of all prefixes, as :mod:`node.cells.census` has them."""
+
+    cell: CellId
+    version: Version
+    replicas: tuple[int, ...]
+    works: bool
+    tokens_per_s: float = 0.0
+    counts: Counts = ()
+
+    @property
+    def stages(self) -> list[int]:
+        """Where its peers are: stage s as often as it has replicas."""
+        return [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
+
+    def pack(self) -> bytes:
+        """At most ``MAX_POSTING`` bytes of JSON. Raises WireError when others would refuse it."""
+        body = {
+            "cell": self.cell,
+            "epoch": self.version.epoch,
+            "lineage": self.version.lineage,
+            "replicas": self.replicas,
+            "works": self.works,
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "counts": pack_counts(self.counts),
+        }
+        raw = json.dumps(body, separators=(",", ":")).encode()
+        CellRecord.parse(raw)
+        return raw
+
+    @classmethod
+    def parse(cls, raw: bytes) -> CellRecord:
+        """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
+        plausible record."""
+        body = _object(raw)
+        try:
+            version = Version(_natural(body.get("epoch"), 2**53), lineage(body.get("lineage")))
+        except ValueError as e:
+            raise WireError(f"lineage in a cell's record: {e}") from e
+        replicas, speed = body.get("replicas"), body.get("tokens_per_s")
+        if not isinstance(replicas, list) or not 2 <= len(replicas) <= MAX_STAGES:
+            raise WireError("a cell's record tells the replicas of the ends and of every stage")
+        # The comparison is false for NaN as well.
+        if isinstance(speed, bool) or not isinstance(speed, int | float) or not 0 <= speed < 1e15:
+            raise WireError("the tokens per second of a cell are not a plausible number")
+        return cls(
+            parse_cell(body.get("cell")),
+            version,
+            tuple(_natural(count, MAX_REPLICAS) for count in replicas),
+            body.get("works") is True,
+            float(speed),
+            parse_counts(body.get("counts")),
+        )
+
+
+def pack_count(prefix: int, count: int) -> bytes:
+    """What a scribe posts: how many cells its prefix has."""
+    return json.dumps({"prefix": prefix, "count": min(count, MOST)}).encode()
+
+
+def counts_in(postings: Sequence[bytes]) -> Counts:
+    """Cells of every prefix, as their scribes say; of two that speak for one prefix the later in
+    ``postings``. What is no count is dropped."""
+    counts = [0] * PREFIXES
+    for raw in postings:
+        try:
+            body = _object(raw)
+            prefix = _natural(body.get("prefix"), PREFIXES)
+            counts[prefix] = _natural(body.get("count"), MOST + 1)
+        except WireError:
+            continue
+    return tuple(counts)
+
+
+def cells_in(postings: Sequence[bytes]) -> Mapping[CellId, CellRecord]:
+    """By cell its record; of two of one cell the later in ``postings``. What is none is dropped."""
+    found: dict[CellId, CellRecord] = {}
+    for raw in postings:
+        try:
+            record = CellRecord.parse(raw)
+        except WireError:
+            continue
+        found[record.cell] = record
+    return found
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    if len(raw) > MAX_POSTING:
+        raise WireError(f"a cell's record has at most {MAX_POSTING} bytes, not {len(raw)}")
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as e:
+        raise WireError("a cell's record is not JSON") from e
+    if not isinstance(body, dict):
+        raise WireError("a cell's record is not an object")
+    return body
+
+
+def _natural(value: Any, below: int) -> int:
+    if type(value) is not int or not 0 <= value < below:
+        raise WireError(f"a cell's record has a number that is not from 0 to {below - 1}")
+    return value

@@ -1,0 +1,161 @@
+"""The cells of a run, as one peer reads them: a few prefixes now and then. While it leads, it posts
+its own cell's record there.
+
+All peers do the same in the same thirds of a period of wall-clock time: leaders post their records,
+then read those of their prefix and the scribes post how many these are, then the scribes read the
+counts of all prefixes. So cells that read the same records compute with the same counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import floor
+
+from node.cells.census import Counts, draw, scribe_of, standing
+from node.cells.forming import Board, SignedPosting
+from node.cells.records import CellRecord, cells_in, counts_in, pack_count
+from node.core.clock import Clock
+from node.core.ids import CellId, PeerId
+from node.core.tasks import Tasks
+from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of
+
+REFRESH_S, LIVES = 60.0, 3
+"""Seconds between two postings of a cell's record, and for how many of them it lives."""
+SAMPLED = 2
+"""Prefixes that who looks for a cell reads."""
+WINDOW = 4
+"""Periods between two looks of who does not lead."""
+THIRDS = 3
+
+
+class CellReader:
+    """Reads the records of cells."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    async def prefix(self, prefix: int) -> Mapping[CellId, CellRecord]:
+        """The cells of a prefix."""
+        found = await self._board.look(cells_topic(prefix))
+        of = cells_in([p.body for p in _oldest_first(found)])
+        return {cell: record for cell, record in of.items() if prefix_of(cell) == prefix}
+
+    async def counts(self) -> Counts:
+        """Cells of every prefix."""
+        return counts_in([p.body for p in _oldest_first(await self._board.look(CENSUS))])
+
+    async def sample(self, text: str, counts: Counts = ()) -> dict[CellId, CellRecord]:
+        """The cells of two prefixes, which a hash of ``text`` draws; of those that have cells, once
+        that is known. Without ``counts`` it is asked for when both are not found at once."""
+        drawn = draw(text, _populated(counts) or range(PREFIXES), SAMPLED)
+        found = [await self.prefix(p) for p in drawn]
+        if not counts and not all(found):
+            rest = [p for p in _populated(await self.counts()) if p not in drawn]
+            found += [
+                await self.prefix(p) for p in draw(text, rest, SAMPLED - sum(map(bool, found)))
+            ]
+        return {cell: record for of in found for cell, record in of.items()}
+
+
+class CellRegister:
+    """Of one peer. ``about()``: its cell's record while it leads, else None; ``cell()``: which cell
+    that is. ``pace``: everything is so many times as fast, at most 1."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        board: Board,
+        clock: Clock,
+        about: Callable[[], CellRecord | None],
+        cell: Callable[[], CellId],
+        pace: float = 1.0,
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self.me, self._board, self._clock = me, board, clock
+        self._about, self._cell = about, cell
+        self.every = REFRESH_S * pace
+        self._reader = CellReader(board)
+        self._tasks = Tasks("register", on_error)
+        self._counts: Counts = ()
+        """As they were read last, to be told."""
+        self._near: Mapping[CellId, CellRecord] = {}
+        self.seen: Mapping[CellId, CellRecord] = {}
+        """Of other cells, what the last looks showed: of the own prefix and of two more."""
+
+    def start(self) -> None:
+        """Begin to read, and to post while this peer leads."""
+        self._tasks.spawn(self._keep(), "register", eternal=True)
+
+    async def close(self) -> None:
+        """What was posted expires."""
+        await self._tasks.close()
+
+    @property
+    def told(self) -> Counts:
+        """Cells of every prefix as the scribe of the own one says; empty while it has not."""
+        scribe = scribe_of(self._near)
+        return self._near[scribe].counts if scribe is not None else ()
+
+    @property
+    def cells(self) -> int:
+        """About how many cells there are, the own one included."""
+        return self.standing()[1]
+
+    def standing(self) -> tuple[int, int]:
+        """The number of the own cell among all, and how many there are."""
+        return standing(self._cell(), self._near.keys(), self.told)
+
+    async def _keep(self) -> None:
+        third, done = self.every / THIRDS, -1
+        while True:
+            number = max(floor(self._clock.wall() / third) + 1, done + 1)
+            await asyncio.sleep(max(0.0, number * third - self._clock.wall()))
+            done = number
+            leads = self._about()
+            if leads is None:
+                if number % (WINDOW * THIRDS) == 1:
+                    await self._read()
+                    await self._sample(number)
+            elif number % THIRDS == 0:
+                await self._post(leads)
+            elif number % THIRDS == 1:
+                await self._read()
+                await self._count(leads.cell)
+            else:
+                if scribe_of(self._near) == leads.cell:
+                    self._counts = await self._reader.counts()
+                if number % (WINDOW * THIRDS) == 2:
+                    await self._sample(number)
+
+    async def _post(self, record: CellRecord) -> None:
+        record = replace(record, counts=self._counts)
+        topic, life = cells_topic(prefix_of(record.cell)), LIVES * self.every
+        await self._board.post(topic, record.pack(), life)
+
+    async def _read(self) -> None:
+        self._near = await self._reader.prefix(prefix_of(self._cell()))
+        if told := self.told:
+            self._counts = told
+
+    async def _count(self, cell: CellId) -> None:
+        """The scribe says how many cells its prefix has."""
+        if scribe_of(self._near) == cell:
+            body = pack_count(prefix_of(cell), len(self._near))
+            await self._board.post(CENSUS, body, LIVES * self.every)
+
+    async def _sample(self, number: int) -> None:
+        more: Mapping[CellId, CellRecord] = {}
+        if counts := self.told:
+            more = await self._reader.sample(f"{self.me}/{number}", counts)
+        own = self._cell()
+        self.seen = {c: r for c, r in {**more, **self._near}.items() if c != own}
+
+
+def _populated(counts: Counts) -> list[int]:
+    return [prefix for prefix, count in enumerate(counts) if count]
+
+
+def _oldest_first(postings: Mapping[PeerId, SignedPosting]) -> list[SignedPosting]:
+    return sorted(postings.values(), key=lambda p: p.seq)
