@@ -96,7 +96,7 @@ class StageRuntime:
         self.state_export = StateExport(
             stage, engines, optimizer, settings.buddy_every, me, self._tasks
         )
-        self.colleagues = colleagues or Colleagues(me)
+        self.colleagues = Colleagues(me) if colleagues is None else colleagues
         """Whom this peer has worked with, before it was started again too as far as its disk
         tells."""
         self.anchor = Anchor(
