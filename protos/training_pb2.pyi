@@ -140,7 +140,7 @@ class FaultNote(_message.Message):
     def __init__(self, about: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReadyNote(_message.Message):
-    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "cell", "change", "window", "mean", "arrived")
+    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "cell", "change", "window", "mean", "orphan", "arrived")
     class SeenEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +163,7 @@ class ReadyNote(_message.Message):
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     MEAN_FIELD_NUMBER: _ClassVar[int]
+    ORPHAN_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     stage: int
     at: VersionNote
@@ -179,8 +180,9 @@ class ReadyNote(_message.Message):
     change: str
     window: int
     mean: str
+    orphan: bool
     arrived: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., cell: _Optional[int] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., arrived: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., cell: _Optional[int] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., arrived: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CostNote(_message.Message):
     __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down", "tera")

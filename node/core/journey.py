@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -111,6 +111,21 @@ class Window:
 
 NO_WINDOW = Window()
 
+
+@dataclass(frozen=True)
+class Electorate:
+    """Whose commits decide what a plan comes to. ``voters``: of this plan, the one first whose side
+    goes on where they part in two halves, and all in the order in which they may lead. ``elders``:
+    those of the plan before, of whom as many are needed. ``orphan``: too few of them were left, and
+    who was there went on without: ``elders`` are then those who could end that."""
+
+    voters: tuple[PeerId, ...] = ()
+    elders: tuple[PeerId, ...] = ()
+    orphan: bool = False
+
+
+NOBODY = Electorate()
+
 Unit = tuple[int, int]
 """(stage, cell), or in an outer round (stage, group): those who average with each other."""
 
@@ -160,7 +175,8 @@ class Plan:
     own, the name of this one. ``parent``: in a plan that founds the cell, the cell whose leader
     signs it; its members are those of the new cell, its owners those of the parent, and nobody
     trains by it. ``founds``: a cell that has been founded from the same version, whose members take
-    over optimizer state from this one. ``window``: see :class:`Window`.
+    over optimizer state from this one. ``window``: see :class:`Window`; ``electorate``: see
+    :class:`Electorate`.
     """
 
     epoch: int
@@ -193,6 +209,7 @@ class Plan:
     parent: CellId = NO_CELL
     founds: CellId = NO_CELL
     window: Window = NO_WINDOW
+    electorate: Electorate = NOBODY
 
     @property
     def base(self) -> Version:
@@ -250,7 +267,9 @@ class Plan:
         """The bytes that are hashed, signed and sent: JSON with sorted keys and peers as
         indices."""
         index = {m.peer: i for i, m in enumerate(self.members)}
+        e = self.electorate
         others = {self.leader, *self.moved.values(), *self.owners.values()}
+        others |= {*e.voters, *e.elders}
         outside = sorted(others - index.keys())
         names = [m.peer for m in self.members] + outside
         index.update({p: i for i, p in enumerate(names)})
@@ -285,6 +304,7 @@ class Plan:
             "stood": {str(stage): [v.epoch, v.lineage] for stage, v in self.stood.items()},
             "reducers": {k: index[v] for k, v in self.reducers.items()},
             "spread": {str(stage): [cells, apart] for stage, (cells, apart) in self.spread.items()},
+            "votes": [[index[p] for p in e.voters], [index[p] for p in e.elders], e.orphan],
         }
         if self.cell_id:  # in a run of one cell a plan is as it was before there were several
             body |= self._about_cells()
@@ -323,6 +343,7 @@ class Plan:
             (change, since), (fragment, sends) = body["rules"], body["stream"]
             loss, loss_val, tokens, run_s, round_s = body["news"]
             cell, parent, founds = (str(name) for name in body.get("cell", ("", "", "")))
+            voters, elders, orphan = body["votes"]
             if not all(map(is_cell, (cell, parent, founds))):
                 raise ValueError("a cell's name is 16 hex digits, or empty")
 
@@ -375,6 +396,9 @@ class Plan:
                 parent=CellId(parent),
                 founds=CellId(founds),
                 window=_window(body["window"]) if cell else NO_WINDOW,
+                electorate=Electorate(
+                    _once(map(name, voters)), _once(map(name, elders)), bool(orphan)
+                ),
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
                 stood={
                     int(k): Version(_natural(e), lineage(line))
@@ -453,6 +477,13 @@ def _cell(text: Any) -> str:
 def _unit(text: str) -> Unit:
     stage, _, cell = text.partition(".")
     return int(stage), int(cell)
+
+
+def _once(peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    found = tuple(peers)
+    if len(set(found)) != len(found):
+        raise ValueError("a voter is named twice")
+    return found
 
 
 def _natural(value: Any) -> int:

@@ -2,8 +2,9 @@
 
 I1 equal digests in a cell, I2 one owner for every part, I3 a micro-batch counts once, I4 no sample
 is lost, I5 the mean is the weighted mean, I6 checkpoints are whole, I7 epochs and terms only grow,
-I8 a step is applied once, I9 plans are pure and nobody objects, I10 one fault costs no epoch. A
-checker raises :class:`InvariantViolation`; what a liar says of itself is not checked.
+I8 a step is applied once, I9 plans are pure and nobody objects, I10 one fault costs no epoch, I11
+what enough voters commit is one line. A checker raises :class:`InvariantViolation`; what a liar
+says of itself is not checked.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ KEPT = 512
 
 
 class InvariantViolation(TuttiError):
-    """``id`` is I1 to I10 or "liveness", ``time`` virtual seconds; ``recent`` what happened
+    """``id`` is I1 to I11 or "liveness", ``time`` virtual seconds; ``recent`` what happened
     last."""
 
     def __init__(self, id: str, time: float, what: str, seed: int, recent: Sequence[str]) -> None:
@@ -686,6 +687,10 @@ class OneFault(Checker):
             r.forgiven = r.forgiven or not mild or len(r.faults) > 1 or peer == r.plan.leader
         self._disturbed = self.swarm.world.now
 
+    def leads(self, peer: SimPeerPort) -> None:
+        """It begins to lead: of what it planned before it stopped, others know the end."""
+        self._running.pop(peer.name, None)
+
     def planned(self, peer: SimPeerPort, plan: Plan) -> None:
         calm = self.swarm.world.now - self._disturbed > self.CALM_S and self.swarm.calm()
         self._running[peer.name] = _EpochFaults(plan, self.swarm.world.now, [], not calm)
@@ -696,6 +701,37 @@ class OneFault(Checker):
             raise self.broken(
                 f"epoch {r.plan.epoch} was given up after {r.faults or 'no fault'}: {why}"
             )
+
+
+class OneLine(Checker):
+    """I11: of one cell, two leaders never commit by turns: each commit is of a newer plan than the
+    one before, wherever in the network that was. Those who go on without enough voters say so, and
+    do not count."""
+
+    id = "I11"
+
+    def __init__(self, swarm: SimSwarmPort) -> None:
+        super().__init__(swarm)
+        self._last: dict[tuple[str, str], tuple[int, PeerId]] = {}
+        self._line: dict[str, str] = {}
+        """Of each plan the first of all before it: who has lost every memory of one begins anew."""
+
+    def planned(self, plan: Plan, after: str) -> None:
+        """A plan by the voters of the plan with the hash ``after``."""
+        self._line[plan.hash[:12]] = self._line.get(after[:12], plan.hash[:12])
+        _shorten(self._line)
+
+    def committed(self, peer: SimPeerPort, cell: str, plan: str, term: int, epoch: int) -> None:
+        """A leader says that the epoch of the plan whose hash begins so is committed, not as an
+        orphan."""
+        key = cell, self._line.get(plan, plan)
+        before, other = self._last.get(key, (0, peer.name))
+        if term <= before:
+            raise self.broken(
+                f"{peer.name} commits epoch {epoch} by a plan of term {term} after {other} has "
+                f"committed one of term {before}"
+            )
+        self._last[key] = term, peer.name
 
 
 def _shorten(seen: dict[Any, Any], kept: int = KEPT) -> None:

@@ -27,6 +27,7 @@ from node.sim.invariants import (
     InvariantViolation,
     NoSampleLost,
     OneFault,
+    OneLine,
     OneOwner,
     OnlyGrow,
     PurePlan,
@@ -76,6 +77,7 @@ class HistoryRecorder:
             PurePlan(swarm),
             OneFault(swarm),
         )
+        self.line = OneLine(swarm)
         self.counts: dict[str, int] = {}
         self.commits: list[Commit] = []
         self.ended: set[str] = set()
@@ -111,6 +113,7 @@ class HistoryRecorder:
     def leader(self, peer: SimPeerPort, machine: Leader) -> Leader:
         """One that begins to lead."""
         self.count("leaders")
+        self.one_fault.leads(peer)
         self.note(f"{peer.name} leads")
 
         def before(event: Any) -> Any:
@@ -139,6 +142,7 @@ class HistoryRecorder:
         for a in actions:
             match a:
                 case ev.SendPlan(plan):
+                    self.line.planned(plan, leader.after)
                     self._planned(peer, event, plan, term, base, actions)
                 case ev.SendRound():
                     self.owners.round(a)
@@ -150,12 +154,15 @@ class HistoryRecorder:
                         epoch, tokens = int(str(a.facts["epoch"])), int(str(a.facts["tokens"]))
                         now, cell = self.swarm.world.now, str(a.facts.get("cell", ""))
                         self.commits.append(Commit(now, epoch, tokens, peer.name, cell))
+                        if not a.facts.get("orphan"):
+                            plan, term = str(a.facts["hash"]), int(str(a.facts["term"]))
+                            self.line.committed(peer, cell, plan, term, epoch)
                         if a.facts["hash"] in self._outer:
                             self.count("means-in-place")
                         each = self.swarm.setup.micro_batch
                         self.samples_counted += each * int(str(a.facts.get("counted", 0)))
                         self.samples_back += each * int(str(a.facts.get("dropped", 0)))
-                    elif a.kind == "epoch-abandoned":
+                    elif a.kind in ("epoch-abandoned", "epoch-uncertain"):
                         self.one_fault.ended(peer, False, a.text)
 
     def _planned(

@@ -1,9 +1,10 @@
 """Whom a peer takes for the leader of the epochs. Pure: sightings and time in, a PeerId out.
 
 Who leads stays the leader while it lives, so that a newcomer with a smaller PeerId costs nobody an
-epoch. Where nobody leads it is the smallest live ends peer, of those this peer has worked with if
-there is one. After a healed partition two lead: the one that more peers follow goes on, of two with
-as many the one with the smaller PeerId.
+epoch. Where nobody leads it is the first live ends peer among the voters of the newest plan, in its
+order, which is that of how long they have taken part; before the first plan it is the smallest, of
+those this peer has worked with if there is one. After a healed partition two lead: the one that
+more peers follow goes on, of two with as many the one with the smaller PeerId.
 
 To say that one leads costs nothing, and neither does a small PeerId. So followers count, and
 strangers among them at most as many as those this peer has worked with
@@ -12,7 +13,7 @@ strangers among them at most as many as those this peer has worked with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
@@ -57,6 +58,8 @@ class Election:
         self._shunned: dict[PeerId, tuple[float, int]] = {}
         self._doubted: dict[PeerId, float] = {}
         self._told: dict[PeerId, float] = {}
+        self.order: Sequence[PeerId] = ()
+        """Who takes over, one after the other, as the newest plan followed here says."""
         self.following: PeerId | None = None
         """Whose plan is in force here."""
         self._answered: tuple[PeerId, float] | None = None
@@ -137,10 +140,11 @@ class Election:
         return self._next(others if waits else {*others, self._me})
 
     def _next(self, able: Collection[PeerId]) -> PeerId | None:
-        """Who takes over where nobody leads. Who has worked with nobody takes all for equal, itself
-        too."""
+        """Who takes over where nobody leads: the first of those who vote, in the order of the
+        newest plan. Who has worked with nobody takes all others for equal, itself too."""
         mine = {*self._colleagues.all, self._me} if self._colleagues else set[PeerId]()
-        return min(able, key=lambda p: (p not in mine, p), default=None)
+        place = {p: i for i, p in enumerate(self.order)}
+        return min(able, key=lambda p: (place.get(p, len(place)), p not in mine, p), default=None)
 
     def _support(self, leader: PeerId) -> int:
         """How many say that they follow it, itself included."""

@@ -60,6 +60,8 @@ class Member:
         self.plan: Plan | None = None
         self.term = 0
         self.attempt = 0
+        self.orphan = False
+        """``at`` is of a lineage that went on without a majority of its voters."""
         self.dropped: tuple[int, ...] = ()
         """Micro-batches of the plan in force that do not count, as the leader closed it."""
         self._counted = 0
@@ -180,6 +182,7 @@ class Member:
         self.before = None
         self._remember()
         self.plan, self.term, self.attempt, self.dropped = plan, plan.term, 0, ()
+        self.orphan = plan.electorate.orphan if me.current else self.orphan
         if plan.parent:
             self.state = MemberState.IDLE
             return [*done, ev.EnterCell(plan)]
@@ -251,6 +254,7 @@ class Member:
         # A listener never held the version before, so it has nothing to go back to.
         self.before = plan.base if me is not None and me.current else None
         self.at, self.cell = makes(plan, self.dropped), self.cell if me is None else me.cell
+        self.orphan = plan.electorate.orphan
         self.tokens = plan.tokens + self._counted
         self.state = MemberState.DONE
         return [ev.TellCommitted(plan, e.attempt, e.digest, e.contributors)]

@@ -16,7 +16,7 @@ import grpc.aio
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
-from node.core.journey import Plan
+from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.identity.keys import Signer
 from node.telemetry.events import Journal
@@ -107,6 +107,8 @@ class Training(rpc.TrainingServicer):
         self._calm.set()
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
+        self._known: tuple[PeerId, Version] | None = None
+        """Who was told last that it leads, and which version is here."""
         self._broken: PeerId | None = None
         self._shown: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
@@ -241,6 +243,8 @@ class Training(rpc.TrainingServicer):
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
         self._election.see(self._ends(), self.follows())
         self._election.following = self.following
+        plan = self.member.plan
+        self._election.order = plan.electorate.voters if plan is not None else ()
         able = self.stage == ENDS and not self.leaving
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 
@@ -343,6 +347,7 @@ class Training(rpc.TrainingServicer):
             election.doubt(leader, self.clock.now())
             return False
         election.answered(leader, self.clock.now())
+        self._known = leader, heard.at
         return True
 
     def _heard(self, leader: PeerId | None = None) -> ev.Heartbeat:
@@ -367,6 +372,7 @@ class Training(rpc.TrainingServicer):
             self.standing.tells(leader or self.me),
             self.work.arrived,
             self.work.mean,
+            m.orphan,
         )
 
     async def _clockwork(self) -> None:
@@ -449,8 +455,22 @@ class Training(rpc.TrainingServicer):
         if old := self.standing.refuses(plan, self.work.read(plan.change)):
             self._hurry.set()
             return old
+        if why := self._undoes(plan):
+            self._hurry.set()
+            return why
         self._election.forgive(peer)
         return await self.happens(ev.PlanArrived(plan))
+
+    def _undoes(self, plan: Plan) -> str:
+        """Why a plan of a new leader is not followed that would undo what this peer has committed
+        to the leader before: the new one has to know of it first, because others may have committed
+        the same, and that was enough."""
+        m = self.member
+        if m.plan is None or m.state is not MemberState.DONE or plan.leader == m.plan.leader:
+            return ""
+        if plan.base == m.at or self._known == (plan.leader, m.at):
+            return ""
+        return f"epoch {m.at.epoch} is committed here, and the leader does not know it"
 
     async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
         """What this peer remembers of a version."""

@@ -180,8 +180,8 @@ def test_a_format_that_is_none_is_refused(said: str) -> None:
 
 
 def test_a_run_of_a_newer_protocol_is_refused_with_advice() -> None:
-    with pytest.raises(TooNew, match=r"swarm\.protocol = 3") as fault:
-        amended(DEMO, {"swarm.protocol": 3})
+    with pytest.raises(TooNew, match=r"swarm\.protocol = 4") as fault:
+        amended(DEMO, {"swarm.protocol": 4})
     assert "update this tutti" in fault.value.next_step
 
 

@@ -287,11 +287,11 @@ def test_a_daemon_that_knows_nothing_yet_makes_nothing_up():
 def test_peers_of_another_protocol_are_named_with_what_helps():
     answer = some_peers()
     assert "protocol" not in "".join(shown(peers_table(answer)))
-    for p, window in zip(answer.peers[1:4], ((7, 8), (7, 8), (1, 1)), strict=True):
+    for p, window in zip(answer.peers[1:4], ((7, 8), (7, 8), (3, 3)), strict=True):
         p.oldest_protocol, p.newest_protocol = window
     answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = 9  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    assert "golden-condor, quiet-ferret speak protocols 7 to 8, this tutti protocols 1 to 2" in said
+    assert "golden-condor, quiet-ferret speak protocols 7 to 8, this tutti protocol 3" in said
     assert "update this tutti" in said
     assert "basement speak" not in said
     assert "protocol 9" not in said

@@ -15,6 +15,7 @@ from node.averaging.reducers.spread import WIDTH
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import (
+    Electorate,
     Hop,
     Host,
     Partner,
@@ -101,6 +102,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
         "parent": "cd" * 8,
         "founds": "12" * 8,
         "window": Window(7, (PARTNER,), 2.5, {1: "d3"}),
+        "electorate": Electorate((B, A), (A,), True),
     }
     in_a_cell = dataclasses.replace(PLAN, cell_id=PARTNER.cell)
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}

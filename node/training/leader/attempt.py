@@ -118,6 +118,11 @@ class EpochAttempt:
         """The version this epoch makes when it is closed as it stands."""
         return makes(self.plan, self.dropped)
 
+    @property
+    def committed(self) -> set[PeerId]:
+        """Members that hold what it makes."""
+        return {p for p, o in self.outcomes.items() if isinstance(o, ev.Committed)}
+
     def apart(self, agreed: Mapping[Unit, str]) -> dict[int, tuple[int, float]]:
         """How many cells of a stage could be compared and how far they are apart, by stage;
         ``agreed``: what each cell holds."""

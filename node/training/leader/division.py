@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, CellId, PeerId, child_cell
-from node.core.journey import Plan, PlanMember, Version
+from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.core.samples import split
 from node.scheduler.costs import believe
 from node.scheduler.near import leavers
@@ -85,6 +85,7 @@ class Division:
             since=past.since,
             cell_id=child_cell(self._cell, base.lineage, term),
             parent=self._cell,
+            electorate=Electorate(tuple(sorted(leavers))),
         )
         return replace(past, cursor=stays), founded
 

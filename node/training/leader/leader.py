@@ -19,7 +19,7 @@ from typing import Any
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
-from node.core.journey import Hop, Plan, Unit, Version, Window
+from node.core.journey import Electorate, Hop, Plan, Unit, Version, Window
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
 from node.training.leader.attempt import EpochAttempt
@@ -30,6 +30,7 @@ from node.training.leader.planning import News, Planning
 from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
 from node.training.leader.starting_point import LOST_S, StartingPoint, counted
+from node.training.leader.voting import Voting, without
 from node.training.leader.windows import Windows
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD, Terms
@@ -105,6 +106,11 @@ class Leader:
             me, facts, self.routing, self.deadlines, rules or make.read(""), cell
         )
         self.windows = Windows()
+        self._voting = Voting(me)
+        self.after = ""
+        """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
+        self._left: set[PeerId] = set()
+        """Who has said that it leaves, and has not been here since."""
         self._division = Division(facts.divide, cell, make.assign, sizes.tensor)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
@@ -348,11 +354,19 @@ class Leader:
         past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
         if past is None:
             return self._recall(base, now)
+        others = (c.term for c in self.roster.candidates.values())
+        if self.memory.history is None and base not in self.memory.forgotten and any(others):
+            # They have followed a plan, which says who votes, and this peer has not.
+            return self._recall(base, now)
+        votes = self._electorate(base, now)
+        if isinstance(votes, str):
+            self.waiting_for = votes
+            return []
         self.waiting_for = ""
         self._starting.found()
         done = self._rebalance(now)
         try:
-            return done + self._plan(base, past, now)
+            return done + self._plan(base, past, votes, now)
         except OutOfResources as e:
             self._division.postpone(now)
             return done + self._cannot_own(e)
@@ -404,8 +418,29 @@ class Leader:
 
     # ----------------------------------------------------------- plan
 
-    def _plan(self, base: Version, past: PlanContext, now: float) -> list[Any]:
+    def _electorate(self, base: Version, now: float) -> Electorate | str:
+        """Who votes on what is planned next; a few words where too few of them are here."""
+        h, here = self.memory.history, self.roster.candidates
+        self.after = h.hash if h is not None else ""
+        if h is not None and h.last:
+            return h.electorate
+        current = [
+            p
+            for of in self.roster.replicas().values()
+            for p in of
+            if self.roster.can_start(p, base)
+        ]
+        there = {p for p, c in here.items() if not c.leaving}
+        self._left |= {p for p, c in here.items() if c.leaving}
+        self._left -= there
+        votes = self._voting.electorate(h, current, self._left)
+        epoch_s = sum(h.forecast) if h is not None else 0.0
+        return self._voting.lacks(votes, there, now, epoch_s)
+
+    def _plan(self, base: Version, past: PlanContext, votes: Electorate, now: float) -> list[Any]:
         done = self._change_history(base, past)
+        before = self.memory.history
+        past_votes = before.electorate if before is not None else None
         self.roster.agree(base)
         self.tokens = past.tokens
         news, term = News(self.loss, self.loss_val, self.spread), self._next_term(now)
@@ -413,6 +448,7 @@ class Leader:
         child = NO_CELL
         if founds is not None:
             past, founded = founds
+            votes = without(votes, {m.peer for m in founded.members})
             child = founded.cell_id
             term = self._divide(founded, now)
             done += [reports.cell_divided(founded), ev.SendPlan(founded)]
@@ -420,8 +456,10 @@ class Leader:
         window = Window() if finished else self.windows.next(self.roster, base, now)
         outer = self.windows.number() if window.means else 0
         plan, said, words = self.planning.plan(
-            self.roster, base, past, term, news, now, window, outer, child
+            self.roster, base, past, term, news, now, window, outer, child, votes
         )
+        if votes.orphan and not (past_votes and past_votes.orphan):
+            done.append(reports.orphaned(votes))
         self.term, self._lacking = plan.term, ""
         self._terms.saw(plan.term, now)
         self.roster.agreed |= plan.digests
@@ -555,6 +593,7 @@ class Leader:
                 member.cell,
                 e.arrived,
             )
+            c.orphan = epoch.plan.electorate.orphan
         done: list[Any] = []
         if isinstance(e, ev.Incomplete):
             # The accused are probed now, so that the repair does not hand them the same parts
@@ -620,6 +659,10 @@ class Leader:
         base = self.roster.base = epoch.makes
         self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
         apart = {stage: apart for stage, (_, apart) in self.spread.items()}
+        if not self._voting.committed(epoch.plan, epoch.committed):
+            # It was made, and may be gone on from by those who find enough of the voters.
+            self.phase, self._epoch = Phase.GATHER, None
+            return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, apart, now))
         every = self.facts.eval_every
         if (

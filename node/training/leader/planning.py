@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from node.core.errors import Refused
 from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.journey import NO_WINDOW, Path, Plan, Version, Window
+from node.core.journey import NO_WINDOW, NOBODY, Electorate, Path, Plan, Version, Window
 from node.training.leader import reports
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.draft import Draft, draft
@@ -76,11 +76,12 @@ class Planning:
         window: Window = NO_WINDOW,
         outer: int = 0,
         founds: CellId = NO_CELL,
+        electorate: Electorate = NOBODY,
     ) -> tuple[Plan, list[RecordFact], RecordFact]:
         """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
         said before it, and of it. ``window`` and ``outer``: of the rounds with cells that lead
         themselves; ``outer`` is the window whose means this plan puts in place, 0 for none;
-        ``founds``: as in a plan.
+        ``founds`` and ``electorate``: as in a plan.
 
         Raises OutOfResources when the members' memory does not hold the optimizer's state.
         """
@@ -142,6 +143,7 @@ class Planning:
             cell_id=self._cell,
             founds=founds,
             window=window,
+            electorate=electorate,
         )
         within = (
             self._deadlines.round(roster, plan)

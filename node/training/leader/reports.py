@@ -8,7 +8,7 @@ from typing import Any
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId, short, short_cell
-from node.core.journey import Plan, Version
+from node.core.journey import Electorate, Plan, Version
 from node.scheduler.placement import Move
 from node.training.leader.attempt import EpochAttempt
 from node.training.protocol.events import RecordFact
@@ -211,6 +211,7 @@ def epoch_committed(
         "repaired": a.repaired,
         "dead": len(a.dead),
         **({"apart": dict(apart)} if apart else {}),
+        **({"orphan": True} if a.plan.electorate.orphan else {}),
         **({"cell": a.plan.cell_id, "outer": a.plan.outer} if a.plan.cell_id else {}),
     }
     came = f"loss {loss:.3f}"
@@ -238,6 +239,35 @@ def stage_fell_back(held: Mapping[int, Version]) -> RecordFact:
         "learned since is lost",
         "error",
         {"stages": {str(s): v.epoch for s, v in held.items()}},
+    )
+
+
+def epoch_uncertain(a: EpochAttempt) -> RecordFact:
+    """The members that are left have committed, and they are too few to decide that it counts."""
+    e, by = a.plan.electorate, a.committed
+    count = sum(p in by for p in e.voters)
+    return RecordFact(
+        "epoch-uncertain",
+        f"epoch {a.plan.epoch + 1} is made, and {count} of {len(e.voters)} voters are too few to "
+        "commit it",
+        "warning",
+        {
+            "epoch": a.plan.epoch + 1,
+            "voters": len(e.voters),
+            "voted": count,
+            "hash": a.plan.hash[:12],
+        },
+    )
+
+
+def orphaned(e: Electorate) -> RecordFact:
+    """Too few voters have come back: those who are here go on alone."""
+    return RecordFact(
+        "orphaned",
+        f"goes on without more than half of the {len(e.elders)} voters: where these have gone on "
+        "too, what is learned here is given up when both meet",
+        "warning",
+        {"voters": len(e.voters), "elders": len(e.elders)},
     )
 
 

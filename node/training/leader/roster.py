@@ -54,13 +54,14 @@ class Candidate:
     arrived: tuple[int, ...] = ()
     term: int = 0
     mean: tuple[int, str] = (0, "")
+    orphan: bool = False
     pause: float = 0.0
     """The longest silence of it lately, which counts half after :data:`HALF_LIFE_S`."""
 
     def says(self) -> tuple[object, ...]:
         """All but what is measured, which differs from one word to the next."""
         held = (self.stage, self.at, self.digest, self.reachable, self.tokens, self.cell)
-        return *held, self.leaving, self.room, self.arrived, self.term, self.mean
+        return *held, self.leaving, self.room, self.arrived, self.term, self.mean, self.orphan
 
 
 class Roster:
@@ -120,6 +121,7 @@ class Roster:
             e.arrived,
             e.term,
             e.mean,
+            e.orphan,
             0.0 if old is None else _paused(old, now),
         )
         return old
@@ -295,7 +297,8 @@ class Roster:
 
     def richer(self, tokens: int, best: Version) -> list[PeerId]:
         """Peers at the end of another history than that of ``best``, with more than ``tokens``
-        tokens by their own word. Nobody waits for strangers where others are known."""
+        tokens by their own word, or with a majority of voters that ``best`` lacks. Nobody waits for
+        strangers where others are known."""
         others = [
             (p, self.candidates[p])
             for p in self._present(self.replicas())
@@ -304,8 +307,16 @@ class Roster:
         return [
             p
             for p, c in others
-            if c.tokens > tokens and not {best, *self.undone} & {c.at, *c.reachable}
+            if (not c.orphan, c.tokens) > (bool(self.certain(best)), tokens)
+            and not {best, *self.undone} & {c.at, *c.reachable}
         ]
+
+    def certain(self, version: Version) -> bool | None:
+        """Whether a version is of a lineage that always had a majority of its voters, which goes on
+        before all others, however many tokens these have counted: what most say who stand at it;
+        None when nobody does."""
+        said = {p: not c.orphan for p, c in self.candidates.items() if c.at == version}
+        return majority(said) if said else None
 
     def tokens_of(self, version: Version) -> int:
         """Tokens counted in the history of a version: what most who stand at its end say; -1 when
@@ -427,8 +438,8 @@ class Roster:
         self._idle = {p: 0 if p in working else self._idle.get(p, 0) + 1 for p in current}
         self._speeds = {p: s for p, s in self._speeds.items() if p in self.candidates}
 
-    def _rank(self, version: Version) -> tuple[int, Version]:
-        return self.tokens_of(version), version
+    def _rank(self, version: Version) -> tuple[bool, int, Version]:
+        return bool(self.certain(version)), self.tokens_of(version), version
 
     @staticmethod
     def _present(stages: Mapping[int, Sequence[PeerId]]) -> list[PeerId]:

@@ -24,6 +24,7 @@ from node.training.member import Member
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
+from node.training.protocol.quorum import decide
 from node.training.protocol.version_history import VersionHistory
 from node.training.stage_runtime import StageRuntime
 from protos import training_pb2 as pb
@@ -87,6 +88,10 @@ class LeaderService:
                 case ev.SendPlan(plan):
                     signature = t.identity.sign(plan.canonical(), self._domain)
                     note = notes.plan_note(plan, signature)
+                    before = t.member.plan
+                    if before is not None and before.leader != self._me and not plan.parent:
+                        self._tasks.spawn(self._take_over(plan, note), "take over")
+                        continue
                     for m in plan.members:
                         # Who has to load an older version first takes as long as that takes.
                         self._tasks.spawn(
@@ -116,9 +121,29 @@ class LeaderService:
                 case ev.RecordFact(kind, text, level, facts):
                     self._journal.emit("training", kind, text, level, **facts)
 
+    async def _take_over(self, plan: Plan, note: pb.Note) -> None:
+        """The first plan of a new leader: its own member follows it when enough of the voters do,
+        for the leader before may live, and they follow that one still."""
+        event, following = ev.PlanArrived(plan), {self._me}
+        others = [
+            self._tasks.spawn(self._deliver(m.peer, note, event, plan.deadline_s), "plan")
+            for m in plan.members
+            if m.peer != self._me
+        ]
+        for told in asyncio.as_completed(others):
+            if (peer := await told) is not None:
+                following.add(peer)
+            if decide(plan.electorate, following):
+                break
+        if decide(plan.electorate, following):
+            await self._deliver(self._me, note, event)
+        else:
+            self.lead(ev.Declined(plan.hash, "too few of the voters follow it"))
+
     async def _deliver(
         self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S
-    ) -> None:
+    ) -> PeerId | None:
+        """The peer if it has taken the note."""
         t = self._training
         try:
             reason = (
@@ -134,6 +159,8 @@ class LeaderService:
             )
             mine = peer == self._me and isinstance(event, ev.PlanArrived)
             self.lead(ev.Declined(event.plan.hash, reason) if mine else ev.Unreachable(peer))
+            return None
+        return peer
 
     def _spread(self, action: ev.SendLost) -> None:
         note = notes.dead_note(action)

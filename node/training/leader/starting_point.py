@@ -53,7 +53,9 @@ class StartingPoint:
         """
         able = roster.startable()
         best = able[0] if able else None
-        if best is not None and counted(roster, best, tokens) >= tokens:
+        if best is not None and (
+            counted(roster, best, tokens) >= tokens or self._ends_orphan(roster, best)
+        ):
             self._bare = {}
             return self._richer(roster, best, tokens, now) or best
         if (around := self._around(roster, tokens, now)) is not None:
@@ -69,6 +71,12 @@ class StartingPoint:
                 else "peers that hold the newest epoch"
             )
         return best or NOTHING_IN_COMMON
+
+    @staticmethod
+    def _ends_orphan(roster: Roster, best: Version) -> bool:
+        """Whether this lineage went on without a majority of its voters, and another had one."""
+        base = roster.base
+        return base is not None and roster.certain(base) is False and roster.certain(best) is True
 
     def found(self) -> None:
         """What goes with the version is known too: nothing is waited for."""

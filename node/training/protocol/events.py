@@ -27,7 +27,8 @@ class Heartbeat:
     none's. ``change``: of the owner to how cells average, which the leader may not know; it is for
     the service that hears it, to be checked. ``arrived``: the cells that have a part in what the
     last outer round along edges brought here, the own one included; empty: not known. ``mean``: the
-    newest window whose mean with the partners is here, and its digest."""
+    newest window whose mean with the partners is here, and its digest. ``orphan``: ``at`` is of a
+    lineage that went on without a majority of its voters."""
 
     peer: PeerId
     stage: int
@@ -45,6 +46,7 @@ class Heartbeat:
     change: str = ""
     arrived: tuple[int, ...] = ()
     mean: tuple[int, str] = (0, "")
+    orphan: bool = False
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             arrived=e.arrived[:MAX_ARRIVED],
             window=e.mean[0],
             mean=e.mean[1],
+            orphan=e.orphan,
         ),
     )
 
@@ -259,6 +260,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 r.change,
                 _cells(r.arrived),
                 (_count(r.window), _digest(r.mean)),
+                r.orphan,
             )
         case "finished":
             rows = tuple(

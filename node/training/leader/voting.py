@@ -1,0 +1,92 @@
+"""Who votes on the versions of a swarm, and whether enough of them are there. Pure. Enters: the
+plan before, who would take part, the time. Leaves: the electorate of the next plan, or a few words
+on whom is waited for. Never: a version (:mod:`node.training.leader.starting_point`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from node.core.ids import PeerId
+from node.core.journey import Electorate, Plan
+from node.training.protocol.quorum import decide, most
+
+RIPE = 10
+"""Epochs that a peer has taken part in as a current member before it votes: keys cost nothing."""
+FEW = 5
+"""Where fewer than so many vote, all current members do: the next death must not end the run."""
+ALONE_S, ALONE_EPOCHS = 60.0, 5.0
+"""So long, or so many epochs if that is more, enough voters are waited for. Then who is there goes
+on as an orphan."""
+
+
+def without(e: Electorate, gone: Collection[PeerId]) -> Electorate:
+    """The same without these, who vote elsewhere from now on, or nowhere."""
+    return replace(
+        e,
+        voters=tuple(p for p in e.voters if p not in gone),
+        elders=tuple(p for p in e.elders if p not in gone),
+    )
+
+
+class Voting:
+    """Of the leader ``me``."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._worked: dict[PeerId, int] = {}
+        self._decided = ""
+        """Hash of the plan whose version was committed last."""
+        self._lacking: float | None = None
+
+    def committed(self, plan: Plan, by: Collection[PeerId]) -> bool:
+        """These members have committed: whether that is enough to count."""
+        if not decide(plan.electorate, by):
+            return False
+        self._decided = plan.hash
+        current = [m.peer for m in plan.members if m.current]
+        self._worked = {p: self._worked.get(p, 0) + 1 for p in current}
+        return True
+
+    def electorate(
+        self, before: Plan | None, current: Sequence[PeerId], left: Collection[PeerId]
+    ) -> Electorate:
+        """Of the next plan. ``before``: the plan that made the version it starts from, or that
+        started from it too; None where that is not known, or the run begins. ``current``: who could
+        be a current member, in any order; ``left``: who has said that it leaves, and votes no
+        more."""
+        order = sorted(current, key=lambda p: (p != self._me, p))
+        e = before.electorate if before is not None else Electorate()
+        if before is None or not e.voters:
+            return Electorate(tuple(order))
+        if before.parent:
+            return Electorate(tuple(p for p in e.voters if p in current) or tuple(order))
+        e = without(e, left)
+        if before.hash != self._decided:
+            return e
+        voters = [p for p in e.voters if p in current]
+        voters += [p for p in order if p not in voters and self._worked.get(p, 0) >= RIPE]
+        if len(voters) < FEW:
+            voters += [p for p in order if p not in voters]
+        first = [self._me] if self._me in voters else []
+        after = e.elders if e.orphan else e.voters
+        still = e.orphan and not most(e.elders, voters)
+        return Electorate(tuple(dict.fromkeys([*first, *voters])), after, still)
+
+    def lacks(
+        self, e: Electorate, here: Collection[PeerId], now: float, epoch_s: float
+    ) -> str | Electorate:
+        """What is waited for, where too few voters are here to decide anything; else the electorate
+        to plan with. ``epoch_s``: what an epoch takes, 0 for unknown."""
+        if decide(e, here):
+            self._lacking = None
+            return e
+        if self._lacking is None:
+            self._lacking = now
+        if now - self._lacking >= max(ALONE_S, ALONE_EPOCHS * epoch_s):
+            self._lacking = None
+            voters = tuple(sorted(here, key=lambda p: (p != self._me, p)))
+            return Electorate(voters, e.elders if e.orphan else e.voters, True)
+        lacking = e.voters if not most(e.voters, here) else e.elders
+        count = sum(p in here for p in lacking)
+        return f"more than half of the voters ({count} of {len(lacking)} are here)"

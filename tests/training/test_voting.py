@@ -1,0 +1,109 @@
+"""Who votes on versions, and when they are enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from node.core.ids import PeerId
+from node.core.journey import Electorate, Plan, PlanMember
+from node.training.leader.voting import ALONE_S, FEW, RIPE, Voting, without
+from node.training.protocol.quorum import decide, most
+
+A, B, C, D, E, F, G, H = (PeerId(name) for name in "ABCDEFGH")
+ALL = (A, B, C, D, E, F)
+
+
+def plan(electorate: Electorate, current: tuple[PeerId, ...] = ALL, term: int = 1) -> Plan:
+    members = tuple(PlanMember(p, 0) for p in current)
+    return Plan(3, term, A, members, (), {}, electorate=electorate)
+
+
+def test_two_sides_of_a_parted_network_never_both_decide() -> None:
+    for count in range(3, 8):
+        voters = tuple(PeerId(str(i)) for i in range(count))
+        for sides in range(1 << count):
+            here = {p for i, p in enumerate(voters) if sides >> i & 1}
+            assert most(voters, here) != most(voters, set(voters) - here)
+
+
+def test_of_two_voters_one_is_believed() -> None:
+    assert most((A, B), {B})
+    assert not most((A, B), {C})
+    assert most((), set())
+
+
+def test_a_plan_needs_its_voters_and_those_of_the_plan_before() -> None:
+    e = Electorate((A, B, C), ALL)
+    assert decide(e, {A, B, C})
+    assert not decide(e, {A, B})  # two of six
+    assert decide(e, {A, B, D, E})
+    assert decide(replace(e, orphan=True), {A, B})
+
+
+def test_voters_change_only_after_what_they_voted_on_counts() -> None:
+    voting = Voting(A)
+    first = voting.electorate(None, (C, B, A), ())
+    assert first == Electorate((A, B, C))
+    made = plan(Electorate(ALL))
+    # Not committed here: whoever is here, the same decide.
+    assert voting.electorate(made, (A, B, C), ()) == Electorate(ALL)
+    assert voting.committed(made, {A, B, C})
+    after = voting.electorate(made, (A, B, C, D, E), ())
+    assert after == Electorate((A, B, C, D, E), ALL)
+
+
+def test_less_than_half_commit_nothing() -> None:
+    voting = Voting(B)
+    made = plan(Electorate(ALL))
+    assert not voting.committed(made, {B, C, D})
+    assert voting.electorate(made, (B, C, D), ()) == Electorate(ALL)
+
+
+def test_keys_that_have_just_come_do_not_vote() -> None:
+    voting, e = Voting(A), Electorate(ALL)
+    crowd = (*ALL, *(PeerId(f"x{i}") for i in range(20)))
+    for term in range(1, RIPE + 1):
+        made = plan(e, crowd, term)
+        assert voting.committed(made, set(crowd))
+        e = voting.electorate(made, crowd, ())
+        assert e.voters == ALL if term < RIPE else set(e.voters) == set(crowd)
+
+
+def test_where_few_vote_all_current_members_do() -> None:
+    voting = Voting(A)
+    made = plan(Electorate((A, B, C)), (A, B, G))
+    assert voting.committed(made, {A, B, G})
+    assert voting.electorate(made, (A, B, G), ()) == Electorate((A, B, G), (A, B, C))
+    assert len((A, B, G)) < FEW
+
+
+def test_who_leaves_takes_no_votes_along() -> None:
+    assert without(Electorate((A, B), (A, B, C)), {B, C}) == Electorate((A,), (A,))
+    assert Voting(A).electorate(plan(Electorate(ALL)), (A, B, C), {D, E, F}) == Electorate(
+        (A, B, C)
+    )
+
+
+def test_who_waits_in_vain_goes_on_and_says_so_until_enough_are_back() -> None:
+    voting, e = Voting(D), Electorate(ALL, ALL)
+    assert voting.lacks(e, {D, E, F}, 5.0, 0.0) == "more than half of the voters (3 of 6 are here)"
+    assert isinstance(voting.lacks(e, {D, E, F}, 4.9 + ALONE_S, 0.0), str)
+    alone = voting.lacks(e, {D, E, F}, 5.0 + ALONE_S, 0.0)
+    assert alone == Electorate((D, E, F), ALL, True)
+    assert isinstance(alone, Electorate)
+    made = plan(alone, (D, E, F))
+    assert voting.committed(made, {D, E, F})
+    still = voting.electorate(made, (D, E, F), ())
+    assert still == Electorate((D, E, F), ALL, True)
+    again = plan(still, (D, E, F, A, B), 2)
+    assert voting.committed(again, {D, E, F, A, B})
+    ended = voting.electorate(again, (D, E, F, A, B), ())
+    assert not ended.orphan
+    assert ended.elders == ALL
+
+
+def test_a_slow_swarm_waits_longer_for_its_voters() -> None:
+    voting, e = Voting(D), Electorate(ALL)
+    assert isinstance(voting.lacks(e, {D}, 0.0, 100.0), str)
+    assert isinstance(voting.lacks(e, {D}, 499.0, 100.0), str)
+    assert voting.lacks(e, {D}, 500.0, 100.0) == Electorate((D,), ALL, True)
