@@ -85,7 +85,7 @@ class Division:
             since=past.since,
             cell_id=child_cell(self._cell, base.lineage, term),
             parent=self._cell,
-            electorate=Electorate(tuple(sorted(leavers))),
+            electorate=Electorate(tuple(sorted(away))),
         )
         return replace(past, cursor=stays), founded
 
