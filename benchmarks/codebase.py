@@ -32,8 +32,6 @@ UNWIRED = {
     "merging shares of samples": ".samples.merged",
     "push-sum receipts": ".gossip.Mass.",
     "the tensor-parallel step": ".step.TensorParallelStep.",
-    "plans made again": ".replan.",
-    "assignment": ".assignment.",
 }
 """What nothing reaches yet and may stay, because a leader for each cell will use it."""
 WALKS = {

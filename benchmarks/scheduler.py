@@ -8,7 +8,8 @@ planning again while peers die.
      greedy and insertion
   2  20 to 1,000 peers: seconds of one core
   3  a tenth of the peers dies at random during an epoch: time to plan again, makespan over a plan
-     that knew; costs drift by 10%
+     that knew; costs drift by 10%; one peer dies or becomes slow: members by themselves beside a
+     leader that plans again a second later (benchmarks/rerouting.py)
   4  eight daemons on shaped links: epochs with planned paths beside round robin
      (benchmarks/live_paths.py; needs root)
   5  thirty-two hours of preemptions: share of the best possible throughput with and without
@@ -33,7 +34,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Report
+from benchmarks.rerouting import an_event, by_leader, by_members
 from benchmarks.trace import rebalancing
+from node.pipeline.settings import PipelineLimits
 from node.scheduler.planning.dealing import deal
 from node.scheduler.planning.first import insertion, origins_in_turns, round_robin
 from node.scheduler.planning.planner import PathPlan, make_plan
@@ -96,6 +99,7 @@ def item_2(report: Report, quick: bool) -> None:
 def item_3(report: Report, quick: bool) -> None:
     deaths(report, 4 if quick else 20)
     drift(report, 2 if quick else 8)
+    rerouting(report, 4 if quick else 20)
 
 
 def item_4(report: Report, quick: bool) -> None:
@@ -469,6 +473,32 @@ def drift(report: Report, draws: int) -> None:
             "1.05",
             value <= 1.05,
         )
+
+
+def rerouting(report: Report, draws: int) -> None:
+    """More rows of item 3: why no leader plans again while an epoch runs. ``8``: with as many
+    micro-batches at every peer as a daemon's ends peer launches at once."""
+    for name in PUBLISHED:
+        published = load(name)
+        for slots in (0, PipelineLimits().in_flight):
+            problem = (
+                replace(published, slots=(slots,) * len(published.slots)) if slots else published
+            )
+            plan = timed(problem, 2.0)
+            for what in ("death", "slow"):
+                cost, gain = [], []
+                for draw in range(draws):
+                    event = an_event(problem, what, plan.makespan, draw)
+                    members = by_members(problem, plan.routes, event)
+                    cost.append(members / plan.makespan)
+                    gain.append(by_leader(problem, plan.routes, event, 1.0, draw) / members)
+                report.add(
+                    f"3 setting {name}, {slots or 'published'} slots, {what}: leader over members",
+                    median(gain),
+                    "ratio",
+                    f"{min(gain):.3f} to {max(gain):.3f}, {draws} draws; members over the plan "
+                    f"without it {median(cost):.3f}",
+                )
 
 
 def drifted_by(problem: PathProblem, dice: random.Random) -> PathProblem:

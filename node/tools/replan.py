@@ -79,7 +79,7 @@ def play(
                 break
             running.until(at)
             began = clock()
-            _try(running, event, dice, set())
+            improve(running, event, dice, set())
             later += clock() - began
         out.append(Replanned(event, affected, took, later, running.copy().finish()))
     running.finish()
@@ -96,7 +96,7 @@ def strike(running: ReplayedRun, event: ReplanEvent, dice: random.Random) -> int
     else:
         running.change(event.problem(running.problem))
     if len(running.routes) <= MOST_TRIED:
-        _try(running, event, dice, changed)
+        improve(running, event, dice, changed)
     return len(changed)
 
 
@@ -188,7 +188,9 @@ def _elsewhere(running: ReplayedRun, i: int, h: int) -> int | None:
     return None
 
 
-def _try(running: ReplayedRun, event: ReplanEvent, dice: random.Random, changed: set[int]) -> None:
+def improve(
+    running: ReplayedRun, event: ReplanEvent, dice: random.Random, changed: set[int]
+) -> None:
     """Other peers for hops that were not begun, where it makes the epoch shorter; on a copy first,
     the last to end first."""
     forecast = running.copy()
