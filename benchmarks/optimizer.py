@@ -11,8 +11,9 @@ memory.
      local devices (benchmarks.local)
   6  partitioned and single-process steps compared (benchmarks.exactness)
   7  optimizer state per peer                     (benchmarks.exactness)
+  8  owners by operations and by measured seconds (benchmarks.measured)
 
-1, 2, 3, 6 and 7 read no clock. Items 4 and 5 want a quiet machine.
+1, 2, 3, 6 and 7 read no clock. Items 4 and 5 want a quiet machine; 8 reads processor time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import exactness, exchange, kernels, local, partition
+from benchmarks import exactness, exchange, kernels, local, measured, partition
 from benchmarks.report import Report
 from node.telemetry import pictures
 
@@ -34,6 +35,7 @@ ITEMS: dict[str, tuple[Callable[[Report], object], ...]] = {
     "5": (exchange.distributed, local.local),
     "6": (exactness.exactness,),
     "7": (exactness.memory,),
+    "8": (measured.measured,),
 }
 
 
