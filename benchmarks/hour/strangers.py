@@ -69,7 +69,8 @@ class Strangers:
         return json.loads(line)
 
 
-def rows(report: Report, root: Path) -> None:
+def rows(report: Report, root: Path, number: str = "7") -> None:
+    """``number``: that the names of the rows begin with."""
     box = Box(root)
     try:
         peers = box.swarm(
@@ -92,11 +93,11 @@ def rows(report: Report, root: Path) -> None:
             box.goes_on(3, 2 * START_S)
             for kind, what in KINDS.items():
                 if kind == "replays":
-                    attack(report, box, peers, spy, kind, what)
+                    attack(report, box, peers, spy, kind, f"{number} {what}")
                     continue
                 with strangers(box, peers, kind) as band:
                     wait_to_see(box, band)
-                    attack(report, box, peers, band, kind, what)
+                    attack(report, box, peers, band, kind, f"{number} {what}")
         box.digests_equal()
     finally:
         box.clean_up()
@@ -130,7 +131,7 @@ def wait_to_see(box: Box, band: Strangers) -> None:
 def attack(
     report: Report, box: Box, peers: Sequence[Peer], band: Strangers, kind: str, what: str
 ) -> None:
-    """One kind of attack, and the epochs around it."""
+    """One kind of attack, and the epochs around it; ``what``: how its rows begin."""
     before, begin, since = {p.label: len(p.told()) for p in peers}, box.epoch(), time.monotonic()
     said = band.do(do="attack", kind=kind, seconds=ATTACK_S)
     during, seconds = box.epoch() - begin, time.monotonic() - since
@@ -147,7 +148,7 @@ def attack(
         f"{said['unheard']} not heard"
     )
     report.add(
-        f"7 {what}: epochs lost beyond the one under way",
+        f"{what}: epochs lost beyond the one under way",
         max(0, epochs - 1) + len(worse),
         "epochs",
         f"{words}; {epochs} epochs given up, {len(leaders)} changes of leader "
@@ -157,7 +158,7 @@ def attack(
     )
     wronged = sorted(str(p)[-6:] for p in banned & honest)
     report.add(
-        f"7 {what}: peers banned that are no strangers",
+        f"{what}: peers banned that are no strangers",
         len(wronged),
         "peers",
         f"{len(banned - honest)} strangers of {len(band.peers)} banned {wronged or ''}".strip(),
@@ -165,7 +166,7 @@ def attack(
         holds=not wronged,
     )
     report.add(
-        f"7 {what}: epochs committed meanwhile",
+        f"{what}: epochs committed meanwhile",
         during,
         "epochs",
         f"in {seconds:.0f} s",

@@ -1,0 +1,14 @@
+"""What peers that mean harm cost a run: eight live daemons of an open run, and as many strangers as
+there are stages, one of them with a key ground below all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.hour import strangers
+from benchmarks.report import Report
+
+
+def rows(report: Report, root: Path) -> None:
+    """Three rows for each attack of :data:`benchmarks.hour.strangers.KINDS`."""
+    strangers.rows(report, root, "6")
