@@ -362,6 +362,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     training.follows = o.presence.follows
     training.coming = o.presence.coming
     training.on_lead = o.presence.changed
+    o.presence.seeks = lambda: training.seeks
     return Services(pipeline, cell, outer, work, training, meetings)
 
 

@@ -24,6 +24,8 @@ QUIET_AFTER, QUIET_MOST, LOOK_S = 3, 4.0, 1.0
 """After so many readings in which nothing has changed the pause between two doubles with each, up
 to so many times as long; meanwhile newcomers are known by the DHT's own traffic, which is looked at
 every LOOK_S."""
+SEEK_S = 2.0
+"""Between two readings, at most, while this peer waits for others, who may be in sight again."""
 HASTE_S = 0.5
 """Between two readings while nobody else is in sight, or a stage is being chosen."""
 COMING = ("choosing", "starting", "joining")
@@ -130,6 +132,8 @@ class Presence:
         self._same, self._neighbours = 0, 0
         self.hasty = False
         """Read every :data:`HASTE_S`."""
+        self.seeks: Callable[[], bool] = lambda: False
+        """Whether this peer waits for others, whom it should see as soon as they are back."""
 
     def start(self) -> None:
         """Begin to read; nothing is posted before :meth:`announce`."""
@@ -247,10 +251,12 @@ class Presence:
             if self.others():
                 self.company.set()
             self._changed.clear()
-            alone = len(seen) < 2
-            await self._pause(
-                min(HASTE_S, self._every) if alone or self.hasty else self.times * self._every
-            )
+            pause = self.times * self._every
+            if len(seen) < 2 or self.hasty:
+                pause = min(HASTE_S, self._every)
+            elif self.seeks():
+                pause = min(SEEK_S, self._every)
+            await self._pause(pause)
 
     @property
     def _topic(self) -> str:

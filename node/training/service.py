@@ -742,6 +742,11 @@ class Training(rpc.TrainingServicer):
         return sorted(there & self.work.engines.pipeline.timing.silent())
 
     @property
+    def seeks(self) -> bool:
+        """This peer has taken part, and waits: others may have gone where it does not see them."""
+        return self.member.plan is not None and bool(self.waiting_for())
+
+    @property
     def works(self) -> bool:
         """This peer leads, and does not wait."""
         return self.leader is not None and not self.waiting_for()
