@@ -32,8 +32,8 @@ def keys_of(
 def groups(s: OuterSettings, count: int, window: int) -> Mapping[str, list[CellId]]:
     """The cells by the key that they look under first."""
     found = defaultdict[str, list[CellId]](list)
-    for cell in cells(count):
-        found[keys_of(s, cell, cells(count), window)[0][0]].append(cell)
+    for cell, (number, many) in standings(cells(count)).items():
+        found[meeting_keys(s, cell, number, many, window)[0][0]].append(cell)
     return found
 
 
@@ -84,8 +84,8 @@ def test_the_second_key_is_of_a_plane_with_the_line() -> None:
     s = OuterSettings("moshpit", grid=(4, 4, 4), window_s=60.0)
     for window in range(3):
         planes = defaultdict[str, set[str]](set)
-        for cell in cells(64):
-            (line, plane), _ = keys_of(s, cell, cells(64), window)
+        for cell, known in standings(cells(64)).items():
+            (line, plane), _ = meeting_keys(s, cell, *known, window)
             planes[plane].add(line)
         assert {len(lines) for lines in planes.values()} == {4}
     assert keys_of(GRID, cell_id(0, 1), cells(64), 0)[0][1] == EVERYBODY

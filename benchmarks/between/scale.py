@@ -1,0 +1,297 @@
+"""What grows with the number of cells: the services of the daemon in virtual time, in swarms of 10
+and 100 cells with ten peers each. Cells are there from the beginning, as after a restart of all.
+
+Every peer is a whole one: it trains, leads, averages with other cells, reads and posts. Bytes of
+the directory are counted as a DHT has them: a reader asks the nodes that hold a key, each answers
+with all records under it, a writer sends its record to each; those nodes count the same bytes."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.report import Report
+from node.averaging.strategies.outer import OuterSettings
+from node.core.ids import CellId, PeerId, first_cell
+from node.core.journey import Plan
+from node.dht.record import PeerEntry, Posting
+from node.dht.settings import DirectorySettings
+from node.dht.topics import most_writers
+from node.scheduler.settings import SchedulerSettings
+from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
+from node.sim.swarm import SimSwarm
+from node.sim.watch import HistoryRecorder
+from node.sim.world.loop import bury, quiet
+
+SIZES = (10, 100)
+ENDS, REPLICAS, STAGES = 4, 3, 2
+PEERS = ENDS + STAGES * REPLICAS
+WINDOW_S = 60.0
+SETTLED_S, ENDS_S = 2 * WINDOW_S, 5 * WINDOW_S
+"""When it is counted from, and until when."""
+SAMPLED = 8
+"""Cells whose leaders' and one follower's processor time is taken."""
+SEAL = 180
+"""Bytes of a record beside its body: signature, key, numbers, admission."""
+GROWTH = 1.25
+
+
+@dataclass
+class Counts:
+    """Of one swarm, from ``SETTLED_S`` on. ``spent``: seconds of processor time by peer sampled;
+    ``links``: who has sent something to whom."""
+
+    cells: int
+    largest: int = 0
+    handled: Counter[PeerId] = field(default_factory=Counter)
+    links: set[tuple[PeerId, PeerId]] = field(default_factory=set)
+    spent: Counter[PeerId] = field(default_factory=Counter)
+    events: int = 0
+    reads: Counter[PeerId] = field(default_factory=Counter)
+    stored: Counter[PeerId] = field(default_factory=Counter)
+    fullest: tuple[str, int] = ("", 0)
+    leaders: set[PeerId] = field(default_factory=set)
+    epochs: int = 0
+    met: int = 0
+    seconds: float = 0.0
+
+
+class Quiet(HistoryRecorder):
+    """Checks nothing: what checkers cost is not what a daemon costs. Errors still end the run."""
+
+    def leader(self, peer: Any, machine: Any) -> Any:
+        return machine
+
+    member = pipeline = leader
+
+    def round(self, peer: Any, machine: Any) -> Any:
+        return machine
+
+    def began(self, peer: Any, plan: Plan, listener: bool) -> None:
+        if plan.leader == peer.name:
+            self.count("epochs" if plan.paths else "means" if plan.outer else "other plans")
+
+    def _nothing(self, *args: Any) -> None:
+        """Not checked."""
+
+    gave = step = stepping = settling = restored = fact = _nothing
+
+
+class CellSwarm(SimSwarm):
+    """Of so many cells, each with a leader of its own from the beginning."""
+
+    def __init__(self, cells: int, seed: int = 0) -> None:
+        setup = Setup(
+            ends=ENDS * cells,
+            stages=STAGES,
+            replicas=REPLICAS * cells,
+            epochs=100_000,
+            parts=toy_parts(STAGES, 3),
+            cell=ENDS,
+            outer=OuterSettings(
+                "moshpit", "state", window_s=WINDOW_S, grid=(4, 4), optimizer="nesterov"
+            ),
+            scheduler=SchedulerSettings("round-robin", 0.0),
+            work=WorkTimes(ends_s=0.4, forward_s=1.2, step_s=0.2, unequal=1.0),
+            links=LinkProfile(bandwidth=1e8),
+        )
+        super().__init__(setup, seed)
+        self.watch = Quiet(self)
+        first = first_cell(self.manifest.run_id)
+        names = [first, *(_cell(n) for n in range(1, cells))]
+        for stage in range(STAGES + 1):
+            here = sorted(p.name for p in self.peers.values() if p.config.stage == stage)
+            for n, name in enumerate(here):
+                self.peers[name].disk.cell = names[n % cells]
+
+
+def rows(report: Report, root: Path, sizes: Sequence[int] = SIZES) -> None:
+    """A row for each quantity: its growth from the smallest to the largest swarm."""
+    found = [play(cells) for cells in sizes]
+    for what, unit, of in QUANTITIES:
+        values = [of(counts) for counts in found]
+        growth = values[-1] / values[0] if values[0] else 1.0
+        beside = ", ".join(
+            f"{PEERS * c.cells} peers {v:.4g}" for c, v in zip(found, values, strict=True)
+        )
+        report.add(
+            f"5 {what}: growth from {PEERS * sizes[0]} to {PEERS * sizes[-1]} peers",
+            growth,
+            "times",
+            f"{unit}: {beside}",
+            f"at most {GROWTH}",
+            holds=growth <= GROWTH,
+        )
+    bound = DirectorySettings().max_postings + DirectorySettings().max_peers
+    for counts in found:
+        most = max(counts.stored.values())
+        report.add(
+            f"5 {PEERS * counts.cells} peers: records stored by the fullest node",
+            most,
+            "records",
+            f"mean {fmean(counts.stored.values()):.1f}; most under one key {counts.fullest[1]} "
+            f"({counts.fullest[0]}, room for {most_writers(counts.fullest[0])})",
+            f"at most {bound}",
+            holds=most <= bound,
+        )
+        report.add(
+            f"5 {PEERS * counts.cells} peers: epochs of a cell, windows in which it averaged",
+            counts.epochs / counts.cells,
+            f"epochs in {ENDS_S - SETTLED_S:.0f} s, mean of {counts.cells} cells",
+            f"{counts.met / counts.cells:.2f} means in place; simulated in {counts.seconds:.0f} s",
+            "",
+            holds=counts.epochs > 0 and counts.met > 0,
+        )
+
+
+def _most(values: Iterable[float]) -> float:
+    return float(max(values, default=0.0))
+
+
+def _mean(c: Counts, of: Counter[PeerId]) -> float:
+    return sum(of.values()) / (PEERS * c.cells)
+
+
+def _connections(c: Counts) -> Counter[PeerId]:
+    return Counter(a for a, _ in c.links | {(b, a) for a, b in c.links})
+
+
+def _leaders(c: Counts, of: Counter[PeerId]) -> float:
+    return fmean(of[p] for p in c.leaders)
+
+
+SPAN_S = ENDS_S - SETTLED_S
+QUANTITIES: tuple[tuple[str, str, Callable[[Counts], float]], ...] = (
+    ("largest message", "bytes", lambda c: c.largest),
+    ("connections of a peer, mean", "peers", lambda c: _mean(c, _connections(c))),
+    ("connections of a peer, most", "peers", lambda c: _most(_connections(c).values())),
+    ("events a peer", "a second", lambda c: c.events / (PEERS * c.cells) / SPAN_S),
+    ("bytes handled, mean of all peers", "a second", lambda c: _mean(c, c.handled) / SPAN_S),
+    ("bytes handled, mean of leaders", "a second", lambda c: _leaders(c, c.handled) / SPAN_S),
+    (
+        "bytes handled, most of a peer",
+        "a second",
+        lambda c: _most(c.handled.values()) / SPAN_S,
+    ),
+    (
+        "processor time of a sampled daemon",
+        "ms a second",
+        lambda c: 1000 * fmean(c.spent.values()) / SPAN_S,
+    ),
+    ("directory reads, mean of all peers", "a second", lambda c: _mean(c, c.reads) / SPAN_S),
+    ("directory reads, mean of leaders", "a second", lambda c: _leaders(c, c.reads) / SPAN_S),
+    ("directory reads, most of a peer", "a second", lambda c: _most(c.reads.values()) / SPAN_S),
+)
+
+
+def play(cells: int, seed: int = 0) -> Counts:
+    """One swarm from its beginning to ``ENDS_S``."""
+    counts, began = Counts(cells), time.perf_counter()
+    with quiet():
+        swarm = CellSwarm(cells, seed)
+        swarm.world.run(SETTLED_S)
+        gc.collect()
+        gc.freeze()
+        _count(swarm, counts)
+        events, before = swarm.world.events, Counter(swarm.watch.counts)
+        reads, writes = Counter(swarm.record_store.reads), Counter(swarm.record_store.writes)
+        swarm.world.run(ENDS_S)
+        counts.events = swarm.world.events - events
+        counts.epochs = swarm.watch.counts.get("epochs", 0) - before["epochs"]
+        counts.met = swarm.watch.counts.get("means", 0) - before["means"]
+        counts.leaders = {p.name for p in swarm.live() if p.leader is not None}
+        _directory(
+            swarm, counts, swarm.record_store.reads - reads, swarm.record_store.writes - writes
+        )
+        gc.unfreeze()
+        swarm.world.close()
+        bury()
+    counts.seconds = time.perf_counter() - began
+    return counts
+
+
+def _count(swarm: SimSwarm, counts: Counts) -> None:
+    """Count messages and take the processor time of some peers from now on."""
+    links, net, world = swarm.links, swarm.net, swarm.world
+    travel, weigh, push, soon = links.travel, net.weigh, world.push, world.soon
+
+    def travels(a: PeerId, b: PeerId, nbytes: int, now: float) -> float:
+        if nbytes:
+            counts.handled[a] += nbytes
+            counts.handled[b] += nbytes
+        counts.links.add((a, b))
+        return travel(a, b, nbytes, now)
+
+    def weighs(method: str, message: Any) -> int:
+        size = weigh(method, message)
+        counts.largest = max(counts.largest, size)
+        return size
+
+    links.travel, net.weigh = travels, weighs  # type: ignore[method-assign]
+    cells = sorted({p.training.cell for p in swarm.live()})[:SAMPLED]
+    sampled: dict[Any, PeerId] = {}
+    for cell in cells:
+        there = [p for p in swarm.live() if p.training.cell == cell]
+        for peer in (*(p for p in there if p.leader is not None), there[-1]):
+            sampled[peer.loop] = peer.name
+
+    def timed(handle: Any) -> Any:
+        peer = sampled.get(handle.loop)
+        if peer is not None and handle.callback is not None:
+            callback = handle.callback
+
+            def run(*args: Any) -> None:
+                began = time.thread_time()
+                try:
+                    callback(*args)
+                finally:
+                    counts.spent[peer] += time.thread_time() - began
+
+            handle.callback = run
+        return handle
+
+    world.push = lambda *args, **more: timed(push(*args, **more))
+    world.soon = lambda handle: soon(timed(handle))
+
+
+def _directory(
+    swarm: SimSwarm,
+    counts: Counts,
+    reads: Counter[tuple[PeerId, str]],
+    writes: Counter[tuple[PeerId, str]],
+) -> None:
+    """Add what the directory costs its readers, writers and holders, and what these store."""
+    dht = swarm.record_store
+    for topic in sorted({topic for _, topic in (*reads, *writes)} | dht.topics):
+        there = dht.under(topic)
+        sizes = [SEAL + len(_body(entry)) for entry in there]
+        holders = dht.ring.holders(topic)
+        for holder in holders:
+            counts.stored[holder] += len(there)
+        if len(there) > counts.fullest[1] and topic != "peers":
+            counts.fullest = topic, len(there)
+        answer, record = sum(sizes), max(sizes, default=SEAL)
+        counts.largest = max(counts.largest, answer)
+        for asked, size in ((reads, answer), (writes, record)):
+            for (peer, of), times in asked.items():
+                if of == topic:
+                    for holder in holders:
+                        counts.handled[peer] += times * size
+                        counts.handled[holder] += times * size
+    for (peer, _), times in reads.items():
+        counts.reads[peer] += times
+
+
+def _body(entry: PeerEntry | Posting) -> bytes:
+    return entry.body if isinstance(entry, Posting) else entry.body.pack()
+
+
+def _cell(number: int) -> CellId:
+    return CellId(hashlib.sha256(f"cell {number}".encode()).hexdigest()[:16])
