@@ -5,7 +5,8 @@
 
 Rows are named after what was asked for: 1 one cell beside an earlier commit, 2 live cells over a
 wide-area network, and what cells lose beside one, 3 independence of cells, 4 rounds of Moshpit
-until cells agree, 6 strangers that mean harm, 9 faults between cells.
+until cells agree, 5 what grows with the number of cells (simulated for half an hour), 6 strangers
+that mean harm, 9 faults between cells.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PARTS = {
     "2": ("live", "loss"),
     "3": ("independence",),
     "4": ("rounds",),
+    "5": ("scale",),
     "6": ("hostile",),
     "9": ("faults",),
 }
