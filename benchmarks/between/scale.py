@@ -14,6 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -249,20 +250,32 @@ def _count(swarm: SimSwarm, counts: Counts) -> None:
     def timed(handle: Any) -> Any:
         peer = sampled.get(handle.loop)
         if peer is not None and handle.callback is not None:
-            callback = handle.callback
-
-            def run(*args: Any) -> None:
-                began = time.thread_time()
-                try:
-                    callback(*args)
-                finally:
-                    counts.spent[peer] += time.thread_time() - began
-
-            handle.callback = run
+            handle.callback = _timed(counts, peer, handle.callback)
         return handle
 
     world.push = lambda *args, **more: timed(push(*args, **more))
     world.soon = lambda handle: soon(timed(handle))
+    for loop, peer in sampled.items():
+        loop.call_soon = partial(_call_soon, loop.call_soon, counts, peer)
+
+
+def _call_soon(
+    call_soon: Any, counts: Counts, peer: PeerId, callback: Any, *args: Any, **more: Any
+) -> Any:
+    return call_soon(_timed(counts, peer, callback), *args, **more)
+
+
+def _timed(counts: Counts, peer: PeerId, callback: Any) -> Any:
+    """The callback, its processor time added to what the peer has spent."""
+
+    def run(*args: Any) -> None:
+        began = time.thread_time()
+        try:
+            callback(*args)
+        finally:
+            counts.spent[peer] += time.thread_time() - began
+
+    return run
 
 
 def _directory(
