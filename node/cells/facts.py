@@ -32,10 +32,12 @@ class CellFacts:
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """A member of a group: who leads it, and who hosts each of its stages."""
+    """A member of a group: who leads it, and who hosts each of its stages. ``anchor``: as it has
+    posted it; empty where that was not seen."""
 
     leader: PeerId
     hosts: Hosts
+    anchor: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,11 @@ class GroupFinder(rpc.CellsServicer):
         members: Collection[CellId],
         shown: Mapping[CellId, Acceptance],
     ) -> Group:
-        partners = {c: Partner(shown[c].leader, shown[c].hosts) for c in sorted(members)}
+        anchors = {**search.anchors, self.me: search.about.anchor}
+        partners = {
+            c: Partner(shown[c].leader, shown[c].hosts, anchors.get(shown[c].leader, ""))
+            for c in sorted(members)
+        }
         self._say(
             "outer-grouped",
             f"{len(partners)} cells average with each other in window {search.window}",
@@ -350,12 +354,13 @@ class GroupFinder(rpc.CellsServicer):
             about = search.about
             if (
                 said.change == about.change
-                and (not about.anchor or said.anchor == about.anchor)
+                and (not about.anchor or bool(said.anchor))
                 and posting.seq / 1000.0 <= self._latest(search, key)
             ):
                 self._leads(search, leaders, said.cell, peer)
                 if peer != self.me:
                     self._learn(peer, said.maddrs)
+                search.anchors[peer] = said.anchor
 
     def _leads(
         self, search: Search, leaders: dict[CellId, PeerId], cell: CellId, peer: PeerId
@@ -471,6 +476,8 @@ class Search:
         self.changed = asyncio.Event()
         self.reading = asyncio.Lock()
         self.looked: dict[str, float] = {}
+        self.anchors: dict[PeerId, str] = {}
+        """By leader: the anchor that its cell has posted."""
         self.leaders: dict[str, dict[CellId, PeerId]] = {}
         """By key: who posted, as far as it may be averaged with, and by whom."""
         self.callers: dict[CellId, dict[str, PeerId]] = {}

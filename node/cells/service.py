@@ -6,7 +6,8 @@ Never: a parameter; what a group gives each other is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from math import floor
 
 from node.averaging.strategies.keys import meeting_keys
@@ -92,24 +93,34 @@ class CellMeetings:
                 alone = True
                 continue
             alone = False
+            shared = common_anchor([p.anchor for p in group.members.values()])
             partners = tuple(
                 Partner(cell, p.leader, p.hosts)
                 for cell, p in sorted(group.members.items())
-                if cell != about.cell
+                if cell != about.cell and p.anchor == shared
             )
+            copies = about.anchor != shared
+            if not partners:
+                continue  # the others have another anchor, and take this cell's
             names = ", ".join(short_cell(p.cell) for p in partners)
-            text = f"averages with cell {names} in this window"
+            does = "takes the anchor of" if copies else "averages with"
+            text = f"{does} cell {names} in this window"
             cells = [p.cell for p in partners]
             self._journal.emit("training", "window", text, window=window, cells=cells)
-            self._training.meets(ev.Grouped(window, partners, self._clock.now() + until))
+            self._training.meets(ev.Grouped(window, partners, self._clock.now() + until, copies))
 
     def _about(self) -> CellFacts | None:
         """What others need to know of the cell this peer leads; None before its first plan."""
         plan, training = self._training.work.plan, self._training
         if training.leader is None or plan is None or plan.cell_id != training.cell:
             return None
+        anchor = ""
+        if self._settings.carries == "deltas":
+            anchor = training.leader.roster.anchor()
+            if not anchor:
+                return None  # a stage has none yet
         maddrs = tuple(self._addresses(training.me))
-        return CellFacts(training.cell, plan.base, self._hosts(plan), maddrs=maddrs)
+        return CellFacts(training.cell, plan.base, self._hosts(plan), anchor, maddrs=maddrs)
 
     def _hosts(self, plan: Plan) -> dict[int, tuple[Host, ...]]:
         found: dict[int, tuple[Host, ...]] = {}
@@ -122,3 +133,10 @@ class CellMeetings:
         for partner in plan.window.partners:
             for host in partner.hosts.get(self._training.stage, ()):
                 self._learn(host.peer, host.maddrs)
+
+
+def common_anchor(anchors: Collection[str]) -> str:
+    """The anchor that counts in a group: the one that most have, of equally many the last in
+    order. All members come to the same, and who has another one copies."""
+    count = Counter(anchors)
+    return max(count, key=lambda anchor: (count[anchor], anchor))

@@ -101,12 +101,14 @@ class Window:
     ``partners`` are then the other cells of its group, and what they give is waited for
     ``within_s`` seconds. ``means``: in an outer round (``outer`` is the window), by stage the
     digest of the mean that its members put in place; a stage that is not in it keeps what it has.
+    ``copies``: the cell gives nothing; it takes what its partners make, whose anchor it lacks.
     """
 
     number: int = 0
     partners: tuple[Partner, ...] = ()
     within_s: float = 0.0
     means: Mapping[int, str] = field(default_factory=dict)
+    copies: bool = False
 
 
 NO_WINDOW = Window()
@@ -326,7 +328,7 @@ class Plan:
         means = {str(stage): digest for stage, digest in w.means.items()}
         return {
             "cell": [self.cell_id, self.parent, self.founds],
-            "window": [w.number, partners, w.within_s, means],
+            "window": [w.number, partners, w.within_s, means, w.copies],
         }
 
     @cached_property
@@ -438,7 +440,7 @@ _LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
 
 
 def _window(body: Any) -> Window:
-    number, partners, within_s, means = body
+    number, partners, within_s, means, copies = body
     return Window(
         _natural(number),
         tuple(
@@ -457,6 +459,7 @@ def _window(body: Any) -> Window:
         ),
         _finite(within_s),
         {int(stage): str(digest) for stage, digest in means.items()},
+        copies is True,
     )
 
 

@@ -298,6 +298,7 @@ class Training(rpc.TrainingServicer):
             self.leader_id(),
             self.standing.known.revision,
             self.work.mean,
+            self.work.anchor.name,
         )
         if says != self._said or m.state in (
             MemberState.RUN,
@@ -373,6 +374,7 @@ class Training(rpc.TrainingServicer):
             self.work.arrived,
             self.work.mean,
             m.orphan,
+            self.work.anchor.name,
         )
 
     async def _clockwork(self) -> None:

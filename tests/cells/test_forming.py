@@ -190,7 +190,7 @@ def test_only_those_are_asked_that_fit():
     leader = Leader(world, 1, anchor="aa", change=2)
     postings = {
         "fits": facts(cell_id(2), anchor="aa", change=2),
-        "another-anchor": facts(cell_id(3), anchor="bb", change=2),
+        "no-anchor": facts(cell_id(3), anchor="", change=2),
         "another-change": facts(cell_id(4), anchor="aa", change=1),
         "own-cell": facts(leader.cell, anchor="aa", change=2),
         "late": facts(cell_id(5), anchor="aa", change=2),

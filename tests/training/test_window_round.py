@@ -30,11 +30,11 @@ class Made(WindowRound):
     def after(self, own: Tensor, **partners: Tensor) -> Tensor:
         """The mean of these."""
         giver: Any = None
-        merge = Averaging(giver)
-        m = _Meeting(1, A, Version(1), {}, merge, {"w": own})
+        merge = Averaging(giver, {})
+        m = _Meeting(1, A, Version(1), {}, merge, own={"w": own})
         m.came = {CellId(name * 16): {"w": t} for name, t in partners.items()}
         self._clip(m)
-        return merge.makes(A, m.given or {}, m.came)["w"]
+        return merge.makes(A, m.own or {}, m.came)["w"]
 
 
 def test_a_mean_is_the_same_bits_in_every_cell() -> None:

@@ -24,6 +24,8 @@ EVERYBODY = "all"
 """The key where there is one group, or pairs are drawn from all."""
 SHARE = 16
 """Cells that look for pairs under one key, where they are many: an outer key has room for 64."""
+MOST_TOGETHER = 16
+"""Cells of one butterfly: each pulls what every other gives."""
 
 
 def meeting_keys(
@@ -31,12 +33,15 @@ def meeting_keys(
 ) -> tuple[tuple[str, ...], int]:
     """The keys to look under, one after the other, and the most cells of a group.
 
-    Pairs (gossip) look among all, or where they are many among some that each window draws anew. In
-    a Moshpit grid of d axes those meet that are on one line along axis ``window % d``; who found
-    nobody there looks once more in a plane with that line. ``number``: of cell ``me`` among
-    ``cells``, from 0. The grid is as full as it can be with so many; where they are too many for
+    The one group of a butterfly looks among all; pairs (gossip) do too, or where they are many
+    among some that each window draws anew. In a Moshpit grid of d axes those meet that are on one
+    line along axis ``window % d``; who found nobody there looks once more in a plane with that
+    line. ``number``: of cell ``me`` among ``cells``, from 0. The grid is as full as it can be with
+    so many; where they are too many for
     ``s.grid`` it has more axes.
     """
+    if s.strategy == "butterfly":
+        return (EVERYBODY,), MOST_TOGETHER
     if s.strategy != "moshpit":
         return _drawn(me, cells, window), 2
     shape = _shape(s.grid, cells)

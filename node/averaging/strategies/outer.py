@@ -213,20 +213,33 @@ def carried(s: OuterSettings, cell: int) -> None:
             raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)
 
 
+IN_WINDOWS = {
+    "gossip": ("parameters", "state"),
+    "moshpit": ("parameters", "state"),
+}
+"""What cells that lead themselves carry by which strategy."""
+
+
 def _windows(s: OuterSettings, cell: int) -> None:
     """Cells that lead themselves: what they carry so far."""
-    names = tuple(name for name, kept in (("every", s.every), ("quorum", s.quorum)) if kept)
-    if names or s.streams or s.pushes:
+    names = tuple(name for name, kept in (("every", s.every), ("overlap", s.overlap)) if kept)
+    if names or s.pushes:
         raise UsageFault(
             f"outer.window_s with {', '.join(f'outer.{n}' for n in names) or s.strategy}: rounds "
-            "of cells that lead themselves come by the clock, whole, and wait for nobody",
-            "leave out every, quorum, fragments and overlap",
+            "of cells that lead themselves come by the clock, and training goes on meanwhile",
+            "leave out every and overlap",
         )
-    if s.strategy not in ("gossip", "moshpit") or s.carries not in ("parameters", "state"):
+    if s.carries not in IN_WINDOWS.get(s.strategy, ()):
         raise UsageFault(
             f"cells that lead themselves do not carry this yet: {s.strategy} of {s.carries}",
             'use "gossip" or "moshpit" of "parameters" or "state", or outer.every instead of '
             "outer.window_s",
+        )
+    if s.reducer != "mean":
+        raise UsageFault(
+            f"cells that lead themselves make means, not {s.reducer}: a partner that is far away "
+            "counts for less in any case",
+            'set outer.reducer = "mean"',
         )
 
 
@@ -371,7 +384,7 @@ def _reducer(s: OuterSettings) -> None:
 
 def _streaming(s: OuterSettings) -> None:
     if s.fragments == 1 and s.overlap == 0:
-        if s.mixing:
+        if s.mixing and not (s.windows and s.carries == "deltas"):
             raise UsageFault(
                 "outer.mixing keeps what was learned while a fragment was under way, and none is",
                 "set outer.overlap",
@@ -381,6 +394,8 @@ def _streaming(s: OuterSettings) -> None:
         raise UsageFault(
             f"streaming sends fragments of deltas, not {s.carries}", 'set outer.carries = "deltas"'
         )
+    if s.windows:
+        return  # a window carries a fragment, while training goes on
     if s.every % s.fragments:
         raise UsageFault(
             f"{s.fragments} fragments do not divide {s.every} epochs evenly",

@@ -7,6 +7,7 @@ ones of the same epoch, so peers are matched by version and never by epoch alone
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -55,13 +56,15 @@ class Candidate:
     term: int = 0
     mean: tuple[int, str] = (0, "")
     orphan: bool = False
+    anchor: str = ""
     pause: float = 0.0
     """The longest silence of it lately, which counts half after :data:`HALF_LIFE_S`."""
 
     def says(self) -> tuple[object, ...]:
         """All but what is measured, which differs from one word to the next."""
         held = (self.stage, self.at, self.digest, self.reachable, self.tokens, self.cell)
-        return *held, self.leaving, self.room, self.arrived, self.term, self.mean, self.orphan
+        news = (self.arrived, self.term, self.mean, self.orphan, self.anchor)
+        return *held, self.leaving, self.room, *news
 
 
 class Roster:
@@ -122,9 +125,21 @@ class Roster:
             e.term,
             e.mean,
             e.orphan,
+            e.anchor,
             0.0 if old is None else _paused(old, now),
         )
         return old
+
+    def anchor(self) -> str:
+        """64 hex digits for the anchors of all stages as most replicas of each have them; empty
+        where one has none."""
+        said = []
+        for stage, peers in sorted(self.replicas().items()):
+            votes = Counter(c for p in peers if (c := self.candidates[p].anchor))
+            if not votes:
+                return ""
+            said.append(f"{stage}:{min(votes, key=lambda name: (-votes[name], name))}")
+        return hashlib.sha256("/".join(said).encode()).hexdigest() if said else ""
 
     def gone(self, peer: PeerId) -> Candidate | None:
         """It is here no more; what was known of it, None for a stranger."""

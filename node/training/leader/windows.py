@@ -41,7 +41,7 @@ class Windows:
         if self._given is None and now < g.until:
             self._given = base
         if self._given == base and now < g.until and not self._tries:
-            return Window(g.window, g.partners, g.until - now)
+            return Window(g.window, g.partners, g.until - now, copies=g.copies)
         means, whole = self._means(roster, base, g.window)
         if now < g.until and not whole:
             return NO_WINDOW

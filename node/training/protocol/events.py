@@ -28,7 +28,8 @@ class Heartbeat:
     the service that hears it, to be checked. ``arrived``: the cells that have a part in what the
     last outer round along edges brought here, the own one included; empty: not known. ``mean``: the
     newest window whose mean with the partners is here, and its digest. ``orphan``: ``at`` is of a
-    lineage that went on without a majority of its voters."""
+    lineage that went on without a majority of its voters. ``anchor``: digest of its anchor
+    and momentum, where those of all cells must be equal."""
 
     peer: PeerId
     stage: int
@@ -47,16 +48,19 @@ class Heartbeat:
     arrived: tuple[int, ...] = ()
     mean: tuple[int, str] = (0, "")
     orphan: bool = False
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
 class Grouped:
     """In this window the cell averages with ``partners``. What is not there at ``until``, seconds
-    of the own clock, is left out."""
+    of the own clock, is left out. ``copies``: it has another anchor than they, and takes what they
+    make."""
 
     window: int
     partners: tuple[Partner, ...]
     until: float
+    copies: bool = False
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             window=e.mean[0],
             mean=e.mean[1],
             orphan=e.orphan,
+            anchor=e.anchor,
         ),
     )
 
@@ -261,6 +262,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 _cells(r.arrived),
                 (_count(r.window), _digest(r.mean)),
                 r.orphan,
+                _digest(r.anchor),
             )
         case "finished":
             rows = tuple(

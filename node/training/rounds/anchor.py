@@ -28,13 +28,13 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.training.protocol.meetings import number
 from node.training.protocol.rules import LEVEL
-from node.training.rounds.error_feedback import ErrorFeedback
+from node.training.rounds.error_feedback import WORDS, feedback_of
+from node.training.rounds.merging import MOMENTUM
 from node.training.rounds.serving import Serving
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
+from node.wire.tensors import digest
 
-MOMENTUM = "#momentum"
-"""A part's outer momentum in a round, behind the part's name."""
 SAVED = "#outer"
 """A part's anchor and outer momentum in a checkpoint, and what is owed of it, behind the part's
 name."""
@@ -61,7 +61,7 @@ class Anchor:
         self.settings = self.ahead = settings
         self._epochs = epochs
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
-        self.residual = ErrorFeedback(settings.codec)
+        self.residual = feedback_of(settings)
         self.serving: Serving[Tensor] = Serving()
         self.carried = frozenset(stage.parameters())
         """The parts that the round at hand carries."""
@@ -70,6 +70,7 @@ class Anchor:
         self.history = object()
         """Another one whenever the parameters in place came from elsewhere."""
         self._before: OuterState | None = None
+        self._named: tuple[OuterState | None, str] = (None, "")
         self._moved = False
         self._fetching: asyncio.Task[None] | None = None
 
@@ -79,7 +80,7 @@ class Anchor:
         if level:
             self.serving.forget()
         if level or settings.codec != self.residual.codec:
-            self.residual = ErrorFeedback(settings.codec)
+            self.residual = feedback_of(settings)
         self.settings, self.ahead = LEVEL if level else settings, settings
         if level:
             self._stop()
@@ -89,6 +90,24 @@ class Anchor:
         """Whether this run has anchors at all."""
         meets = self.ahead.every > 0 or self.ahead.windows
         return meets and self.ahead.carries in ("deltas", "state")
+
+    @property
+    def name(self) -> str:
+        """Digest of anchor and momentum, where those of all cells must be equal; empty while there
+        are none, or :meth:`names_itself` has not been called since they changed."""
+        state, name = self._named
+        return name if state is not None and state is self.state else ""
+
+    def names_itself(self) -> None:
+        """Work out :attr:`name`, which reads all of both."""
+        state = self.state
+        if state is not None and self.ahead.windows and self.ahead.carries == "deltas":
+            self._named = state, digest(_flat(state))
+
+    @property
+    def _owes(self) -> bool:
+        """Whether all replicas of a cell owe the same: each may be asked for what the cell says."""
+        return self.ahead.windows and self.ahead.feedback
 
     @property
     def lacking(self) -> bool:
@@ -192,9 +211,12 @@ class Anchor:
         if self.settings.pushes:
             self._replace(OuterState.begin(mean))
             return dict(mean)
-        if self.settings.carries == "state":
+        if self.settings.carries == "state" or self.settings.windows:
             anchor = {name: t for name, t in mean.items() if not name.endswith(MOMENTUM)}
-            after = OuterState(anchor, {name: mean[name + MOMENTUM] for name in anchor})
+            momentum = {name: mean[name + MOMENTUM] for name in anchor}
+            if self.state is not None:  # of the parts that were not carried it stays
+                anchor, momentum = self.state.anchor | anchor, self.state.momentum | momentum
+            after = OuterState(anchor, momentum)
         elif self.state is not None:
             after = outer_step(self.state, mean, self.settings)
         else:
@@ -246,7 +268,7 @@ class Anchor:
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
         self.state, self._before, self._moved = None, None, False
-        self.residual, self.history = ErrorFeedback(self.ahead.codec), object()
+        self.residual, self.history = feedback_of(self.ahead), object()
         self.serving.forget()
         self._stop()
 
@@ -259,16 +281,22 @@ class Anchor:
 
     def describe(self, epoch: int | None, history: str) -> tuple[Version, dict[str, Tensor]] | None:
         """Anchor and momentum that go with a version that is here, as "<part>/<which>"."""
-        for version, state in (
-            (self._stage.version, self.state),
-            (self._stage.settled, self._before if self._moved else self.state),
+        residual = self.residual
+        for version, state, owed in (
+            (self._stage.version, self.state, residual.words),
+            (self._stage.settled, self._before if self._moved else self.state, residual.owed),
         ):
             if (
                 state is not None
                 and epoch in (None, version.epoch)
                 and history in ("", version.lineage)
             ):
-                return version, _flat(state)
+                zeros = state.momentum if self._owes else {}
+                words = {
+                    f"{name}/{WORDS}": owed[name] if name in owed else torch.zeros_like(t)
+                    for name, t in zeros.items()
+                }
+                return version, _flat(state) | words
         return None
 
     def saved(self) -> dict[str, dict[str, Tensor]]:
@@ -369,7 +397,7 @@ class Anchor:
         wanted = {
             f"{name}/{which}": shape
             for name, shape in shapes.items()
-            for which in ("anchor", "momentum")
+            for which in ("anchor", "momentum", *((WORDS,) if self._owes else ()))
         }
         try:
             found = await fetch(
@@ -398,6 +426,8 @@ class Anchor:
             f"has the anchor of epoch {version.epoch}",
             epoch=version.epoch,
         )
+        if self._owes:
+            self.residual.takes_over({n: found.tensors[f"{n}/{WORDS}"] for n in shapes})
         return OuterState(
             {n: found.tensors[f"{n}/anchor"] for n in shapes},
             {n: found.tensors[f"{n}/momentum"] for n in shapes},

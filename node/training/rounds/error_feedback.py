@@ -19,13 +19,24 @@ import torch
 from torch import Tensor
 
 from node.averaging.coding.codecs import settle
+from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.request import PartOrigin
+from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 
 Named = Mapping[str, Tensor]
 _State = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
 WORDS, MEANS, LATE = "words", "means", "late"
 """What is owed of a part, in a checkpoint."""
+FADES = 0.95
+"""Share that is kept of what is owed in formats that leave numbers out, where cells lead
+themselves: a number's turn comes after many rounds, and old differences point where nobody is any
+more (SparseLoCo, arXiv 2508.15706)."""
+
+
+def feedback_of(s: OuterSettings) -> ErrorFeedback:
+    """Nothing owed yet, under these settings."""
+    return ErrorFeedback(s.codec, FADES if s.windows and FORMATS[s.codec].biased else 1.0)
 
 
 class ErrorFeedback:
@@ -33,8 +44,9 @@ class ErrorFeedback:
     cell has moved by in the last round that carried the part and was closed without it, for the
     next one to take. fp32 on the CPU, by part, nothing where nothing was."""
 
-    def __init__(self, codec: str) -> None:
-        self.codec = codec
+    def __init__(self, codec: str, keeps: float = 1.0) -> None:
+        """``keeps``: share of what is owed that the next word takes up."""
+        self.codec, self.keeps = codec, keeps
         self.words: dict[str, Tensor] = {}
         self.means: dict[str, Tensor] = {}
         self.late: dict[str, Tensor] = {}
@@ -68,7 +80,8 @@ class ErrorFeedback:
         said: dict[str, Tensor] = {}
         coded: dict[str, Tensor] = {}
         for name, tensor in given.items():
-            whole = _sum(tensor, self.words.get(name))
+            owed = self.words.get(name)
+            whole = _sum(tensor, owed if owed is None or self.keeps == 1.0 else owed * self.keeps)
             try:
                 coded[name], said[name] = settle(whole, self.codec)
             except ValueError:
@@ -119,11 +132,25 @@ class ErrorFeedback:
             {n: t for n, t in self.late.items() if n not in parts} | dict(late or {}),
         )
 
+    def spoken(self) -> None:
+        """What was said last has been taken whole: its loss is owed from now on."""
+        me = PeerId("")
+        self.ended({name: PartOrigin(me, 1, (me,)) for name in self._said}, {}, me)
+
     # ----------------------------------------------------------- versions
 
     def moved(self) -> None:
         """What the round brought is in place."""
         self._replace(self._next)
+
+    @property
+    def owed(self) -> dict[str, Tensor]:
+        """To its words at the version that is final."""
+        return self.words if self._before is None else self._before[0]
+
+    def takes_over(self, words: Named) -> None:
+        """Another replica of the cell owes this to what the cell says."""
+        self._replace((dict(words), dict(self.means), dict(self.late)))
 
     def copied(self, names: Collection[str]) -> None:
         """The result for ``names`` came whole from others: what became of our part in it is not

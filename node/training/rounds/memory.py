@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from node.averaging.strategies.keys import MOST_TOGETHER
 from node.averaging.strategies.outer import OuterSettings
 from node.training.protocol.meetings import pieces
 
@@ -63,10 +64,15 @@ def outer_bytes(s: OuterSettings, sizes: Mapping[str, int], cells: int) -> Outer
 def _in_windows(s: OuterSettings, stage: int) -> OuterBytes:
     """Of cells that lead themselves: the parameters that are given stay on the device until the
     window is over; what is given of them, the partners' and the mean are in main memory."""
-    most = max(s.grid) if s.strategy == "moshpit" else 2
-    state = s.carries == "state"
+    most = {"moshpit": max(s.grid, default=2), "butterfly": MOST_TOGETHER}.get(s.strategy, 2)
+    state = s.carries in ("state", "deltas")
     tensors = stage * (2 if state else 1)
     anchor = 2 * stage if state else 0
     return OuterBytes(
-        anchor=anchor, undone=anchor, sent=tensors, served=most * tensors, device=stage
+        anchor=anchor,
+        undone=anchor,
+        residual=3 * stage if s.feedback else 0,
+        sent=tensors,
+        served=most * tensors,
+        device=stage,
     )

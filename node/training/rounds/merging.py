@@ -15,51 +15,211 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from node.averaging.coding.codecs import decode, encode
+from node.averaging.coding.formats import nbytes_of
+from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
+from node.core.errors import WireError
+from node.training.rounds.error_feedback import ErrorFeedback
 
 Named = Mapping[str, Tensor]
 
 
-class Gives(Protocol):
+MOMENTUM = "#momentum"
+"""A part's outer momentum in what cells give and make, behind the part's name."""
+WORD = 4
+"""Bytes of a number of state on the wire: coded bytes travel as so many words."""
+FAR = 3.0
+"""A difference that is longer than so many times the median of the group's counts for less."""
+
+
+class Giver(Protocol):
     """Who knows what a stage contributes: its anchor."""
 
+    @property
+    def state(self) -> OuterState | None: ...
+    @property
+    def residual(self) -> ErrorFeedback: ...
     def gives(self, of: Named | None = None) -> dict[str, Tensor] | None:
         """The contribution by these parameters, fp32 on the CPU; None without an anchor."""
         ...
 
 
 class Merge(Protocol):
-    """Of one stage, in one window."""
+    """Of one stage, in one window. ``shared``: every cell of the group must come to the same bits,
+    so that nothing counts that only one of them knows, and nobody is left out."""
+
+    shared: bool
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """What partners may fetch, by the parameters at which the window began for the cell; None
         where the cell has nothing to give."""
         ...
 
+    def opens(self, came: Named) -> dict[str, Tensor]:
+        """The numbers that a cell, this one too, says with what it gives. Raises WireError for what
+        nobody gives."""
+        ...
+
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
         """What the cell's replicas put in place: parameters by their names, and what belongs to
-        them. ``own`` is what :meth:`gives` gave, ``came`` what other cells did."""
+        them. ``own`` and ``came``: numbers that this and other cells said."""
+        ...
+
+    def made(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what :meth:`makes` makes."""
+        ...
+
+    def since(self, local: Named, told: bool) -> Named:
+        """Parameters that what was made takes the place of; ``told``: nothing of this cell is in
+        it, and what it has learned since its anchor stays."""
         ...
 
 
 class Averaging:
     """Parameters, or anchor and momentum after an outer step of each cell's own: their mean."""
 
-    def __init__(self, giver: Gives) -> None:
-        self._giver = giver
+    shared = False
+
+    def __init__(self, giver: Giver, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._giver, self._shapes = giver, shapes
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """As :class:`Merge`."""
         return self._giver.gives(local)
 
+    def opens(self, came: Named) -> dict[str, Tensor]:
+        """As they are. Raises WireError for numbers that are not finite."""
+        if not finite(came):
+            raise WireError("gives numbers that are not finite")
+        return dict(came)
+
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
         """The mean of all."""
         return mean_of({**came, cell: own})
 
+    def made(self) -> dict[str, tuple[int, ...]]:
+        """What is given."""
+        return dict(self._shapes)
 
-def merge_of(settings: OuterSettings, giver: Gives) -> Merge:
-    """What these settings ask for."""
-    return Averaging(giver)
+    def since(self, local: Named, told: bool) -> Named:
+        """What was given."""
+        return local
+
+
+class OuterSteps:
+    """DiLoCo where anchors are equal: differences from the anchor travel, coded, and every cell
+    makes the same outer step along the mean of the same differences. ``shapes``: of the parts that
+    this window carries.
+
+    The own difference counts as others have it, after it was coded; what coding lost is owed.
+    """
+
+    shared = True
+
+    def __init__(
+        self,
+        giver: Giver,
+        settings: OuterSettings,
+        shapes: Mapping[str, tuple[int, ...]],
+        window: int,
+    ) -> None:
+        self._giver, self._settings, self._shapes, self._window = giver, settings, shapes, window
+
+    def gives(self, local: Named) -> dict[str, Tensor] | None:
+        """Bytes of the differences, as words. None without an anchor, and for differences that
+        cannot be coded."""
+        state, residual = self._giver.state, self._giver.residual
+        if state is None:
+            return None
+        given = pseudo_gradient(state, {name: local[name] for name in self._shapes})
+        codec = self._settings.codec
+        if self._settings.feedback:
+            residual.begin(f"window {self._window}")
+            _, coded = residual.says(given)
+            if not coded and given:
+                return None
+        else:
+            try:
+                coded = {name: encode(tensor, codec) for name, tensor in given.items()}
+            except ValueError:
+                return None
+        return {name: _words(data) for name, data in coded.items()}
+
+    def opens(self, came: Named) -> dict[str, Tensor]:
+        """The differences. Raises WireError for bytes that no encoder writes, and for numbers that
+        are not finite."""
+        found: dict[str, Tensor] = {}
+        for name, shape in self._shapes.items():
+            numbers = math.prod(shape)
+            size = nbytes_of(numbers, self._settings.codec)
+            data = came[name].detach().contiguous().view(torch.uint8)
+            if data.numel() != _padded(size) or bool(data[size:].any()):
+                raise WireError(f"{name} is not {size} bytes of {self._settings.codec}")
+            found[name] = decode(data[:size], numbers, self._settings.codec).view(shape)
+        if not finite(found):
+            raise WireError("gives differences that are not finite")
+        return found
+
+    @torch.no_grad()
+    def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
+        """Anchor and momentum after the outer step. Raises ValueError without an anchor."""
+        state = self._giver.state
+        if state is None:
+            raise ValueError("differences from an anchor that is not here")
+        after = outer_step(state, mean_of(_held({**came, cell: own})), self._settings)
+        return {name: after.anchor[name] for name in self._shapes} | {
+            name + MOMENTUM: after.momentum[name] for name in self._shapes
+        }
+
+    def made(self) -> dict[str, tuple[int, ...]]:
+        """Anchor and momentum."""
+        return {**self._shapes, **{name + MOMENTUM: of for name, of in self._shapes.items()}}
+
+    def since(self, local: Named, told: bool) -> Named:
+        """What was given; where only the result is known, the anchor: what was learned since is in
+        nobody's result, and in the next difference."""
+        if told and self._giver.state is not None:
+            return {name: self._giver.state.anchor[name] for name in self._shapes}
+        return {name: local[name] for name in self._shapes}
+
+
+def merge_of(
+    settings: OuterSettings, giver: Giver, shapes: Mapping[str, tuple[int, ...]], window: int
+) -> Merge:
+    """What these settings ask for, of the parts that a window carries."""
+    if settings.carries == "deltas":
+        return OuterSteps(giver, settings, shapes, window)
+    both = {**shapes, **{name + MOMENTUM: of for name, of in shapes.items()}}
+    return Averaging(giver, both if settings.carries == "state" else shapes)
+
+
+def _words(data: Tensor) -> Tensor:
+    """Bytes as words that state travels in, zeros at the end."""
+    whole = torch.zeros(_padded(data.numel()), dtype=torch.uint8)
+    whole[: data.numel()] = data
+    return whole.view(torch.float32)
+
+
+def _padded(size: int) -> int:
+    return -(-size // WORD) * WORD
+
+
+def _held(given: Mapping[str, Named]) -> dict[str, Named]:
+    """Differences that are much longer than the group's usually are count for a half, a quarter,
+    and so on: powers of two, so that the last bits of a length make no difference between cells."""
+    lengths = {
+        cell: math.sqrt(sum(float(t.double().square().sum()) for t in of.values()))
+        for cell, of in given.items()
+    }
+    most = FAR * sorted(lengths.values())[(len(lengths) - 1) // 2]
+    if len(given) < 3 or not most:  # of two nobody can say which is wrong
+        return dict(given)
+    found: dict[str, Named] = {}
+    for cell, of in given.items():
+        share = 2.0 ** -max(0, math.ceil(math.log2(lengths[cell] / most))) if lengths[cell] else 1.0
+        found[cell] = of if share == 1.0 else {name: share * t for name, t in of.items()}
+    return found
 
 
 def mean_of(given: Mapping[str, Named]) -> dict[str, Tensor]:
@@ -76,13 +236,14 @@ def mean_of(given: Mapping[str, Named]) -> dict[str, Tensor]:
         return found
 
 
-def moved(here: Named, given: Named, mean: Named) -> dict[str, Tensor]:
-    """Parameters in place, moved by as much as ``mean`` is from those the window began with:
-    what was learned meanwhile stays."""
+def moved(here: Named, began: Named, mean: Named, mixing: float = 0.0) -> dict[str, Tensor]:
+    """Parameters in place, moved by as much as ``mean`` is from those in ``began``: what was
+    learned meanwhile stays. ``mixing``: share of that way that is not gone."""
     with torch.no_grad():
         return {
-            name: here[name].to("cpu", torch.float32) + (mean[name] - began.to("cpu"))
-            for name, began in given.items()
+            name: here[name].to("cpu", torch.float32)
+            + (mean[name] - was.to("cpu")) * (1.0 - mixing)
+            for name, was in began.items()
         }
 
 

@@ -21,13 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+import torch
 from torch import Tensor
 
 from node.averaging.exchange.request import PartOrigin, RoundOutcome
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.state import StateKind
-from node.core.errors import PeerFault
+from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Partner, Plan, Version
 from node.core.tasks import Tasks
@@ -57,14 +58,20 @@ PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 class _Meeting:
     """One window. ``local``: parameters as given; ``merge``: what becomes of them; ``given``: what
     partners may fetch, None without an anchor; ``mean``: what came of it, with its digest;
-    ``cells``: of how many cells it is, 0 where a replica made it."""
+    ``cells``: of how many cells it is, 0 where a replica made it; ``told``: nothing of this cell is
+    in it; ``quorum``: so many cells, this one included, are enough where all must come to the same
+    bits."""
 
     number: int
     cell: str
     base: Version
     local: Mapping[str, Tensor]
     merge: Merge
+    told: bool = False
+    quorum: int = 0
+    mixing: float = 0.0
     given: dict[str, Tensor] | None = None
+    own: Mapping[str, Tensor] | None = None
     came: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     mean: dict[str, Tensor] | None = None
     digest: str = ""
@@ -127,6 +134,8 @@ class WindowRound:
             anchor.forget()
             self._drop()
             return
+        if anchor.kept and not anchor.name:
+            self._tasks.spawn(self._engines.aside(anchor.names_itself), "anchor's name")
         m = self._meeting
         if not window.number or (
             m is not None and (m.number, m.base) == (window.number, plan.base)
@@ -139,9 +148,18 @@ class WindowRound:
             plan.cell_id,
             plan.base,
             anchor.in_place(anchor.carried),
-            merge_of(settings, anchor),
+            merge_of(settings, anchor, self._carried(settings, window.number), window.number),
+            window.copies,
+            settings.quorum,
+            settings.mixing,
         )
         m.task = self._tasks.spawn(self._meet(m, plan), "window")
+
+    def _carried(self, s: OuterSettings, window: int) -> dict[str, tuple[int, ...]]:
+        """The parts of this stage that the window carries: all, or a fragment in its turn."""
+        fragment = 1 + window % s.fragments if s.fragments > 1 else 0
+        names = self._rounds.carried(fragment, s.fragments)
+        return {name: of for name, of in self._rounds.shapes.items() if name in names}
 
     def _drop(self) -> None:
         if self._meeting is not None and self._meeting.task is not None:
@@ -162,19 +180,24 @@ class WindowRound:
         if self._anchor.lacking:
             # Nobody in the cell has one, or it would have come: all begin with what is given here.
             self._anchor.begin_with(m.local)
-        m.given = await self._engines.aside(m.merge.gives, m.local)
-        if m.given is None:
-            return
-        shapes = {name: tuple(t.shape) for name, t in m.given.items()}
+        if not m.told:
+            m.given = await self._engines.aside(m.merge.gives, m.local)
+            if m.given is None:
+                return
+            m.own = await self._engines.aside(m.merge.opens, m.given)
+        partners = plan.window.partners
         while m.mean is None and (now := loop.time() - began) < within_s:
-            if now >= turn:
-                await self._pull(m, plan.window.partners, stage, shapes)
+            if now < turn:
+                await self._result(m, others, stage)
+            elif m.told:
+                await self._told(m, partners, stage)
             else:
-                await self._from_replicas(m, others, stage, shapes)
+                await self._pull(m, partners, stage)
             late = loop.time() - began >= SOME_SHARE * within_s
-            if m.mean is None and (len(m.came) == len(plan.window.partners) or (m.came and late)):
-                await self._engines.aside(self._clip, m)
-                mean = await self._engines.aside(m.merge.makes, m.cell, m.given, m.came)
+            if m.mean is None and m.own is not None and _enough(m, len(partners), late):
+                if not m.merge.shared:
+                    await self._engines.aside(self._clip, m)
+                mean = await self._engines.aside(m.merge.makes, m.cell, m.own, m.came)
                 m.cells = 1 + len(m.came)
                 m.digest = await self._engines.aside(digest, mean)
                 m.mean = mean
@@ -183,33 +206,37 @@ class WindowRound:
         m.seconds = loop.time() - began
         m.came.clear()
 
-    async def _pull(
-        self,
-        m: _Meeting,
-        partners: Sequence[Partner],
-        stage: int,
-        shapes: Mapping[str, tuple[int, ...]],
-    ) -> None:
+    async def _pull(self, m: _Meeting, partners: Sequence[Partner], stage: int) -> None:
         """What the partners give that has not come yet, from any of their replicas."""
+        shapes = {name: tuple(t.shape) for name, t in (m.given or {}).items()}
         for partner in partners:
             hosts = partner.hosts.get(stage, ())
             if partner.cell in m.came or not hosts:
                 continue
             found = await self._fetch(m, [h.peer for h in hosts], StateKind.SNAPSHOT, stage, shapes)
-            if found is not None and not finite(found):
+            if found is None:
+                continue
+            try:
+                m.came[partner.cell] = await self._engines.aside(m.merge.opens, found)
+            except WireError as e:
                 for host in hosts:
-                    self._engines.transport.fault(host.peer, "gives numbers that are not finite")
-            elif found is not None:
-                m.came[partner.cell] = found
+                    self._engines.transport.fault(host.peer, str(e))
+
+    async def _told(self, m: _Meeting, partners: Sequence[Partner], stage: int) -> None:
+        """What one of the partners has made, whose anchor this cell does not have."""
+        for partner in partners:
+            if m.mean is None and (hosts := partner.hosts.get(stage, ())):
+                await self._result(m, [h.peer for h in hosts], stage)
 
     def _clip(self, m: _Meeting) -> None:
         """A partner that is much further away than partners usually are pulls no more than one that
         is FAR times as far: whoever gives noise, or many times what it has, spoils little."""
+        own = m.own or {}
         for cell, given in sorted(m.came.items()):
-            apart = distance(given, m.given or {})
+            apart = distance(given, own)
             most = FAR * median(self._apart) if len(self._apart) >= USUAL else math.inf
             if apart > most:
-                m.came[cell] = nearer(given, m.given or {}, most / apart)
+                m.came[cell] = nearer(given, own, most / apart)
                 self._engines.journal.emit(
                     "averaging",
                     "partner-clipped",
@@ -221,15 +248,10 @@ class WindowRound:
                 )
             self._apart.append(min(apart, most))
 
-    async def _from_replicas(
-        self,
-        m: _Meeting,
-        replicas: Sequence[PeerId],
-        stage: int,
-        shapes: Mapping[str, tuple[int, ...]],
-    ) -> None:
-        found = await self._fetch(m, replicas, StateKind.MEAN, stage, shapes)
-        if found is not None:
+    async def _result(self, m: _Meeting, peers: Sequence[PeerId], stage: int) -> None:
+        """What was made of the window, from those who have it."""
+        found = await self._fetch(m, peers, StateKind.MEAN, stage, m.merge.made())
+        if found is not None and finite(found):
             m.digest = await self._engines.aside(digest, found)
             m.mean = dict(found)
 
@@ -296,7 +318,9 @@ class WindowRound:
 
     def _moved(self, m: _Meeting) -> dict[str, Tensor]:
         """Parameters in place, moved by as much as the mean is from what was given."""
-        return moved(self._anchor.in_place(m.local), m.local, m.mean or {})
+        here = self._anchor.in_place(m.local)
+        rest = {name: t.to("cpu", torch.float32) for name, t in here.items()}
+        return rest | moved(here, m.merge.since(m.local, m.told), m.mean or {}, m.mixing)
 
     async def takes(self, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters; where the cell keeps an anchor, the mean is the next one."""
@@ -304,6 +328,8 @@ class WindowRound:
         if m is not None and m.applied and m.mean is not None:
             self.news = m.news
             if self._anchor.kept:
+                if m.merge.shared and not m.told:
+                    self._anchor.residual.spoken()
                 await self._engines.aside(self._anchor.takes, m.mean)
         return dict(fresh)
 
@@ -319,3 +345,14 @@ class WindowRound:
             peers = len(plan.stage(self._rounds.unit(plan)[0]))
             self.news = OuterNews(plan.outer, cells, peers, nbytes)
         return found.tensors
+
+
+def _enough(m: _Meeting, partners: int, late: bool) -> bool:
+    """Whether a mean may be made of what has come. Where anchors must stay equal a cell that lacks
+    one makes none, unless a quorum is enough: its anchor is another one than its partners' then,
+    and it takes theirs in the next window."""
+    if len(m.came) == partners:
+        return True
+    if m.merge.shared:
+        return late and 0 < m.quorum <= 1 + len(m.came)
+    return late and bool(m.came)

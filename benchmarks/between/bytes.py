@@ -1,0 +1,117 @@
+"""Bytes that a cell sends for an outer step, and what coding them costs in loss: DiLoCo in 2-bit
+top-k with error feedback (SparseLoCo's recipe) beside the same in fp32. Small real decoders learn
+real text; what is given, coded, averaged and stepped is done by the product's
+:class:`~node.training.rounds.merging.OuterSteps`, by every cell for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import torch
+from torch import Tensor
+
+from benchmarks.lab.replicas import Adam, Replicas, Task, Text
+from benchmarks.report import Report
+from node.averaging.strategies.diloco import OuterState
+from node.averaging.strategies.outer import OuterSettings
+from node.training.rounds.error_feedback import feedback_of
+from node.training.rounds.merging import MOMENTUM, OuterSteps, moved
+from node.wire.tensors import digest
+
+CELLS, SEEDS, LENGTHS, STEPS = 4, 3, (30, 50), 1500
+MOST_BYTES, MOST_LOSS = 0.12, 1.02
+DENSE = OuterSettings(
+    "butterfly", "deltas", optimizer="nesterov", lr=0.7, momentum=0.8, window_s=60.0
+)
+SPARSE = replace(DENSE, optimizer="sgd", lr=1.0, momentum=0.0, codec="top-k", feedback=True)
+"""As published: what is owed does the work of the momentum."""
+
+
+class Keeper:
+    """What one cell keeps between windows."""
+
+    def __init__(self, state: OuterState, settings: OuterSettings) -> None:
+        self.state: OuterState | None = state
+        self.residual = feedback_of(settings)
+
+    def gives(self, of: Mapping[str, Tensor] | None = None) -> None:
+        """Nothing: only differences are given here."""
+
+
+def trained(task: Task, text: Text, s: OuterSettings, length: int) -> tuple[float, float]:
+    """(held-out loss at the end, bytes per parameter and outer step that a cell sends) of cells
+    that meet all together every ``length`` steps. Raises RuntimeError when cells that made the same
+    outer step do not have the same bits after it."""
+    r = Replicas(task, text)
+    inner = Adam(r.rows, task)
+    keepers = [Keeper(OuterState.begin(r.named(row)), s) for row in r.rows]
+    shapes = {name: tuple(shape) for name, shape in r.names.items()}
+    sent = meetings = 0
+    for step in range(task.steps):
+        r.look(r.rows.mean(0), step)
+        inner.step(r.rows, r.gradients(r.rows, text.batches(step)), step / task.steps)
+        if (step + 1) % length:
+            continue
+        meetings += 1
+        merges = [OuterSteps(keeper, s, shapes, meetings) for keeper in keepers]
+        names = [f"{i:016x}" for i in range(len(keepers))]
+        locals_ = [{n: t.clone() for n, t in r.named(row).items()} for row in r.rows]
+        given = [m.gives(local) or {} for m, local in zip(merges, locals_, strict=True)]
+        # Every partner pulls a copy from every cell.
+        sent += sum(t.nbytes for of in given for t in of.values()) * (len(keepers) - 1)
+        seen: set[str] = set()
+        for i, (merge, keeper, local) in enumerate(zip(merges, keepers, locals_, strict=True)):
+            opened = {name: merge.opens(of) for name, of in zip(names, given, strict=True)}
+            own = opened.pop(names[i])
+            made = merge.makes(names[i], own, opened)
+            seen.add(digest(made))
+            for name, fresh in moved(local, merge.since(local, False), made).items():
+                r.named(r.rows[i])[name].copy_(fresh)
+            keeper.residual.spoken()
+            keeper.residual.moved()
+            keeper.residual.settled()
+            keeper.state = OuterState(
+                {n: made[n] for n in shapes}, {n: made[n + MOMENTUM] for n in shapes}
+            )
+        if len(seen) != 1:
+            raise RuntimeError(f"{len(seen)} different anchors after outer step {meetings}")
+    r.look(r.rows.mean(0), task.steps)
+    return r.curve.loss, sent / max(1, meetings) / len(keepers) / r.numbers
+
+
+def rows(report: Report, root: Path, steps: int = STEPS) -> None:
+    """Of both lengths: the bytes, and the loss beside that in fp32."""
+    for length in LENGTHS:
+        dense, sparse, sizes = [], [], []
+        for seed in range(SEEDS):
+            task = Task(replicas=CELLS, steps=steps, seed=seed)
+            torch.manual_seed(seed)
+            text = Text(task, root)
+            torch.manual_seed(seed)
+            dense.append(trained(task, text, DENSE, length)[0])
+            torch.manual_seed(seed)
+            loss, size = trained(task, text, SPARSE, length)
+            sparse.append(loss)
+            sizes.append(size)
+        what = f"{CELLS} cells, {SEEDS} seeds, {steps} steps, H {length}"
+        report.add(
+            f"8 outer bytes, H {length}",
+            mean(sizes),
+            "bytes a parameter and outer step",
+            f"{what}; sent by a cell, all {CELLS - 1} copies together",
+            f"at most {MOST_BYTES}",
+            mean(sizes) <= MOST_BYTES,
+        )
+        times = mean(sparse) / mean(dense)
+        report.add(
+            f"8 loss of 2-bit top-k, H {length}",
+            times,
+            "times dense DiLoCo's",
+            f"{what}; {', '.join(f'{x:.4f}' for x in sparse)} beside "
+            f"{', '.join(f'{x:.4f}' for x in dense)}",
+            f"at most {MOST_LOSS}",
+            times <= MOST_LOSS,
+        )
