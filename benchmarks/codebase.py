@@ -30,7 +30,6 @@ SAVED = 0.92
 FILES, SHARED, SKIPPED = 20, 20, 20
 UNWIRED = {
     "merging shares of samples": ".samples.merged",
-    "push-sum receipts": ".gossip.Mass.",
     "the tensor-parallel step": ".step.TensorParallelStep.",
 }
 """What nothing reaches yet and may stay, because a leader for each cell will use it."""

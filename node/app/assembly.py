@@ -21,8 +21,11 @@ from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.group_forming import TIMES
-from node.averaging.strategies.outer import OuterSettings
+from node.averaging.strategies.outer import DIRECTED, OuterSettings
+from node.averaging.strategies.push_sum import PushSum
+from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
+from node.cells.mass import MassExchange
 from node.cells.records import CellRecord
 from node.cells.register import CellRegister
 from node.cells.service import USUAL_S, CellMeetings
@@ -369,17 +372,21 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
 def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     """How the cell meets others, while this peer leads it."""
     pace = min(1.0, manifest.outer.window_s / USUAL_S)
-    times = TIMES.scaled(pace)
-    finder = GroupFinder(
-        o.identity,
-        manifest.run_id,
-        o.transport,
-        o.presence.directory,
-        o.clock,
-        o.journal,
-        times,
-        o.on_error,
-        o.learn,
+    times, board = TIMES.scaled(pace), o.presence.directory
+    finder = (
+        EdgeFinder(board, o.clock, o.journal, times, o.learn)
+        if manifest.outer.strategy in DIRECTED
+        else GroupFinder(
+            o.identity,
+            manifest.run_id,
+            o.transport,
+            board,
+            o.clock,
+            o.journal,
+            times,
+            o.on_error,
+            o.learn,
+        )
     )
 
     def record() -> CellRecord | None:
@@ -399,6 +406,10 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         pace,
         o.on_error,
     )
+
+    def mass() -> PushSum | None:
+        return training.leader.windows.mass if training.leader is not None else None
+
     return CellMeetings(
         finder,
         training,
@@ -408,6 +419,11 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         register=register,
         addresses=o.presence.addresses,
         learn=o.learn,
+        mass=MassExchange(
+            o.identity, manifest.run_id, o.transport, o.clock, o.journal, mass, o.on_error
+        )
+        if manifest.outer.strategy == "push-sum"
+        else None,
         on_error=o.on_error,
     )
 

@@ -1,26 +1,32 @@
 """What a cell posts for a window: compact JSON, checked field by field when it comes from outside.
-Its leader is the writer of the record."""
+Its leader is the writer of the record. Where edges lead to it, it also says where what it gives
+can be fetched."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from node.cells.facts import CellFacts
+from node.cells.facts import CellFacts, Hosts
 from node.core.errors import WireError
-from node.core.ids import CellId
-from node.core.journey import Version, lineage
-from node.dht.record import parse_maddrs
-from node.dht.topics import outer_topic
+from node.core.ids import CellId, PeerId
+from node.core.journey import Host, Version, lineage
+from node.dht.record import MAX_MADDR, parse_maddrs
+from node.dht.topics import MAX_POSTING, outer_topic
 
 MAX_BODY = 1024
-"""Bytes of a packed posting."""
+"""Bytes of a packed posting without hosts; with them it has the room of any posting."""
 MAX_MADDRS = 4
 """Addresses at which the leader of a cell can be dialled."""
+MAX_HOSTS, HOST_MADDRS = 4, 2
+"""Hosts of a stage that a posting names, and addresses of each."""
 _CELL = re.compile(r"[0-9a-f]{16}")
 _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
+_PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
+_MADDR = re.compile(r"/[!-~]+")
 
 
 def parse_cell(value: Any) -> CellId:
@@ -38,36 +44,43 @@ def parse_key(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CellPosting:
-    """A cell's account of itself: fields of :class:`~node.cells.facts.CellFacts`."""
+    """A cell's account of itself: fields of :class:`~node.cells.facts.CellFacts`. ``hosts`` are
+    empty where who is asked for them is the leader."""
 
     cell: CellId
     version: Version
     anchor: str
     change: int
     maddrs: tuple[str, ...] = ()
+    hosts: Hosts = field(default_factory=dict)
 
     @classmethod
     def of(cls, about: CellFacts) -> CellPosting:
-        """What of the facts is posted."""
+        """What of the facts is posted where leaders talk to each other."""
         maddrs = about.maddrs[:MAX_MADDRS]
         return cls(about.cell, about.version, about.anchor, about.change, maddrs)
 
+    @classmethod
+    def hosting(cls, about: CellFacts) -> CellPosting:
+        """What is posted where nobody asks the leader: with as many hosts and addresses of every
+        stage as there is room for. Raises WireError where there is none for one of each."""
+        bare = replace(cls.of(about), maddrs=about.maddrs[:HOST_MADDRS])
+        stages = {stage: each for stage, each in sorted(about.hosts.items()) if each}
+        for hosts, maddrs in ((MAX_HOSTS, HOST_MADDRS), (2, 2), (2, 1), (1, 1), (1, 0)):
+            told = {
+                stage: tuple(Host(h.peer, _dialled(h.maddrs)[:maddrs]) for h in each[:hosts])
+                for stage, each in stages.items()
+            }
+            if len(_json(posting := replace(bare, hosts=told))) <= MAX_POSTING:
+                return posting
+        raise WireError(f"a posting has no room for a host of each of {len(stages)} stages")
+
     def pack(self) -> bytes:
-        """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit. Raises WireError when
-        others would refuse it."""
-        body = {
-            "cell": self.cell,
-            "epoch": self.version.epoch,
-            "lineage": self.version.lineage,
-            "anchor": self.anchor,
-            "change": self.change,
-            "maddrs": list(self.maddrs),
-        }
-        while True:
-            raw = json.dumps(body, separators=(",", ":")).encode("utf-8", "replace")
-            if len(raw) <= MAX_BODY or not body["maddrs"]:
-                break
-            body["maddrs"] = body["maddrs"][:-1]
+        """JSON, with as many addresses of the leader as fit. Raises WireError when others would
+        refuse it."""
+        told, most = self, MAX_POSTING if self.hosts else MAX_BODY
+        while len(raw := _json(told)) > most and told.maddrs:
+            told = replace(told, maddrs=told.maddrs[:-1])
         CellPosting.parse(raw)
         return raw
 
@@ -75,14 +88,16 @@ class CellPosting:
     def parse(cls, raw: bytes) -> CellPosting:
         """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
         plausible posting."""
-        if len(raw) > MAX_BODY:
-            raise WireError(f"a cell's posting has at most {MAX_BODY} bytes, not {len(raw)}")
+        if len(raw) > MAX_POSTING:
+            raise WireError(f"a posting has at most {MAX_POSTING} bytes, not {len(raw)}")
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError) as e:
             raise WireError("a cell's posting is not JSON") from e
         if not isinstance(body, dict):
             raise WireError("a cell's posting is not an object")
+        if "hosts" not in body and len(raw) > MAX_BODY:
+            raise WireError(f"a cell's posting has at most {MAX_BODY} bytes, not {len(raw)}")
         try:
             version = Version(_natural(body, "epoch"), lineage(body.get("lineage")))
         except ValueError as e:
@@ -95,7 +110,51 @@ class CellPosting:
         except WireError as e:
             raise WireError(f"maddrs in a cell's posting: {e}") from e
         cell, change = parse_cell(body.get("cell")), _natural(body, "change")
-        return cls(cell, version, anchor, change, maddrs)
+        return cls(cell, version, anchor, change, maddrs, _hosts(body.get("hosts", {})))
+
+
+def _json(p: CellPosting) -> bytes:
+    body: dict[str, Any] = {
+        "cell": p.cell,
+        "epoch": p.version.epoch,
+        "lineage": p.version.lineage,
+        "anchor": p.anchor,
+        "change": p.change,
+        "maddrs": list(p.maddrs),
+    }
+    if p.hosts:
+        body["hosts"] = {
+            str(stage): [[h.peer, list(h.maddrs)] for h in each] for stage, each in p.hosts.items()
+        }
+    return json.dumps(body, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _dialled(maddrs: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(m for m in maddrs if len(m) <= MAX_MADDR and _MADDR.fullmatch(m))
+
+
+def _hosts(body: Any) -> Mapping[int, tuple[Host, ...]]:
+    """By stage. Raises WireError."""
+    try:
+        told = {
+            int(stage): tuple(Host(PeerId(peer), tuple(maddrs)) for peer, maddrs in each)
+            for stage, each in body.items()
+        }
+        held = [h for each in told.values() for h in each]
+        fine = (
+            all(str(stage) in body and 0 <= stage < 1 << 16 for stage in told)
+            and all(1 <= len(each) <= MAX_HOSTS for each in told.values())
+            and all(_PEER.fullmatch(h.peer) and len(h.maddrs) <= HOST_MADDRS for h in held)
+            and all(_dialled(h.maddrs) == h.maddrs for h in held)
+        )
+    except (AttributeError, TypeError, ValueError) as e:
+        raise WireError("hosts in a cell's posting are no hosts") from e
+    if not fine:
+        raise WireError(
+            f"hosts in a cell's posting are not 1 to {MAX_HOSTS} peers of a stage with at most "
+            f"{HOST_MADDRS} addresses each"
+        )
+    return told
 
 
 def _natural(body: dict[str, Any], name: str) -> int:

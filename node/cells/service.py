@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import floor
 
-from node.averaging.strategies.keys import meeting_keys
+from node.averaging.strategies.keys import edge_keys, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
+from node.cells import facts
+from node.cells.edges import EdgeFinder
 from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
+from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
 from node.core.clock import Clock
-from node.core.ids import PeerId, short_cell
+from node.core.ids import CellId, PeerId, short_cell
 from node.core.journey import Host, Partner, Plan
+from node.core.mass import Shares
 from node.core.tasks import Tasks
 from node.telemetry.events import Journal
 from node.training.protocol import events as ev
@@ -26,6 +30,8 @@ from node.training.service import Training
 USUAL_S = 240.0
 """A window of so many seconds has room for two attempts to find a group, and for as much again to
 average in. In shorter ones everything is as much faster."""
+ASK_SHARE = 0.25
+"""Of a window, in which the shares of a push-sum are asked for before the cell gives."""
 OPEN_SHARE = 0.5
 """Of a window: what has not come by then is left out."""
 HOSTS, MADDRS = 4, 4
@@ -38,7 +44,7 @@ class CellMeetings:
 
     def __init__(
         self,
-        finder: GroupFinder,
+        finder: GroupFinder | EdgeFinder,
         training: Training,
         settings: OuterSettings,
         clock: Clock,
@@ -47,11 +53,13 @@ class CellMeetings:
         register: CellRegister,
         addresses: Callable[[PeerId], Sequence[str]],
         learn: Callable[[PeerId, Sequence[str]], None],
+        mass: MassExchange | None = None,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self._finder, self._training, self._settings = finder, training, settings
         self._clock, self._journal = clock, journal
         self.register, self._addresses, self._learn = register, addresses, learn
+        self._mass = mass
         self._tasks = Tasks("cells", on_error)
         training.on_partners = self._meet_hosts
 
@@ -64,7 +72,10 @@ class CellMeetings:
         """Look for nobody any more."""
         await self._tasks.close()
         await self.register.close()
-        await self._finder.close()
+        if isinstance(self._finder, GroupFinder):
+            await self._finder.close()
+        if self._mass is not None:
+            await self._mass.close()
 
     async def _look(self) -> None:
         every, post_s = self._settings.window_s, self._finder.times.post
@@ -80,34 +91,51 @@ class CellMeetings:
                 continue
             if self._training.finished.is_set():
                 continue
-            number, cells = self.register.standing()
-            keys, most = meeting_keys(self._settings, about.cell, number, cells, window)
-            start = window * every
-            group = await self._finder.find(about, window, keys, most, start)
-            until = start + OPEN_SHARE * every - self._clock.wall()
-            if group is None or until <= 0:
-                who = "no other cell" if group is None else "partners, but too late,"
+            partners, copies, shares = await self._partners(about, window)
+            until = (window + OPEN_SHARE) * every - self._clock.wall()
+            if partners is None or until <= 0:
+                who = "no other cell" if partners is None else "partners, but too late,"
                 text = f"found {who} to average with in this window"
                 level = "debug" if alone else "info"
                 self._journal.emit("training", "window-alone", text, level, window=window)
                 alone = True
                 continue
             alone = False
-            shared = common_anchor([p.anchor for p in group.members.values()])
-            partners = tuple(
-                Partner(cell, p.leader, p.hosts)
-                for cell, p in sorted(group.members.items())
-                if cell != about.cell and p.anchor == shared
-            )
-            copies = about.anchor != shared
-            if not partners:
+            if not partners and isinstance(self._finder, GroupFinder):
                 continue  # the others have another anchor, and take this cell's
-            names = ", ".join(short_cell(p.cell) for p in partners)
+            names = ", ".join(short_cell(p.cell) for p in partners) or "no other"
             does = "takes the anchor of" if copies else "averages with"
             text = f"{does} cell {names} in this window"
             cells = [p.cell for p in partners]
             self._journal.emit("training", "window", text, window=window, cells=cells)
-            self._training.meets(ev.Grouped(window, partners, self._clock.now() + until, copies))
+            met = ev.Grouped(window, partners, self._clock.now() + until, copies, shares)
+            self._training.meets(met)
+
+    async def _partners(
+        self, about: CellFacts, window: int
+    ) -> tuple[tuple[Partner, ...] | None, bool, Shares]:
+        """The cells whose values this one takes, whether it only copies, and the mass that goes
+        with them; None for a window in which nobody takes its own either."""
+        start, s = window * self._settings.window_s, self._settings
+        number, cells = self.register.standing()
+        if isinstance(self._finder, EdgeFinder):
+            keys = edge_keys(s, number, cells, window)
+            near = await self._finder.find(about, window, keys, start)
+            if near is None or not (near.sources or near.targets):
+                return None, False, {}
+            shares: Shares = {}
+            if self._mass is not None:
+                ends = start + ASK_SHARE * s.window_s
+                within = max(0.0, ends - self._clock.wall())
+                shares = await self._mass.shares(about.cell, window, near, within)
+            return _named(near.sources, about.cell), False, shares
+        keys, most = meeting_keys(s, about.cell, number, cells, window)
+        group = await self._finder.find(about, window, keys, most, start)
+        if group is None:
+            return None, False, {}
+        shared = common_anchor([p.anchor for p in group.members.values()])
+        able = {cell: p for cell, p in group.members.items() if p.anchor == shared}
+        return _named(able, about.cell), about.anchor != shared, {}
 
     def _about(self) -> CellFacts | None:
         """What others need to know of the cell this peer leads; None before its first plan."""
@@ -140,3 +168,9 @@ def common_anchor(anchors: Collection[str]) -> str:
     order. All members come to the same, and who has another one copies."""
     count = Counter(anchors)
     return max(count, key=lambda anchor: (count[anchor], anchor))
+
+
+def _named(cells: Mapping[CellId, facts.Partner], me: CellId) -> tuple[Partner, ...]:
+    """These but ``me``, as plans name them."""
+    others = ((cell, p) for cell, p in sorted(cells.items()) if cell != me)
+    return tuple(Partner(cell, p.leader, p.hosts) for cell, p in others)

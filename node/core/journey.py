@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId, is_cell
+from node.core.mass import Books, Shares, parse_books, parse_units
 from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
 
@@ -102,6 +103,9 @@ class Window:
     ``within_s`` seconds. ``means``: in an outer round (``outer`` is the window), by stage the
     digest of the mean that its members put in place; a stage that is not in it keeps what it has.
     ``copies``: the cell gives nothing; it takes what its partners make, whose anchor it lacks.
+    ``books``: of push-sum's mass, where the run averages so, at the version the plan starts from.
+    ``shares``: the mass that goes with the partners' values, by stage and cell: it weighs them, and
+    is the cell's own once a plan that names ``means`` is committed.
     """
 
     number: int = 0
@@ -109,6 +113,14 @@ class Window:
     within_s: float = 0.0
     means: Mapping[int, str] = field(default_factory=dict)
     copies: bool = False
+    books: Books | None = None
+    shares: Shares = field(default_factory=dict)
+
+    @property
+    def books_after(self) -> Books | None:
+        """Push-sum's books at the version that the plan makes."""
+        taken = {stage: of for stage, of in self.shares.items() if stage in self.means}
+        return self.books.took(taken) if self.books is not None and taken else self.books
 
 
 NO_WINDOW = Window()
@@ -329,6 +341,10 @@ class Plan:
         return {
             "cell": [self.cell_id, self.parent, self.founds],
             "window": [w.number, partners, w.within_s, means, w.copies],
+            "sums": [
+                None if w.books is None else w.books.rows(),
+                {str(stage): dict(of) for stage, of in w.shares.items()},
+            ],
         }
 
     @cached_property
@@ -397,7 +413,7 @@ class Plan:
                 cell_id=CellId(cell),
                 parent=CellId(parent),
                 founds=CellId(founds),
-                window=_window(body["window"]) if cell else NO_WINDOW,
+                window=_window(body["window"], *body["sums"]) if cell else NO_WINDOW,
                 electorate=Electorate(
                     _once(map(name, voters)), _once(map(name, elders)), bool(orphan)
                 ),
@@ -439,7 +455,7 @@ def lineage(value: Any) -> str:
 _LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
 
 
-def _window(body: Any) -> Window:
+def _window(body: Any, books: Any, shares: Any) -> Window:
     number, partners, within_s, means, copies = body
     return Window(
         _natural(number),
@@ -460,7 +476,21 @@ def _window(body: Any) -> Window:
         _finite(within_s),
         {int(stage): str(digest) for stage, digest in means.items()},
         copies is True,
+        None if books is None else parse_books(books),
+        _shares(shares),
     )
+
+
+def _shares(body: Any) -> dict[int, dict[CellId, int]]:
+    of_cells = {CellId(_cell(cell)) for of in body.values() for cell in of}
+    by_cell = {
+        cell: parse_units({stage: of[cell] for stage, of in body.items() if cell in of})
+        for cell in of_cells
+    }
+    return {
+        int(stage): {cell: by_cell[cell][int(stage)] for cell in sorted(of)}
+        for stage, of in sorted(body.items())
+    }
 
 
 def _address(text: Any) -> str:

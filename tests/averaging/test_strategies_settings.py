@@ -9,7 +9,13 @@ import pytest
 from node.averaging.strategies.central import Hogwild, ParameterServer, Stale
 from node.averaging.strategies.gossip import Exponential, Pairs, Ring
 from node.averaging.strategies.moshpit import Moshpit
-from node.averaging.strategies.outer import OuterSettings, check, strategy_of
+from node.averaging.strategies.outer import (
+    IN_WINDOWS,
+    OuterSettings,
+    carried,
+    check,
+    strategy_of,
+)
 from node.averaging.strategies.strategy import Butterfly
 from node.core.errors import UsageFault
 
@@ -124,3 +130,20 @@ def test_outer_settings_describe_what_is_averaged_and_when() -> None:
         == "butterfly of one of 4 fragments of deltas after every 5 epochs, sent 2 epochs before, "
         "closed by a quorum of 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "carries", "says"),
+    [("ring", "deltas", '"parameters" or "state"'), ("push-sum", "state", '"parameters"')],
+)
+def test_windows_carry_some_of_each_strategy_and_say_which(
+    strategy: str, carries: str, says: str
+) -> None:
+    with pytest.raises(UsageFault, match="do not carry this yet") as refused:
+        carried(OuterSettings(strategy, carries, window_s=60.0), 2)
+    assert says in refused.value.next_step
+    for name, able in IN_WINDOWS.items():
+        for each in able:
+            steps = "nesterov" if each == "state" else "none"
+            grid = (4, 4) if name == "moshpit" else ()
+            carried(OuterSettings(name, each, optimizer=steps, window_s=60.0, grid=grid), 2)

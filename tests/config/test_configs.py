@@ -16,8 +16,8 @@ WANTED = {
     "data-parallel": (0, ("butterfly", "parameters", 0, "none")),
     "gossip": (1, ("gossip", "parameters", 1, "none")),
     "moshpit": (1, ("moshpit", "parameters", 1, "none")),
-    "ring": (1, ("ring", "parameters", 1, "none")),
-    "push-sum": (1, ("push-sum", "parameters", 1, "none")),
+    "ring": (1, ("ring", "parameters", 0, "none")),
+    "push-sum": (1, ("push-sum", "parameters", 0, "none")),
     "parameter-server": (1, ("parameter-server", "parameters", 1, "none")),
     "diloco": (1, ("butterfly", "deltas", 20, "nesterov")),
     "diloco-quorum": (1, ("butterfly", "deltas", 10, "nesterov")),
@@ -43,7 +43,7 @@ def test_each_config_matches_its_name(name: str) -> None:
     assert Manifest.parse(m.to_toml()).run_id == m.run_id
 
 
-@pytest.mark.parametrize("name", ["cells", "full"])
+@pytest.mark.parametrize("name", ["cells", "full", "push-sum", "ring"])
 def test_cells_of_these_lead_themselves(name: str) -> None:
     m = read_manifest(CONFIGS / f"{name}.toml")
     assert (m.divide, m.columns) == (m.averaging.peers, 0)

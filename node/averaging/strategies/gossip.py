@@ -1,22 +1,19 @@
 """Gossip: everybody averages with a neighbour or two, nobody waits for all.
-Enters: how many members, round, seed. Leaves: pairs, or directed edges; push-sum's mass.
-Never: a lost message that takes mass with it.
+Enters: how many members, round, seed. Leaves: pairs, or directed edges.
+Never: a value, a weight.
 
 Random pairs are groups of two, exchanged as a butterfly is. Directed edges need push-sum (Kempe et
 al. 2003; SGP, Assran et al. 2019), which is right only while the sum of (value, weight) over
-members and messages stays the same: :class:`Mass`.
+members and messages stays the same: :mod:`node.averaging.strategies.push_sum`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from node.averaging.strategies.strategy import Edges, Groups, order
-from node.core.ids import PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,81 +64,12 @@ class Exponential:
         """Rounds after which the edges repeat."""
         return max(1, (count - 1).bit_length() - (self.fanout - 1))
 
+    def steps(self, count: int, round: int) -> tuple[int, ...]:
+        """How many places further on the members are that each sends to."""
+        first = round % self.period(count)
+        return tuple((1 << (first + i)) % count for i in range(self.fanout))
+
     def meet(self, count: int, round: int, seed: int) -> Edges:
-        here, first = np.arange(count), round % self.period(count)
-        targets = [(here + (1 << (first + i))) % count for i in range(self.fanout)]
+        here = np.arange(count)
+        targets = [(here + step) % count for step in self.steps(count, round)]
         return Edges(np.tile(here, self.fanout), np.concatenate(targets), mass=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """All that ``sender`` ever sent to one receiver: ``value`` and ``weight`` are sums since the
-    beginning, ``number`` counts them up. Cumulative, so a lost parcel is made good by the next one
-    and a repeated or late one does no harm."""
-
-    sender: PeerId
-    number: int
-    value: Any
-    weight: Any
-
-
-class Mass:
-    """One member's part of a push-sum: numbers of any kind that can be added and scaled (arrays,
-    tensors, fractions).
-
-    What is *here* plus what is still *under way* to others (:meth:`owed`) never changes in sum over
-    the members.
-    """
-
-    def __init__(self, me: PeerId, value: Any, weight: Any = 1) -> None:
-        self.me, self.value, self.weight = me, value, weight
-        self._sent: dict[PeerId, Parcel] = {}
-        self._had: dict[PeerId, Parcel] = {}
-
-    @property
-    def estimate(self) -> Any:
-        """Value over weight: this member's idea of the average."""
-        return self.value / self.weight
-
-    def send(self, targets: Sequence[PeerId]) -> dict[PeerId, Parcel]:
-        """Give every target the same share as is kept; the parcel for each. With no target nothing
-        changes.
-
-        Raises ValueError for a target named twice, or oneself.
-        """
-        if self.me in targets or len(set(targets)) != len(targets):
-            raise ValueError("mass goes to different other members")
-        parts = len(targets) + 1
-        value, weight = self.value / parts, self.weight / parts
-        self.value, self.weight = value, weight
-        for target in targets:
-            old = self._sent.get(target)
-            new = Parcel(self.me, 1, value, weight)
-            self._sent[target] = (
-                new
-                if old is None
-                else Parcel(self.me, old.number + 1, old.value + value, old.weight + weight)
-            )
-        return {target: self._sent[target] for target in targets}
-
-    def again(self, target: PeerId) -> Parcel | None:
-        """The newest parcel for ``target``, to be sent again when it was not acknowledged."""
-        return self._sent.get(target)
-
-    def receive(self, parcel: Parcel) -> None:
-        """Take what is new in it; a parcel that is not newer than the last one changes nothing."""
-        had = self._had.get(parcel.sender)
-        if had is not None and parcel.number <= had.number:
-            return
-        self._had[parcel.sender] = parcel
-        self.value = self.value + (parcel.value if had is None else parcel.value - had.value)
-        self.weight = self.weight + (parcel.weight if had is None else parcel.weight - had.weight)
-
-    def owed(self, others: Mapping[PeerId, Mass]) -> tuple[Any, Any]:
-        """(value, weight) sent but not received yet; for whoever audits all members."""
-        value, weight = 0, 0
-        for target, parcel in self._sent.items():
-            had = others[target]._had.get(self.me)
-            value = value + (parcel.value if had is None else parcel.value - had.value)
-            weight = weight + (parcel.weight if had is None else parcel.weight - had.weight)
-        return value, weight

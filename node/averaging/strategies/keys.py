@@ -2,6 +2,9 @@
 number and how many there are, the window. Leaves: keys, the most cells of a group. Never: a
 message, a clock.
 
+Along edges (ring, push-sum) a cell posts under the key of its own place, and whoever an edge leads
+to reads that key alone: nobody has to agree.
+
 Every cell has a place in the Moshpit grid, and the window chooses the axis along which it averages:
 those meet that differ in this index only. The place is the cell's number among all, which it knows
 without having read of all (:mod:`node.cells.census`), so a grid that can be full is full. Cells
@@ -16,6 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
@@ -66,6 +71,39 @@ def _drawn(me: CellId, cells: int, window: int) -> tuple[str, ...]:
     bits = math.ceil(math.log2(cells / SHARE))
     drawn = hashlib.sha256(f"{window}/{me}".encode()).digest()
     return f"{bits}-{int.from_bytes(drawn[:4], 'big') >> (32 - bits)}", EVERYBODY
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeKeys:
+    """``own``: what this cell posts under; ``sources``: whose values it takes; ``targets``: who
+    takes its own."""
+
+    own: str
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+def edge_keys(s: OuterSettings, place: int, count: int, window: int) -> EdgeKeys:
+    """The keys of a cell and of those that edges lead to and from in ``window``. ``place``: the
+    cell's number among ``count`` cells, from 0.
+
+    On a ring these are both neighbours in every window; of push-sum those 2^k places before and
+    behind, another k in every window.
+    """
+    if s.strategy == "push-sum":
+        from node.averaging.strategies.gossip import Exponential  # numpy takes a while to load
+
+        ahead = Exponential(s.fanout).steps(count, window)
+        behind = tuple(-step for step in ahead)
+    else:
+        ahead = behind = (1, -1)
+    return EdgeKeys(str(place), _places(place, behind, count), _places(place, ahead, count))
+
+
+def _places(place: int, steps: Collection[int], count: int) -> tuple[str, ...]:
+    """Each once, without the own."""
+    found = dict.fromkeys((place + step) % count for step in steps)
+    return tuple(str(other) for other in found if other != place)
 
 
 def _shape(grid: tuple[int, ...], cells: int) -> tuple[int, ...]:

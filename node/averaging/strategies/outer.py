@@ -41,6 +41,13 @@ CARRIES: dict[str, str] = {
     "state": "parameters after a local outer step and its momentum, in fp32: DiLoCo where anchors "
     "differ",
 }
+IN_WINDOWS = {
+    "gossip": ("parameters", "state"),
+    "moshpit": ("parameters", "state"),
+    "ring": ("parameters", "state"),
+    "push-sum": ("parameters",),
+}
+"""What cells that lead themselves carry, by strategy."""
 REDUCERS = ("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")
 OPTIMIZERS = ("none", "sgd", "nesterov")
 
@@ -213,13 +220,6 @@ def carried(s: OuterSettings, cell: int) -> None:
             raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)
 
 
-IN_WINDOWS = {
-    "gossip": ("parameters", "state"),
-    "moshpit": ("parameters", "state"),
-}
-"""What cells that lead themselves carry by which strategy."""
-
-
 def _windows(s: OuterSettings, cell: int) -> None:
     """Cells that lead themselves: what they carry so far."""
     names = tuple(name for name, kept in (("every", s.every), ("overlap", s.overlap)) if kept)
@@ -229,11 +229,12 @@ def _windows(s: OuterSettings, cell: int) -> None:
             "of cells that lead themselves come by the clock, and training goes on meanwhile",
             "leave out every and overlap",
         )
-    if s.carries not in IN_WINDOWS.get(s.strategy, ()):
+    carried = IN_WINDOWS.get(s.strategy, ())
+    if s.carries not in carried:
+        able = " or ".join(f'"{name}"' for name in carried) or "another outer.strategy"
         raise UsageFault(
             f"cells that lead themselves do not carry this yet: {s.strategy} of {s.carries}",
-            'use "gossip" or "moshpit" of "parameters" or "state", or outer.every instead of '
-            "outer.window_s",
+            f"use {able}, or outer.every instead of outer.window_s",
         )
     if s.reducer != "mean":
         raise UsageFault(

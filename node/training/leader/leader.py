@@ -13,6 +13,7 @@ every second, so the next leader starts in GATHER with a higher term and loses n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from statistics import median_high
 from typing import Any
@@ -80,6 +81,7 @@ class Leader:
         cell: CellId = NO_CELL,
     ) -> None:
         self.me, self.facts, self.term = me, facts, term
+        self._cell = cell
         self._terms = Terms(term)
         self.phase = Phase.GATHER
         self.roster = Roster(facts.stages, me if facts.prove else None, me, known)
@@ -105,7 +107,7 @@ class Leader:
         self.planning = Planning(
             me, facts, self.routing, self.deadlines, rules or make.read(""), cell
         )
-        self.windows = Windows()
+        self.windows = Windows((rules or make.read("")).outer)
         self._voting = Voting(me)
         self.after = ""
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
@@ -444,16 +446,23 @@ class Leader:
         self.roster.agree(base)
         self.tokens = past.tokens
         news, term = News(self.loss, self.loss_val, self.spread), self._next_term(now)
+        self.windows.recalls(past.books, base, self.facts.stages, now)
         founds = self._division.founds(self.roster, base, past, self.me, term, news, now)
         child = NO_CELL
         if founds is not None:
             past, founded = founds
             votes = without(votes, {m.peer for m in founded.members})
             child = founded.cell_id
+            founded = replace(founded, window=self.windows.divides(self._cell, child))
             term = self._divide(founded, now)
             done += [reports.cell_divided(founded), ev.SendPlan(founded)]
         finished = base.epoch >= self.facts.epochs
-        window = Window() if finished else self.windows.next(self.roster, base, now)
+        mass = self.windows.mass
+        window = (
+            Window(books=mass.books if mass is not None else None)
+            if finished
+            else self.windows.next(self.roster, base, now)
+        )
         outer = self.windows.number() if window.means else 0
         plan, said, words = self.planning.plan(
             self.roster, base, past, term, news, now, window, outer, child, votes
@@ -647,7 +656,7 @@ class Leader:
             return done
         done += self._check_digests(epoch)
         self.spread = epoch.apart(self.roster.agreed)
-        self.windows.committed(epoch.plan)
+        self.windows.committed(epoch.plan, now)
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(
                 1, epoch.tokens

@@ -5,19 +5,28 @@ plan says of it. Never: who the partners are, a tensor."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+from node.averaging.strategies.outer import OuterSettings
+from node.averaging.strategies.push_sum import BooksCommitted, PushSum, Recalled
+from node.core.ids import CellId
 from node.core.journey import NO_WINDOW, Plan, Version, Window
+from node.core.mass import WHOLE_MASS, Books
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
+from node.training.protocol.plan_context import GENESIS
 
 TRIES = 3
 """Outer rounds that may be given up before a window is."""
 
 
 class Windows:
-    """Of one leader, one window at a time."""
+    """Of one leader, one window at a time. ``mass``: where the run averages by push-sum, what the
+    cell holds and gives."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: OuterSettings | None = None) -> None:
+        sums = settings is not None and settings.strategy == "push-sum"
+        self.mass = PushSum(settings.fanout) if settings is not None and sums else None
         self._group: ev.Grouped | None = None
         self._given: Version | None = None
         self._tries = 0
@@ -32,16 +41,31 @@ class Windows:
         if self._group is None or e.window > self._group.window:
             self._group, self._given, self._tries = e, None, 0
 
+    def recalls(self, books: Books | None, base: Version, stages: int, now: float) -> None:
+        """What goes with ``base``, from which the next plan starts. A cell whose books nobody
+        remembers holds nothing."""
+        if self.mass is not None and (books is not None or self.mass.books is None):
+            begin = Books.begin(stages, WHOLE_MASS if base == GENESIS else 0)
+            self.mass.handle(Recalled(books or begin), now)
+
+    def divides(self, me: CellId, child: CellId) -> Window:
+        """What the plan says that founds ``child``."""
+        return NO_WINDOW if self.mass is None else Window(books=self.mass.divided(me, child))
+
     def next(self, roster: Roster, base: Version, now: float) -> Window:
         """What the plan that starts from ``base`` says: that the cell gives this version, or the
         means that its stages put in place, or neither."""
+        said = self._next(roster, base, now)
+        return said if self.mass is None else replace(said, books=self.mass.books)
+
+    def _next(self, roster: Roster, base: Version, now: float) -> Window:
         g = self._group
         if g is None:
             return NO_WINDOW
         if self._given is None and now < g.until:
             self._given = base
         if self._given == base and now < g.until and not self._tries:
-            return Window(g.window, g.partners, g.until - now, copies=g.copies)
+            return Window(g.window, g.partners, g.until - now, copies=g.copies, shares=g.shares)
         means, whole = self._means(roster, base, g.window)
         if now < g.until and not whole:
             return NO_WINDOW
@@ -49,14 +73,19 @@ class Windows:
             self._group = None
             return NO_WINDOW
         self._tries += 1
-        return Window(0, g.partners, means=means)
+        shares = {stage: of for stage, of in g.shares.items() if stage in means}
+        return Window(0, g.partners, means=means, shares=shares)
 
     def number(self) -> int:
         """The window whose round is not over, 0 for none."""
         return self._group.window if self._group is not None else 0
 
-    def committed(self, plan: Plan) -> None:
+    def committed(self, plan: Plan, now: float) -> None:
         """What a plan says is done."""
+        books = plan.window.books
+        if self.mass is not None and books is not None:
+            shares = plan.window.shares if plan.outer else {}
+            self.mass.handle(BooksCommitted(books, shares), now)
         if self._group is not None and plan.outer == self._group.window:
             self._group = None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
 from node.core.journey import Partner, Plan, Version
+from node.core.mass import Shares
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
@@ -55,12 +56,13 @@ class Heartbeat:
 class Grouped:
     """In this window the cell averages with ``partners``. What is not there at ``until``, seconds
     of the own clock, is left out. ``copies``: it has another anchor than they, and takes what they
-    make."""
+    make. ``shares``: push-sum's mass that goes with their values."""
 
     window: int
     partners: tuple[Partner, ...]
     until: float
     copies: bool = False
+    shares: Shares = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from node.core.ids import PeerId
 from node.core.journey import Hop, Plan, Unit, Version, lineage_after
+from node.core.mass import Books
 from node.core.samples import WHOLE, Cursor, SampleClass
 from node.training.protocol.cells import ANY
 
@@ -35,7 +36,8 @@ class PlanContext:
     cell, what it has done since it last met others; the change to how cells average that was in
     force, and since when. ``mass``: of the cells, as it was before the round along edges
     ``flowed``, if such a round made the version: what of it arrived is known to who was there.
-    ``founded``: a cell begins here, and the owners are those of the cell it comes from."""
+    ``founded``: a cell begins here, and the owners are those of the cell it comes from. ``books``:
+    of push-sum's mass, where cells lead themselves and average so."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
@@ -46,6 +48,7 @@ class PlanContext:
     mass: dict[Unit, int] = field(default_factory=dict)
     flowed: Plan | None = None
     founded: bool = False
+    books: Books | None = None
 
 
 class Memory:
@@ -102,6 +105,7 @@ class Memory:
                 h.since,
                 dict(h.mass),
                 founded=bool(h.parent),
+                books=h.window.books,
             )
         if h is not None and base == makes(h, self._dropped):
             return _after(
@@ -183,6 +187,7 @@ def _after(
         plan.since,
         dict(plan.mass),
         flowed,
+        books=plan.window.books_after,
     )
 
 

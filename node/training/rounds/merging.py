@@ -20,6 +20,7 @@ from node.averaging.coding.formats import nbytes_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
+from node.core.ids import CellId
 from node.training.rounds.error_feedback import ErrorFeedback
 
 Named = Mapping[str, Tensor]
@@ -184,10 +185,43 @@ class OuterSteps:
         return {name: local[name] for name in self._shapes}
 
 
+class ByMass(Averaging):
+    """Push-sum: what a cell gives, moved towards each other cell's by its weight, the share of the
+    mass that comes with it."""
+
+    def __init__(
+        self,
+        giver: Giver,
+        shapes: Mapping[str, tuple[int, ...]],
+        weights: Mapping[CellId, float],
+    ) -> None:
+        super().__init__(giver, shapes)
+        self._weights = weights
+
+    @torch.no_grad()
+    def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
+        """The mean of all by their mass."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in own.items():
+            here = tensor.to("cpu", torch.float64)
+            total = here.clone()
+            for other, share in sorted(self._weights.items()):
+                total += share * (came[other][name].to("cpu") - here)
+            found[name] = total.to(torch.float32)
+        return found
+
+
 def merge_of(
-    settings: OuterSettings, giver: Giver, shapes: Mapping[str, tuple[int, ...]], window: int
+    settings: OuterSettings,
+    giver: Giver,
+    shapes: Mapping[str, tuple[int, ...]],
+    window: int,
+    mass: Mapping[CellId, float] | None = None,
 ) -> Merge:
-    """What these settings ask for, of the parts that a window carries."""
+    """What these settings ask for, of the parts that a window carries. ``mass``: of push-sum, how
+    far to move towards each other cell."""
+    if mass is not None:
+        return ByMass(giver, shapes, mass)
     if settings.carries == "deltas":
         return OuterSteps(giver, settings, shapes, window)
     both = {**shapes, **{name + MOMENTUM: of for name, of in shapes.items()}}

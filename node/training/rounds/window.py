@@ -26,6 +26,7 @@ from torch import Tensor
 
 from node.averaging.exchange.request import PartOrigin, RoundOutcome
 from node.averaging.strategies.outer import OuterSettings
+from node.averaging.strategies.push_sum import weights
 from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault, WireError
@@ -143,12 +144,15 @@ class WindowRound:
             return
         self._drop()
         anchor.look_for(plan)
+        stage, books = self._rounds.unit(plan)[0], window.books
+        mass = None if books is None else weights(books, window.shares, stage)
+        carried = self._carried(settings, window.number)
         m = self._meeting = _Meeting(
             window.number,
             plan.cell_id,
             plan.base,
             anchor.in_place(anchor.carried),
-            merge_of(settings, anchor, self._carried(settings, window.number), window.number),
+            merge_of(settings, anchor, carried, window.number, mass),
             window.copies,
             settings.quorum,
             settings.mixing,
@@ -185,7 +189,11 @@ class WindowRound:
             if m.given is None:
                 return
             m.own = await self._engines.aside(m.merge.opens, m.given)
-        partners = plan.window.partners
+        # Mass is taken whole, or offered again in another window.
+        sums, shares = plan.window.books is not None, plan.window.shares.get(stage, {})
+        partners = [p for p in plan.window.partners if not sums or p.cell in shares]
+        if not partners:
+            return
         while m.mean is None and (now := loop.time() - began) < within_s:
             if now < turn:
                 await self._result(m, others, stage)
@@ -193,7 +201,7 @@ class WindowRound:
                 await self._told(m, partners, stage)
             else:
                 await self._pull(m, partners, stage)
-            late = loop.time() - began >= SOME_SHARE * within_s
+            late = loop.time() - began >= SOME_SHARE * within_s and not sums
             if m.mean is None and m.own is not None and _enough(m, len(partners), late):
                 if not m.merge.shared:
                     await self._engines.aside(self._clip, m)

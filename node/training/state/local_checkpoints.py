@@ -14,6 +14,7 @@ from node.checkpoint.store import Checkpoint, CheckpointStore
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
+from node.core.mass import parse_books
 from node.core.samples import parse_cursor, rows
 from node.core.tasks import Tasks
 from node.optim.state_replica import StateReplica
@@ -129,6 +130,7 @@ class LocalCheckpoints:
                     (int(stage), int(cell)): max(1, int(mass))
                     for stage, cell, mass in meta.get("mass", ())
                 },
+                books=parse_books(meta["books"]) if "books" in meta else None,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
@@ -206,6 +208,8 @@ class LocalCheckpoints:
             meta |= {"change": plan.change, "since": plan.since, "colleagues": sorted(colleagues)}
             meta["worked"] = [[*unit, count] for unit, count in sorted(plan.worked.items())]
             meta["mass"] = [[*unit, mass] for unit, mass in sorted(plan.mass.items())]
+            if plan.window.books is not None:
+                meta["books"] = plan.window.books.rows()
 
         def write() -> tuple[str, dict[int, dict[str, Any]], list[tuple[str, str]]]:
             path = str(self._store.save(self._stage, epoch, parameters, state, meta))

@@ -1,0 +1,242 @@
+"""How mass moves between cells that lead themselves: one machine for each cell's leader. Enters:
+who is at the ends of the cell's edges in a window, questions of takers, answers of givers, plans
+that were committed. Leaves: questions, answers, the shares that a window brings. Never: a value.
+
+A taker asks for its share and says in the same note what it has taken so far: the receipt. The
+giver grants once in a window. It answers only when a plan whose books have the grant has been
+committed, so that every member of its cell knows of it, and a new leader gives the same answer. The
+taker counts a share when the outer round that puts the value in place is committed, and says so
+with its next question. What was granted and not taken stays the taker's by name, and is offered
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.core.ids import CellId
+from node.core.mass import Account, Books, Shares, Units
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBegan:
+    """In ``window`` the cell takes from ``givers`` and gives to ``takers``. What is not granted and
+    answered at ``until`` is left for another window."""
+
+    window: int
+    givers: tuple[CellId, ...]
+    takers: tuple[CellId, ...]
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``taker`` wants its share of ``window``, and has taken ``units`` since ``since``."""
+
+    taker: CellId
+    window: int
+    since: int
+    units: Units
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """``giver`` has granted this cell ``units`` since ``since``, and knows that it took
+    ``agreed``."""
+
+    giver: CellId
+    window: int
+    since: int
+    units: Units
+    agreed: Units
+
+
+@dataclass(frozen=True, slots=True)
+class BooksCommitted:
+    """All members of the cell have a plan that says ``books``; it put the values of ``shares`` in
+    place."""
+
+    books: Books
+    shares: Shares
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A plan that was followed here says ``books``. Of two the later count."""
+
+    books: Books
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Any time; those who have not answered are asked again."""
+
+
+Event = WindowBegan | Asked | Answered | BooksCommitted | Recalled | TimePassed
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Say :class:`Asked` to the leader of ``giver``."""
+
+    giver: CellId
+    window: int
+    since: int
+    units: Units
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Say :class:`Answered` to the leader of ``taker``."""
+
+    taker: CellId
+    window: int
+    since: int
+    units: Units
+    agreed: Units
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """``taker`` is to ask again: what it may have is in no committed plan yet."""
+
+    taker: CellId
+
+
+@dataclass(frozen=True, slots=True)
+class SharesCame:
+    """Nobody is waited for any longer in ``window``: the cell may give, and take ``shares``."""
+
+    window: int
+    shares: Shares
+
+
+Action = Ask | Answer | Later | SharesCame
+NOTHING = Account(0, 0)
+
+
+class PushSum:
+    """Of one cell. ``books``: what its next plan says; None where nothing is known of them."""
+
+    def __init__(self, fanout: int, books: Books | None = None) -> None:
+        self._parts = fanout + 1
+        self.books = books
+        self._sure: Books | None = None
+        """Those of the last plan that was committed."""
+        self._window = 0
+        self._open = False
+        self._givers: frozenset[CellId] = frozenset()
+        self._takers: frozenset[CellId] = frozenset()
+        self._until = 0.0
+        self._portion: Units = {}
+        self._granted: set[CellId] = set()
+        self._served: set[CellId] = set()
+        self._owed: dict[CellId, Units] = {}
+
+    @property
+    def asks(self) -> bool:
+        """A window has begun, and not all is granted and answered."""
+        return self._open
+
+    def divided(self, me: CellId, child: CellId) -> Books | None:
+        """The books of a cell that is founded from this one, ``me``, and what these become."""
+        if self.books is None:
+            return None
+        self.books, founded = self.books.divided(me, child, self._window)
+        return founded
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """One event in, actions out. Events of another window change nothing but the books."""
+        if isinstance(event, Recalled):
+            if self.books is None or event.books.serial > self.books.serial:
+                self.books, self._sure = event.books, None
+            return []
+        if isinstance(event, BooksCommitted):
+            self._committed(event)
+            return []
+        books = self.books
+        if books is None:
+            return [Later(event.taker)] if isinstance(event, Asked) else []
+        match event:
+            case WindowBegan():
+                return self._begin(event, books)
+            case Asked():
+                answer = self._asked(event, books)
+                return [answer, *self._over(now)]
+            case Answered():
+                self._answered(event, books)
+                return self._over(now)
+            case TimePassed():
+                return self._over(now) or (self._questions(books) if self._open else [])
+
+    def _begin(self, e: WindowBegan, books: Books) -> list[Action]:
+        self.books = books = books.tidied(e.window)
+        self._window, self._open, self._until = e.window, True, e.until
+        self._givers, self._takers = frozenset(e.givers), frozenset(e.takers)
+        self._portion = {stage: n // self._parts for stage, n in books.held.items()}
+        self._granted, self._served, self._owed = set(), set(), {}
+        return self._questions(books)
+
+    def _questions(self, books: Books) -> list[Action]:
+        """What has been taken is said by books that are sure, so that no giver counts a share as
+        taken that its taker forgets."""
+        sure = self._sure
+        if sure is None:
+            return []
+        asked: list[Action] = []
+        for giver in sorted(self._givers - self._owed.keys()):
+            had = sure.taken.get(giver, NOTHING)
+            asked.append(Ask(giver, self._window, had.since, had.units))
+        return asked
+
+    def _asked(self, e: Asked, books: Books) -> Action:
+        books = books.tidied(e.window).receipt(e.taker, e.window, e.since, e.units)
+        now = e.window == self._window and self._open and e.taker in self._takers
+        if now and e.taker not in self._granted:
+            self._granted.add(e.taker)
+            books = books.grants(e.taker, e.window, self._portion)
+        self.books = books
+        a = books.given.get(e.taker, NOTHING)
+        if self._sure is None or not a.says_as(self._sure.given.get(e.taker, NOTHING)):
+            return Later(e.taker)
+        if now:
+            self._served.add(e.taker)
+        return Answer(e.taker, e.window, a.since, a.units, a.agreed)
+
+    def _answered(self, e: Answered, books: Books) -> None:
+        waited = self._open and e.giver in self._givers and e.giver not in self._owed
+        if e.window != self._window or not waited:
+            return
+        self._owed[e.giver] = books.owed(e.giver, e.since, e.units, e.agreed)
+        if e.since:
+            self.books = books.answered(e.giver, e.window, e.since, e.agreed)
+
+    def _over(self, now: float) -> list[Action]:
+        whole = self._givers <= self._owed.keys() and self._takers <= self._served
+        if not self._open or (now < self._until and not whole):
+            return []
+        self._open = False
+        stages = sorted({stage for owed in self._owed.values() for stage in owed})
+        shares = {
+            stage: {g: owed[stage] for g, owed in sorted(self._owed.items()) if owed.get(stage)}
+            for stage in stages
+        }
+        return [SharesCame(self._window, shares)]
+
+    def _committed(self, e: BooksCommitted) -> None:
+        books = self.books
+        if books is None or e.books.serial > books.serial:
+            books = e.books
+        self._sure = e.books
+        if any(e.shares.values()):
+            books = books.took(e.shares)
+            self._sure = e.books.took(e.shares)
+        self.books = books
+
+
+def weights(books: Books, shares: Shares, stage: int) -> dict[CellId, float]:
+    """How far a cell moves towards each giver's value of a stage: its share of the mass that the
+    cell then holds. Empty where it holds none."""
+    mine = shares.get(stage, {})
+    whole = books.held.get(stage, 0) + sum(mine.values())
+    return {cell: units / whole for cell, units in mine.items()} if whole > 0 else {}

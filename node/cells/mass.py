@@ -1,0 +1,180 @@
+"""Carries out what :class:`~node.averaging.strategies.push_sum.PushSum` decides: asks the leaders
+of givers for a window's shares, and answers those of takers. Enters: who is at the ends of the
+cell's edges. Leaves: shares. Never: a value, a grant of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from node.averaging.strategies import push_sum as machine
+from node.averaging.strategies.push_sum import PushSum
+from node.cells.edges import Neighbours
+from node.cells.postings import parse_cell
+from node.core.clock import Clock
+from node.core.errors import PeerFault, Refused, WireError
+from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.mass import MOST_STAGES, Shares, Units
+from node.core.tasks import Tasks
+from node.identity.keys import SIGNATURE_BYTES, Signer
+from node.telemetry.events import Journal
+from node.transport.port import TransportPort, printable, translate
+from protos import cells_pb2 as pb
+from protos import cells_pb2_grpc as rpc
+
+AGAIN_S = 1.0
+"""Between two questions to who is not ready yet."""
+MOST_UNITS = 1 << 62
+
+
+class MassExchange(rpc.CellsServicer):
+    """Serves ``Cells/Take`` on ``transport`` from the start. ``mass()``: the machine of the leader
+    that this peer is, None while it is none."""
+
+    def __init__(
+        self,
+        identity: Signer,
+        run_id: str,
+        transport: TransportPort,
+        clock: Clock,
+        journal: Journal,
+        mass: Callable[[], PushSum | None],
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self._identity, self._domain = identity, f"tutti/mass/1/{run_id}"
+        self._transport, self._clock, self._journal, self._mass = transport, clock, journal, mass
+        self._tasks = Tasks("mass", on_error)
+        self._cell, self._near, self._window = NO_CELL, Neighbours({}, {}), 0
+        self._came: asyncio.Event = asyncio.Event()
+        self._shares: Shares = {}
+        self._asking: set[CellId] = set()
+        rpc.add_CellsServicer_to_server(self, transport.server)
+
+    async def shares(self, cell: CellId, window: int, near: Neighbours, within_s: float) -> Shares:
+        """What the cell takes in ``window``, and its takers have been granted what they take from
+        it; after ``within_s`` seconds, without those who were not ready."""
+        until = self._clock.now() + within_s
+        self._cell, self._near, self._window = cell, near, window
+        self._came, self._shares = asyncio.Event(), {}
+        givers, takers = tuple(near.sources), tuple(near.targets)
+        self._does(machine.WindowBegan(window, givers, takers, until))
+        while not self._came.is_set() and self._clock.now() < until + AGAIN_S:
+            try:
+                async with asyncio.timeout(AGAIN_S):
+                    await self._came.wait()
+            except TimeoutError:
+                self._does(machine.TimePassed())
+        return self._shares
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def _does(self, event: machine.Event) -> machine.Answer | machine.Later | None:
+        """Feed the machine and carry out what it decides; its answer to a question."""
+        mass, answer = self._mass(), None
+        for action in mass.handle(event, self._clock.now()) if mass is not None else ():
+            match action:
+                case machine.Ask():
+                    if action.giver not in self._asking:
+                        self._asking.add(action.giver)
+                        self._tasks.spawn(self._ask(action), f"ask {action.giver}")
+                case machine.SharesCame(window, shares):
+                    if window == self._window:
+                        self._shares = shares
+                        self._came.set()
+                case machine.Answer() | machine.Later():
+                    answer = action
+        return answer
+
+    async def _ask(self, asks: machine.Ask) -> None:
+        """Once; the machine asks again."""
+        giver = self._near.sources.get(asks.giver)
+        try:
+            if giver is None:
+                return
+            note = pb.TakeNote(
+                window=asks.window,
+                giver=asks.giver,
+                taker=self._cell,
+                since=asks.since,
+                units=asks.units,
+            )
+            note.signature = self._identity.sign(_said(note), self._domain)
+            reply = await self._call(giver.leader, note)
+            if reply.ready:
+                self._does(
+                    machine.Answered(
+                        asks.giver,
+                        asks.window,
+                        reply.since,
+                        _units(reply.units),
+                        _units(reply.agreed),
+                    )
+                )
+        except PeerFault as e:
+            self._journal.emit("cells", "mass-unanswered", str(e), "debug", window=asks.window)
+        except WireError as e:
+            if giver is not None:
+                self._transport.fault(giver.leader, str(e), 1.0)
+        finally:
+            self._asking.discard(asks.giver)
+
+    async def _call(self, peer: PeerId, note: pb.TakeNote) -> pb.GrantNote:
+        """Raises PeerFault when there is no answer in time."""
+        try:
+            async with asyncio.timeout(3 * AGAIN_S):
+                channel = await self._transport.channel(peer)
+                return await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
+        except TimeoutError as e:
+            raise PeerFault(peer, "no answer in time") from e
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
+
+    async def Take(self, request: pb.TakeNote, context: Any) -> pb.GrantNote:
+        """A taker's question. One that nobody could mean counts as a fault of its sender."""
+        peer = self._transport.caller(context)
+        try:
+            return self._hear(peer, request)
+        except WireError as e:
+            self._transport.fault(peer, str(e), 1.0)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e)))
+            raise
+
+    def _hear(self, peer: PeerId, note: pb.TakeNote) -> pb.GrantNote:
+        taker, giver, units = parse_cell(note.taker), parse_cell(note.giver), _units(note.units)
+        if not 0 < len(note.signature) <= SIGNATURE_BYTES or note.since > note.window:
+            raise WireError("a question for mass that is not signed, or counts from the future")
+        try:
+            self._identity.verify(peer, _said(note), note.signature, self._domain)
+        except Refused as e:
+            raise WireError("a question for mass whose signature is wrong") from e
+        there = self._near.targets.get(taker)
+        if giver != self._cell or note.window != self._window:
+            return pb.GrantNote(reason="this peer leads another cell, or is in another window")
+        if there is None or there.leader != peer:
+            return pb.GrantNote(reason="no edge leads to that cell, or another peer leads it")
+        answer = self._does(machine.Asked(taker, note.window, note.since, units))
+        if not isinstance(answer, machine.Answer):
+            return pb.GrantNote(reason="in no committed plan yet")
+        return pb.GrantNote(
+            ready=True, since=answer.since, units=answer.units, agreed=answer.agreed
+        )
+
+
+def _units(told: Mapping[int, int]) -> Units:
+    """By stage, with no more stages and units than there can be. Raises WireError."""
+    if len(told) > MOST_STAGES or any(n >= MOST_UNITS for n in told.values()):
+        raise WireError("units of mass beyond the limit")
+    return dict(told)
+
+
+def _said(note: pb.TakeNote) -> bytes:
+    """What the taker's leader signs."""
+    rows = sorted(note.units.items())
+    said = [note.window, note.giver, note.taker, note.since, rows]
+    return json.dumps(said, separators=(",", ":")).encode()

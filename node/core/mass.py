@@ -1,0 +1,254 @@
+"""Push-sum's books of one cell: the mass that it holds of every stage, and what has moved along its
+edges. Values and their arithmetic; no library.
+
+A unit of mass leaves the giver's ``held`` when it is granted and enters the taker's when the taker
+has put the giver's value in place. Both count what moved between them since the same window and
+never subtract, so a question or an answer that is lost, late or repeated changes nothing, and a
+cell that has returned to older books is told by the other's what it has forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from node.core.ids import CellId, is_cell
+
+WHOLE_MASS = 1 << 40
+"""Units of a stage, over all cells of a run."""
+KEEP = 64
+"""Windows without a word after which a giver forgets an account that both agree on; the taker keeps
+it twice as long."""
+MOST = 128
+"""Accounts of each kind that a cell has; who would be one more is given nothing."""
+
+Units = Mapping[int, int]
+"""By stage."""
+Shares = Mapping[int, Mapping[CellId, int]]
+"""By stage, what a cell takes from each giver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What has moved from one cell to another since window ``since``: ``units`` granted, or taken;
+    of these the other cell has confirmed ``agreed``. They spoke last in window ``met``."""
+
+    since: int
+    met: int
+    units: Units = field(default_factory=dict)
+    agreed: Units = field(default_factory=dict)
+
+    @property
+    def closed(self) -> bool:
+        """Nothing is under way."""
+        return _positive(self.units) == _positive(self.agreed)
+
+    def says_as(self, other: Account) -> bool:
+        """Whether the other cell is told the same of both."""
+        return (self.since, self.units, self.agreed) == (other.since, other.units, other.agreed)
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """``held``: units of each stage; below 0 where others have taken what these books had
+    forgotten. ``serial`` grows with every change. ``given`` and ``taken``: by the other cell.
+    Accounts of ``given`` that began in window ``floor`` or before and are not here were closed, and
+    so were those of ``taken`` until ``low``: what their givers know to be taken was taken."""
+
+    held: Units
+    serial: int = 0
+    floor: int = 0
+    given: Mapping[CellId, Account] = field(default_factory=dict)
+    taken: Mapping[CellId, Account] = field(default_factory=dict)
+    low: int = 0
+
+    @classmethod
+    def begin(cls, stages: int, units: int) -> Books:
+        """Of a cell with ``stages`` block stages that holds so much of every stage."""
+        return cls(dict.fromkeys(range(stages + 1), units))
+
+    def grants(self, taker: CellId, window: int, units: Units) -> Books:
+        """``taker`` may have these. Of a stage of which it has not confirmed all it was granted it
+        gets no more."""
+        old = self.given.get(taker, Account(window, window))
+        if taker not in self.given and len(self.given) >= MOST:
+            return self
+        more = {
+            stage: n
+            for stage, n in units.items()
+            if 0 < n < self.held.get(stage, 0)
+            and old.units.get(stage, 0) == old.agreed.get(stage, 0)
+        }
+        account = replace(old, met=window, units=_sum(old.units, more))
+        return self._next(
+            held={s: n - more.get(s, 0) for s, n in self.held.items()},
+            given={**self.given, taker: account},
+        )
+
+    def receipt(self, taker: CellId, window: int, since: int, units: Units) -> Books:
+        """``taker`` says that it has taken so much since ``since``. What these books know nothing
+        of was granted by books that are lost, and is paid now."""
+        old = self.given.get(taker)
+        if old is None and (since <= self.floor or not _positive(units)):
+            return self
+        if old is None or old.since < since:
+            old = Account(since, window)
+        if since < old.since:
+            return self
+        units = {s: n for s, n in units.items() if s in self.held}
+        lost = {s: n - old.units.get(s, 0) for s, n in units.items() if n > old.units.get(s, 0)}
+        agreed = {s: max(n, old.agreed.get(s, 0)) for s, n in units.items()}
+        account = replace(
+            old,
+            met=max(window, old.met),
+            units=_sum(old.units, lost),
+            agreed={**old.agreed, **agreed},
+        )
+        if account == old:
+            return self
+        return self._next(
+            held={s: n - lost.get(s, 0) for s, n in self.held.items()},
+            given={**self.given, taker: account},
+        )
+
+    def answered(self, giver: CellId, window: int, since: int, agreed: Units) -> Books:
+        """``giver`` counts since ``since`` and has confirmed so much."""
+        old = self.taken.get(giver)
+        if old is None or old.since < since:
+            old = Account(since, window, self.had(giver, since, agreed))
+        if since < old.since:
+            return self
+        # Books that are lost may have confirmed more than these have taken.
+        sure = {s: min(n, old.units.get(s, 0)) for s, n in agreed.items()}
+        account = replace(old, met=max(window, old.met), agreed={**old.agreed, **sure})
+        return self._next(taken={**self.taken, giver: account})
+
+    def had(self, giver: CellId, since: int, agreed: Units) -> Units:
+        """What was taken from ``giver`` since ``since``, by these books or, where they have
+        forgotten a closed account, by what it knows of."""
+        old = self.taken.get(giver)
+        if old is not None and old.since == since:
+            return old.units
+        return dict(agreed) if old is None and since <= self.low else {}
+
+    def owed(self, giver: CellId, since: int, units: Units, agreed: Units) -> Units:
+        """Of what ``giver`` has granted since ``since``, what was not taken yet."""
+        old = self.taken.get(giver)
+        if old is not None and old.since > since:
+            return {}
+        had = self.had(giver, since, agreed)
+        left = {s: n - had.get(s, 0) for s, n in units.items() if s in self.held}
+        return _positive(left)
+
+    def took(self, shares: Shares) -> Books:
+        """The values that go with these shares are in place."""
+        held, taken = dict(self.held), dict(self.taken)
+        for stage, of in shares.items():
+            for giver, units in of.items():
+                if giver in taken and stage in held:
+                    held[stage] += units
+                    account = taken[giver]
+                    taken[giver] = replace(account, units=_sum(account.units, {stage: units}))
+        return self._next(held=held, taken=taken)
+
+    def divided(self, me: CellId, child: CellId, window: int) -> tuple[Books, Books]:
+        """Of this cell and of one that is founded from it, with half of the mass. The parent has
+        granted it, so what becomes of it is known by the child's name."""
+        half = {stage: max(0, n // 2) for stage, n in self.held.items()}
+        since = max(window, self.floor + 1)
+        given = {**self.given, child: Account(since, since, half, half)}
+        stays = self._next(held={s: n - half[s] for s, n in self.held.items()}, given=given)
+        return stays, Books(half, taken={me: Account(since, since, half, half)})
+
+    def tidied(self, window: int) -> Books:
+        """Without accounts that both sides agree on and have not used for long."""
+        old = {c: a for c, a in self.given.items() if a.closed and a.met + KEEP < window}
+        gone = {c: a for c, a in self.taken.items() if a.closed and a.met + 2 * KEEP < window}
+        if not old and not gone:
+            return self
+        return self._next(
+            given={c: a for c, a in self.given.items() if c not in old},
+            taken={c: a for c, a in self.taken.items() if c not in gone},
+            floor=max([self.floor, *(a.since for a in old.values())]),
+            low=max([self.low, *(a.since for a in gone.values())]),
+        )
+
+    def _next(self, **changed: Any) -> Books:
+        return replace(self, serial=self.serial + 1, **changed)
+
+    def rows(self) -> list[Any]:
+        """As JSON has it."""
+        return [
+            self.serial,
+            self.floor,
+            self.low,
+            _told(self.held),
+            [_account(cell, a) for cell, a in sorted(self.given.items())],
+            [_account(cell, a) for cell, a in sorted(self.taken.items())],
+        ]
+
+
+def parse_books(rows: Any) -> Books:
+    """The inverse of :meth:`Books.rows`. Raises ValueError for anything else."""
+    try:
+        serial, floor, low, held, given, taken = rows
+        if max(len(given), len(taken)) > 2 * MOST:
+            raise ValueError(f"push-sum's books have at most {2 * MOST} accounts of a kind")
+        return Books(
+            {stage: _whole(n, negative=True) for stage, n in _stages(held)},
+            _whole(serial),
+            _whole(floor),
+            dict(map(_parsed, given)),
+            dict(map(_parsed, taken)),
+            _whole(low),
+        )
+    except (TypeError, AttributeError, KeyError) as e:
+        raise ValueError(f"no books of a push-sum: {e}") from e
+
+
+def parse_units(rows: Any) -> dict[int, int]:
+    """Units by stage, as JSON has them. Raises ValueError."""
+    try:
+        return {stage: _whole(n) for stage, n in _stages(rows)}
+    except (TypeError, AttributeError) as e:
+        raise ValueError(f"no units of mass: {e}") from e
+
+
+def _stages(rows: Any) -> list[tuple[int, Any]]:
+    if len(rows) > MOST_STAGES:
+        raise ValueError(f"mass of more than {MOST_STAGES} stages")
+    return [(_whole(int(stage)), n) for stage, n in rows.items()]
+
+
+MOST_STAGES = 1024
+
+
+def _parsed(row: Any) -> tuple[CellId, Account]:
+    cell, since, met, units, agreed = row
+    if type(cell) is not str or not cell or not is_cell(cell):
+        raise ValueError("a cell's name is 16 hex digits")
+    account = Account(_whole(since), _whole(met), parse_units(units), parse_units(agreed))
+    return CellId(cell), account
+
+
+def _account(cell: CellId, a: Account) -> list[Any]:
+    return [cell, a.since, a.met, _told(a.units), _told(a.agreed)]
+
+
+def _told(units: Units) -> dict[str, int]:
+    return {str(stage): n for stage, n in units.items()}
+
+
+def _whole(value: Any, *, negative: bool = False) -> int:
+    if type(value) is not int or not (-(1 << 62) if negative else 0) <= value < 1 << 62:
+        raise ValueError("expected a whole number below 2^62")
+    return value
+
+
+def _sum(a: Units, b: Units) -> dict[int, int]:
+    return {stage: a.get(stage, 0) + b.get(stage, 0) for stage in sorted({*a, *b})}
+
+
+def _positive(units: Units) -> dict[int, int]:
+    return {stage: n for stage, n in units.items() if n > 0}

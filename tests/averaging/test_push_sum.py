@@ -1,0 +1,204 @@
+"""Push-sum's mass in virtual time: messages are lost, repeated and late, leaders and cells die, and
+not one unit is made or lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.between import mass as played
+from benchmarks.between.mass import Play, Trial, under_way
+from node.averaging.strategies import push_sum as machine
+from node.averaging.strategies.push_sum import PushSum, weights
+from node.core.ids import CellId
+from node.core.mass import KEEP, MOST, WHOLE_MASS, Books, parse_books
+
+A, B, C = (CellId(letter * 16) for letter in "abc")
+ROUGH = Trial(
+    cells=5, windows=12, loss=0.15, twice=0.15, leader_dies=0.15, cell_dies=0.02, divides=0.02
+)
+
+
+def exact(play: Play) -> None:
+    assert play.missing == 0, f"at {play.now}"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_unit_is_made_or_lost(seed: int) -> None:
+    play = Play(replace(ROUGH, fanout=1 + seed % 2), seed, exact)
+    play.run()
+    exact(play)
+    assert play.moved > 0
+
+
+def test_what_the_dead_held_and_what_was_granted_to_them_is_known_by_name() -> None:
+    play = Play(replace(ROUGH, cells=8, windows=30, cell_dies=0.05, divides=0.0), 3, exact)
+    play.run()
+    dead = {name: play.books[name].held for name in play.dead}
+    assert len(dead) == play.deaths > 0
+    owed = {ends: units for ends, units in under_way(play.books).items() if ends[1] in dead}
+    assert owed
+    left = {name: books for name, books in play.books.items() if name not in dead}
+    for stage in range(played.STAGES + 1):
+        named = sum(u[stage] for u in (*dead.values(), *owed.values()))
+        lost = {ends: u for ends, u in under_way(play.books).items() if ends[0] in dead}
+        named += sum(u[stage] for ends, u in lost.items() if ends[1] not in dead)
+        assert sum(b.held[stage] for b in left.values()) < WHOLE_MASS
+        between = {e: u for e, u in under_way(left).items() if e[1] in left}
+        alive = sum(u[stage] for u in (*(b.held for b in left.values()), *between.values()))
+        assert alive == WHOLE_MASS - named
+
+
+def test_cells_agree_on_the_mean() -> None:
+    play = Play(Trial(cells=8, windows=40, loss=0, twice=0, leader_dies=0, cell_dies=0), 1, exact)
+    play.run()
+    assert play.apart < 1e-6
+    values = [cell.value[0] for cell in play.cells.values()]
+    assert values == pytest.approx([3.5] * 8, abs=0.3), "near the mean: values move while they go"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cells_that_return_to_older_books_are_told_what_they_forgot(seed: int) -> None:
+    went = replace(ROUGH, windows=30, returns=0.1, cell_dies=0.0, divides=0.0)
+    play = Play(went, seed)
+    play.run()
+    assert play.returned > 0
+    play.trial = replace(went, returns=0.0, loss=0.0, twice=0.0, leader_dies=0.0)
+    play.run(30)
+    exact(play)
+
+
+def test_the_play_finds_answers_that_nobody_else_knows_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hasty(PushSum):
+        """Answers before a plan has it."""
+
+        def handle(self, event: machine.Event, now: float) -> list[machine.Action]:
+            if isinstance(event, machine.Asked):
+                super().handle(event, now)
+                self._sure = self.books
+            return super().handle(event, now)
+
+    monkeypatch.setattr(played, "PushSum", Hasty)
+    play = Play(replace(ROUGH, windows=100, divides=0.0, cell_dies=0.0), 1, exact)
+    with pytest.raises(AssertionError, match="at "):
+        play.run()
+
+
+def committed(p: PushSum) -> None:
+    assert p.books is not None
+    p.handle(machine.BooksCommitted(p.books, {}), 0.0)
+
+
+def leader(units: int = 64) -> PushSum:
+    p = PushSum(1, Books.begin(0, units))
+    committed(p)
+    return p
+
+
+def test_a_taker_is_answered_once_its_grant_is_in_a_committed_plan() -> None:
+    p = leader()
+    p.handle(machine.WindowBegan(3, (), (B,), 10.0), 0.0)
+    asks = machine.Asked(B, 3, 0, {})
+    assert p.handle(asks, 1.0) == [machine.Later(B)]
+    assert p.handle(asks, 2.0) == [machine.Later(B)], "no second grant"
+    committed(p)
+    answer = machine.Answer(B, 3, 3, {0: 32}, {})
+    assert p.handle(asks, 3.0) == [answer, machine.SharesCame(3, {})]
+    assert p.handle(asks, 4.0) == [answer], "a repeated question has the same answer"
+    assert p.books is not None
+    assert p.books.held == {0: 32}
+    successor = PushSum(1)
+    successor.handle(machine.Recalled(p.books), 5.0)
+    assert successor.handle(asks, 5.0) == [machine.Later(B)], "it does not know what is sure"
+    committed(successor)
+    assert successor.handle(asks, 6.0) == [answer]
+
+
+def test_who_is_no_target_gets_nothing_and_who_has_not_confirmed_no_more() -> None:
+    p = leader()
+    p.handle(machine.WindowBegan(3, (), (B,), 10.0), 0.0)
+    assert p.handle(machine.Asked(C, 3, 0, {}), 1.0) == [machine.Answer(C, 3, 0, {}, {})]
+    p.handle(machine.Asked(B, 3, 0, {}), 1.0)
+    committed(p)
+    p.handle(machine.TimePassed(), 11.0)
+    p.handle(machine.WindowBegan(4, (), (B,), 20.0), 12.0)
+    unconfirmed = p.handle(machine.Asked(B, 4, 0, {}), 13.0)
+    assert unconfirmed[0] == machine.Answer(B, 4, 3, {0: 32}, {})
+    p.handle(machine.WindowBegan(5, (), (B,), 30.0), 22.0)
+    p.handle(machine.Asked(B, 5, 3, {0: 32}), 23.0)
+    committed(p)
+    more = p.handle(machine.Asked(B, 5, 3, {0: 32}), 24.0)
+    assert more[0] == machine.Answer(B, 5, 3, {0: 48}, {0: 32})
+
+
+def test_a_taker_counts_what_is_in_place_and_says_so_next_time() -> None:
+    p = leader(16)
+    asks = p.handle(machine.WindowBegan(3, (A,), (), 10.0), 0.0)
+    assert asks == [machine.Ask(A, 3, 0, {})]
+    assert p.handle(machine.TimePassed(), 1.0) == asks, "nobody has answered"
+    came = p.handle(machine.Answered(A, 3, 2, {0: 16}, {}), 2.0)
+    assert came == [machine.SharesCame(3, {0: {A: 16}})]
+    assert p.handle(machine.Answered(A, 3, 2, {0: 16}, {}), 3.0) == [], "twice"
+    assert p.books is not None
+    assert weights(p.books, {0: {A: 16}}, 0) == {A: 0.5}
+    p.handle(machine.BooksCommitted(p.books, {0: {A: 16}}), 4.0)
+    assert p.books.held == {0: 32}
+    (again,) = p.handle(machine.WindowBegan(5, (A,), (), 30.0), 22.0)
+    assert again == machine.Ask(A, 5, 2, {0: 16})
+    late = p.handle(machine.Answered(A, 5, 2, {0: 16}, {0: 16}), 23.0)
+    assert late == [machine.SharesCame(5, {})], "nothing new"
+
+
+def test_a_window_does_not_wait_for_who_says_nothing() -> None:
+    p = leader()
+    p.handle(machine.WindowBegan(3, (A,), (B,), 10.0), 0.0)
+    assert p.asks
+    assert p.handle(machine.TimePassed(), 10.0) == [machine.SharesCame(3, {})]
+    assert not p.asks
+    p.handle(machine.Asked(B, 3, 0, {}), 11.0)
+    assert p.books is not None
+    assert p.books.held == {0: 64}, "the cell has given already"
+
+
+def test_books_forget_what_both_sides_agree_on_and_keep_what_is_open() -> None:
+    books = Books.begin(0, 64).grants(B, 3, {0: 8}).grants(C, 3, {0: 8})
+    books = books.receipt(B, 4, 3, {0: 8})
+    tidy = books.tidied(4 + KEEP + 1)
+    assert tidy.given.keys() == {C}
+    assert (tidy.floor, tidy.held) == (3, {0: 48})
+    assert tidy.receipt(B, 90, 3, {0: 8}) == tidy, "it was paid"
+    for n in range(2 * MOST):
+        tidy = tidy.grants(CellId(f"{n:016x}"), 200, {0: 1})
+    assert len(tidy.given) == MOST
+
+
+def test_a_taker_that_forgot_an_account_is_not_given_the_same_again() -> None:
+    """The giver has granted once more, and the two have not met since."""
+    taker = Books.begin(0, 8).answered(A, 3, 3, {}).took({0: {A: 5}}).answered(A, 4, 3, {0: 5})
+    later = taker.tidied(4 + 2 * KEEP + 1)
+    assert not later.taken
+    assert later.owed(A, 3, {0: 7}, {0: 5}) == {0: 2}
+    again = later.answered(A, 200, 3, {0: 5}).took({0: {A: 2}})
+    assert (again.held, again.taken[A].units) == ({0: 15}, {0: 7})
+    assert later.owed(B, 150, {0: 7}, {0: 5}) == {0: 7}, "these books have returned to before it"
+
+
+def test_books_are_read_as_they_were_written_and_nonsense_is_refused() -> None:
+    stays, founded = Books.begin(2, 65).grants(B, 3, {0: 8, 2: 9}).divided(A, C, 5)
+    for books in (stays, founded):
+        assert parse_books(books.rows()) == books
+    assert founded.held == {0: 28, 1: 32, 2: 28}
+    for rows in (
+        None,
+        [],
+        [1, 2, 0, {}, [], 3],
+        [1, 2, 0, {"0": "x"}, [], []],
+        [-1, 0, 0, {}, [], []],
+    ):
+        with pytest.raises(ValueError, match=r"push-sum|whole number|unpack|mass"):
+            parse_books(rows)
+    with pytest.raises(ValueError, match="accounts"):
+        parse_books([0, 0, 0, {}, [[A, 1, 1, {}, {}]] * (2 * MOST + 1), []])
+    with pytest.raises(ValueError, match="hex"):
+        parse_books([0, 0, 0, {}, [["no cell", 1, 1, {}, {}]], []])

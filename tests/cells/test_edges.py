@@ -1,0 +1,132 @@
+"""Who is at the ends of a cell's edges, in virtual time and over a slow directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from node.averaging.strategies.keys import EdgeKeys
+from node.cells.edges import EdgeFinder, Neighbours
+from node.cells.facts import CellFacts
+from node.cells.postings import MAX_HOSTS, CellPosting
+from node.core.errors import UsageFault, WireError
+from node.core.ids import PeerId
+from node.core.journey import Host
+from node.dht.topics import MAX_POSTING, outer_topic
+from tests.cells.leaders import START, WALL, WINDOW, Peer, Row, World, cell_id, facts
+
+
+class Walker(Peer):
+    """Leads the cell of a place on a ring of three."""
+
+    def __init__(self, world: World, place: int, skew: float = 0.0) -> None:
+        super().__init__(world, f"leader-{place}", skew)
+        self.facts = facts(cell_id(place))
+        self.keys = EdgeKeys(
+            str(place), *((str((place + 1) % 3), str((place + 2) % 3)) for _ in range(2))
+        )
+        self.finder = EdgeFinder(self.board, self, self.journal)
+
+    def looks(
+        self, lead_s: float = 5.0, about: CellFacts | None = None
+    ) -> asyncio.Future[Neighbours | None]:
+        finding = self.finder.find(about or self.facts, WINDOW, self.keys, WALL + START)
+        return self.do(finding, START - lead_s)
+
+    def posted(self, at: float, **more: int) -> None:
+        """Written at that wall-clock second of the window."""
+        body = CellPosting.hosting(facts(self.facts.cell, **more)).pack()
+        row = Row(self.me, body, int((WALL + START + at) * 1000), WALL + START + 600)
+        self.world.write(outer_topic(WINDOW, self.keys.own), row)
+
+
+def found(near: Neighbours | None) -> list[str]:
+    assert near is not None
+    return [cell[-1] for cell in near.sources]
+
+
+def test_everybody_reads_whom_edges_lead_from_and_where_to_fetch() -> None:
+    world = World()
+    walkers = [Walker(world, place, skew) for place, skew in enumerate((0.0, 1.0, -1.0))]
+    looking = [w.looks() for w in walkers]
+    world.run()
+    assert [found(near.result()) for near in looking] == [["1", "2"], ["0", "2"], ["0", "1"]]
+    near = looking[0].result()
+    assert near.sources == near.targets
+    partner = near.sources[cell_id(1)]
+    assert partner.leader == walkers[1].me
+    assert dict(partner.hosts) == dict(walkers[1].facts.hosts)
+
+
+def test_who_is_missing_costs_its_own_edge_only() -> None:
+    world = World()
+    first, last = Walker(world, 0), Walker(world, 2)
+    looking = first.looks(), last.looks()
+    world.run()
+    assert [found(near.result()) for near in looking] == [["2"], ["0"]]
+
+
+def test_late_postings_other_changes_and_foreign_text_are_left_out() -> None:
+    world = World()
+    me = Walker(world, 0)
+    late, other, liar = Walker(world, 1), Walker(world, 2), Peer(world, "liar")
+    late.posted(-2.0)
+    other.posted(-5.0, change=1)
+    liar.posts(facts(cell_id(9)), -5.0, key="1")  # hosts nothing
+    looking = me.looks()
+    world.run()
+    assert looking.result() == Neighbours({}, {})
+
+
+def test_a_directory_that_takes_no_posting_is_not_asked_who_else_is_there() -> None:
+    world = World(down=True)
+    me = Walker(world, 0)
+    looking = me.looks()
+    world.run()
+    assert looking.result() is None
+    assert me.events("outer-not-posted")
+    assert not world.looks
+
+
+def test_a_posting_has_a_host_of_every_stage_or_is_refused() -> None:
+    maddrs = ("/ip4/10.0.0.1/tcp/4001",) * 2
+    hosts = {
+        stage: tuple(Host(PeerId(f"{stage:02}{n}" + "x" * 48), maddrs) for n in range(6))
+        for stage in range(20)
+    }
+    about = CellFacts(cell_id(1), facts(cell_id(1)).version, hosts)
+    raw = CellPosting.hosting(about).pack()
+    assert len(raw) <= MAX_POSTING
+    assert CellPosting.parse(raw).hosts.keys() == hosts.keys()
+    few = CellFacts(cell_id(1), about.version, {0: hosts[0]})
+    assert len(CellPosting.hosting(few).hosts[0]) == MAX_HOSTS
+    many = {stage: hosts[0] for stage in range(60)}
+    with pytest.raises(WireError, match="no room"):
+        CellPosting.hosting(CellFacts(cell_id(1), about.version, many))
+    world = World()
+    looking = Walker(world, 0).looks(about=CellFacts(cell_id(1), about.version, many))
+    world.run()
+    with pytest.raises(UsageFault, match="cannot post"):
+        looking.result()
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [],
+        {"0": []},
+        {"0": [["peer", ["no address"]]]},
+        {"0": [["peer", ["/ip4/1.2.3.4/tcp/1"]]] * 5},
+        {"0": [["pe er", []]]},
+        {"-1": [["peer", []]]},
+        {"00": [["peer", []]]},
+        {"0": [["peer", "/ip4"]]},
+        {"0": [[7, []]]},
+    ],
+)
+def test_hosts_that_are_none_are_refused(hosts: object) -> None:
+    body = json.loads(CellPosting.of(facts(cell_id(1))).pack())
+    with pytest.raises(WireError, match="hosts"):
+        CellPosting.parse(json.dumps({**body, "hosts": hosts}).encode())

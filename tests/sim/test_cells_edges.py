@@ -1,0 +1,154 @@
+"""Cells along edges, in the simulated swarm: nobody agrees to anything, whoever is missing costs
+its own edge, and push-sum loses no mass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from benchmarks.between.mass import total, under_way
+from node.averaging.strategies.outer import OuterSettings
+from node.core.ids import CellId
+from node.core.mass import WHOLE_MASS, Books
+from node.sim.faults import Schedule
+from node.sim.process import SimPeer
+from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
+from node.sim.swarm import SimSwarm
+from node.sim.world.loop import quiet
+from tests.sim.outcomes import finished
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[None]:
+    with quiet():
+        yield
+
+
+def setup(
+    strategy: str, cells: int, cell: int = 1, epochs: int = 100_000, every: float = 20.0
+) -> Setup:
+    """Epochs of more than a second, and a directory that is quick enough for so short windows."""
+    return Setup(
+        cell=cell,
+        outer=OuterSettings(strategy, window_s=every),
+        ends=cells * cell,
+        stages=1,
+        replicas=cells * cell,
+        parts=toy_parts(1, 2),
+        epochs=epochs,
+        spread_s=0.05,
+        links=LinkProfile(0.002, 0.002),
+        work=WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05),
+    )
+
+
+class Swarm(SimSwarm):
+    """Of cells that work."""
+
+    def __init__(self, setup: Setup, cells: int, seed: int = 1) -> None:
+        super().__init__(setup, seed)
+        self.many = cells
+        assert self.until(lambda: len(self.leaders()) == cells, 300.0)
+
+    def until(self, what: Callable[[], bool], most_s: float) -> bool:
+        end = self.world.now + most_s
+        while not what() and self.world.now < end:
+            self.world.run(self.world.now + 1.0, None)
+        return what()
+
+    def leaders(self) -> dict[CellId, SimPeer]:
+        """Who leads each cell that works."""
+        return {
+            p.training.cell: p
+            for p in self.live(0)
+            if p.leader is not None and p.leader.base is not None
+        }
+
+    def rounds(self) -> dict[str, int]:
+        """Outer rounds of each cell so far."""
+        found: dict[str, int] = {}
+        for commit in self.watch.commits:
+            found[commit.cell] = found.get(commit.cell, 0) + (not commit.tokens)
+        return found
+
+    def loses(self, *peers: SimPeer) -> None:
+        for peer in peers:
+            self.watch.one_fault.fault("kill", peer.name, False)
+            peer.kill()
+
+    def apart(self) -> float:
+        """From the smallest to the largest value of one parameter among the cells."""
+        stages = {p.training.cell: p.work.stage for p in self.live(1) if p.ready}
+        assert len(stages) == self.many
+        values = [float(min(s.parameters().items())[1].flatten()[0]) for s in stages.values()]
+        return max(values) - min(values)
+
+    def books(self) -> dict[CellId, Books]:
+        found: dict[CellId, Books] = {}
+        for cell, peer in self.leaders().items():
+            assert peer.leader is not None
+            mass = peer.leader.windows.mass
+            if mass is not None and mass.books is not None:
+                found[cell] = mass.books
+        return found
+
+
+def test_a_run_along_edges_comes_to_its_end() -> None:
+    outcome = finished(setup("ring", 4, epochs=50), Schedule(1, ()))
+    said = outcome.summary()
+    assert (said["cells"], said["slowest_cell_epochs"]) == (4, 50)
+    assert said["epochs_repeated"] == 0
+    assert 0 < said["outer_rounds"] <= said["windows_met"]
+
+
+@pytest.mark.parametrize("strategy", ["ring", "push-sum"])
+def test_cells_along_edges_stay_together(strategy: str) -> None:
+    """Beside cells that never meet, whose values walk away from each other."""
+    apart: list[float] = []
+    for every in (20.0, 100_000.0):
+        swarm = Swarm(setup(strategy, 3, every=every), 3)
+        swarm.world.run(200.0, None)
+        apart.append(swarm.apart())
+        assert bool(sum(swarm.rounds().values())) == (every == 20.0)
+    assert apart[0] < apart[1] / 2
+
+
+def whole(books: dict[CellId, Books]) -> bool:
+    return all(total(books, stage) == WHOLE_MASS for stage in (0, 1))
+
+
+def test_mass_is_whole_when_a_leader_is_killed() -> None:
+    swarm = Swarm(setup("push-sum", 2, cell=2), 2)
+    assert swarm.until(lambda: min(swarm.rounds().values(), default=0) > 1, 120.0)
+    before = swarm.books()
+    assert whole(before)
+    assert any(books.taken for books in before.values())
+    ends = [p.training.cell for p in swarm.live(0)]
+    cell, leader = next((c, p) for c, p in swarm.leaders().items() if ends.count(c) > 1)
+    swarm.loses(leader)
+    assert swarm.until(lambda: swarm.leaders().keys() == before.keys(), 60.0)
+    assert swarm.leaders()[cell] is not leader
+    met = swarm.rounds()
+    assert swarm.until(lambda: all(n > met[c] for c, n in swarm.rounds().items()), 120.0)
+    after = swarm.books()
+    assert whole(after)
+    assert after[cell].serial > before[cell].serial
+
+
+def test_the_mass_of_a_cell_that_is_killed_is_known_by_its_name() -> None:
+    swarm = Swarm(setup("push-sum", 3), 3)
+    assert swarm.until(lambda: min(swarm.rounds().values(), default=0) > 1, 120.0)
+    at_death, killed = swarm.books(), sorted(swarm.leaders())[0]
+    assert whole(at_death)
+    swarm.loses(*(p for p in swarm.live() if p.training.cell == killed))
+    met = {c: n for c, n in swarm.rounds().items() if c != killed}
+    # Until the others see that it is gone, what they grant it is granted by name.
+    assert swarm.until(lambda: all(swarm.rounds()[c] > n + 1 for c, n in met.items()), 300.0)
+    books = {**swarm.books(), killed: at_death[killed]}
+    assert len(books) == 3
+    assert whole(books)
+    lost = at_death[killed].held[0] + sum(
+        units[0] for ends, units in under_way(books).items() if killed in ends
+    )
+    assert 0 < lost < WHOLE_MASS
