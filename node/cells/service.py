@@ -34,6 +34,8 @@ ASK_SHARE = 0.25
 """Of a window, in which the shares of a push-sum are asked for before the cell gives."""
 OPEN_SHARE = 0.5
 """Of a window: what has not come by then is left out."""
+NO_ANCHOR = 64 * "0"
+"""What a cell posts of whose stages one lacks its anchor."""
 HOSTS, MADDRS = 4, 4
 """Of a stage, and of a host, that partners are told."""
 
@@ -101,8 +103,8 @@ class CellMeetings:
                 alone = True
                 continue
             alone = False
-            if not partners and isinstance(self._finder, GroupFinder):
-                continue  # the others have another anchor, and take this cell's
+            # With no partner of the same anchor this cell steps by itself, and the others of the
+            # group take what comes of it.
             names = ", ".join(short_cell(p.cell) for p in partners) or "no other"
             does = "takes the anchor of" if copies else "averages with"
             text = f"{does} cell {names} in this window"
@@ -144,9 +146,7 @@ class CellMeetings:
             return None
         anchor = ""
         if self._settings.carries == "deltas":
-            anchor = training.leader.roster.anchor()
-            if not anchor:
-                return None  # a stage has none yet
+            anchor = training.leader.roster.anchor() or NO_ANCHOR
         maddrs = tuple(self._addresses(training.me))
         return CellFacts(training.cell, plan.base, self._hosts(plan), anchor, maddrs=maddrs)
 
@@ -164,10 +164,11 @@ class CellMeetings:
 
 
 def common_anchor(anchors: Collection[str]) -> str:
-    """The anchor that counts in a group: the one that most have, of equally many the last in
-    order. All members come to the same, and who has another one copies."""
+    """The anchor that counts in a group: the one that most have, of equally many the last in order,
+    none at all only where nobody has any. All members come to the same, and who has another one
+    copies."""
     count = Counter(anchors)
-    return max(count, key=lambda anchor: (count[anchor], anchor))
+    return max(count, key=lambda anchor: (anchor != NO_ANCHOR, count[anchor], anchor))
 
 
 def _named(cells: Mapping[CellId, facts.Partner], me: CellId) -> tuple[Partner, ...]:

@@ -184,9 +184,14 @@ class Router:
         tries, makespan = self._searched.get(due.shape, (0, INFINITE))
         if tries >= SEARCHES and laid.run_s <= makespan * (1 + MOVED):
             return None
+        problem = problem_of(due, costs, self._speeds)
+        try:
+            deal(problem)
+        except UsageFault:
+            return None  # with stages missing, the next visits may not go into any paths
         return SearchJob(
             due,
-            problem_of(due, costs, self._speeds),
+            problem,
             tuple(r for r, _ in self._known.get(due.shape, ())),
         )
 

@@ -144,6 +144,6 @@ def test_windows_carry_some_of_each_strategy_and_say_which(
     assert says in refused.value.next_step
     for name, able in IN_WINDOWS.items():
         for each in able:
-            steps = "nesterov" if each == "state" else "none"
+            steps = "none" if each == "parameters" else "nesterov"
             grid = (4, 4) if name == "moshpit" else ()
             carried(OuterSettings(name, each, optimizer=steps, window_s=60.0, grid=grid), 2)

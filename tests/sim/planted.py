@@ -279,8 +279,9 @@ BUGS = (
         Planted(roster=EpochsAreVersions, member=AnyHistory),
         _parted_again_and_again,
         # A leader that takes any version of an epoch for every other one plans from parameters that
-        # it has not itself; then an epoch is given up that no fault has touched (I10).
-        frozenset({"I1", "I5", "I8", "I10"}),
+        # it has not itself; then an epoch is given up that no fault has touched (I10), or one is
+        # committed again by an older plan (I11).
+        frozenset({"I1", "I5", "I8", "I10", "I11"}),
         Setup(epochs=60, stages=1, replicas=4, parts=toy_parts(1, 3), checkpoint_every=2),
     ),
 )

@@ -13,6 +13,8 @@ from node.averaging.strategies.outer import OuterSettings
 from node.sim.faults import Schedule
 from node.sim.setup import LinkProfile, Setup, toy_parts
 from node.sim.show import svg, timeline
+from node.sim.swarm import SimSwarm
+from node.sim.world.loop import bury, quiet
 from tests.sim.outcomes import finished
 
 NEAR = Setup(
@@ -73,3 +75,29 @@ def test_simulate_runs_a_manifest_of_such_cells(
     text = capsys.readouterr().out
     assert "cells     2 after 1 division, the slowest at epoch 12" in text
     assert "windows   partners found" in text
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "top-k"])
+def test_cells_that_give_differences_keep_equal_anchors(codec: str) -> None:
+    deltas = OuterSettings(
+        "butterfly",
+        "deltas",
+        window_s=10.0,
+        optimizer="nesterov",
+        momentum=0.5,
+        codec=codec,
+        feedback=codec == "top-k",
+    )
+    with quiet():
+        swarm = SimSwarm(replace(NEAR, ends=3, replicas=3, epochs=1000, outer=deltas), 1)
+        anchors: list[set[str]] = []
+        for second in range(20, 90):
+            swarm.world.run(float(second), None)
+            anchors.append({p.work.anchor.name for p in swarm.live(1)})
+        cells = {p.training.cell for p in swarm.live()}
+        rounds = sum(c.cell != "" and not c.tokens for c in swarm.watch.commits)
+        bury()
+    assert len(cells) == 3
+    assert rounds >= 9, "every cell steps in most windows"
+    equal = {min(a) for a in anchors if len(a) == 1 and a != {""}}
+    assert len(equal) >= 4, "window after window all cells come to one anchor"

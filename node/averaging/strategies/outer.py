@@ -42,6 +42,7 @@ CARRIES: dict[str, str] = {
     "differ",
 }
 IN_WINDOWS = {
+    "butterfly": ("parameters", "deltas"),
     "gossip": ("parameters", "state"),
     "moshpit": ("parameters", "state"),
     "ring": ("parameters", "state"),
@@ -222,12 +223,15 @@ def carried(s: OuterSettings, cell: int) -> None:
 
 def _windows(s: OuterSettings, cell: int) -> None:
     """Cells that lead themselves: what they carry so far."""
-    names = tuple(name for name, kept in (("every", s.every), ("overlap", s.overlap)) if kept)
+    others = {"every": s.every, "overlap": s.overlap, "quorum": s.quorum, "mixing": s.mixing}
+    names = [name for name, kept in others.items() if kept]
+    names += ["fragments"] if s.fragments > 1 else []
     if names or s.pushes:
         raise UsageFault(
             f"outer.window_s with {', '.join(f'outer.{n}' for n in names) or s.strategy}: rounds "
-            "of cells that lead themselves come by the clock, and training goes on meanwhile",
-            "leave out every and overlap",
+            "of cells that lead themselves come by the clock, whole, and training goes on "
+            "meanwhile",
+            "leave out every, overlap, quorum, mixing and fragments",
         )
     carried = IN_WINDOWS.get(s.strategy, ())
     if s.carries not in carried:

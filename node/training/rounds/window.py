@@ -135,6 +135,7 @@ class WindowRound:
             anchor.forget()
             self._drop()
             return
+        anchor.look_for(plan)
         if anchor.kept and not anchor.name:
             self._tasks.spawn(self._engines.aside(anchor.names_itself), "anchor's name")
         m = self._meeting
@@ -192,7 +193,7 @@ class WindowRound:
         # Mass is taken whole, or offered again in another window.
         sums, shares = plan.window.books is not None, plan.window.shares.get(stage, {})
         partners = [p for p in plan.window.partners if not sums or p.cell in shares]
-        if not partners:
+        if not partners and not m.merge.shared:
             return
         while m.mean is None and (now := loop.time() - began) < within_s:
             if now < turn:
