@@ -26,6 +26,7 @@ WANTED = {
     "hogwild": (1, ("hogwild", "deltas", 2, "sgd")),
     "parameter-server-stale": (1, ("parameter-server", "deltas", 2, "sgd")),
     "cells-moshpit-diloco": (2, ("moshpit", "state", 4, "nesterov")),
+    "cells-diloco": (1, ("butterfly", "deltas", 0, "nesterov")),
     "cells": (2, ("gossip", "parameters", 0, "none")),
     "full": (1, ("moshpit", "state", 0, "nesterov")),
 }
@@ -43,7 +44,7 @@ def test_each_config_matches_its_name(name: str) -> None:
     assert Manifest.parse(m.to_toml()).run_id == m.run_id
 
 
-@pytest.mark.parametrize("name", ["cells", "full", "push-sum", "ring"])
+@pytest.mark.parametrize("name", ["cells", "cells-diloco", "full", "push-sum", "ring"])
 def test_cells_of_these_lead_themselves(name: str) -> None:
     m = read_manifest(CONFIGS / f"{name}.toml")
     assert (m.divide, m.columns) == (m.averaging.peers, 0)
