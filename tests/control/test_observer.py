@@ -33,6 +33,7 @@ from node.control.observer import ask, ask_first, survey  # noqa: E402
 SERVER = r"""
 import asyncio, json, struct, sys, time
 from hivemind.p2p import P2P
+from node.core.version import PROTOCOLS
 from protos.ask_pb2 import Answer, Ask, PeerLine, PeersAnswer, PingAnswer, Refusal
 
 async def main():
@@ -56,6 +57,8 @@ async def main():
             now = time.time() + 100
             pong = PingAnswer(nonce=asked.ping.nonce, version="1", name="calm-otter", time=now)
             reply = Answer(ping=pong)
+        if not reply.oldest_protocol:
+            reply.oldest_protocol, reply.newest_protocol = PROTOCOLS.oldest, PROTOCOLS.newest
         if asked.ping.nonce == b"newer":
             reply.oldest_protocol, reply.newest_protocol, reply.version = 7, 8, "9"
         raw = reply.SerializeToString()
