@@ -29,7 +29,7 @@ from node.averaging.strategies.outer import CARRIES, OPTIMIZERS, STRATEGIES, Out
 from node.core.errors import Refused, TooNew, UsageFault, WireError
 from node.core.ids import PeerId, RunId
 from node.core.tables import FieldRule, build, check, from_text, unknown
-from node.core.version import CELLS_PROTOCOL, PROTOCOL, UPDATE
+from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
 from node.optim.settings import OptimSettings
@@ -58,6 +58,15 @@ _DEFAULTS_SAID = "# Settings behind a # have their defaults."
 LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues", "outer.window_s")
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
+_BY_THE_CLOCK = "cells average by the clock: give  outer.window_s  in seconds"
+GONE: dict[str, tuple[Any, str, str]] = {
+    "outer.every": (0, "outer.optimizer", _BY_THE_CLOCK),
+    "outer.reducer": ("mean", "outer.grid", "leave it out: a cell far from others counts for less"),
+    "outer.overlap": (0, "outer.mixing", _BY_THE_CLOCK),
+    "outer.grace_s": (30.0, "outer.window_s", "leave it out: a quorum waits for most of a window"),
+}
+"""Settings that were: their defaults, the setting that they stood before, what to do instead. A
+manifest of format 1 has them all, and its run id counts them; there a default is read over."""
 RENAMED: dict[str, str] = {}
 """A setting's former name, dotted, to its name today. Manifests of format 1 are read, written and
 hashed with former names; in all others a former name is refused, and the error says the new one."""
@@ -118,7 +127,6 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "outer.carries": FieldRule(choices=tuple(CARRIES)),
     "outer.optimizer": FieldRule(choices=OPTIMIZERS),
     "outer.codec": FieldRule(choices=tuple(FORMATS)),
-    "outer.every": FieldRule(0, 10**6),
     "outer.window_s": FieldRule(0.0, 10**6),
     "outer.lr": FieldRule(0.0, 1000.0),
     "outer.momentum": FieldRule(0.0, 0.9999),
@@ -286,12 +294,6 @@ class Manifest:
         carried(self.outer, a.peers)
         _refuse(
             (
-                self.columns and self.scheduler.skip,
-                f"scheduler.skip = {self.scheduler.skip:g} with averaging.cell = {a.cell}",
-                "paths stay within a column of cells, by turns and through every stage: cell = "
-                '"all", or skip = 0',
-            ),
-            (
                 d.tokenizer == "bytes" and d.tokenizer_sha256,
                 "data.tokenizer_sha256 is set",
                 'leave it empty: data.tokenizer = "bytes" is no file',
@@ -309,19 +311,9 @@ class Manifest:
         )
 
     @property
-    def protocol(self) -> int:
-        """The oldest protocol version that peers of this run may speak."""
-        return max(self.swarm.protocol, CELLS_PROTOCOL if self.outer.windows else 0)
-
-    @property
-    def columns(self) -> int:
-        """Most peers of a cell that shares its leader with other cells; 0 where there are none."""
-        return 0 if self.outer.windows else self.averaging.peers
-
-    @property
     def divide(self) -> int:
-        """Most replicas of a stage before a cell with a leader of its own divides; 0: never."""
-        return self.averaging.peers if self.outer.windows else 0
+        """Most replicas of a stage before a cell divides; 0: never."""
+        return self.averaging.peers
 
     def check_continues(self, before: Manifest) -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
@@ -368,6 +360,9 @@ class Manifest:
             usual = dataclasses.asdict(type(settings)())
             for key, value in dataclasses.asdict(settings).items():
                 name = f"{section}.{key}"
+                for gone, (default, place, _) in GONE.items() if self.format == 1 else ():
+                    if place == name:
+                        yield section, gone.partition(".")[2], default, True
                 kept = value != usual[key] or (self.format == 1 and name not in LATER)
                 in_section, _, as_key = former.get(name, name).partition(".")
                 yield in_section, as_key, value, kept
@@ -575,6 +570,11 @@ def _renamed(table: dict[str, Any], number: int) -> dict[str, Any]:
             continue
         for key, value in body.items():
             name = f"{section}.{key}"
+            if name in GONE:
+                usual, _, instead = GONE[name]
+                if number > 1 or value != usual:
+                    raise UsageFault(f"{name} is not a setting any more", instead)
+                continue
             new = RENAMED.get(name, name)
             if new != name and number > 1:
                 raise unknown(name, [], renamed=RENAMED)
@@ -628,6 +628,8 @@ def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
     for name, value in changes.items():
         section, _, key = name.partition(".")
         hints = typing.get_type_hints(SECTIONS[section]) if section in SECTIONS else {}
+        if name in GONE:
+            raise UsageFault(f"{name} is not a setting any more", GONE[name][2])
         if key not in hints:
             raise unknown(
                 name,

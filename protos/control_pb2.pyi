@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "outer", "cell", "change", "up_rate", "down_rate", "max_up", "max_down", "optimizer_bytes")
+    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "cell", "change", "up_rate", "down_rate", "max_up", "max_down", "optimizer_bytes")
     class PathsToEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -74,7 +74,6 @@ class Snapshot(_message.Message):
     MOMENTUM_LOST_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_AGE_FIELD_NUMBER: _ClassVar[int]
     PATHS_FIELD_NUMBER: _ClassVar[int]
-    OUTER_FIELD_NUMBER: _ClassVar[int]
     CELL_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     UP_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -129,7 +128,6 @@ class Snapshot(_message.Message):
     momentum_lost: int
     momentum_age: int
     paths: PathsLine
-    outer: OuterLine
     cell: CellLine
     change: ChangeLine
     up_rate: float
@@ -137,7 +135,7 @@ class Snapshot(_message.Message):
     max_up: float
     max_down: float
     optimizer_bytes: int
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., outer: _Optional[_Union[OuterLine, _Mapping]] = ..., cell: _Optional[_Union[CellLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ..., up_rate: _Optional[float] = ..., down_rate: _Optional[float] = ..., max_up: _Optional[float] = ..., max_down: _Optional[float] = ..., optimizer_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., cell: _Optional[_Union[CellLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ..., up_rate: _Optional[float] = ..., down_rate: _Optional[float] = ..., max_up: _Optional[float] = ..., max_down: _Optional[float] = ..., optimizer_bytes: _Optional[int] = ...) -> None: ...
 
 class PathsLine(_message.Message):
     __slots__ = ("how", "run_s", "round_s", "last_said_s", "last_took_s", "why")
@@ -155,28 +153,8 @@ class PathsLine(_message.Message):
     why: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, how: _Optional[str] = ..., run_s: _Optional[float] = ..., round_s: _Optional[float] = ..., last_said_s: _Optional[float] = ..., last_took_s: _Optional[float] = ..., why: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class OuterLine(_message.Message):
-    __slots__ = ("cell", "last", "cells", "peers", "bytes", "last_s", "next", "spread")
-    CELL_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    CELLS_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    LAST_S_FIELD_NUMBER: _ClassVar[int]
-    NEXT_FIELD_NUMBER: _ClassVar[int]
-    SPREAD_FIELD_NUMBER: _ClassVar[int]
-    cell: int
-    last: int
-    cells: int
-    peers: int
-    bytes: int
-    last_s: float
-    next: int
-    spread: SpreadLine
-    def __init__(self, cell: _Optional[int] = ..., last: _Optional[int] = ..., cells: _Optional[int] = ..., peers: _Optional[int] = ..., bytes: _Optional[int] = ..., last_s: _Optional[float] = ..., next: _Optional[int] = ..., spread: _Optional[_Union[SpreadLine, _Mapping]] = ...) -> None: ...
-
 class CellLine(_message.Message):
-    __slots__ = ("cell", "peers", "cells", "window_s", "window", "next_s", "met", "met_cells", "last", "cells_averaged", "bytes", "last_s", "alone", "alone_windows", "averaged_windows")
+    __slots__ = ("cell", "peers", "cells", "window_s", "window", "next_s", "met", "met_cells", "last", "cells_averaged", "bytes", "last_s", "alone", "alone_windows", "averaged_windows", "apart")
     CELL_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +170,7 @@ class CellLine(_message.Message):
     ALONE_FIELD_NUMBER: _ClassVar[int]
     ALONE_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    APART_FIELD_NUMBER: _ClassVar[int]
     cell: str
     peers: int
     cells: int
@@ -207,29 +186,18 @@ class CellLine(_message.Message):
     alone: bool
     alone_windows: int
     averaged_windows: int
-    def __init__(self, cell: _Optional[str] = ..., peers: _Optional[int] = ..., cells: _Optional[int] = ..., window_s: _Optional[float] = ..., window: _Optional[int] = ..., next_s: _Optional[float] = ..., met: _Optional[int] = ..., met_cells: _Optional[int] = ..., last: _Optional[int] = ..., cells_averaged: _Optional[int] = ..., bytes: _Optional[int] = ..., last_s: _Optional[float] = ..., alone: _Optional[bool] = ..., alone_windows: _Optional[int] = ..., averaged_windows: _Optional[int] = ...) -> None: ...
+    apart: float
+    def __init__(self, cell: _Optional[str] = ..., peers: _Optional[int] = ..., cells: _Optional[int] = ..., window_s: _Optional[float] = ..., window: _Optional[int] = ..., next_s: _Optional[float] = ..., met: _Optional[int] = ..., met_cells: _Optional[int] = ..., last: _Optional[int] = ..., cells_averaged: _Optional[int] = ..., bytes: _Optional[int] = ..., last_s: _Optional[float] = ..., alone: _Optional[bool] = ..., alone_windows: _Optional[int] = ..., averaged_windows: _Optional[int] = ..., apart: _Optional[float] = ...) -> None: ...
 
 class ChangeLine(_message.Message):
-    __slots__ = ("revision", "in_force", "since", "says")
+    __slots__ = ("revision", "in_force", "says")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     IN_FORCE_FIELD_NUMBER: _ClassVar[int]
-    SINCE_FIELD_NUMBER: _ClassVar[int]
     SAYS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     in_force: int
-    since: int
     says: str
-    def __init__(self, revision: _Optional[int] = ..., in_force: _Optional[int] = ..., since: _Optional[int] = ..., says: _Optional[str] = ...) -> None: ...
-
-class SpreadLine(_message.Message):
-    __slots__ = ("cells", "relative", "error")
-    CELLS_FIELD_NUMBER: _ClassVar[int]
-    RELATIVE_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    cells: int
-    relative: float
-    error: float
-    def __init__(self, cells: _Optional[int] = ..., relative: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
+    def __init__(self, revision: _Optional[int] = ..., in_force: _Optional[int] = ..., says: _Optional[str] = ...) -> None: ...
 
 class RoundLine(_message.Message):
     __slots__ = ("done", "repaired", "failed", "last_s", "members", "contributors", "bytes")

@@ -69,7 +69,7 @@ class MicroBatchResult(_message.Message):
     def __init__(self, index: _Optional[int] = ..., counted: _Optional[bool] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class RoundNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s", "digest", "tokens", "among")
+    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s", "digest", "tokens")
     class OwnersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,7 +86,6 @@ class RoundNote(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    AMONG_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     dead: _containers.RepeatedScalarFieldContainer[str]
@@ -96,28 +95,23 @@ class RoundNote(_message.Message):
     deadline_s: float
     digest: str
     tokens: int
-    among: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., among: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class CommittedNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "digest", "tokens", "speed", "contributors", "sketch", "arrived")
+    __slots__ = ("plan_hash", "attempt", "digest", "tokens", "speed", "contributors")
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
-    SKETCH_FIELD_NUMBER: _ClassVar[int]
-    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     digest: str
     tokens: int
     speed: float
     contributors: int
-    sketch: bytes
-    arrived: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., speed: _Optional[float] = ..., contributors: _Optional[int] = ..., sketch: _Optional[bytes] = ..., arrived: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., speed: _Optional[float] = ..., contributors: _Optional[int] = ...) -> None: ...
 
 class IncompleteNote(_message.Message):
     __slots__ = ("plan_hash", "attempt", "holds", "failed")
@@ -140,7 +134,7 @@ class FaultNote(_message.Message):
     def __init__(self, about: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReadyNote(_message.Message):
-    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "cell", "change", "window", "mean", "orphan", "anchor", "arrived")
+    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "change", "window", "mean", "orphan", "anchor")
     class SeenEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -159,13 +153,11 @@ class ReadyNote(_message.Message):
     SEEN_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
-    CELL_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     MEAN_FIELD_NUMBER: _ClassVar[int]
     ORPHAN_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
-    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     stage: int
     at: VersionNote
     digest: str
@@ -177,14 +169,12 @@ class ReadyNote(_message.Message):
     seen: _containers.ScalarMap[str, float]
     room: int
     costs: CostNote
-    cell: int
     change: str
     window: int
     mean: str
     orphan: bool
     anchor: str
-    arrived: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., cell: _Optional[int] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ..., arrived: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ...) -> None: ...
 
 class CostNote(_message.Message):
     __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down", "tera")

@@ -13,10 +13,10 @@ from benchmarks.lab.replicas import Curve, Line, Task, Text, data_parallel, push
 from benchmarks.report import Report
 from node.averaging.strategies.outer import OuterSettings
 
-DILOCO = OuterSettings(carries="deltas", every=50, optimizer="nesterov", momentum=0.8)
+DILOCO = OuterSettings(carries="deltas", optimizer="nesterov", momentum=0.8)
 """A momentum of 0.9, as published for runs of thousands of outer steps, remembers too long for the
 hundred of these."""
-MOSHPIT = OuterSettings("moshpit", every=50, grid=(2, 2))
+MOSHPIT = OuterSettings("moshpit", grid=(2, 2))
 PARALLEL, PLAIN, INT8 = "data parallel", "DiLoCo, H 50", "DiLoCo, H 50, int8"
 Run = Callable[[Task, Text, Line], Curve]
 Points = list[tuple[int, float, float]]
@@ -30,10 +30,10 @@ RUNS: dict[str, Run] = {
     PARALLEL: data_parallel,
     "parameter server, no barrier": lambda task, text, line: pushed(task, text, line, locked=True),
     "Hogwild": lambda task, text, line: pushed(task, text, line, locked=False),
-    "local SGD, butterfly, every 50": of(OuterSettings(every=50)),
+    "local SGD, butterfly, every 50": of(OuterSettings()),
     "local SGD, Moshpit 2 x 2, every 50": of(MOSHPIT),
-    "local SGD, random pairs, every 50": of(OuterSettings("gossip", every=50)),
-    "local SGD, push-sum, every 50": of(OuterSettings("push-sum", every=50)),
+    "local SGD, random pairs, every 50": of(OuterSettings("gossip")),
+    "local SGD, push-sum, every 50": of(OuterSettings("push-sum")),
     PLAIN: of(DILOCO),
     INT8: of(replace(DILOCO, codec="int8")),
     "DiLoCo, H 50, int4": of(replace(DILOCO, codec="int4")),
@@ -42,9 +42,7 @@ RUNS: dict[str, Run] = {
         replace(MOSHPIT, carries="state", optimizer="nesterov", momentum=0.8)
     ),
     "DiLoCo, H 50, random pairs": of(replace(DILOCO, strategy="gossip", carries="state")),
-    "streaming DiLoCo, 2 fragments, overlap 5": of(
-        replace(DILOCO, fragments=2, overlap=5, mixing=0.5, codec="int8")
-    ),
+    "streaming DiLoCo, 2 fragments": of(replace(DILOCO, fragments=2, codec="int8")),
     "DiLoCo, H 50, quorum, one of 4 at half speed": of(replace(DILOCO, quorum=3), slow=1),
 }
 

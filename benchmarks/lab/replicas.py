@@ -22,26 +22,18 @@ from benchmarks.reference.mixing import mixing
 from benchmarks.reference.unsplit import Unsplit
 from node.averaging.coding.codecs import settle
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.exchange.request import PartOrigin
-from node.averaging.strategies.diloco import (
-    OuterState,
-    mixed,
-    outer_step,
-    pseudo_gradient,
-)
-from node.averaging.strategies.outer import OuterSettings, strategy_of
+from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.strategies.outer import OuterSettings, pieces, strategy_of
 from node.averaging.strategies.strategy import Edges, Groups
-from node.core.ids import PeerId
 from node.data.order import SampleOrder
 from node.data.settings import DataSettings
 from node.data.sources import open_data
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim
 from node.model.stages import Rope, rotate
-from node.training.protocol.meetings import pieces
-from node.training.rounds.error_feedback import ErrorFeedback
+from node.training.rounds.error_feedback import feedback_of
+from node.training.rounds.merging import moved
 
-ANY = PeerId("replica")
 EVERY_EVAL = 50
 """Steps between looks at the held-out text."""
 
@@ -279,13 +271,15 @@ def pushed(task: Task, text: Text, line: Line, *, locked: bool) -> Curve:
     return r.curve
 
 
-def rounds(task: Task, text: Text, line: Line, s: OuterSettings, *, slow: int = 0) -> Curve:
-    """Training alone, and a round of ``s`` every ``s.every`` steps. The last ``slow`` replicas do
+def rounds(
+    task: Task, text: Text, line: Line, s: OuterSettings, *, every: int = 50, slow: int = 0
+) -> Curve:
+    """Training alone, and a round of ``s`` every ``every`` steps. The last ``slow`` replicas do
     half as many steps; what they contribute weighs half, and nobody waits for them."""
     r = Replicas(task, text)
     inner = Adam(r.rows, task)
     play = _states if s.carries == "state" else _deltas if s.carries == "deltas" else _parameters
-    after = play(r, s, line, slow)
+    after = play(r, s, line, every, slow)
     for step in range(task.steps):
         r.look(r.rows.mean(0), step)
         n = task.replicas if step % 2 == 0 else task.replicas - slow
@@ -296,15 +290,17 @@ def rounds(task: Task, text: Text, line: Line, s: OuterSettings, *, slow: int = 
     return r.curve
 
 
-def _parameters(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[int], None]:
+def _parameters(
+    r: Replicas, s: OuterSettings, line: Line, every: int, slow: int
+) -> Callable[[int], None]:
     strategy, alive = strategy_of(s), np.ones(r.task.replicas, bool)
     weights = torch.ones(r.task.replicas, 1)
 
     def after(step: int) -> None:
         nonlocal weights
-        if step % s.every:
+        if step % every:
             return
-        meeting = strategy.meet(len(alive), step // s.every - 1, r.task.seed)
+        meeting = strategy.meet(len(alive), step // every - 1, r.task.seed)
         matrix = torch.from_numpy(mixing(meeting, alive)).float()
         mass, weights = matrix @ (r.rows * weights), matrix @ weights
         r.rows.copy_(mass / weights)
@@ -313,56 +309,49 @@ def _parameters(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callabl
     return after
 
 
-def _deltas(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[int], None]:
+def _deltas(
+    r: Replicas, s: OuterSettings, line: Line, every: int, slow: int
+) -> Callable[[int], None]:
     """DiLoCo with anchors equal everywhere: one state stands for all, what differs is the rows."""
     state = OuterState.begin(r.named(r.rows[0]))
     parts = pieces({n: nbytes_of(p.numel(), s.codec) for n, p in state.anchor.items()}, s.fragments)
-    ups, down = [ErrorFeedback(s.codec) for _ in r.rows], ErrorFeedback(s.codec)
+    owing = [feedback_of(s) for _ in r.rows]
     tokens = [1.0] * (len(r.rows) - slow) + [0.5] * slow
     weights = [t / sum(tokens) for t in tokens]
-    under_way: dict[int, dict[str, Tensor]] = {}
     meeting = strategy_of(s).meet(len(r.rows), 0, r.task.seed)
-
-    def said(residual: ErrorFeedback, given: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        if not s.feedback:
-            return {name: settle(tensor, s.codec)[1] for name, tensor in given.items()}
-        residual.begin(str(step))
-        sent, _ = residual.says(given)
-        residual.ended({name: PartOrigin(ANY, 1, (ANY,)) for name in given}, {}, ANY)
-        residual.moved()
-        residual.settled()
-        return sent
-
-    def send(fragment: int, step: int) -> None:
-        total: dict[str, Tensor] = {}
-        for residual, row, weight in zip(ups, r.rows, weights, strict=True):
-            mine = {n: p for n, p in r.named(row).items() if n in parts[fragment]}
-            for name, delta in said(residual, pseudo_gradient(state, mine), step).items():
-                total[name] = total.get(name, 0.0) + weight * delta
-        under_way[fragment] = said(down, total, step)
-        numbers = sum(t.numel() for t in total.values())
-        _charge(r, line, s, meeting, numbers, hidden=s.overlap * line.step_s)
-
-    def due(step: int) -> tuple[int, ...]:
-        """Fragment p goes every ``every`` steps, p * every / fragments after the first."""
-        gap = s.every // s.fragments
-        return ((step // gap - 1) % s.fragments,) if step >= gap and not step % gap else ()
+    gap = every // s.fragments
 
     def after(step: int) -> None:
         nonlocal state
-        for fragment in due(step):
-            send(fragment, step)
-        for fragment in due(step - s.overlap):
-            state = outer_step(state, under_way.pop(fragment), s)
-            for row in r.rows:
-                mine = {n: p for n, p in r.named(row).items() if n in parts[fragment]}
-                for name, fresh in mixed(mine, state, s.mixing).items():
-                    mine[name].copy_(fresh)
+        if step < gap or step % gap:
+            return
+        carried = parts[(step // gap - 1) % s.fragments]
+        total: dict[str, Tensor] = {}
+        local = [{n: p.clone() for n, p in r.named(row).items() if n in carried} for row in r.rows]
+        for residual, mine, weight in zip(owing, local, weights, strict=True):
+            given = pseudo_gradient(state, mine)
+            if s.feedback:
+                residual.begin(str(step))
+                given, _ = residual.says(given)
+                residual.spoken()
+                residual.moved()
+                residual.settled()
+            else:
+                given = {name: settle(tensor, s.codec)[1] for name, tensor in given.items()}
+            for name, delta in given.items():
+                total[name] = total.get(name, 0.0) + weight * delta
+        state = outer_step(state, total, s)
+        for row, mine in zip(r.rows, local, strict=True):
+            for name, fresh in moved(mine, mine, state.anchor, s.mixing).items():
+                r.named(row)[name].copy_(fresh)
+        _charge(r, line, s, meeting, sum(t.numel() for t in total.values()))
 
     return after
 
 
-def _states(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[int], None]:
+def _states(
+    r: Replicas, s: OuterSettings, line: Line, every: int, slow: int
+) -> Callable[[int], None]:
     """DiLoCo over groups that are a part of all: each steps alone, then anchors and momenta are
     averaged."""
     states = [OuterState.begin(r.named(row)) for row in r.rows]
@@ -370,9 +359,9 @@ def _states(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[i
 
     def after(step: int) -> None:
         nonlocal states
-        if step % s.every:
+        if step % every:
             return
-        meeting = strategy.meet(len(alive), step // s.every - 1, r.task.seed)
+        meeting = strategy.meet(len(alive), step // every - 1, r.task.seed)
         stepped = [
             outer_step(a, pseudo_gradient(a, r.named(row)), s)
             for a, row in zip(states, r.rows, strict=True)
@@ -395,19 +384,14 @@ def _flat(named: dict[str, Tensor]) -> Tensor:
     return torch.cat([p.reshape(-1) for p in named.values()])
 
 
-def _charge(
-    r: Replicas, line: Line, s: OuterSettings, meeting: object, numbers: int, hidden: float = 0.0
-) -> None:
-    """Bytes and time of one round of ``numbers`` numbers; ``hidden`` seconds of it pass while steps
-    go on."""
+def _charge(r: Replicas, line: Line, s: OuterSettings, meeting: object, numbers: int) -> None:
+    """Bytes and time of one round of ``numbers`` numbers: everybody pulls what each of its group
+    gives."""
     whole = nbytes_of(numbers, s.codec)
     if isinstance(meeting, Edges):
         sent = whole * len(meeting.source) / r.task.replicas
-        wait = line.latency + sent / line.rate
     else:
         assert isinstance(meeting, Groups)
-        largest = int(np.bincount(meeting.labels).max())
-        sent = 2 * whole * (largest - 1) / largest
-        wait = line.round_s(sent)
+        sent = whole * (int(np.bincount(meeting.labels).max()) - 1)
     r.curve.sent += sent
-    r.curve.seconds += max(0.0, wait - hidden)
+    r.curve.seconds += 2 * line.latency + sent / line.rate

@@ -21,8 +21,9 @@ from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.group_forming import TIMES
-from node.averaging.strategies.outer import DIRECTED, OuterSettings
+from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
+from node.cells.changes import ChangeBoard
 from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
@@ -65,7 +66,6 @@ from node.training.leader.service import Search, in_thread
 from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
-from node.training.protocol.meetings import Meetings
 from node.training.protocol.pace import PROBE_WAYS_S
 from node.training.protocol.rules import Read, Rules
 from node.training.service import Training
@@ -98,7 +98,6 @@ class Assembled:
     thread: DeviceThread
     meter: PipelineMeter
     cell: CellRound
-    outer: CellRound
     work: StageRuntime
     training: Training
     meetings: CellMeetings | None
@@ -206,7 +205,6 @@ async def assemble(
         thread,
         meter,
         services.cell,
-        services.outer,
         work,
         training,
         services.meetings,
@@ -263,11 +261,10 @@ class Ports:
 @dataclass(frozen=True)
 class Services:
     """A peer's services, connected. They are not started: ``training.start`` is, and that of
-    ``meetings``, which there are where cells lead themselves."""
+    ``meetings``, which there are where there may be several cells."""
 
     pipeline: Pipeline
     cell: CellRound
-    outer: CellRound
     work: StageRuntime
     training: Training
     meetings: CellMeetings | None
@@ -307,12 +304,6 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         )
 
     cell = exchange(manifest.averaging, SERVICES[0])
-    # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out
-    # for them. Where there is one cell the owner can still change that.
-    between = replace(
-        manifest.averaging, wire="fp32", reducer="mean", quarantine=0.0, max_gradient_norm=1e30
-    )
-    outer = exchange(between, SERVICES[1])
     engines = Engines(
         o.transport,
         pipeline,
@@ -324,7 +315,6 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.metrics,
         o.meter,
         o.text,
-        outer,
     )
     work = StageRuntime(
         state,
@@ -358,7 +348,6 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
     o.transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
     o.transport.on_lost(cell.gone)
-    o.transport.on_lost(outer.gone)
     training.cell, training.on_cell = o.presence.cell, o.presence.enter
     meetings = _meetings(manifest, o, training) if manifest.outer.windows else None
     training.company = o.presence.hosts
@@ -366,7 +355,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     training.coming = o.presence.coming
     training.on_lead = o.presence.changed
     o.presence.seeks = lambda: training.seeks
-    return Services(pipeline, cell, outer, work, training, meetings)
+    return Services(pipeline, cell, work, training, meetings)
 
 
 def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
@@ -413,10 +402,18 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     return CellMeetings(
         finder,
         training,
-        manifest.outer,
         o.clock,
         o.journal,
         register=register,
+        changes=ChangeBoard(
+            o.presence.directory,
+            o.clock,
+            training,
+            lambda: training.leader is not None,
+            lambda: register.standing()[0],
+            pace,
+            o.on_error,
+        ),
         addresses=o.presence.addresses,
         learn=o.learn,
         mass=MassExchange(
@@ -510,7 +507,6 @@ def run_facts(
     """What the leader plans with: the manifest's numbers and the engines' pure functions."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
     parts = parts_of_stages(manifest) if parts is None else parts
-    sizes = {s: {part.name: part.bytes for part in of} for s, of in parts.items()}
 
     def place(
         stage: int,
@@ -528,9 +524,6 @@ def run_facts(
         share = quotas(len(samples), list(ends))
         return assign_paths(sorted(share.items()), stages, samples)
 
-    def meet(settings: OuterSettings) -> Meetings | None:
-        return Meetings(settings, sizes, manifest.data.seed, t.epochs) if settings.every else None
-
     return RunFacts(
         stages=p.stages,
         epochs=t.epochs,
@@ -539,9 +532,6 @@ def run_facts(
         min_replicas=t.min_replicas,
         eval_every=t.eval_every,
         run_id=manifest.run_id,
-        cell=manifest.columns,
-        divide=manifest.divide,
-        meetings=meet(manifest.outer),
         spare=p.stages - manifest.scheduler.hops(p.stages),
         prove=True,
         waits=Waits(
@@ -568,7 +558,6 @@ def run_facts(
             recall=work.local_checkpoints.recall,
             router=lambda: Router(manifest.scheduler, p.stages),
             read=work.read,
-            meet=meet,
         ),
     )
 

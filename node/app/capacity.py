@@ -24,8 +24,7 @@ def check_memory(
     states = [part.state for part in parts]
     # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
     mine = max(*states, -(-sum(states) // max(1, shares)))
-    cells = max(2, -(-t.min_replicas // max(1, manifest.averaging.peers)))
-    kept = outer_bytes(outer, {part.name: part.bytes for part in parts}, cells)
+    kept = outer_bytes(outer, {part.name: part.bytes for part in parts})
     verdict = fits(
         m,
         p.stages,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DOMAIN = "tutti/change/1"
 MAX_REVISION = 1 << 53
+IN_GROUPS = {"butterfly", "gossip", "moshpit"}
+"""Strategies by which cells find each other in the same way, so that one can follow another."""
 _AGAIN = "only the owner of the run can change it:  tutti swarm switch FILE"
 
 
@@ -83,7 +85,7 @@ def read(manifest: Manifest, change: str) -> Rules:
     """The settings in a change, "" for the manifest's own. Raises Refused, with the reason, for one
     that nobody may follow."""
     if not change:
-        return Rules(manifest.columns, manifest.outer)
+        return Rules(manifest.divide, manifest.outer)
     if len(change) > MAX_CHANGE:
         raise Refused(
             f"a change of {len(change)} characters, at most {MAX_CHANGE} are read", _AGAIN
@@ -107,7 +109,7 @@ def read(manifest: Manifest, change: str) -> Rules:
         raise Refused(
             f"not a change that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e
-    return Rules(changed.columns, changed.outer, revision, change)
+    return Rules(changed.divide, changed.outer, revision, change)
 
 
 def _differing(outer: OuterSettings) -> dict[str, Any]:
@@ -122,9 +124,15 @@ def _amended(manifest: Manifest, cell: int | str, outer: OuterSettings) -> Manif
         manifest, averaging=dataclasses.replace(manifest.averaging, cell=cell), outer=outer
     )
     changed.check()
-    if changed.outer.windows or manifest.outer.windows:
-        raise UsageFault(
-            "a run whose cells lead themselves (outer.window_s) keeps its [outer] for good",
-            "other settings make another run:  tutti swarm init --from FILE",
-        )
+    _lasts("outer.window_s", manifest.outer.window_s, outer.window_s)
+    if not {manifest.outer.strategy, outer.strategy} <= IN_GROUPS:
+        _lasts("outer.strategy", manifest.outer.strategy, outer.strategy)
     return changed
+
+
+def _lasts(name: str, value: object, wanted: object) -> None:
+    if value != wanted:
+        raise UsageFault(
+            f"{name} is {value!r} for good in this run, not {wanted!r}",
+            "another value makes another run:  tutti swarm init --from FILE",
+        )

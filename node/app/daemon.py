@@ -348,7 +348,7 @@ class Daemon:
         text = config.change(run_id)
         if text:
             try:
-                a.work.anchor.follow(a.training.change(text).outer, level=False)
+                a.work.anchor.follow(a.training.change(text).outer)
             except Refused as e:
                 self.journal.emit("daemon", "change-ignored", str(e), "warning")
             check_room(config, manifest, a, self.journal)
@@ -444,7 +444,7 @@ class Daemon:
         if a is not None:
             if a.meetings is not None:
                 await a.meetings.close()
-            for service in (a.training, a.work, a.pipeline, a.cell, a.outer):
+            for service in (a.training, a.work, a.pipeline, a.cell):
                 await service.close()
             a.thread.close()
             if a.local is not None:
@@ -628,7 +628,7 @@ class Daemon:
 
     def protocols(self) -> Protocols:
         """The protocol versions spoken here, as far as the run allows them."""
-        oldest = self.manifest.protocol if self.manifest else OLDEST_PROTOCOL
+        oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
         return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
 
     def _admit(self, peer: PeerId, hello: Hello) -> float:

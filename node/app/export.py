@@ -104,7 +104,7 @@ async def _stage(
         a,
         m,
         transport,
-        [x.peer for x in plan.cell(stage, min(plan.cells(stage))) if x.current],
+        [x.peer for x in plan.stage(stage) if x.current],
         stage,
     )
 

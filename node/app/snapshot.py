@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from node.app.moving import place
 from node.app.posting import Posting, state_of
-from node.averaging.reducers.spread import ERROR
 from node.cells.tally import CellTally
 from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from node.telemetry.events import Journal
     from node.telemetry.metrics import Metrics
     from node.training.service import Training
-    from node.training.stage_runtime import StageRuntime
     from node.transport.service import Transport
 
 HISTORY = 256
@@ -241,10 +239,8 @@ class SnapshotBuilder:
             s.paths.CopyFrom(self._paths(work.plan, m, costs))
         if a.meetings is not None:
             s.cell.CopyFrom(self._cell_line(a, a.meetings, m))
-        elif training.standing.in_force.cell or work.outer.number:
-            s.outer.CopyFrom(outer_line(work, training.member.cell))
         if training.standing.known.revision:
-            s.change.CopyFrom(change_line(training, work.plan))
+            s.change.CopyFrom(change_line(training))
         if given_up := training.past.given_up_epochs:
             tokens = training.past.given_up_tokens
             s.warnings.append(
@@ -267,7 +263,7 @@ class SnapshotBuilder:
             training.cell,
             1 + len(mates),
             meetings.register.cells,
-            a.work.outer,
+            a.work.window,
             m.outer.window_s,
             d.clock.wall(),
         )
@@ -452,7 +448,7 @@ class SnapshotBuilder:
             (m.replicas, s.replicas),
             (m.stash_bytes, s.stash_bytes),
             (m.memory_bytes, s.memory_used),
-            (m.cells_apart, s.outer.spread.relative),
+            (m.cells_apart, s.cell.apart),
             (m.cell_peers, s.cell.peers),
             (m.cells, s.cell.cells),
             (m.window_cells, s.cell.cells_averaged),
@@ -565,36 +561,13 @@ def _waiting_step(waiting: str, unproven: bool) -> str:
     return "nothing to do if it comes; see tutti peers"
 
 
-def change_line(training: Training, plan: Plan | None) -> pb.ChangeLine:
+def change_line(training: Training) -> pb.ChangeLine:
     """The owner's newest change to how cells average, and what is in force."""
     rules = training.standing.in_force
     o, cell = rules.outer, f"cells of {rules.cell}" if rules.cell else "one cell"
-    says = f"{cell}, {o.says}" if o.every else cell
-    since = plan.since if plan is not None and rules.revision else 0
-    return pb.ChangeLine(
-        revision=training.standing.known.revision, in_force=rules.revision, since=since, says=says
-    )
-
-
-def outer_line(work: StageRuntime, cell: int) -> pb.OuterLine:
-    """Where this peer is among the cells of its stage, and what its last outer round was."""
-    news, epoch = work.outer, work.version.epoch
-    compared, apart = (
-        work.plan.spread.get(work.stage.stage, (0, 0.0)) if work.plan is not None else (0, 0.0)
-    )
-    ahead = (
-        e - epoch for e in range(epoch, epoch + work.anchor.ahead.every + 1) if work.anchor.due(e)
-    )
-    return pb.OuterLine(
-        cell=cell + 1,
-        last=news.number,
-        cells=news.cells,
-        peers=news.peers,
-        bytes=news.nbytes,
-        last_s=news.seconds,
-        next=next(ahead, 0),
-        spread=pb.SpreadLine(cells=compared, relative=apart, error=ERROR if compared else 0.0),
-    )
+    says = f"{cell}, {o.says}" if o.windows else cell
+    known = training.standing.known.revision
+    return pb.ChangeLine(revision=known, in_force=rules.revision, says=says)
 
 
 def kinds_of_tasks() -> Counter[str]:

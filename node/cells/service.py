@@ -13,6 +13,7 @@ from math import floor
 from node.averaging.strategies.keys import edge_keys, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
 from node.cells import facts
+from node.cells.changes import ChangeBoard
 from node.cells.edges import EdgeFinder
 from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
@@ -41,39 +42,47 @@ HOSTS, MADDRS = 4, 4
 
 
 class CellMeetings:
-    """Of one peer, in a run whose cells lead themselves. ``addresses(peer)``: where a peer can be
-    dialled; ``learn(peer, addresses)`` is told where partners can."""
+    """Of one peer, in a run with several cells. ``addresses(peer)``: where a peer can be dialled;
+    ``learn(peer, addresses)`` is told where partners can."""
 
     def __init__(
         self,
         finder: GroupFinder | EdgeFinder,
         training: Training,
-        settings: OuterSettings,
         clock: Clock,
         journal: Journal,
         *,
         register: CellRegister,
+        changes: ChangeBoard,
         addresses: Callable[[PeerId], Sequence[str]],
         learn: Callable[[PeerId, Sequence[str]], None],
         mass: MassExchange | None = None,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self._finder, self._training, self._settings = finder, training, settings
+        self._finder, self._training = finder, training
         self._clock, self._journal = clock, journal
-        self.register, self._addresses, self._learn = register, addresses, learn
+        self.register, self._changes = register, changes
+        self._addresses, self._learn = addresses, learn
         self._mass = mass
         self._tasks = Tasks("cells", on_error)
         training.on_partners = self._meet_hosts
 
+    @property
+    def _settings(self) -> OuterSettings:
+        """Those in force."""
+        return self._training.standing.in_force.outer
+
     def start(self) -> None:
         """Begin to look, as long as this peer leads."""
         self.register.start()
+        self._changes.start()
         self._tasks.spawn(self._look(), "windows", eternal=True)
 
     async def close(self) -> None:
         """Look for nobody any more."""
         await self._tasks.close()
         await self.register.close()
+        await self._changes.close()
         if isinstance(self._finder, GroupFinder):
             await self._finder.close()
         if self._mass is not None:
@@ -148,7 +157,8 @@ class CellMeetings:
         if self._settings.carries == "deltas":
             anchor = training.leader.roster.anchor() or NO_ANCHOR
         maddrs = tuple(self._addresses(training.me))
-        return CellFacts(training.cell, plan.base, self._hosts(plan), anchor, maddrs=maddrs)
+        change = training.standing.in_force.revision
+        return CellFacts(training.cell, plan.base, self._hosts(plan), anchor, change, maddrs)
 
     def _hosts(self, plan: Plan) -> dict[int, tuple[Host, ...]]:
         found: dict[int, tuple[Host, ...]] = {}

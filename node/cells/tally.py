@@ -1,4 +1,4 @@
-"""What there is to say of a cell that leads itself, and of its windows. Enters: plans, the wall
+"""What there is to say of one of several cells, and of its windows. Enters: plans, the wall
 clock, what came of the last window. Leaves: a line for the operator. Never: who its partners
 are."""
 
@@ -8,7 +8,7 @@ from math import ceil, floor
 
 from node.core.ids import NO_CELL, CellId
 from node.core.journey import Plan
-from node.training.rounds.outer import OuterNews
+from node.training.rounds.window import WindowNews
 from protos import control_pb2 as pb
 
 
@@ -34,7 +34,7 @@ class CellTally:
             self._busy.add(floor(wall / every_s))
 
     def line(
-        self, cell: CellId, peers: int, cells: int, news: OuterNews, every_s: float, wall: float
+        self, cell: CellId, peers: int, cells: int, news: WindowNews, every_s: float, wall: float
     ) -> pb.CellLine:
         """``peers`` belong to the cell; about ``cells`` are in sight; ``news`` is of the last mean
         that came into place."""
@@ -58,6 +58,7 @@ class CellTally:
             alone=self._alone,
             alone_windows=self._alone_windows,
             averaged_windows=self._averaged,
+            apart=news.apart,
         )
 
     def _close_windows(self, now: int, every_s: float) -> None:

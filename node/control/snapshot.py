@@ -147,10 +147,10 @@ def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
 def compare_digests(snapshots: Iterable[Snapshot]) -> tuple[int, tuple[int, ...]]:
     """How many replicas could be compared with another of their cell at the same epoch, and the
     stages that differ."""
-    at: dict[tuple[int, int, str, int], list[str]] = {}
+    at: dict[tuple[int, str, int], list[str]] = {}
     for s in snapshots:
         if s.digest and s.state != "lost":
-            at.setdefault((s.stage, s.outer.cell, s.cell.cell, s.epoch), []).append(s.digest)
+            at.setdefault((s.stage, s.cell.cell, s.epoch), []).append(s.digest)
     together = {key: digests for key, digests in at.items() if len(digests) > 1}
     return sum(map(len, together.values())), tuple(
         sorted({stage for (stage, *_), d in together.items() if len(set(d)) > 1})

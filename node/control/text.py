@@ -46,11 +46,9 @@ from protos.control_pb2 import (
     Evaluated,
     Event,
     Missing,
-    OuterLine,
     PingReport,
     RoundLine,
     Snapshot,
-    SpreadLine,
 )
 
 STATE_STYLE = {
@@ -94,8 +92,6 @@ def status_lines(s: Snapshot) -> list[Text]:
         ("counted", _counted(s) if s.tokens or s.micro_batches else ""),
         ("rounds", _rounds(s.round) if s.round.done or s.round.failed else ""),
         *_paths(s),
-        ("cell", _outer(s.outer) if s.HasField("outer") else ""),
-        ("", _spread(s.outer.spread) if s.outer.spread.cells else ""),
         *(_cell(s.cell) if s.HasField("cell") else ()),
         *(_change(s.change) if s.change.revision else ()),
         ("time", _shares(s.time_s)),
@@ -644,17 +640,6 @@ def _progress(s: Snapshot) -> str:
     return text + (f"  held out {s.loss_val:.3f}" if s.loss_val else "")
 
 
-def _outer(o: OuterLine) -> str:
-    """Whose parameters are here, and the last round with other cells."""
-    where = f"cell {o.cell - 1}" if o.cell else "no cell yet"
-    if not o.last:
-        return f"{where}   no outer round yet, one after {o.next} more epochs"
-    met = (
-        f"outer round {o.last}: {o.cells} cells, {o.peers} peers, {o.last_s:.2f} s, {size(o.bytes)}"
-    )
-    return f"{where}   {met}   next after {o.next} epochs"
-
-
 def _cell(c: CellLine) -> list[tuple[str, str]]:
     """The cell that this peer belongs to, and what came of its windows."""
     here = f"{short_cell(clean(c.cell, 16))}: {several(c.peers, 'peer')}"
@@ -676,6 +661,7 @@ def _cell(c: CellLine) -> list[tuple[str, str]]:
         ("", under_way),
         ("", "alone in the last window" if c.alone else ""),
         ("", last),
+        ("", f"its partners were {100 * c.apart:.3g}% away" if last and c.apart else ""),
     ]
 
 
@@ -686,21 +672,13 @@ def _window(c: CellLine, number: int) -> str:
 
 def _change(c: ChangeLine) -> list[tuple[str, str]]:
     """What cells go by, and what the owner has signed and no plan is under yet."""
-    by = f"the owner's change {c.in_force}, since epoch {c.since}" if c.in_force else "the manifest"
+    by = f"the owner's change {c.in_force}" if c.in_force else "the manifest"
     coming = f"change {c.revision} comes into force with the next plan"
     return [
         ("averaging", f"by {by}"),
         ("", clean(c.says, 68)),
         ("", "" if c.in_force == c.revision else coming),
     ]
-
-
-def _spread(s: SpreadLine) -> str:
-    """How far the cells of the stage are apart."""
-    return (
-        f"{s.cells} cells of this stage were {100 * s.relative:.3g}% apart at the last commit "
-        f"(+-{s.error:.0%} of that)"
-    )
 
 
 def _shares(time_s: Mapping[str, float]) -> str:

@@ -63,17 +63,13 @@ class PlanMember:
     ``speed``: micro-batches per second its stage can do, quantised by the leader, 0 for unknown.
     ``current``: holds the parameters of the plan's base; a member that does not is a *listener*: it
     gets no micro-batch and owns nothing this epoch, but gathers every fresh part and is current
-    afterwards. ``cell``: which of its stage's replicas it shares the optimizer step with.
-    ``group``: in an outer round the members of its stage with the same number average with each
-    other, and in a plan that sends for one those who will; 0 in any other.
+    afterwards.
     """
 
     peer: PeerId
     stage: int
     speed: float = 0.0
     current: bool = True
-    cell: int = 0
-    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +136,6 @@ class Electorate:
 
 NOBODY = Electorate()
 
-Unit = tuple[int, int]
-"""(stage, cell), or in an outer round (stage, group): those who average with each other."""
-
-
-def in_cell(part: str, cell: int) -> str:
-    """The name of a part as owned in one cell: every cell has an owner of its own for it."""
-    return f"{part}#{cell}" if cell else part
-
-
-def of_cell(owners: Mapping[str, PeerId], cell: int) -> dict[str, PeerId]:
-    """What ``owners`` says of one cell, by the parts' own names."""
-    if not cell:
-        return {name: peer for name, peer in owners.items() if "#" not in name}
-    end = f"#{cell}"
-    return {name.removesuffix(end): peer for name, peer in owners.items() if name.endswith(end)}
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -163,34 +143,23 @@ class Plan:
     and its hash.
 
     ``epoch`` is the version of the parameters the plan starts from; committing it makes ``epoch +
-    1``. ``owners`` maps every parameter of every cell (:func:`in_cell`) to the peer that reduces
-    and steps it; ``moved`` names, for parts whose owner changed, the peer that holds the optimizer
-    state. ``digests`` are those of the base, by stage and cell. ``outer``: 0, or the number of the
-    outer round that this epoch is: it has no micro-batches, cells average with cells, and
-    ``reducers`` maps every parameter of every group to the member that averages it there.
-    ``worked``: micro-batches that counted in each cell since it last met others, where a stage has
-    more than one. ``senders``: in an outer round along directed edges, which cells send to each
-    cell, where others send to it; a group is then a cell. ``mass``: push-sum's weights of the cells
-    in units of 2^-20, where the run averages so. ``fragment``: 0, or which fragment of the
-    parameters this outer round carries (1 is the first): ``reducers`` has its parts only, and cells
-    differ in the others afterwards. ``sends``: 0, or the number of the outer round whose fragment
-    is taken from this plan's version and is under way while this epoch and the next ones run;
-    groups and ``reducers`` are then that round's. ``stood``: for stages whose parameters at the
-    base are those of an older version, because nobody had them in the epochs between, that version;
-    it has members again, or the paths go around it. ``change``: the owner's signed change to how
-    cells average, "" for none, in force since the plan from version ``since``. ``cursor`` is the
+    1``. ``owners`` maps every parameter of every stage to the peer that reduces and steps it;
+    ``moved`` names, for parts whose owner changed, the peer that holds the optimizer state.
+    ``digests`` are those of the base, by stage. ``outer``: 0, or the window of the outer round that
+    this epoch is: it has no micro-batches, and the mean with other cells is put in place.
+    ``stood``: for stages whose parameters at the base are those of an older version, because nobody
+    had them in the epochs between, that version; it has members again, or the paths go around it.
+    ``change``: the owner's signed change to how cells average, "" for none. ``cursor`` is the
     sampler before this epoch took its samples, of the positions that its cell may take. ``lineage``
     is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
     with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and
     of the last evaluation (0: none yet): news that every member shows its operator; so is
-    ``forecast``, what paths and round should take, seconds, 0 for unknown, and ``spread``: how many
-    cells of a stage were compared when an epoch was last committed, and how far their parameters
-    were apart, relative to their length. ``cell_id``: where every cell of a run has a leader of its
-    own, the name of this one. ``parent``: in a plan that founds the cell, the cell whose leader
-    signs it; its members are those of the new cell, its owners those of the parent, and nobody
-    trains by it. ``founds``: a cell that has been founded from the same version, whose members take
-    over optimizer state from this one. ``window``: see :class:`Window`; ``electorate``: see
-    :class:`Electorate`.
+    ``forecast``, what paths and round should take, seconds, 0 for unknown. ``cell_id``: where a run
+    has several cells, the name of this one. ``parent``: in a plan that founds the cell, the cell
+    whose leader signs it; its members are those of the new cell, its owners those of the parent,
+    and nobody trains by it. ``founds``: a cell that has been founded from the same version, whose
+    members take over optimizer state from this one. ``window``: see :class:`Window`;
+    ``electorate``: see :class:`Electorate`.
     """
 
     epoch: int
@@ -200,7 +169,7 @@ class Plan:
     paths: tuple[Path, ...]
     owners: dict[str, PeerId]
     moved: dict[str, PeerId] = field(default_factory=dict)
-    digests: dict[Unit, str] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
     deadline_s: float = 60.0
     cursor: Cursor = WHOLE
     loss: float = 0.0
@@ -209,16 +178,8 @@ class Plan:
     lineage: str = ""
     forecast: tuple[float, float] = (0.0, 0.0)
     outer: int = 0
-    reducers: dict[str, PeerId] = field(default_factory=dict)
-    spread: dict[int, tuple[int, float]] = field(default_factory=dict)
-    worked: dict[Unit, int] = field(default_factory=dict)
     stood: dict[int, Version] = field(default_factory=dict)
     change: str = ""
-    since: int = 0
-    senders: dict[Unit, tuple[int, ...]] = field(default_factory=dict)
-    mass: dict[Unit, int] = field(default_factory=dict)
-    fragment: int = 0
-    sends: int = 0
     cell_id: CellId = NO_CELL
     parent: CellId = NO_CELL
     founds: CellId = NO_CELL
@@ -239,41 +200,6 @@ class Plan:
         """The replicas of a stage, listeners included, in PeerId order."""
         return tuple(sorted((m for m in self.members if m.stage == stage), key=lambda m: m.peer))
 
-    def cell(self, stage: int, cell: int = 0) -> tuple[PlanMember, ...]:
-        """The members of ``stage`` that share an optimizer step, listeners included, in PeerId
-        order."""
-        return tuple(m for m in self.stage(stage) if m.cell == cell)
-
-    def cells(self, stage: int) -> tuple[int, ...]:
-        """The cells of a stage that somebody current is in."""
-        return tuple(sorted({m.cell for m in self.members if m.stage == stage and m.current}))
-
-    def home(self, peer: PeerId) -> int:
-        """The cell of a member; 0 for a stranger."""
-        me = self.member(peer)
-        return me.cell if me is not None else 0
-
-    def unit_of(self, member: PlanMember) -> Unit:
-        """With whom this member averages at the end of the epoch."""
-        return member.stage, member.group if self.outer else member.cell
-
-    def unit(self, unit: Unit) -> tuple[PlanMember, ...]:
-        """Those who average with each other at the end of the epoch, listeners included, in PeerId
-        order."""
-        return tuple(m for m in self.stage(unit[0]) if self.unit_of(m) == unit)
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        return tuple(sorted({self.unit_of(m) for m in self.members}))
-
-    def averagers(self, unit: Unit) -> dict[str, PeerId]:
-        """Who averages each part in a unit. Parts of other stages may be among them."""
-        return of_cell(self.reducers if self.outer else self.owners, unit[1])
-
-    def owner(self, part: str, cell: int) -> PeerId | None:
-        """Who steps a part in a cell."""
-        return self.owners.get(in_cell(part, cell))
-
     def member(self, peer: PeerId) -> PlanMember | None:
         return next((m for m in self.members if m.peer == peer), None)
 
@@ -293,7 +219,7 @@ class Plan:
             "term": self.term,
             "leader": index[self.leader],
             "peers": names,
-            "members": [[m.stage, m.speed, m.current, m.cell, m.group] for m in self.members],
+            "members": [[m.stage, m.speed, m.current] for m in self.members],
             "paths": [
                 [
                     p.index,
@@ -305,19 +231,13 @@ class Plan:
             ],
             "owners": {k: index[v] for k, v in self.owners.items()},
             "moved": {k: index[v] for k, v in self.moved.items()},
-            "digests": {f"{stage}.{cell}": v for (stage, cell), v in self.digests.items()},
-            "worked": {f"{stage}.{cell}": v for (stage, cell), v in self.worked.items()},
-            "senders": {f"{stage}.{cell}": list(v) for (stage, cell), v in self.senders.items()},
-            "mass": {f"{stage}.{cell}": v for (stage, cell), v in self.mass.items()},
-            "rules": [self.change, self.since],
+            "digests": {str(stage): digest for stage, digest in self.digests.items()},
+            "change": self.change,
             "deadline_s": self.deadline_s,
             "cursor": rows(self.cursor),
             "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
             "outer": self.outer,
-            "stream": [self.fragment, self.sends],
             "stood": {str(stage): [v.epoch, v.lineage] for stage, v in self.stood.items()},
-            "reducers": {k: index[v] for k, v in self.reducers.items()},
-            "spread": {str(stage): [cells, apart] for stage, (cells, apart) in self.spread.items()},
             "votes": [[index[p] for p in e.voters], [index[p] for p in e.elders], e.orphan],
         }
         if self.cell_id:  # in a run of one cell a plan is as it was before there were several
@@ -358,7 +278,6 @@ class Plan:
         try:
             body = json.loads(raw)
             names = [PeerId(str(p)) for p in body["peers"]]
-            (change, since), (fragment, sends) = body["rules"], body["stream"]
             loss, loss_val, tokens, run_s, round_s = body["news"]
             cell, parent, founds = (str(name) for name in body.get("cell", ("", "", "")))
             voters, elders, orphan = body["votes"]
@@ -376,10 +295,8 @@ class Plan:
                 term=_natural(body["term"]),
                 leader=name(body["leader"]),
                 members=tuple(
-                    PlanMember(
-                        names[i], _natural(s), _finite(v), bool(c), _natural(cell), _natural(group)
-                    )
-                    for i, (s, v, c, cell, group) in enumerate(body["members"])
+                    PlanMember(names[i], _natural(s), _finite(v), bool(c))
+                    for i, (s, v, c) in enumerate(body["members"])
                 ),
                 paths=tuple(
                     Path(
@@ -392,15 +309,8 @@ class Plan:
                 ),
                 owners={str(k): name(v) for k, v in body["owners"].items()},
                 moved={str(k): name(v) for k, v in body["moved"].items()},
-                digests={_unit(k): str(v) for k, v in body["digests"].items()},
-                worked={_unit(k): _natural(v) for k, v in body["worked"].items()},
-                senders={
-                    _unit(k): tuple(_natural(cell) for cell in v)
-                    for k, v in body["senders"].items()
-                },
-                mass={_unit(k): _natural(v) for k, v in body["mass"].items()},
-                change=str(change),
-                since=_natural(since),
+                digests={int(k): str(v) for k, v in body["digests"].items()},
+                change=str(body["change"]),
                 deadline_s=_finite(body["deadline_s"]),
                 cursor=parse_cursor(body["cursor"]),
                 loss=_finite(loss),
@@ -408,8 +318,6 @@ class Plan:
                 tokens=_natural(tokens),
                 forecast=(_finite(run_s), _finite(round_s)),
                 outer=_natural(body["outer"]),
-                fragment=_natural(fragment),
-                sends=_natural(sends),
                 cell_id=CellId(cell),
                 parent=CellId(parent),
                 founds=CellId(founds),
@@ -417,14 +325,9 @@ class Plan:
                 electorate=Electorate(
                     _once(map(name, voters)), _once(map(name, elders)), bool(orphan)
                 ),
-                reducers={str(k): name(v) for k, v in body["reducers"].items()},
                 stood={
                     int(k): Version(_natural(e), lineage(line))
                     for k, (e, line) in body["stood"].items()
-                },
-                spread={
-                    int(s): (_natural(cells), _finite(apart))
-                    for s, (cells, apart) in body["spread"].items()
                 },
             )
         except (
@@ -505,11 +408,6 @@ def _cell(text: Any) -> str:
     if type(text) is not str or not text or not is_cell(text):
         raise ValueError("a cell's name is 16 hex digits")
     return text
-
-
-def _unit(text: str) -> Unit:
-    stage, _, cell = text.partition(".")
-    return int(stage), int(cell)
 
 
 def _once(peers: Iterable[PeerId]) -> tuple[PeerId, ...]:

@@ -8,12 +8,9 @@ from node.core.errors import WireError
 
 VERSION = "0.1.0"
 """Of the software; pyproject.toml says the same."""
-OLDEST_PROTOCOL, PROTOCOL = 3, 3
-"""Of what peers say to each other: the oldest and the newest version spoken here. Version 2 has
-cells that lead themselves. Version 3 has plans that name who votes, which older software could not
-repeat by their hash."""
-CELLS_PROTOCOL = 2
-"""The oldest version that knows cells that lead themselves."""
+OLDEST_PROTOCOL, PROTOCOL = 4, 4
+"""Of what peers say to each other: the oldest and the newest version spoken here. In version 4 a
+plan is of one cell, which leads itself."""
 _COMMANDS = "git pull && make setup  in its checkout, then  tutti drain; tutti start"
 UPDATE = f"update this tutti:  {_COMMANDS}"
 """What helps who meets something newer."""

@@ -3,9 +3,10 @@ Leaves: keys. Never: a record.
 
 ``peers``: what every peer says of itself that is in no cell; in a run of one cell everybody.
 ``cell/<cell>``: the same of the peers of one cell. ``cells/<prefix>``: what leaders say of the
-cells of one of 64 prefixes. ``census``: how many cells each prefix has. ``outer/<window>/<key>``:
-the cells that look for others to average with in a window of time. A node that stores a record sees
-the hash of its key only, so what is posted under a topic other than the peers' begins with the
+cells of one of 64 prefixes. ``census``: how many cells each prefix has. ``changes``: the owner's
+newest change to how cells average. ``outer/<window>/<key>``: the cells that look for others to
+average with in a window of time. A node that stores a record sees the hash of its key only, so what
+is posted under a topic other than the peers' begins with the
 topic: the node works the key out and compares.
 """
 
@@ -17,17 +18,18 @@ import re
 from node.core.errors import WireError
 from node.core.ids import CellId, RunId
 
-PEERS, CENSUS = "peers", "census"
+PEERS, CENSUS, CHANGES = "peers", "census", "changes"
 PREFIXES = 64
 """Parts that the cells of a run are spread over."""
 MAX_WINDOW = 2**40
 """Windows are numbered below this."""
 MAX_POSTING = 2048
 """Bytes of what is posted under a topic."""
-WRITERS = {"cell": 512, "cells": 64, "census": 2 * PREFIXES, "outer": 64}
+WRITERS = {"cell": 512, "cells": 64, "census": 2 * PREFIXES, "changes": 64, "outer": 64}
 """Most peers that are posted under one topic of a kind: of ``outer``, more than any group has."""
 _TOPIC = re.compile(
-    r"peers|census|cell/[0-9a-f]{16}|cells/[0-3][0-9a-f]|outer/(0|[1-9][0-9]{0,12})/([0-9.-]{1,32}|all)"
+    r"peers|census|changes|cell/[0-9a-f]{16}|cells/[0-3][0-9a-f]"
+    r"|outer/(0|[1-9][0-9]{0,12})/([0-9.-]{1,32}|all)"
 )
 _LONGEST = len("outer/") + 13 + len("/") + 32
 _END = b"\n"
@@ -55,8 +57,8 @@ def outer_topic(window: int, key: str) -> str:
 
 
 def kind_of(topic: str) -> str:
-    """``peers``, ``cell``, ``cells``, ``census`` or ``outer``. Raises WireError unless something
-    can be posted under this topic."""
+    """``peers``, ``cell``, ``cells``, ``census``, ``changes`` or ``outer``. Raises WireError
+    unless something can be posted under this topic."""
     found = _TOPIC.fullmatch(topic)
     if found is None or (found[1] is not None and int(found[1]) >= MAX_WINDOW):
         raise WireError(f"nothing is posted under {topic[:64]!r}")

@@ -21,18 +21,15 @@ class Assigned:
     most: int
 
 
-def assigned(
-    plan: Plan, stage: int, sequence: int, dropped: Collection[int] = (), cell: int = 0
-) -> Assigned:
-    """For a cell of ``stage``, with samples of ``sequence`` tokens; ``dropped``: micro-batches that
-    do not count. The tokens in all are those of the stage, because a cell does what falls to it
-    when another one's peers die.
+def assigned(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = ()) -> Assigned:
+    """For ``stage``, with samples of ``sequence`` tokens; ``dropped``: micro-batches that do not
+    count.
 
     The same at every member, because it depends on the plan and the leader's note alone. A
     micro-batch counts for whom the plan names, also when a dead hop was replaced:
     :func:`node.averaging.reducers.weights.weights` leaves room for that.
     """
-    allowed = {m.peer: 0 for m in plan.cell(stage, cell) if m.current}
+    allowed = {m.peer: 0 for m in plan.stage(stage) if m.current}
     total = most = 0
     for path in plan.paths:
         tokens = len(path.samples) * sequence

@@ -50,7 +50,7 @@ def _path(path: Path, stages: int, live: set[int]) -> str:
 
 
 def _shares(plan: Plan, stage: int, work: Counter[PeerId], costs: Costs | None) -> list[str]:
-    cell = [m for m in plan.cell(stage) if m.current]
+    cell = [m for m in plan.stage(stage) if m.current]
     if len(cell) < 2 or len({work[m.peer] for m in cell}) == 1:
         return []
     total = sum(work[m.peer] for m in cell)

@@ -28,9 +28,6 @@ from node.scheduler.assigned import assigned
 from node.sim.ports import SimPeerPort, SimSwarmPort
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
-from node.training.protocol.meetings import pieces
-from node.training.protocol.plan_context import makes
-from node.training.protocol.rules import between
 
 GENESIS = Version(0)
 NEAR = 1e-4
@@ -125,23 +122,13 @@ class Checker:
 
 
 class EqualDigests(Checker):
-    """I1: whoever begins an epoch as a current member holds what the rest of its cell holds, and
-    after an outer round over all cells what the rest of its stage holds."""
+    """I1: whoever begins an epoch as a current member holds what the rest of its cell holds."""
 
     id = "I1"
 
     def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
-        self._seen: dict[tuple[str, int, int], tuple[str, PeerId]] = {}
-        self._met: dict[tuple[Version, int], None] = {}
-
-    def plan(self, plan: Plan) -> None:
-        if not plan.outer or plan.fragment or plan.senders or between(plan, self.swarm.read).pushes:
-            return
-        for stage in {stage for stage, _ in plan.units}:
-            if len({m.group for m in plan.stage(stage)}) == 1:
-                self._met[makes(plan, ()), stage] = None
-        _shorten(self._met)
+        self._seen: dict[tuple[str, int], tuple[str, PeerId]] = {}
 
     def began(self, peer: SimPeerPort, plan: Plan) -> None:
         me, digest = plan.member(peer.name), peer.digest
@@ -150,13 +137,12 @@ class EqualDigests(Checker):
                 f"{peer.name} begins epoch {plan.epoch} with parameters of another digest than it "
                 "says"
             )
-        cell = me.cell if me and (plan.base, peer.stage) not in self._met else 0
-        first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
+        first = self._seen.setdefault((plan.hash, peer.stage), (digest, peer.name))
         if first[0] != digest:
             raise self.broken(
                 f"{peer.name} and {first[1]} begin epoch {plan.epoch} with different parameters"
             )
-        if me and plan.digests.get((me.stage, me.cell), digest) != digest:
+        if me and plan.digests.get(me.stage, digest) != digest:
             raise self.broken(
                 f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name"
             )
@@ -173,54 +159,29 @@ class OneOwner(Checker):
         if plan.parent:
             return  # the owners are those of the parent, and nobody steps
         names = self.swarm.setup.names
-        if len(plan.owners) != sum(
-            len(parts) * len(plan.cells(stage)) for stage, parts in names.items()
-        ):
+        there = {m.stage for m in plan.members if m.current}
+        if len(plan.owners) != sum(len(names[stage]) for stage in there):
             raise self.broken(f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts")
-        one = not self.swarm.manifest.columns and not plan.change
-        for stage, parts in names.items():
-            if one and len(plan.cells(stage)) > 1:
-                raise self.broken(
-                    f"the plan of epoch {plan.epoch} cuts stage {stage} into cells, and the run "
-                    "has none"
-                )
-            for cell in plan.cells(stage):
-                able = {m.peer for m in plan.cell(stage, cell) if m.current}
-                for part in parts:
-                    if plan.owner(part, cell) not in able:
-                        raise self.broken(
-                            f"part {part} of epoch {plan.epoch} is owned by "
-                            f"{plan.owner(part, cell)}"
-                        )
-        for unit in plan.units if plan.outer and not plan.cell_id else ():
-            able = {m.peer for m in plan.unit(unit) if m.current}
-            averagers = plan.averagers(unit)
-            if any(averagers.get(part) not in able for part in self._carried(plan, unit[0])):
-                raise self.broken(
-                    f"outer round {plan.outer} leaves a part of {unit} to nobody who could average "
-                    "it"
-                )
-
-    def _carried(self, plan: Plan, stage: int) -> Iterable[str]:
-        sizes = {part.name: part.bytes for part in self.swarm.setup.parts[stage]}
-        return (
-            pieces(sizes, between(plan, self.swarm.read).fragments)[plan.fragment - 1]
-            if plan.fragment
-            else sizes
-        )
+        for stage in sorted(there):
+            parts = names[stage]
+            able = {m.peer for m in plan.stage(stage) if m.current}
+            for part in parts:
+                if plan.owners[part] not in able:
+                    raise self.broken(
+                        f"part {part} of epoch {plan.epoch} is owned by {plan.owners[part]}"
+                    )
 
     def round(self, a: ev.SendRound) -> None:
         if a.sources or not a.to:
             return
-        plan, dead = a.plan, set(a.dead)
-        member = plan.member(a.to[0])
-        unit = plan.unit_of(member) if member else (0, 0)
-        able, planned = {m.peer for m in plan.unit(unit) if m.current} - dead, plan.averagers(unit)
-        for part in self._carried(plan, unit[0]) if planned else ():
-            if a.owners.get(part, planned[part]) not in able:
-                raise self.broken(
-                    f"attempt {a.attempt} gives part {part} to {a.owners.get(part, planned[part])}"
-                )
+        plan, member = a.plan, a.plan.member(a.to[0])
+        if member is None:
+            return
+        able = {m.peer for m in plan.stage(member.stage) if m.current} - set(a.dead)
+        for part in self.swarm.setup.names[member.stage]:
+            owner = a.owners.get(part, plan.owners[part])
+            if owner not in able:
+                raise self.broken(f"attempt {a.attempt} gives part {part} to {owner}")
 
 
 class CountsOnce(Checker):
@@ -467,13 +428,7 @@ class WeightedMean(Checker):
         if not any(lost.intersection(g.samples) for g in given.values()):
             return claims
         setup = self.swarm.setup
-        share = assigned(
-            plan,
-            peer.stage,
-            setup.tokens // setup.micro_batch,
-            dropped,
-            plan.home(peer.name),
-        )
+        share = assigned(plan, peer.stage, setup.tokens // setup.micro_batch, dropped)
         return weights(claims, share.allowed, share.total)
 
 
@@ -488,18 +443,17 @@ class WholeCheckpoint(Checker):
 
     def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
-        self._held: dict[tuple[int, Version, int], str] = {}
+        self._held: dict[tuple[int, Version], str] = {}
 
     def stood(self, peer: SimPeerPort, plan: Plan) -> None:
         """This is what the cell of a peer holds at the version a plan starts from."""
-        self._held.setdefault((peer.stage, plan.base, plan.home(peer.name)), peer.digest)
+        self._held.setdefault((peer.stage, plan.base), peer.digest)
 
     def restored(self, peer: SimPeerPort, found: Checkpoint) -> None:
         """A checkpoint has been read."""
         version = Version(found.epoch, str(found.meta.get("lineage", "")))
-        cell = found.meta.get("cell", 0)
         names = set(self.swarm.setup.names[found.stage])
-        held = self._held.get((found.stage, version, cell), found.digest)
+        held = self._held.get((found.stage, version), found.digest)
         if set(found.parameters) != names or held != found.digest:
             raise self.broken(
                 f"{peer.name} reads a checkpoint of epoch {found.epoch} that is not what was held"
@@ -553,7 +507,7 @@ class AppliedOnce(Checker):
 
     def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
-        self._settled: dict[tuple[Version, str, int], PeerId] = {}
+        self._settled: dict[tuple[Version, str], PeerId] = {}
         self._through: dict[tuple[str, bytes], list[Version]] = {}
         """The versions that optimizer state was first of: work that is done again from the same
         place comes to the same bits in another history."""
@@ -599,7 +553,7 @@ class AppliedOnce(Checker):
             if any(self._leads(v, version) for v in through):
                 continue  # it was kept as it is
             through.append(version)
-            first = self._settled.setdefault((version, name, peer.work.cell), peer.name)
+            first = self._settled.setdefault((version, name), peer.name)
             if first != peer.name:
                 raise self.broken(
                     f"{first} and {peer.name} both settle their step of {name} for epoch "

@@ -185,7 +185,7 @@ class SimPeer:
         a.training.on_cell = self._enters
         self.disk.cell = a.training.cell
         if self.disk.change:
-            a.work.anchor.follow(a.training.change(self.disk.change).outer, level=False)
+            a.work.anchor.follow(a.training.change(self.disk.change).outer)
         presence.changed()
         await catch_up(a.work, presence, None, self.journal)
         a.training.start()

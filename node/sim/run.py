@@ -206,7 +206,6 @@ def _collect(swarm: SimSwarm, o: ScheduleOutcome) -> None:
     o.commits, o.struck, o.counts = watch.commits, swarm.struck, watch.counts
     newest = {c.cell: c.epoch for c in sorted(watch.commits, key=lambda c: c.epoch)}
     o.cells = {cell: newest.get(cell, 0) for cell in swarm.cells()}
-    o.counts["pushes-applied"] = swarm.pushes()
     o.samples_back, o.samples_counted = watch.samples_back, watch.samples_counted
     o.samples_lost = max((abs(b.lost) for b in watch.samples.books.values()), default=0)
     o.given_up_epochs, o.given_up_tokens = watch.given_up_epochs, watch.given_up_tokens

@@ -125,7 +125,7 @@ class SimSwarm:
     def read(self, change: str) -> Rules:
         """A change as peers read it. Raises Refused for what the owner has not signed."""
         if not change:
-            return Rules(self.manifest.columns, self.setup.outer)
+            return Rules(self.manifest.divide, self.setup.outer)
         if change not in self.changes:
             raise Refused("not a change that the owner signed for this run", "")
         return self.changes[change]
@@ -145,10 +145,6 @@ class SimSwarm:
         """For as many micro-batches as the setup says."""
         m = self.manifest
         return self.setup.stash * 2 * 4 * m.model.d_model * m.model.seq_len * m.pipeline.micro_batch
-
-    def pushes(self) -> int:
-        """Pushes between cells that were applied."""
-        return round(self.metrics.pushes_total.labels(result="applied")._value.get())
 
     def honest(self, peer: PeerId) -> bool:
         return peer not in self.liars and peer not in self.strangers

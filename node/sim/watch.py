@@ -178,7 +178,6 @@ class HistoryRecorder:
             event.term if isinstance(event, ev.Heartbeat) and self.swarm.honest(event.peer) else 0
         )
         self.grow.plan(peer, plan, (max(term, heard), base), actions)
-        self.digests.plan(plan)
         self.owners.plan(plan)
         self.once.plan(plan)
         self.samples.plan(plan)

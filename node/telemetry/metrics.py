@@ -48,14 +48,13 @@ class Metrics:
         self.replicas = gauge("replicas", "Live peers of this stage, this one included")
         self.cells_apart = gauge(
             "cells_apart",
-            "Distance between the cells of this stage, relative to their parameters; 0 for one "
-            "cell",
+            "Distance of the partners' parameters in the last window, relative to the own ones",
         )
         self.cell_peers = gauge(
-            "cell_peers", "Peers of the cell that leads itself, this one included; 0 for one cell"
+            "cell_peers", "Peers of the own cell, this one included; 0 for one cell"
         )
         self.cells = gauge(
-            "cells", "About how many cells lead themselves, the own one included; 0 for one cell"
+            "cells", "About how many cells there are, the own one included; 0 for one cell"
         )
         self.window_cells = gauge(
             "window_cells", "Cells of the last mean that came into place in a window; 0: none yet"

@@ -18,7 +18,6 @@ from typing import Any
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.training.protocol import events as ev
-from node.training.protocol.cells import ANY
 from node.training.protocol.plan_context import makes
 
 
@@ -34,8 +33,8 @@ class MemberState(Enum):
 
 
 class Member:
-    """The machine. ``at`` is the version in place, ``cell`` whose of it, and ``tokens`` what was
-    counted in its history; ``before`` is the version it can still be undone to, ``checkpoints``
+    """The machine. ``at`` is the version in place, and ``tokens`` what was counted in its history;
+    ``before`` is the version it can still be undone to, ``checkpoints``
     those it can go to at once."""
 
     def __init__(
@@ -44,15 +43,8 @@ class Member:
         at: Version,
         checkpoints: tuple[Version, ...] = (),
         tokens: int = 0,
-        cell: int = ANY,
     ) -> None:
-        self.me, self.at, self.checkpoints, self.tokens, self.cell = (
-            me,
-            at,
-            checkpoints,
-            tokens,
-            cell,
-        )
+        self.me, self.at, self.checkpoints, self.tokens = me, at, checkpoints, tokens
         self.before: Version | None = None
         self.digest = ""
         """Of the parameters in place; empty: not known here."""
@@ -101,24 +93,14 @@ class Member:
                 kept[plan.term] = (plan, dropped)
         self._older = [kept[term] for term in sorted(kept, reverse=True)]
 
-    def stand(
-        self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY
-    ) -> None:
+    def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> None:
         """The version in place came from the disk or from others, not from an epoch."""
-        self.at, self.checkpoints, self.tokens, self.before, self.cell = (
-            at,
-            checkpoints,
-            tokens,
-            None,
-            cell,
-        )
+        self.at, self.checkpoints, self.tokens, self.before = at, checkpoints, tokens, None
 
-    def withdraw(
-        self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY
-    ) -> None:
+    def withdraw(self, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> None:
         """The version that the plan in force starts from cannot be put in place after all: ``at``
         is there, and this peer has no part in the epoch."""
-        self.stand(at, checkpoints, tokens, cell)
+        self.stand(at, checkpoints, tokens)
         self.state = MemberState.IDLE
 
     def handle(self, event: Any, now: float) -> list[Any]:
@@ -147,7 +129,7 @@ class Member:
         if me.current and plan.base == self.at:
             # What the leader knows of this peer may be from before it was started again, and
             # fetched another cell's parameters.
-            if self.digest and self.digest != plan.digests.get((me.stage, me.cell), self.digest):
+            if self.digest and self.digest != plan.digests.get(me.stage, self.digest):
                 return [
                     ev.RefuseCaller(
                         f"the parameters of epoch {plan.epoch} here are not those of the cell"
@@ -176,9 +158,7 @@ class Member:
             done.append(ev.GoTo(self.before, "roll-back"))
             self.at = self.before
         if me.current:
-            # In another cell than before when both hold the same: the leader has compared their
-            # digests.
-            self.at, self.tokens, self.cell = plan.base, plan.tokens, me.cell
+            self.at, self.tokens = plan.base, plan.tokens
         self.before = None
         self._remember()
         self.plan, self.term, self.attempt, self.dropped = plan, plan.term, 0, ()
@@ -253,7 +233,7 @@ class Member:
         me = plan.member(self.me)
         # A listener never held the version before, so it has nothing to go back to.
         self.before = plan.base if me is not None and me.current else None
-        self.at, self.cell = makes(plan, self.dropped), self.cell if me is None else me.cell
+        self.at = makes(plan, self.dropped)
         self.orphan = plan.electorate.orphan
         self.tokens = plan.tokens + self._counted
         self.state = MemberState.DONE

@@ -88,7 +88,7 @@ class Training(rpc.TrainingServicer):
             journal,
         )
         self._make_leader = leader
-        self.member = member(self.me, work.version, work.checkpoints(), work.tokens, work.cell)
+        self.member = member(self.me, work.version, work.checkpoints(), work.tokens)
         self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
@@ -141,9 +141,7 @@ class Training(rpc.TrainingServicer):
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
-        self.member.stand(
-            self.work.version, self.work.checkpoints(), self.work.tokens, self.work.cell
-        )
+        self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens)
         self._election = Election(self.me, self.clock.now(), self.work.colleagues)
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
@@ -232,6 +230,11 @@ class Training(rpc.TrainingServicer):
             if self.leader is not None:
                 self._leader_service.lead(ev.Changed(rules))
         return rules
+
+    @property
+    def known(self) -> Rules:
+        """The owner's newest change that is known here."""
+        return self.standing.known
 
     def _goes_by(self, plan: Plan) -> None:
         if self.standing.follows(plan.leader, self.work.read(plan.change)):
@@ -369,9 +372,7 @@ class Training(rpc.TrainingServicer):
             tuple(sorted(self.work.engines.pipeline.rates().items())),
             self.work.room,
             self.work.costs(),
-            m.cell,
             self.standing.tells(leader or self.me),
-            self.work.arrived,
             self.work.mean,
             m.orphan,
             self.work.anchor.name,
@@ -605,7 +606,7 @@ class Training(rpc.TrainingServicer):
             self.journal.emit(
                 "checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch
             )
-            self.member.withdraw(work.version, work.checkpoints(), work.tokens, work.cell)
+            self.member.withdraw(work.version, work.checkpoints(), work.tokens)
             self._hurry.set()
             if self.leader is not None:
                 self._leader_service.lead(self._heard())
@@ -654,9 +655,7 @@ class Training(rpc.TrainingServicer):
                 self.tasks.spawn(
                     self._tell_leader(
                         plan,
-                        notes.committed_note(
-                            action, self.work.speed(), self.work.sketch, self.work.arrived
-                        ),
+                        notes.committed_note(action, self.work.speed()),
                     ),
                     "committed",
                 )

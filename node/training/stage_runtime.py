@@ -12,8 +12,6 @@ from math import prod
 
 from torch import Tensor
 
-from node.averaging.reducers.sketch import Sketcher
-from node.averaging.reducers.spread import Sketch
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
@@ -31,7 +29,6 @@ from node.scheduler.settings import SchedulerSettings
 from node.training.colleagues import Colleagues
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
-from node.training.protocol.cells import ANY
 from node.training.protocol.plan_context import makes
 from node.training.protocol.plan_validation import objection
 from node.training.protocol.rules import Read, Rules
@@ -39,12 +36,10 @@ from node.training.protocol.settings import TrainingSettings
 from node.training.rounds.anchor import SAVED, Anchor
 from node.training.rounds.common import Rounds
 from node.training.rounds.inner import InnerRound
-from node.training.rounds.outer import OuterNews, OuterRound
-from node.training.rounds.window import WindowRound
+from node.training.rounds.window import WindowNews, WindowRound
 from node.training.state.engines import Engines
 from node.training.state.local_checkpoints import (
     LocalCheckpoints,
-    cell_of,
     colleagues_of,
     copies_of,
 )
@@ -99,9 +94,7 @@ class StageRuntime:
         self.colleagues = Colleagues(me) if colleagues is None else colleagues
         """Whom this peer has worked with, before it was started again too as far as its disk
         tells."""
-        self.anchor = Anchor(
-            stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me
-        )
+        self.anchor = Anchor(stage, outer or OuterSettings(), engines, self._tasks, me)
         self.rounds = Rounds(stage, engines, optimizer, me, parts)
         self._shapes = self.rounds.shapes
         size = sum(4 * prod(shape) for shape in self._shapes.values())
@@ -110,20 +103,12 @@ class StageRuntime:
             engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size
         )
         self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, me)
-        round_between = WindowRound if outer and outer.windows else OuterRound
-        self._outer: OuterRound | WindowRound = round_between(
+        self._outer = WindowRound(
             self.anchor, engines, self.state_export, self.rounds, self._tasks, me
         )
-        self.sketch: Sketch = ()
-        """Of the parameters in place, where there are other cells to compare them with and they
-        came from an epoch."""
-        self._sketcher: Sketcher | None = None
         own = Rules(outer=outer or OuterSettings())
         self.read: Read = read or (lambda change: own)
         """Settings for how cells average, of the text that a plan has."""
-        self.cell = ANY
-        """Whose parameters are in place; :data:`~node.training.protocol.cells.ANY` for no
-        cell's."""
         self._epoch: _Epoch | None = None
         self.plan: Plan | None = None
         """The newest plan this peer takes part in."""
@@ -143,24 +128,18 @@ class StageRuntime:
         return self.stage.version
 
     def checkpoints(self) -> tuple[Version, ...]:
-        """Versions this peer could go back to from its disk, oldest first: of the cell whose
-        parameters are in place."""
-        return self.local_checkpoints.versions(self.cell)
+        """Versions this peer could go back to from its disk, oldest first."""
+        return self.local_checkpoints.versions()
 
     @property
-    def outer(self) -> OuterNews:
-        """The last outer round."""
+    def window(self) -> WindowNews:
+        """The last window whose mean came into place."""
         return self._outer.news
 
     @property
     def mean(self) -> tuple[int, str]:
         """The newest window whose mean with the partners is here, and its digest."""
         return self._outer.mean
-
-    @property
-    def arrived(self) -> tuple[int, ...]:
-        """As :attr:`OuterRound.arrived`."""
-        return self._outer.arrived
 
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward, and no more than
@@ -216,16 +195,13 @@ class StageRuntime:
     def objection(self, plan: Plan) -> str:
         """Why nobody could work by this plan, whoever signed it; empty for one that holds together
         here."""
-        settings, epochs = self.engines.pipeline.settings, self.settings.epochs
+        settings = self.engines.pipeline.settings
         return objection(
             plan,
             self.me,
-            self.rounds,
+            self._shapes,
             settings,
             self.read,
-            epochs,
-            self.version,
-            self.plan,
             scheduler=self._scheduler,
             micro_batches=self.settings.target_batch // settings.micro_batch,
         )
@@ -247,7 +223,7 @@ class StageRuntime:
             self.rounds.void(plan.epoch)
             self.rounds.forget(plan.epoch - 1)
         else:
-            self.tokens, self.cell = plan.tokens, plan.home(self.me)
+            self.tokens = plan.tokens
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         self.state_export.begin(plan, listener)
@@ -282,8 +258,8 @@ class StageRuntime:
         await self.engines.pipeline.run(mine, batch_of, finished)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
-        """One attempt of the round that ends the epoch: inside the cell, or, in an outer round,
-        between cells."""
+        """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what
+        came of a window."""
         epoch = self._of(plan)
         epoch.dropped, epoch.counted, epoch.copied = r.dropped, r.tokens, False
         ended, fresh = await (self._outer if plan.outer else self._inner).attempt(plan, r, listener)
@@ -317,10 +293,7 @@ class StageRuntime:
         if plan.outer and not epoch.copied:
             fresh = await self._outer.takes(fresh)
         digest = await self.engines.aside(self.stage.adopt, fresh, made.epoch, made.lineage)
-        self.sketch = (
-            await self.engines.aside(self._sketch) if len(plan.cells(self.stage.stage)) > 1 else ()
-        )
-        self.tokens, self.cell = plan.tokens + epoch.counted, plan.home(self.me)
+        self.tokens = plan.tokens + epoch.counted
         self.state_export.adopted()
         return digest
 
@@ -391,7 +364,6 @@ class StageRuntime:
             self.stage.parameters(),
             own | self.anchor.saved(),
             {n: s for n, s in copies.items() if n not in own},
-            self.cell,
             self.colleagues.all,
         )
 
@@ -427,10 +399,7 @@ class StageRuntime:
                     f"optimizer state of {name} is not used: {why}",
                     "warning",
                 )
-        self.tokens, self.cell = (
-            self.local_checkpoints.tokens(epoch, found.meta),
-            cell_of(found.meta),
-        )
+        self.tokens = self.local_checkpoints.tokens(epoch, found.meta)
 
     async def join(
         self,
@@ -454,7 +423,7 @@ class StageRuntime:
         self.stage.settle()
         self._holds_nothing(found.version)
         self.anchor.forget()
-        self.tokens, self.cell = 0, ANY
+        self.tokens = 0
         return True
 
     def _holds_nothing(self, version: Version) -> None:
@@ -542,9 +511,8 @@ class StageRuntime:
         """Block hops for forward-only work: one current replica of every stage, in turn."""
         hops: list[Hop] = []
         for stage in sorted({m.stage for m in plan.members if m.current} - {ENDS}):
-            cells = plan.cells(stage)
-            peers = [m.peer for m in plan.cell(stage, cells[turn % len(cells)]) if m.current]
-            hops.append(Hop(stage, peers[turn // len(cells) % len(peers)]))
+            peers = [m.peer for m in plan.stage(stage) if m.current]
+            hops.append(Hop(stage, peers[turn % len(peers)]))
         return tuple(hops)
 
     # ----------------------------------------------------------- parts of the above
@@ -558,10 +526,3 @@ class StageRuntime:
         if self._epoch is None or self._epoch.plan.hash != plan.hash:
             self._epoch = _Epoch(plan)
         return self._epoch
-
-    def _sketch(self) -> Sketch:
-        here = self.stage.parameters()
-        if self._sketcher is None:
-            about = f"tutti/spread/1/{self.engines.store.run_id}/{self.stage.stage}"
-            self._sketcher = Sketcher({name: t.numel() for name, t in here.items()}, about)
-        return self._sketcher.of(here)

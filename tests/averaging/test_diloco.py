@@ -12,7 +12,6 @@ from benchmarks.reference.mixing import mixing
 from node.averaging.coding.codecs import settle
 from node.averaging.strategies.diloco import (
     OuterState,
-    mixed,
     outer_step,
     pseudo_gradient,
 )
@@ -91,7 +90,7 @@ def test_one_worker_rate_one_and_no_momentum_is_plain_training() -> None:
         local = inner.step(local, model.gradient(local, slice(0, 64)))
         if step % 5 == 0:
             state = outer_step(state, pseudo_gradient(state, local), PLAIN)
-            local = mixed(local, state, 0.0)
+            local = dict(state.anchor)
     assert close(state.anchor, plain, 1e-5)
     assert not close(state.anchor, model.start, 0.01)
 
@@ -221,11 +220,3 @@ def test_gossip_contracts_only_when_anchors_and_momenta_average(with_state: bool
             ]
         spreads.append(float(torch.stack([s.anchor["a"] for s in states]).std(0).mean()))
     assert (max(spreads[-5:]) < 0.3) is with_state
-
-
-def test_mixing_keeps_its_share_of_the_local_parameters() -> None:
-    state = OuterState({"a": torch.zeros(3)}, {"a": torch.zeros(3)})
-    assert torch.equal(mixed({"a": torch.ones(3)}, state, 0.25)["a"], torch.full((3,), 0.25))
-    fresh = mixed({"a": torch.ones(3)}, state, 0.0)["a"]
-    fresh.add_(1)
-    assert torch.equal(state.anchor["a"], torch.zeros(3))

@@ -159,7 +159,7 @@ async def test_coded_bytes_are_sent_as_they_are_with_error_feedback(cell_of, gra
         )
         assert all(torch.equal(first.fresh[n], second.fresh[n]) for n in got)
         for peer in cell.peers:
-            residual[peer].ended(first.parts, {}, peer)
+            residual[peer].spoken()
             residual[peer].moved()
             cell.rounds[peer].forget(epoch)
         got = {n: g + first.fresh[n] for n, g in got.items()}

@@ -16,7 +16,7 @@ from node.averaging.strategies.pushes import Served
 from node.averaging.strategies.pushes import push as pushed_by
 from node.core.errors import StepFault
 
-HOGWILD = OuterSettings("hogwild", "deltas", 2, "sgd", lr=0.5)
+HOGWILD = OuterSettings("hogwild", "deltas", "sgd", lr=0.5)
 BOUND = replace(HOGWILD, strategy="parameter-server", staleness=1)
 ONE = torch.ones(3)
 

@@ -14,14 +14,16 @@ from node.averaging.strategies.outer import (
     OuterSettings,
     carried,
     check,
+    pieces,
     strategy_of,
 )
 from node.averaging.strategies.strategy import Butterfly
 from node.core.errors import UsageFault
 
-DILOCO = OuterSettings(carries="deltas", every=500, optimizer="nesterov")
+DILOCO = OuterSettings(carries="deltas", optimizer="nesterov", window_s=60.0)
+SGD = replace(DILOCO, optimizer="sgd")
 HELD: dict[str, tuple[OuterSettings, object]] = {
-    "synchronous": (OuterSettings(carries="gradients"), Butterfly()),
+    "parameters": (OuterSettings(), Butterfly()),
     "moshpit": (OuterSettings("moshpit", grid=(8, 8)), Moshpit((8, 8))),
     "gossip": (OuterSettings("gossip"), Pairs()),
     "ring": (OuterSettings("ring"), Ring()),
@@ -30,29 +32,23 @@ HELD: dict[str, tuple[OuterSettings, object]] = {
     "diloco in int8": (replace(DILOCO, codec="int8"), Butterfly()),
     "diloco in top-k": (replace(DILOCO, codec="top-k", feedback=True), Butterfly()),
     "diloco over moshpit": (
-        OuterSettings("moshpit", "state", 100, "nesterov", grid=(8, 8)),
+        OuterSettings("moshpit", "state", "nesterov", grid=(8, 8)),
         Moshpit((8, 8)),
     ),
-    "streaming": (replace(DILOCO, fragments=5, overlap=5, mixing=0.5, codec="int4"), Butterfly()),
-    "quorum": (replace(DILOCO, quorum=3, grace_s=10.0), Butterfly()),
-    "robust": (replace(DILOCO, reducer="median"), Butterfly()),
-    "server": (OuterSettings("parameter-server", "gradients", shards=2), ParameterServer(2)),
-    "stale": (OuterSettings("parameter-server", "gradients", staleness=4), Stale(4)),
-    "hogwild": (OuterSettings("hogwild", "gradients"), Hogwild()),
+    "streaming": (replace(DILOCO, fragments=5, mixing=0.5, codec="int4"), Butterfly()),
+    "quorum": (replace(DILOCO, quorum=3), Butterfly()),
+    "server": (OuterSettings("parameter-server", shards=2), ParameterServer(2)),
+    "stale": (replace(SGD, strategy="parameter-server", staleness=4), Stale(4)),
+    "hogwild": (replace(SGD, strategy="hogwild"), Hogwild()),
 }
 REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "parameters in int8": (OuterSettings(codec="int8"), "rounded again in every round"),
     "parameters in bf16": (OuterSettings("gossip", codec="bf16"), "rounded again in every round"),
     "state in fp16": (
-        OuterSettings("gossip", "state", 9, "sgd", codec="fp16"),
+        OuterSettings("gossip", "state", "sgd", codec="fp16"),
         "rounded again in every round",
     ),
-    "gradients over gossip": (OuterSettings("gossip", "gradients"), "nothing pulls them together"),
-    "gradients over a grid": (
-        OuterSettings("moshpit", "gradients", grid=(4, 4)),
-        "nothing pulls them together",
-    ),
-    "old gradients": (OuterSettings(carries="gradients", every=2), "in the epoch they are of"),
+    "gradients": (OuterSettings(carries="gradients"), "'gradients'"),
     "deltas over gossip": (replace(DILOCO, strategy="gossip"), "anchors differ"),
     "deltas over push-sum": (replace(DILOCO, strategy="push-sum"), "anchors differ"),
     "deltas unstepped": (OuterSettings(carries="deltas"), "need an outer optimizer"),
@@ -62,47 +58,29 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "momentum without a barrier": (replace(DILOCO, strategy="hogwild"), "once for each"),
     "top-k bare": (replace(DILOCO, codec="top-k"), "leaves most numbers out"),
     "nothing to feed back": (replace(DILOCO, feedback=True), "nothing that could be fed back"),
-    "robust pairs": (OuterSettings("gossip", reducer="median"), "who is wrong"),
-    "robust narrow grid": (
-        OuterSettings("moshpit", grid=(2, 8), reducer="trimmed-mean"),
-        "who is wrong",
-    ),
-    "robust pushes": (OuterSettings("hogwild", "gradients", reducer="median"), "comes alone"),
-    "clipped parameters": (OuterSettings(reducer="clipped-mean"), "far less than parameters"),
-    "clipped state": (
-        replace(DILOCO, strategy="moshpit", grid=(3, 3), carries="state", reducer="centered-clip"),
-        "far less than state",
-    ),
-    "no reducer": (replace(DILOCO, reducer="krum"), "'krum'"),
-    "robust top-k": (
-        replace(DILOCO, codec="top-k", feedback=True, reducer="median"),
-        "contributions to a number are 0",
-    ),
     "no grid": (OuterSettings("moshpit"), "grid"),
     "thin grid": (OuterSettings("moshpit", grid=(1, 8)), "grid"),
     "a grid for gossip": (OuterSettings("gossip", grid=(4, 4)), "for moshpit"),
     "a fanout for gossip": (OuterSettings("gossip", fanout=2), "for push-sum"),
     "shards for a butterfly": (OuterSettings(shards=2), "for parameter-server"),
     "staleness for a butterfly": (OuterSettings(staleness=2), "for parameter-server"),
-    "uneven fragments": (replace(DILOCO, fragments=7), "do not divide"),
-    "fragments that overlap": (replace(DILOCO, fragments=5, overlap=100), "under way"),
-    "mixing for nothing": (replace(DILOCO, mixing=0.5), "none is"),
-    "streamed parameters": (OuterSettings(every=10, fragments=5), "not parameters"),
-    "quorum of gradients": (OuterSettings(carries="gradients", quorum=2), "taken late"),
-    "quorum without a barrier": (
-        replace(DILOCO, strategy="hogwild", optimizer="sgd", quorum=2),
-        "waits for nobody",
-    ),
+    "no fragments": (replace(DILOCO, fragments=0), "fragments"),
+    "mixed parameters": (OuterSettings(mixing=0.5), "not parameters"),
+    "all mixing and more": (replace(DILOCO, mixing=1.5), "mixing"),
+    "streamed parameters": (OuterSettings(fragments=5), "not parameters"),
+    "quorum of parameters": (OuterSettings(quorum=2), "taken late"),
+    "quorum without a barrier": (replace(SGD, strategy="hogwild", quorum=2), "waits for nobody"),
     "streaming without a barrier": (
-        replace(DILOCO, strategy="hogwild", optimizer="sgd", fragments=5),
-        "no common epoch",
+        replace(SGD, strategy="hogwild", fragments=5),
+        "no common window",
     ),
     "unknown strategy": (OuterSettings("ringo"), "ringo"),
     "unknown codec": (OuterSettings(codec="int2"), "int2"),
-    "never": (OuterSettings(every=-1), "every"),
+    "a window before the last": (OuterSettings(window_s=-1.0), "window_s"),
+    "a window without end": (OuterSettings(window_s=float("inf")), "window_s"),
     "no rate": (replace(DILOCO, lr=0.0), "lr"),
     "momentum of one": (replace(DILOCO, momentum=1.0), "momentum"),
-    "endless grace": (replace(DILOCO, quorum=1, grace_s=float("inf")), "grace_s"),
+    "half of nobody": (replace(DILOCO, quorum=-1), "quorum"),
 }
 
 
@@ -123,27 +101,57 @@ def test_settings_that_cannot_hold_are_refused_with_the_reason(name: str) -> Non
 
 
 def test_outer_settings_describe_what_is_averaged_and_when() -> None:
-    assert OuterSettings("gossip", every=3).says == "gossip of parameters after every 3 epochs"
-    streamed = replace(DILOCO, every=20, fragments=4, overlap=2, quorum=3)
+    assert OuterSettings("gossip", window_s=2.5).says == "gossip of parameters every 2.5 s"
+    streamed = replace(DILOCO, fragments=4, quorum=3)
     assert (
         streamed.says
-        == "butterfly of one of 4 fragments of deltas after every 5 epochs, sent 2 epochs before, "
-        "closed by a quorum of 3"
+        == "butterfly of one of 4 fragments of deltas every 60 s, closed by a quorum of 3"
     )
 
 
-@pytest.mark.parametrize(
-    ("strategy", "carries", "says"),
-    [("ring", "deltas", '"parameters" or "state"'), ("push-sum", "state", '"parameters"')],
-)
-def test_windows_carry_some_of_each_strategy_and_say_which(
-    strategy: str, carries: str, says: str
-) -> None:
-    with pytest.raises(UsageFault, match="do not carry this yet") as refused:
-        carried(OuterSettings(strategy, carries, window_s=60.0), 2)
-    assert says in refused.value.next_step
+def test_windows_carry_some_of_each_strategy_and_say_which() -> None:
+    with pytest.raises(UsageFault, match="cells do not carry push-sum of state") as refused:
+        carried(OuterSettings("push-sum", "state", "nesterov", window_s=60.0), 2)
+    assert 'use "parameters"' in refused.value.next_step
     for name, able in IN_WINDOWS.items():
         for each in able:
             steps = "none" if each == "parameters" else "nesterov"
             grid = (4, 4) if name == "moshpit" else ()
             carried(OuterSettings(name, each, optimizer=steps, window_s=60.0, grid=grid), 2)
+
+
+@pytest.mark.parametrize("strategy", ["parameter-server", "hogwild"])
+def test_what_only_a_simulation_has_is_refused_for_a_swarm(strategy: str) -> None:
+    with pytest.raises(UsageFault, match=f"cells do not carry {strategy}") as refused:
+        carried(replace(SGD, strategy=strategy), 2)
+    assert "another outer.strategy" in refused.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("asked", "cell", "says"),
+    [
+        (OuterSettings(quorum=2), 2, "outer.window_s is 0"),
+        (OuterSettings(), 2, "never average with each other"),
+        (DILOCO, 0, "no others to average with"),
+        (replace(DILOCO, lr=0.0), 2, "lr"),
+    ],
+)
+def test_cells_meet_in_windows_and_windows_need_cells(
+    asked: OuterSettings, cell: int, says: str
+) -> None:
+    with pytest.raises(UsageFault) as refused:
+        carried(asked, cell)
+    assert says in refused.value.what
+    carried(OuterSettings(), 0)
+    carried(DILOCO, cell or 2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_fragments_hold_every_part_once_in_about_equal_bytes(count: int) -> None:
+    sizes = {f"p{i}": 7 * i % 40 + 1 for i in range(30)}
+    found = pieces(sizes, count)
+    assert sorted(name for piece in found for name in piece) == sorted(sizes)
+    held = [sum(sizes[name] for name in piece) for piece in found]
+    assert max(held) - min(held) <= max(sizes.values())
+    assert pieces(dict(reversed(sizes.items())), count) == found, "in every cell the same"
+    assert pieces({"w": 9}, 3) == [{"w"}, set(), set()]

@@ -7,7 +7,7 @@ import pytest
 from node.cells.tally import CellTally
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Plan, PlanMember, Window
-from node.training.rounds.outer import OuterNews
+from node.training.rounds.window import WindowNews
 from protos.control_pb2 import CellLine
 
 CELL, OTHER, ME = CellId("ab" * 8), CellId("cd" * 8), PeerId("me")
@@ -20,8 +20,8 @@ def plan(number: int = 0, *, outer: int = 0, cell: CellId = CELL) -> Plan:
     return Plan(1, 1, ME, (PlanMember(ME, 0),), (), {}, outer=outer, cell_id=cell, window=window)
 
 
-def line(tally: CellTally, wall: float, news: OuterNews | None = None) -> CellLine:
-    return tally.line(CELL, 2, 2, news or OuterNews(), EVERY, wall)
+def line(tally: CellTally, wall: float, news: WindowNews | None = None) -> CellLine:
+    return tally.line(CELL, 2, 2, news or WindowNews(), EVERY, wall)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_group_and_then_its_mean(tally: CellTally) -> None:
     met = line(tally, 675.0)
     assert (met.met, met.met_cells, met.last) == (11, 2, 0)
     tally.planned(plan(outer=11), EVERY, 690.0)
-    news = OuterNews(11, 2, 1, 1000, 0.5)
+    news = WindowNews(11, 2, 1, 1000, 0.5)
     done = line(tally, 725.0, news)
     assert (done.last, done.cells_averaged, done.bytes, done.last_s) == (11, 2, 1000, 0.5)
     assert not done.alone
@@ -72,5 +72,5 @@ def test_a_new_cell_has_no_windows_behind_it(tally: CellTally) -> None:
 
 
 def test_before_the_first_plan_nothing_is_known() -> None:
-    first = CellTally().line(CELL, 1, 1, OuterNews(), EVERY, 7_000.0)
+    first = CellTally().line(CELL, 1, 1, WindowNews(), EVERY, 7_000.0)
     assert (first.alone, first.alone_windows, first.met, first.last) == (False, 0, 0, 0)

@@ -17,8 +17,8 @@ from node.manifest import Manifest, amended
 from node.training.protocol.rules import MAX_CHANGE, Rules
 
 DILOCO = (
-    b'[averaging]\ncell = 2\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\nevery = '
-    b'4\noptimizer = "nesterov"\ncodec = "int8"\n'
+    b'[averaging]\ncell = 2\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\n'
+    b'window_s = 20.0\noptimizer = "nesterov"\ncodec = "int8"\n'
 )
 
 
@@ -29,23 +29,24 @@ def owner(tmp_path: Path) -> Identity:
 
 @pytest.fixture
 def manifest(owner: Identity) -> Manifest:
-    gossip = {"averaging.cell": 1, "outer.every": 1, "outer.strategy": "gossip"}
+    gossip = {"averaging.cell": 1, "outer.window_s": 20.0, "outer.strategy": "gossip"}
     return Manifest.parse(amended(Manifest.default_demo(owner.peer_id), gossip).sign(owner))
 
 
 def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) -> None:
     text = signed(manifest, wanted(manifest, DILOCO), 3, owner)
-    settings = OuterSettings("butterfly", "deltas", 4, "nesterov", codec="int8")
+    settings = OuterSettings("butterfly", "deltas", "nesterov", codec="int8", window_s=20.0)
     assert read(manifest, text) == Rules(2, settings, 3, text)
-    assert read(manifest, "") == Rules(1, OuterSettings("gossip", every=1))
+    assert read(manifest, "") == Rules(1, OuterSettings("gossip", window_s=20.0))
     assert len(text) < MAX_CHANGE
-    whole = signed(manifest, wanted(manifest, b'[averaging]\ncell = "all"\n'), 1, owner)
-    assert read(manifest, whole) == Rules(0, OuterSettings(), 1, whole), (
+    plain = b"[averaging]\ncell = 3\n[outer]\nwindow_s = 20.0\n"
+    whole = signed(manifest, wanted(manifest, plain), 1, owner)
+    assert read(manifest, whole) == Rules(3, OuterSettings(window_s=20.0), 1, whole), (
         "what the file leaves out has its default"
     )
     grid = wanted(
         manifest,
-        b'[averaging]\ncell = 1\n[outer]\nstrategy = "moshpit"\nevery = 1\ngrid = [2, 3]\n',
+        b'[averaging]\ncell = 1\n[outer]\nstrategy = "moshpit"\nwindow_s = 20\ngrid = [2, 3]\n',
     )
     assert read(manifest, signed(manifest, grid, 1, owner)).outer.grid == (2, 3)
 
@@ -57,12 +58,19 @@ def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) 
         (b"[optimizer]\nlr = 0.5\n[data]\nseed = 9\n" + DILOCO, "not optimizer.lr, data.seed"),
         (DILOCO.replace(b"cell = 2", b"cell = 2\nreducer = 'median'"), "not averaging.reducer"),
         (b"[averaging]\ncell = 2\n", "never average"),
-        (b'[averaging]\ncell = 2\n[outer]\ncarries = "gradients"\nevery = 1\n', "does not carry"),
+        (b'[averaging]\ncell = 2\n[outer]\ncarries = "gradients"\nwindow_s = 20\n', "carries"),
         (
-            b'[averaging]\ncell = 1\n[outer]\nstrategy = "gossip"\ncarries = "deltas"\nevery = '
-            b'1\noptimizer = "nesterov"\n',
+            b'[averaging]\ncell = 1\n[outer]\nstrategy = "gossip"\ncarries = "deltas"\n'
+            b'window_s = 20\noptimizer = "nesterov"\n',
             "anchors",
         ),
+        (DILOCO.replace(b"20.0", b"30.0"), "outer.window_s is 20.0 for good"),
+        (
+            b'[averaging]\ncell = 1\n[outer]\nstrategy = "ring"\nwindow_s = 20\n',
+            "outer.strategy is 'gossip' for good",
+        ),
+        (b'[averaging]\ncell = "all"\n', "outer.window_s is 20.0 for good"),
+        (b"[outer]\nevery = 4\n", "not a setting any more"),
         (b"[outer]\nlearning = 1\n", "not a setting"),
         (b"\xff", "not TOML"),
     ],
@@ -78,15 +86,12 @@ def test_a_file_may_repeat_what_stays(manifest: Manifest) -> None:
     same = (
         f'[model]\nlayers = {manifest.model.layers}\n[swarm]\nname = "{manifest.swarm.name}"\n'
     ).encode()
-    assert wanted(manifest, same + DILOCO).outer.every == 4
+    assert wanted(manifest, same + DILOCO).outer.codec == "int8"
 
 
-def test_settings_that_paths_with_skips_forbid_are_refused(owner: Identity) -> None:
-    skips = amended(
-        Manifest.default_demo(owner.peer_id), {"scheduler.skip": 0.5, "pipeline.may_skip": 0.5}
-    )
-    with pytest.raises(UsageFault, match=r"scheduler\.skip"):
-        wanted(skips, DILOCO)
+def test_a_run_of_one_cell_stays_one(owner: Identity) -> None:
+    with pytest.raises(UsageFault, match=r"outer\.window_s is 0\.0 for good"):
+        wanted(Manifest.default_demo(owner.peer_id), DILOCO)
 
 
 def test_only_the_owner_signs_and_numbers_begin_at_one(
@@ -123,7 +128,7 @@ def test_a_forged_or_damaged_change_is_refused(
         by_owner(revision=1 << 53),
         by_owner(cell=0),
         by_owner(cell=None),
-        by_owner(outer={"every": 1, "carries": "gradients"}),
+        by_owner(outer={"window_s": 20.0, "carries": "gradients"}),
         by_owner(outer=[]),
         by_owner(outer={"lr": "x"}),
         body,

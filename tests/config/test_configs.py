@@ -14,21 +14,17 @@ from node.manifest import Manifest, amended, read_manifest
 CONFIGS = Path(__file__).parents[2] / "configs"
 WANTED = {
     "data-parallel": (0, ("butterfly", "parameters", 0, "none")),
-    "gossip": (1, ("gossip", "parameters", 1, "none")),
-    "moshpit": (1, ("moshpit", "parameters", 1, "none")),
-    "ring": (1, ("ring", "parameters", 0, "none")),
-    "push-sum": (1, ("push-sum", "parameters", 0, "none")),
-    "parameter-server": (1, ("parameter-server", "parameters", 1, "none")),
+    "gossip": (1, ("gossip", "parameters", 20, "none")),
+    "moshpit": (1, ("moshpit", "parameters", 20, "none")),
+    "ring": (1, ("ring", "parameters", 20, "none")),
+    "push-sum": (1, ("push-sum", "parameters", 20, "none")),
     "diloco": (1, ("butterfly", "deltas", 20, "nesterov")),
-    "diloco-quorum": (1, ("butterfly", "deltas", 10, "nesterov")),
-    "diloco-streaming": (1, ("butterfly", "deltas", 20, "nesterov")),
-    "diloco-top-k": (1, ("butterfly", "deltas", 5, "nesterov")),
-    "hogwild": (1, ("hogwild", "deltas", 2, "sgd")),
-    "parameter-server-stale": (1, ("parameter-server", "deltas", 2, "sgd")),
-    "cells-moshpit-diloco": (2, ("moshpit", "state", 4, "nesterov")),
-    "cells-diloco": (1, ("butterfly", "deltas", 0, "nesterov")),
-    "cells": (2, ("gossip", "parameters", 0, "none")),
-    "full": (1, ("moshpit", "state", 0, "nesterov")),
+    "diloco-quorum": (1, ("butterfly", "deltas", 20, "nesterov")),
+    "diloco-streaming": (1, ("butterfly", "deltas", 10, "nesterov")),
+    "diloco-top-k": (1, ("butterfly", "deltas", 20, "sgd")),
+    "cells-moshpit-diloco": (2, ("moshpit", "state", 20, "nesterov")),
+    "cells": (2, ("gossip", "parameters", 30, "none")),
+    "full": (1, ("moshpit", "state", 60, "nesterov")),
 }
 
 
@@ -40,15 +36,8 @@ def test_each_file_has_its_line_here() -> None:
 def test_each_config_matches_its_name(name: str) -> None:
     m = read_manifest(CONFIGS / f"{name}.toml")
     o = m.outer
-    assert (m.averaging.peers, (o.strategy, o.carries, o.every, o.optimizer)) == WANTED[name]
+    assert (m.averaging.peers, (o.strategy, o.carries, o.window_s, o.optimizer)) == WANTED[name]
     assert Manifest.parse(m.to_toml()).run_id == m.run_id
-
-
-@pytest.mark.parametrize("name", ["cells", "cells-diloco", "full", "push-sum", "ring"])
-def test_cells_of_these_lead_themselves(name: str) -> None:
-    m = read_manifest(CONFIGS / f"{name}.toml")
-    assert (m.divide, m.columns) == (m.averaging.peers, 0)
-    assert m.outer.window_s > 0
 
 
 def test_the_full_manifest_leaves_a_third_of_the_stages_out_and_steps_with_muon() -> None:
@@ -64,42 +53,43 @@ def test_the_full_manifest_leaves_a_third_of_the_stages_out_and_steps_with_muon(
         ("cell = 2", "", "never average"),
         ("cell = 0", "", "averaging.cell"),
         ('cell = "some"', "", "averaging.cell"),
-        ("", "every = 2", "one cell"),
-        ("cell = 2", 'strategy = "gossip"', "outer.every is 0"),
+        ("", "window_s = 20.0", "one cell"),
+        ("cell = 2", 'strategy = "gossip"', "outer.window_s is 0"),
         (
             "cell = 2",
-            'every = 2\nstrategy = "ring"\ncarries = "deltas"\noptimizer = "sgd"',
+            'window_s = 20.0\nstrategy = "ring"\ncarries = "deltas"\noptimizer = "sgd"',
             "different anchors",
         ),
-        ("cell = 2", 'every = 2\nstrategy = "ring"\nfanout = 2', "outer.fanout"),
-        ("cell = 2", 'every = 2\nstrategy = "moshpit"', "grid"),
-        ("cell = 2", 'every = 2\nstrategy = "moshpit"\ngrid = ["2"]', "list of whole numbers"),
+        ("cell = 2", 'window_s = 20.0\nstrategy = "ring"\nfanout = 2', "outer.fanout"),
+        ("cell = 2", 'window_s = 20.0\nstrategy = "moshpit"', "grid"),
         (
             "cell = 2",
-            'every = 2\ncarries = "deltas"\noptimizer = "sgd"\nstrategy = "hogwild"\ncodec = '
-            '"int8"\nfeedback = true',
-            "without a barrier",
+            'window_s = 20.0\nstrategy = "moshpit"\ngrid = ["2"]',
+            "list of whole numbers",
         ),
-        ("cell = 2", 'every = 2\ncarries = "parameters"\nstrategy = "hogwild"', "do not add up"),
         (
             "cell = 2",
-            'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nfragments = 3',
-            "do not divide",
+            'window_s = 20.0\ncarries = "parameters"\nstrategy = "hogwild"',
+            "do not add up",
         ),
-        ("cell = 2", "every = 4\nquorum = 2", "quorum"),
+        ("cell = 2", "window_s = 20.0\nfragments = 3", "fragments of deltas"),
+        ("cell = 2", "window_s = 20.0\nquorum = 2", "quorum"),
         (
             "cell = 2",
-            'every = 4\ncarries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"',
+            'window_s = 20.0\ncarries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"',
             "outer.feedback",
         ),
+        ("cell = 2", 'window_s = 20.0\ncarries = "gradients"', "parameters, deltas"),
+        ("cell = 2", 'window_s = 20.0\ncodec = "int8"', "rounds"),
         (
             "cell = 2",
-            'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nreducer = "krum"',
-            "reducer",
+            'window_s = 20.0\nstrategy = "push-sum"\ncarries = "state"\noptimizer = "sgd"',
+            "do not carry push-sum of state",
         ),
-        ("cell = 2", 'every = 4\nreducer = "centered-clip"', "far less than parameters"),
-        ("cell = 2", 'every = 1\ncarries = "gradients"', "gradients between cells"),
-        ("cell = 2", 'every = 2\ncodec = "int8"', "rounds"),
+        ("cell = 2", "every = 4", "outer.window_s"),
+        ("cell = 2", "overlap = 1", "outer.window_s"),
+        ("cell = 2", 'reducer = "median"', "outer.reducer is not a setting any more"),
+        ("cell = 2", "grace_s = 2.0", "a quorum waits"),
     ],
 )
 def test_averaging_a_live_swarm_does_not_support_is_refused(
@@ -112,5 +102,5 @@ def test_averaging_a_live_swarm_does_not_support_is_refused(
 
 
 def test_a_number_of_peers_is_read_from_text_too() -> None:
-    base = Manifest(outer=OuterSettings("gossip", every=3))
+    base = Manifest(outer=OuterSettings("gossip", window_s=3.0))
     assert amended(base, {"averaging.cell": "4"}).averaging.peers == 4

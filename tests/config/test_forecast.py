@@ -52,7 +52,7 @@ def test_who_is_alone_in_a_stage_averages_with_nobody():
         pytest.approx(OVERHEAD * 0.5 * 8 * numbers),
         pytest.approx(OVERHEAD * 0.75 * 8 * numbers),
     ]
-    cells = manifest(training__buddy_every=0, averaging__cell=2, outer__every=5)
+    cells = manifest(training__buddy_every=0, averaging__cell=2, outer__window_s=20.0)
     assert forecast(cells, 1, {1: 4}).averaging == pytest.approx(found[1]), (
         "a cell of two, however many there are"
     )

@@ -91,7 +91,9 @@ def test_reasons_to_stay(tmp_path: Path) -> None:
     for here, there in ((0, 0), (1, 1), (1, stages + 1), (0, stages + 1)):
         assert "no way" in refusal(ours, MANIFEST, hosting(here), there, "auto"), (here, there)
     assert "does not fit" in refusal(ours, MANIFEST, hosting(1, memory=1 << 16), 2, "stage")
-    diloco = replace(MANIFEST, outer=OuterSettings("butterfly", "deltas", 4, "nesterov"))
+    diloco = replace(
+        MANIFEST, outer=OuterSettings("butterfly", "deltas", "nesterov", window_s=20.0)
+    )
     assert "main memory" in refusal(ours, diloco, hosting(1, main=1 << 16), 2, "stage")
 
 
@@ -100,7 +102,7 @@ def test_a_change_exceeding_memory_is_reported(
 ) -> None:
     journal, diloco = (
         Journal(),
-        Rules(1, OuterSettings("butterfly", "deltas", 4, "nesterov"), 3, "signed"),
+        Rules(1, OuterSettings("butterfly", "deltas", "nesterov", window_s=20.0), 3, "signed"),
     )
     d = FakeDaemon(config(tmp_path))
     d.assembled.main_memory = 1 << 16

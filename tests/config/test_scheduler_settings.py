@@ -38,7 +38,6 @@ def manifest(scheduler: str, rest: str = "", base: str = FOUR) -> Manifest:
         ("skip = 0.75", "", "pipeline.may_skip = 0.5"),
         ("skip = 0.5\nmax_jump = 1", "", "max_jump 2"),
         ("skip = 0.5\nkeep_first = 2", "", "at most 1"),
-        ("skip = 0.5", "[averaging]\ncell = 2\n[outer]\nevery = 4\n", 'cell = "all"'),
     ],
 )
 def test_what_cannot_be_or_not_together_is_refused(lines: str, rest: str, says: str) -> None:
@@ -60,5 +59,5 @@ def test_what_holds_is_taken_and_comes_back() -> None:
     assert (s.paths, s.skip, s.max_swaps, s.max_jump, s.hops(4)) == ("round-robin", 0.5, 2, 3, 2)
     assert Manifest.parse(made.to_toml()) == made
     assert made.run_id != manifest("skip = 0.25").run_id
-    # Cells and paths that visit every stage go together.
-    manifest('paths = "planned"', "[averaging]\ncell = 2\n[outer]\nevery = 4\n")
+    # Cells and paths that leave out stages go together.
+    manifest("skip = 0.5", "[averaging]\ncell = 2\n[outer]\nwindow_s = 20.0\n")

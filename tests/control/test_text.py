@@ -19,10 +19,8 @@ from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
     CellLine,
     ChangeLine,
-    OuterLine,
     PingReport,
     Snapshot,
-    SpreadLine,
 )
 
 
@@ -77,15 +75,10 @@ def worst() -> Snapshot:
         next_step="see tutti doctor net, " * 8,
     )
     s.name = "a-very-long-name-of-a-peer"
-    s.outer.CopyFrom(
-        OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4)
-    )
-    s.outer.spread.CopyFrom(SpreadLine(cells=2, relative=0.00813, error=0.125))
     s.change.CopyFrom(
         ChangeLine(
             revision=3,
             in_force=2,
-            since=12,
             says="cells of 3, moshpit on a grid of 3 x 3 x 3 with int8, nesterov",
         )
     )
@@ -153,22 +146,6 @@ def test_what_a_daemon_does_is_one_sentence(changes: dict[str, object], word: st
     assert says in text
 
 
-def test_cells_are_shown_with_their_spread_once_it_is_known():
-    snapshot = training_snapshot()
-    snapshot.outer.CopyFrom(
-        OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4)
-    )
-    young = "\n".join(shown(*status_lines(snapshot)))
-    assert "cell 1   outer round 3: 2 cells, 4 peers" in young
-    assert "apart" not in young
-    snapshot.outer.spread.CopyFrom(SpreadLine(cells=2, relative=0.00813, error=0.125))
-    lines = shown(*status_lines(snapshot))
-    assert any("2 cells of this stage were 0.813% apart" in line for line in lines)
-    assert all(len(line) <= 80 for line in lines)
-    told = plain(snapshot)["outer"]["spread"]
-    assert told == {"cells": 2, "relative": 0.00813, "error": 0.125}
-
-
 def own_cell(**changes: object) -> Snapshot:
     """A peer of a cell that leads itself, which has averaged in the window before."""
     snapshot = training_snapshot()
@@ -219,6 +196,13 @@ def own_cell(**changes: object) -> Snapshot:
             {"last": 0, "met": 100},
             ["last window: met 1 other cell, and no mean came into place"],
         ),
+        (
+            {"apart": 0.00813},
+            [
+                "last window: averaged with 1 other cell, 129.8 KiB pulled, 0.08 s",
+                "its partners were 0.813% away",
+            ],
+        ),
         ({"last": 0, "met": 0}, []),
         ({"last": 0, "met": 0, "alone": True}, ["alone in the last window"]),
     ],
@@ -246,13 +230,12 @@ def test_the_owners_change_is_shown_with_what_is_still_to_come():
         ChangeLine(
             revision=2,
             in_force=1,
-            since=40,
-            says="cells of 2, gossip of parameters after every 3 epochs",
+            says="cells of 2, gossip of parameters every 30 s",
         )
     )
     text = "\n".join(lines := shown(*status_lines(snapshot)))
-    assert "averaging by the owner's change 1, since epoch 40" in text
-    assert "cells of 2, gossip of parameters after every 3 epochs" in text
+    assert "averaging by the owner's change 1" in text
+    assert "cells of 2, gossip of parameters every 30 s" in text
     assert "change 2 comes into force with the next plan" in text
     assert all(len(line) <= 80 for line in lines)
     snapshot.change.in_force = 2
@@ -287,11 +270,11 @@ def test_a_daemon_that_knows_nothing_yet_makes_nothing_up():
 def test_peers_of_another_protocol_are_named_with_what_helps():
     answer = some_peers()
     assert "protocol" not in "".join(shown(peers_table(answer)))
-    for p, window in zip(answer.peers[1:4], ((7, 8), (7, 8), (3, 3)), strict=True):
+    for p, window in zip(answer.peers[1:4], ((7, 8), (7, 8), (4, 4)), strict=True):
         p.oldest_protocol, p.newest_protocol = window
     answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = 9  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    assert "golden-condor, quiet-ferret speak protocols 7 to 8, this tutti protocol 3" in said
+    assert "golden-condor, quiet-ferret speak protocols 7 to 8, this tutti protocol 4" in said
     assert "update this tutti" in said
     assert "basement speak" not in said
     assert "protocol 9" not in said

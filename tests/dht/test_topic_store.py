@@ -178,7 +178,7 @@ def test_a_topic_takes_so_many_writers_and_always_the_own_record() -> None:
 
 
 def test_kinds_of_topics_have_room_for_different_numbers(monkeypatch) -> None:
-    assert topics.WRITERS == {"cell": 512, "cells": 64, "census": 128, "outer": 64}
+    assert topics.WRITERS == {"cell": 512, "cells": 64, "census": 128, "changes": 64, "outer": 64}
     assert topics.most_writers(CELL) == 512
     assert topics.most_writers("cells/00") == 64
     assert topics.most_writers(PAIR) == 64

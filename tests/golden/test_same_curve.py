@@ -14,7 +14,6 @@ import torch
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.swarm import Reference
 from node.app.assembly import reader, run_facts
-from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
@@ -94,9 +93,6 @@ class Peer:
             telemetry=self.meter,
         )
         self.cell = CellRound(self.transport, m.averaging, executor=self.thread)
-        self.outer = CellRound(
-            self.transport, m.averaging, executor=self.thread, service=SERVICES[1]
-        )
         text = None
         if stage == ENDS:
             corpus = open_data(m.data, m.model.seq_len, m.model.vocab, home)[0]
@@ -113,7 +109,6 @@ class Peer:
             self.metrics,
             self.meter,
             text,
-            self.outer,
         )
         state = StageState(module, stage, 0)
         self.work = StageRuntime(
@@ -145,7 +140,7 @@ class Peer:
         await self.work.close()
         await self.pipeline.close()
         await self.cell.close()
-        await self.outer.close()
+
         await self.transport.close()
         self.thread.close()
         self.journal.close()

@@ -82,17 +82,15 @@ class CountsUnnamed(PipelineMachine):
 
 
 class DigestsDoNotMatter(Roster):
-    def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
+    def can_start(self, peer: PeerId, version: Version) -> bool:
         c = self.candidates[peer]
-        return frozenset({c.cell} if c.at == version or version in c.reachable else ())
+        return c.at == version or version in c.reachable
 
 
 class EpochsAreVersions(Roster):
-    def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
+    def can_start(self, peer: PeerId, version: Version) -> bool:
         c = self.candidates[peer]
-        return frozenset(
-            {c.cell} if version.epoch in {v.epoch for v in (c.at, *c.reachable)} else ()
-        )
+        return version.epoch in {v.epoch for v in (c.at, *c.reachable)}
 
 
 class AnyParameters(Member):

@@ -91,7 +91,7 @@ def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: SimSwarm, a: Any, b
     with broken("I1"):
         swarm.watch.began(b, plan(), False)
     with broken("I1"):
-        swarm.watch.began(a, plan(term=2, digests={(1, 0): "agreed"}), False)
+        swarm.watch.began(a, plan(term=2, digests={1: "agreed"}), False)
 
 
 def test_i1_parameters_that_are_not_those_of_the_digest(swarm: SimSwarm, a: Any) -> None:

@@ -10,27 +10,31 @@ from typing import Any
 import pytest
 
 from node.averaging.strategies.outer import OuterSettings
-from node.core.ids import ENDS, PeerId
+from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.sim.faults import strike
 from node.sim.process import SimPeer
 from node.sim.scenarios import lay
-from node.sim.setup import Setup, toy_parts
+from node.sim.setup import LinkProfile, Setup, toy_parts
 from node.sim.swarm import SimSwarm
 from node.training.protocol import events as ev
 from node.training.protocol import notes
-from node.training.protocol.rules import ChangeStatus, Rules, due, levels
+from node.training.protocol.rules import ChangeStatus, Rules
 
 GOSSIP = Setup(
+    cell=4,
+    outer=OuterSettings("gossip", window_s=10.0),
+    ends=2,
     stages=1,
-    parts=toy_parts(1, 3),
     replicas=4,
-    epochs=16,
-    cell=1,
-    outer=OuterSettings("gossip", every=1),
+    parts=toy_parts(1, 3),
+    epochs=100,
+    spread_s=0.05,
+    links=LinkProfile(0.002, 0.002),
 )
-DILOCO = Rules(2, OuterSettings("butterfly", "deltas", 3, "nesterov"), 1, "diloco")
-WHOLE = Rules(0, OuterSettings(), 2, "one cell")
+"""One cell, until a change makes them smaller."""
+DILOCO = Rules(2, OuterSettings("butterfly", "deltas", "nesterov", window_s=10.0), 1, "diloco")
+PLAIN = Rules(4, OuterSettings("moshpit", grid=(2, 2), window_s=10.0), 2, "moshpit")
 
 
 class Watched(SimSwarm):
@@ -71,46 +75,33 @@ class Watched(SimSwarm):
         return next(p for p in reversed(self.plans.values()) if p.epoch == epoch)
 
 
-def test_a_change_starts_with_the_next_plan_and_equal_values() -> None:
+def test_a_change_starts_with_the_next_plan_and_divides_cells() -> None:
     swarm = Watched(GOSSIP, 1, DILOCO)
     swarm.until(4)
-    assert len({p.digest for p in swarm.live(1)}) > 1
+    assert swarm.watch.counts.get("cell-divided", 0) == 0
     swarm.block().change("diloco")
     swarm.finish()
     first = next(p for p in swarm.plans.values() if p.change)
     assert 5 <= first.epoch <= 6
-    assert levels(first)
-    assert [p.since for p in swarm.plans.values() if p.change] == [first.epoch] * sum(
-        bool(p.change) for p in swarm.plans.values()
-    )
     assert all(not p.change for p in swarm.plans.values() if p.epoch < first.epoch)
-    after = swarm.done(first.epoch + 1)
-    assert len({digest for (stage, _), digest in after.digests.items() if stage == 1}) == 1, (
-        "the level"
-    )
-    assert sorted({m.cell for m in after.stage(1)}) == [0, 1], "four peers in cells of two"
-    outer = [p.epoch for p in swarm.plans.values() if p.outer and p.epoch > first.epoch]
-    assert outer == [e for e in range(first.epoch + 1, 16) if due(DILOCO, first.epoch, e, 16)]
+    assert len({p.training.cell for p in swarm.live()}) == 2, "of two replicas a stage at most"
+    assert swarm.watch.counts["means-in-place"] >= 2, "they average as the change says"
+    assert all(p.work.anchor.kept for p in swarm.live())
     assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
-    leader = next(reversed(swarm.plans.values())).leader
-    assert not any(p.standing.tells(leader) for p in swarm.live())
     assert swarm.watch.counts.get("averaging-changed") == 1
 
 
-def test_cells_become_one_and_are_cut_again() -> None:
-    again = replace(DILOCO, revision=3, change="again")
-    swarm = Watched(GOSSIP, 2, WHOLE, again)
-    swarm.until(2)
-    swarm.block().change("one cell")
-    swarm.until(7)
-    assert {m.cell for m in swarm.done(6).stage(1)} == {0}
-    assert not swarm.done(6).outer
-    swarm.live(ENDS)[-1].change("again")
+def test_a_change_goes_from_cell_to_cell() -> None:
+    swarm = Watched(replace(GOSSIP, cell=2, epochs=160), 2, PLAIN)
+    swarm.until(60)
+    met = swarm.watch.counts["means-in-place"]
+    assert met, "they average as the manifest says"
+    assert len({p.training.cell for p in swarm.live()}) == 2
+    swarm.block().change("moshpit")
     swarm.finish()
-    last = next(reversed(swarm.plans.values()))
-    assert len({m.cell for m in last.stage(1)}) == 2
-    assert len({p.digest for p in swarm.live(1)}) == 1
-    assert {p.standing.in_force for p in swarm.live()} == {again}
+    assert swarm.watch.counts["means-in-place"] > met
+    assert {p.standing.in_force for p in swarm.live()} == {PLAIN}
+    assert swarm.watch.counts.get("averaging-changed") == 2, "in each cell once"
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.3, 0.6, 1.0])
@@ -124,8 +115,6 @@ def test_the_leader_dies_and_the_change_does_not(delay: float) -> None:
     chief.kill()
     swarm.finish()
     assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
-    assert levels(next(p for p in swarm.plans.values() if p.change))
-    assert len({p.digest for p in swarm.live(1)}) == 1
 
 
 def test_a_change_reaches_joiners_and_survives_a_full_restart() -> None:
@@ -146,20 +135,10 @@ def test_a_change_reaches_joiners_and_survives_a_full_restart() -> None:
     assert swarm.watch.counts.get("averaging-changed") == 1, "a checkpoint knows what was in force"
 
 
-def test_a_restored_checkpoint_is_kept_where_others_have_none() -> None:
-    """The directory still names the epoch that they held before all went down: two of different
-    cells took the run's beginning for news, and then shared a cell at their checkpoints."""
-    swarm = Watched(GOSSIP, 15, replace(DILOCO, cell=2))
-    for fault in lay(("random",), GOSSIP, 15).faults:
-        swarm.world.push(fault.at, strike, swarm, fault)
-    swarm.world.push(4.0, swarm.tell, "diloco")
-    swarm.finish()
-
-
 def test_old_or_forged_changes_are_ignored_and_counted() -> None:
-    swarm = Watched(GOSSIP, 5, DILOCO, WHOLE)
+    swarm = Watched(GOSSIP, 5, DILOCO, PLAIN)
     swarm.until(2)
-    swarm.block().change("one cell")
+    swarm.block().change("moshpit")
     swarm.until(6)
     chief, liar = swarm.chief(), swarm.block()
     assert chief is not None
@@ -182,7 +161,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     assert said[0] is None, "an honest peer may be behind"
     assert said[1] is not None
     assert "signed" in said[1]
-    assert chief.standing.known == WHOLE
+    assert chief.standing.known == PLAIN
     plan = swarm.done(6)
     domain = notes.plan_domain(swarm.manifest.run_id)
     for change in ("diloco", "", "forged"):
@@ -197,18 +176,18 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     assert "under change 0" in said[3]
     assert said[4] is not None
     assert said[4].startswith("invalid plan")
-    assert liar.standing.tells(chief.name) == "one cell", "whoever leads is told what is in force"
+    assert liar.standing.tells(chief.name) == "moshpit", "whoever leads is told what is in force"
     swarm.finish()
-    assert {p.standing.in_force for p in swarm.live()} == {WHOLE}
+    assert {p.standing.in_force for p in swarm.live()} == {PLAIN}
 
 
 @pytest.mark.parametrize("first", [100])
 def test_random_faults_while_it_changes(first: int) -> None:
     for seed in range(first, first + 12):
-        swarm = Watched(GOSSIP, seed, DILOCO, WHOLE)
+        swarm = Watched(GOSSIP, seed, DILOCO, PLAIN)
         for fault in lay(("random",), GOSSIP, seed).faults:
             swarm.world.push(fault.at, strike, swarm, fault)
-        for at, text in ((2.0 + seed % 5, "diloco"), (9.0 + seed % 3, "one cell")):
+        for at, text in ((2.0 + seed % 5, "diloco"), (9.0 + seed % 3, "moshpit")):
             swarm.world.push(at, swarm.tell, text)
         swarm.finish()
 
@@ -223,14 +202,14 @@ def test_an_older_plan_is_refused_but_the_end_of_the_run() -> None:
     assert standing.refuses(plan, Rules()) == "", "what is known and not in force yet is waited for"
     assert not standing.follows(leader, Rules())
     assert standing.tells(leader) == "diloco"
-    assert standing.follows(leader, WHOLE), "news from a plan"
-    assert (standing.known, standing.tells(leader)) == (WHOLE, "")
-    assert standing.tells(other) == "one cell", "the next leader may have missed that plan"
-    twin = replace(WHOLE, cell=1, change="the same number")
+    assert standing.follows(leader, PLAIN), "news from a plan"
+    assert (standing.known, standing.tells(leader)) == (PLAIN, "")
+    assert standing.tells(other) == "moshpit", "the next leader may have missed that plan"
+    twin = replace(PLAIN, cell=1, change="the same number")
     assert not standing.learns(twin)
     assert standing.follows(leader, twin), "what is in a plan is the same everywhere"
     assert standing.known == twin
-    assert standing.follows(leader, WHOLE)
+    assert standing.follows(leader, PLAIN)
     assert standing.refuses(plan, DILOCO)
-    assert standing.tells(leader) == "one cell"
+    assert standing.tells(leader) == "moshpit"
     assert standing.refuses(replace(plan, outer=0), DILOCO) == "", "the run is over"

@@ -16,7 +16,6 @@ from torch import nn
 
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.swarm import step_all
-from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.diloco import OuterState
@@ -102,10 +101,6 @@ class Peer:
         self.store = CheckpointStore(rig.home / name, CheckpointSettings(every=every), "run")
         self.owner = Owner(rig.optim, EPOCHS)
         self.heavy = ThreadPoolExecutor(1)
-        between = AveragingSettings(round_timeout_s=rig.deadline_s, quarantine=0.0)
-        self.outer = (
-            CellRound(self.transport, between, service=SERVICES[1]) if rig.outer.every else None
-        )
         engines = Engines(
             self.transport,
             Gradients(name),
@@ -116,7 +111,6 @@ class Peer:
             self.journal,
             metrics,
             PipelineMeter(self.journal, metrics),
-            outer=self.outer,
         )
         settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
@@ -155,8 +149,6 @@ class Peer:
     async def close(self) -> None:
         await self.work.close()
         await self.cell.close()
-        if self.outer is not None:
-            await self.outer.close()
         await self.transport.close()
         self.heavy.shutdown()
 
@@ -171,7 +163,7 @@ class Rig:
     def read(self, change: str) -> Rules:
         """ "": as the rig was made; else deltas."""
         return (
-            Rules(1, OuterSettings("butterfly", "deltas", 1, "nesterov"), 1, change)
+            Rules(1, OuterSettings("butterfly", "deltas", "nesterov", window_s=60.0), 1, change)
             if change
             else Rules(1, self.outer)
         )

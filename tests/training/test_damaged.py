@@ -52,7 +52,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")
 
     t = taking_part(a)
-    t.member.stand(four, a.work.checkpoints(), a.work.tokens, a.work.cell)
+    t.member.stand(four, a.work.checkpoints(), a.work.tokens)
     spoilt, back = (
         dataclasses.replace(rig.plan((a,), owners), epoch=v.epoch, lineage=v.lineage, digests={})
         for v in (three, two)

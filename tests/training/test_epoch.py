@@ -263,7 +263,7 @@ class Swarm:
         ):
             return
         counted = all(
-            any(self.peers[m.peer].alive for m in plan.cell(h.stage) if m.current)
+            any(self.peers[m.peer].alive for m in plan.stage(h.stage) if m.current)
             for h in path.hops
         )
         result = ev.MicroBatchResult(path.index, counted, 2.0 * MICRO, MICRO)
@@ -336,7 +336,7 @@ class Swarm:
     ) -> None:
         if peer.round is not r or not self.up(peer):
             return
-        cell = {m.peer for m in plan.cell(peer.stage)} - set(r.dead)
+        cell = {m.peer for m in plan.stage(peer.stage)} - set(r.dead)
         if not (late or peer.late) and not cell <= peer.came:
             return
         peer.late = peer.late or late
@@ -420,7 +420,7 @@ class Swarm:
         for stage in range(4):
             said = {
                 self.peers[m.peer].digest
-                for m in plan.cell(stage)
+                for m in plan.stage(stage)
                 if m.current and (p := self.peers.get(m.peer)) and p.alive and p.member.plan is plan
             }
             assert len(said) <= 1, f"stage {stage} differs at epoch {plan.epoch}: {said}"

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from node.averaging.coding.codecs import decode
-from node.averaging.exchange.request import PartOrigin
-from node.core.ids import PeerId
-from node.training.rounds.error_feedback import ErrorFeedback
+from node.averaging.strategies.outer import OuterSettings
+from node.training.rounds.error_feedback import FADES, ErrorFeedback, feedback_of
 
-ME, OTHER = PeerId("me"), PeerId("other")
 CODECS = ["top-k", "int4", "int8"]
+ROUNDS = itertools.count()
 
 
 def numbers(seed: int) -> dict[str, Tensor]:
@@ -23,19 +22,11 @@ def numbers(seed: int) -> dict[str, Tensor]:
     return {"a": torch.randn((30, 40), generator=g), "b": torch.randn(7, generator=g)}
 
 
-def parts(*names: str, by: PeerId = ME, owner: PeerId = OTHER) -> dict[str, PartOrigin]:
-    return {name: PartOrigin(owner, 1, (by,)) for name in names}
-
-
-ROUNDS = itertools.count()
-
-
-def speak(
-    residual: ErrorFeedback, given: dict[str, Tensor], taken: dict[str, PartOrigin]
-) -> dict[str, Tensor]:
+def speak(residual: ErrorFeedback, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A round in which all that is said is taken, and its version becomes final."""
     residual.begin(str(next(ROUNDS)))
     said, _ = residual.says(given)
-    residual.ended(taken, said, ME)
+    residual.spoken()
     residual.moved()
     residual.settled()
     return said
@@ -50,7 +41,7 @@ def test_every_change_is_sent_or_kept_as_rounding_error(codec: str) -> None:
     )
     for seed in range(40):
         given = numbers(seed)
-        word = speak(residual, given, parts("a", "b"))
+        word = speak(residual, given)
         moved = {n: moved[n] + given[n] for n in given}
         said = {n: said[n] + word[n] for n in given}
     for n in moved:
@@ -61,7 +52,7 @@ def test_every_change_is_sent_or_kept_as_rounding_error(codec: str) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_encoding_with_feedback_is_repeatable(codec: str) -> None:
     residual = ErrorFeedback(codec)
-    speak(residual, numbers(1), parts("a", "b"))
+    speak(residual, numbers(1))
     said, coded = residual.says(numbers(2))
     again, bytes_again = residual.says(numbers(2))
     for n, t in said.items():
@@ -70,106 +61,92 @@ def test_encoding_with_feedback_is_repeatable(codec: str) -> None:
         assert torch.equal(bytes_again[n], coded[n])
 
 
-def test_rounding_errors_change_only_for_accepted_parts() -> None:
+def test_rounding_errors_change_only_for_parts_that_are_said() -> None:
     residual = ErrorFeedback("top-k")
-    speak(residual, numbers(1), parts("a", "b"))
+    speak(residual, numbers(1))
     before = dict(residual.words)
-    speak(residual, numbers(2), parts("a") | parts("b", by=OTHER))
-    assert torch.equal(residual.words["b"], before["b"]), "that part was averaged without its word"
+    speak(residual, {"a": numbers(2)["a"]})
+    assert torch.equal(residual.words["b"], before["b"]), "this window carried another fragment"
     assert not torch.equal(residual.words["a"], before["a"])
+
+
+def test_a_word_that_was_not_taken_leaves_rounding_errors_unchanged() -> None:
+    residual = ErrorFeedback("int4")
+    speak(residual, numbers(1))
+    before = dict(residual.words)
+    residual.begin(str(next(ROUNDS)))
+    residual.says(numbers(2))
+    residual.moved()  # only what others made was put in place
+    assert all(torch.equal(residual.words[n], before[n]) for n in before)
+    residual.begin(str(next(ROUNDS)))
+    residual.spoken()
+    residual.moved()
+    assert all(torch.equal(residual.words[n], before[n]) for n in before), "said in another round"
 
 
 def test_an_undone_round_leaves_rounding_errors_unchanged() -> None:
     residual = ErrorFeedback("int4")
-    speak(residual, numbers(1), parts("a", "b"))
+    speak(residual, numbers(1))
     before = dict(residual.words)
     residual.begin(str(next(ROUNDS)))
     residual.says(numbers(2))
-    residual.ended(parts("a", "b"), numbers(2), ME)
-    residual.begin(str(next(ROUNDS)))  # the epoch begins anew before anything was adopted
+    residual.spoken()
+    residual.begin(str(next(ROUNDS)))  # another window before anything was adopted
     residual.moved()
     assert all(torch.equal(residual.words[n], before[n]) for n in before)
-    said, _ = residual.says(numbers(2))
-    residual.ended(parts("a", "b"), said, ME)
+    residual.says(numbers(2))
+    residual.spoken()
     residual.moved()
     assert not torch.equal(residual.words["a"], before["a"])
+    assert residual.owed is not residual.words, "the version before is the final one"
     residual.rolled_back()
     assert all(torch.equal(residual.words[n], before[n]) for n in before)
 
 
-def test_only_the_final_averager_keeps_its_rounding_error() -> None:
-    residual, total, given = ErrorFeedback("top-k"), torch.zeros(30, 40), torch.zeros(30, 40)
-    mean = fresh = dict[str, Tensor]()
-    for seed in range(20):
-        mean = {"a": numbers(seed)["a"]}
-        residual.begin(str(next(ROUNDS)))
-        whole = residual.makes(mean)
-        fresh = {"a": torch.where(whole["a"].abs() > 1, whole["a"], 0.0)}
-        residual.ended(parts("a", owner=ME), fresh, ME)
-        residual.moved()
-        total, given = total + mean["a"], given + fresh["a"]
-    torch.testing.assert_close(given + residual.means["a"], total, rtol=1e-4, atol=1e-3)
-    before = residual.means["a"]
-    residual.begin(str(next(ROUNDS)))
-    residual.makes(mean)
-    residual.ended(parts("a", owner=OTHER), fresh, ME)
-    residual.moved()
-    assert torch.equal(residual.means["a"], before), "somebody else averaged it in the end"
-
-
-def test_copied_parts_drop_their_rounding_error() -> None:
-    residual = ErrorFeedback("int8")
-    speak(residual, numbers(1), parts("a", "b"))
-    before = residual.words["b"]
-    residual.says(numbers(2))
-    residual.copied(["a"])
-    assert residual.words.keys() == {"b"}
-    assert residual.words["b"] is before
-    residual.rolled_back()
-    assert residual.words.keys() == {"a", "b"}
+def test_who_joins_owes_what_another_replica_owes() -> None:
+    residual, joins = ErrorFeedback("int8"), ErrorFeedback("int8")
+    speak(residual, numbers(1))
+    speak(joins, numbers(2))
+    before = dict(joins.words)
+    joins.takes_over(residual.words)
+    assert joins.words == residual.words
+    assert joins.words is not residual.words
+    joins.rolled_back()
+    assert joins.words == before
 
 
 @pytest.mark.parametrize("codec", ["top-k", "int8"])
 def test_words_nobody_can_use_are_forgotten(codec: str) -> None:
     residual = ErrorFeedback(codec)
-    speak(residual, numbers(1), parts("a", "b"))
+    speak(residual, numbers(1))
     bad = numbers(2)
     bad["b"][0] = float("inf")
+    residual.begin(str(next(ROUNDS)))
     said, coded = residual.says(bad)
     assert not coded
-    assert said["b"] is bad["b"], "as it is, for the exchange to refuse"
-    residual.ended({}, {}, ME, refused=True)
+    assert said["b"] is bad["b"], "as it is, so that nothing is given"
     residual.moved()
     assert residual.words == {}
 
 
+def test_what_is_owed_fades_in_formats_that_leave_numbers_out() -> None:
+    for codec, share in (("top-k", FADES), ("int8", 1.0)):
+        s = OuterSettings("butterfly", "deltas", "sgd", codec=codec, feedback=True, window_s=60.0)
+        residual = feedback_of(s)
+        speak(residual, numbers(1))
+        owed, nothing = residual.words["a"], {"a": torch.zeros(30, 40)}
+        said = speak(residual, nothing)
+        torch.testing.assert_close(said["a"] + residual.words["a"], share * owed)
+
+
 def test_a_checkpoint_keeps_the_rounding_errors() -> None:
     residual, back = ErrorFeedback("int4"), ErrorFeedback("int4")
-    speak(residual, numbers(1), parts("a", "b"))
-    residual.makes(numbers(3))
-    residual.ended(parts("a", owner=ME), numbers(4), ME)
-    residual.moved()
+    speak(residual, numbers(1))
     for n, t in numbers(1).items():
         back.restored(n, residual.saved(n), tuple(t.shape))
     assert back.words.keys() == {"a", "b"}
-    assert back.means.keys() == {"a"}
     assert all(torch.equal(back.words[n], residual.words[n]) for n in back.words)
+    assert ErrorFeedback("int4").saved("a") == {}
     other = ErrorFeedback("int4")
     other.restored("a", residual.saved("a"), (3, 3))
     assert other.words == {}
-
-
-def test_a_mean_made_while_a_round_is_read_does_not_disturb_it() -> None:
-    class Meanwhile(dict[str, Tensor]):
-        def __getitem__(self, name: str) -> Tensor:
-            # as a step does that the round did not wait for, on a thread of its own
-            residual.makes({"late": torch.ones(3)})
-            return super().__getitem__(name)
-
-    residual = ErrorFeedback("int8")
-    residual.begin("round")
-    made = residual.makes(numbers(0))
-    residual.ended(parts("a", "b", owner=ME), Meanwhile({n: t - 1 for n, t in made.items()}), ME)
-    residual.moved()
-    assert residual.means.keys() == {"a", "b"}
-    assert all(torch.allclose(t, torch.ones(())) for t in residual.means.values())

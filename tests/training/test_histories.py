@@ -101,7 +101,7 @@ def test_a_plan_with_another_digest_of_the_version_is_refused() -> None:
     """Who was started again and fetched what another cell holds is still in the roster with what it
     held before."""
     member, _ = trained(2)
-    here = replace(plan_for(member.at, 3), digests={(1, 0): "d"})
+    here = replace(plan_for(member.at, 3), digests={1: "d"})
     member.digest = "of another cell"
     (refused,) = member.handle(ev.PlanArrived(here), 0.0)
     assert isinstance(refused, ev.RefuseCaller)

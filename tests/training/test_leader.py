@@ -19,9 +19,8 @@ from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.meetings import Meetings
 from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.rules import Rules, levels
+from node.training.protocol.rules import Rules
 from tests.training.run_facts import facts
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
@@ -193,7 +192,7 @@ def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
         assert "epoch-committed" not in kinds
         assert plan.base == YOUNG, "who stands at what was undone is no richer side"
         assert all(m.current for m in plan.members)
-        assert plan.digests[1, 0] == heard(S1).digest
+        assert plan.digests[1] == heard(S1).digest
     assert leader.mismatches == 2
     done = differs(leader, plan, 20.0)
     assert [a.kind for a in done if isinstance(a, ev.RecordFact)][:3] == [
@@ -434,7 +433,7 @@ def test_a_leaving_peer_has_no_vote_on_its_stages_version() -> None:
         dataclasses.replace(heard(PeerId("ends0"), A, 80), digest="another", leaving=True), 1.0
     )
     plan = next_plan(leader.handle(ev.ClockTick(), 30.0))
-    assert [m.peer for m in plan.cell(0) if m.current] == [E]
+    assert [m.peer for m in plan.stage(0) if m.current] == [E]
 
 
 def test_an_agreed_version_that_is_lost_does_not_stop_the_swarm() -> None:
@@ -449,7 +448,7 @@ def test_an_agreed_version_that_is_lost_does_not_stop_the_swarm() -> None:
     assert the_plan(leader.handle(ev.ClockTick(), 14.1)) is None, "S1 may come back"
     done = leader.handle(ev.ClockTick(), 14.3)
     following = next_plan(done)
-    assert (following.base, following.cell(1)[0].peer, following.cell(1)[0].current) == (
+    assert (following.base, following.stage(1)[0].peer, following.stage(1)[0].current) == (
         at,
         T1,
         True,
@@ -526,93 +525,21 @@ def test_state_that_fits_nowhere_is_reported_once() -> None:
     assert leader.waiting_for == ""
 
 
-def test_the_next_plan_carries_the_spread_to_the_next_leader() -> None:
-    leader, plan = begun([heard(E), heard(S1), heard(T1), heard(S2)], cell=1)
-    assert (plan.cells(1), plan.cells(2), plan.spread) == ((0, 1), (0,), {})
-    reported(leader, plan, 3.0)
-    done: list[Any] = []
-    for m in plan.members:
-        sketch = (3.0, 4.0) if m.peer == S1 else (3.0, -4.0)
-        done += leader.handle(
-            ev.Committed(m.peer, plan.hash, 0, f"digest {m.peer}", 1.0, sketch=sketch), 3.0
-        )
-    following = next_plan(done)
-    assert following.spread == {1: (2, 0.8)}, "stage 2 and the ends have one cell"
-    assert following.parse(following.canonical()).spread == following.spread
-    assert next(
-        a.facts["apart"]
-        for a in done
-        if isinstance(a, ev.RecordFact) and a.kind == "epoch-committed"
-    ) == {1: 0.8}
-    assert Leader(PeerId("ends2"), facts(cell=1), history=following).spread == following.spread
-
-
-def test_what_cells_have_done_outlives_the_leader() -> None:
-    leader, first = begun([heard(E), heard(S1), heard(T1), heard(S2)], cell=1)
-    cell = {m.peer: (m.stage, m.cell) for m in first.members}
-    done = next_plan(commits(leader, first, 3.0))
-    counts = {
-        cell[h.peer]: sum(h in p.hops for p in first.paths)
-        for p in first.paths
-        for h in p.hops
-        if h.stage == 1
-    }
-    assert done.worked == counts == {(1, 0): 1, (1, 1): 1}
-    dropped = (done.paths[0].index,)
-    at = Version(2, lineage_after(done, dropped))
-    still = {
-        unit: n + any(cell[h.peer] == unit for h in done.paths[1].hops)
-        for unit, n in counts.items()
-    }
-    newcomer = PeerId("ends0")
-    for history in (True, False):
-        other = Leader(
-            newcomer,
-            facts(cell=1),
-            history=done if history else None,
-            dropped=dropped if history else (),
-        )
-        there = [
-            dataclasses.replace(heard(p, at, 192), cell=n)
-            for p, n in ((E, 0), (S1, 0), (T1, 1), (S2, 0))
-        ]
-        tell(other, [heard(newcomer), *there], 0.0)
-        actions = other.handle(ev.ClockTick(), 2.0)
-        if not history:
-            actions = other.handle(ev.Recalled(at, done, dropped), 2.1)
-        plan = next_plan(actions)
-        assert plan.worked == still != counts
-
-
-def test_a_cell_that_is_cut_has_done_what_it_did_as_one() -> None:
-    past = PlanContext((SampleClass(0, 0, 40),), {}, 0, {(1, 0): 12, (1, 1): 5})
-    there = [dataclasses.replace(heard(p, A, 500), cell=0) for p in (E, S1, T1, S2)]
-    _, plan = begun(there, cell=1, recall=lambda version: past)
-    assert plan.cells(1) == (0, 1)
-    assert plan.worked == {(1, 0): 12, (1, 1): 12}
-
-
 def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
-    rules = Rules(1, OuterSettings("butterfly", every=50), 1, "signed")
-    sizes = {stage: {f"s{stage}": 8} for stage in range(3)}
-    known = facts(
-        read=lambda change: rules if change else Rules(),
-        meet=lambda settings: Meetings(settings, sizes, 0, 100),
-    )
+    rules = Rules(1, OuterSettings("butterfly", window_s=60.0), 1, "signed")
+    known = facts(read=lambda change: rules if change else Rules())
     leader = led(known, [heard(E), heard(S1), heard(T1), heard(S2)])
     leader.handle(ev.Changed(rules), 1.0)
     leader.handle(ev.Changed(Rules(0, OuterSettings(), 0)), 1.0)
     first = next_plan(leader.handle(ev.ClockTick(), 2.0))
-    assert levels(first)
-    assert not first.paths
+    assert first.change == "signed"
     leader.handle(ev.Unreachable(S2), 3.0)
     again = the_plan(leader.handle(heard(S2), 4.0))
     other = Leader(E, known, history=first)
     tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
     for plan in (again, the_plan(other.handle(ev.ClockTick(), 2.0))):
         assert plan is not None
-        assert (plan.base, plan.change, plan.since) == (first.base, "signed", 0)
-        assert levels(plan)
+        assert (plan.base, plan.change) == (first.base, "signed")
 
 
 def test_a_change_reported_by_a_stranger_is_verified() -> None:
@@ -621,7 +548,7 @@ def test_a_change_reported_by_a_stranger_is_verified() -> None:
             raise Refused("not signed by the owner")
         return Rules()
 
-    past = PlanContext((SampleClass(0, 0, 40),), {}, 0, change="forged", since=3)
+    past = PlanContext((SampleClass(0, 0, 40),), {}, 0, change="forged")
     there = [heard(p, A, 500) for p in (E, S1, S2)]
     _, plan = begun(there, read=read, recall=lambda version: past)
     assert (plan.change, plan.outer) == ("", 0)

@@ -1,5 +1,5 @@
-"""What outer rounds keep in memory: counted before a stage is loaded, and never less than what is
-there afterwards."""
+"""What windows keep in memory: counted before a stage is loaded, and never less than what is there
+while a window runs and afterwards."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from node.app.capacity import check_memory
+from node.averaging.strategies.keys import MOST_TOGETHER
 from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest
+from node.training.rounds import window
 from node.training.rounds.memory import OuterBytes, outer_bytes
 from tests.training.conftest import SHAPES, Peer, Rig
-from tests.training.test_outer_rounds import four, inner, meeting
+from tests.training.test_meeting import WITHIN_S, Cells
 
 SIZES = {name: 4 * math.prod(shape) for name, shape in SHAPES.items()}
 STAGE = sum(SIZES.values())
 CONFIGS = Path(__file__).parents[2] / "configs"
-DILOCO = OuterSettings("butterfly", "deltas", 4, "nesterov")
+PARAMETERS = OuterSettings("butterfly", window_s=60.0)
+DILOCO = replace(PARAMETERS, carries="deltas", optimizer="nesterov")
+STATE = OuterSettings("gossip", "state", "nesterov", window_s=60.0)
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -33,58 +38,102 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def kept(p: Peer) -> tuple[int, int]:
-    """Bytes of (anchor and momentum, with those that a roll-back would bring back; what is
-    owed)."""
+    """Bytes of (anchor and momentum, with those that a roll-back would bring back; what is owed,
+    and what would be)."""
     states = [s for s in (p.work.anchor.state, p.work.anchor._before) if s is not None]
     residual = p.work.anchor.residual
-    debts = (*residual.words.values(), *residual.means.values(), *residual.late.values())
+    sides = (residual.words, residual._before or {}, residual._said, residual._next or {})
     return nbytes(
         t for s in states for side in (s.anchor, s.momentum) for t in side.values()
-    ), nbytes(debts)
+    ), nbytes(t for side in sides for t in side.values())
 
 
-async def test_what_a_peer_keeps_is_what_was_counted(rig: Rig) -> None:
-    rig.outer = settings = replace(DILOCO, every=1, codec="top-k", feedback=True)
-    counted = outer_bytes(settings, SIZES, 2)
-    cells = await four(rig)
-    (a, b), (c, d) = cells
-    plan = None
-    for _ in range(3):
-        plan = await rig.epoch(inner(rig, cells, plan), a, b, c, d)
-        assert kept(a)[0] == counted.anchor
-        plan = meeting(rig, cells, plan)
-        await rig.epoch(plan, a, b, c, d)
-        assert kept(a)[0] == counted.anchor + counted.undone, (
-            "the state before the round stays until nobody can undo it"
-        )
-    assert [kept(p)[1] <= counted.residual for p in (a, b, c, d)] == [True] * 4
-    assert max(kept(p)[1] for p in (a, b, c, d)) > STAGE, (
-        "who has spoken owes a stage, and more of the parts it averages"
+def under_way(p: Peer) -> int:
+    """Bytes of what the window gives, has got and has made, but for parameters in place."""
+    m = p.work._outer._meeting
+    assert m is not None
+    sides = (m.given or {}, m.own or {}, m.mean or {}, *m.came.values())
+    here = {t.untyped_storage().data_ptr() for t in m.local.values()}
+    return nbytes(
+        t for side in sides for t in side.values() if t.untyped_storage().data_ptr() not in here
     )
+
+
+def mean_of(p: Peer) -> dict[str, torch.Tensor]:
+    m = p.work._outer._meeting
+    assert m is not None
+    return m.mean or {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PARAMETERS,
+        DILOCO,
+        replace(DILOCO, codec="top-k", feedback=True),
+        replace(DILOCO, codec="int8", feedback=True, fragments=2),
+        STATE,
+    ],
+    ids=lambda s: f"{s.carries}-{s.codec}-{s.fragments}",
+)
+async def test_what_a_peer_keeps_is_what_was_counted(
+    rig: Rig, settings: OuterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "AGAIN_S", 0.01)
+    rig.outer, rig.deadline_s = settings, WITHIN_S
+    # As many as are counted: two, or the most that are together.
+    names = "ab" if settings.strategy == "gossip" else "abcd"
+    monkeypatch.setattr("node.training.rounds.memory.MOST_TOGETHER", len(names))
+    counted = outer_bytes(settings, SIZES)
+    peers = await rig.add(*names)
+    cells = Cells(rig, *([p] for p in peers))
+    seen: list[int] = []
+    made = window._enough
+
+    def enough(m: Any, partners: int, late: bool) -> bool:
+        if done := made(m, partners, late):
+            seen.append(max(under_way(p) for p in peers if p.work._outer._meeting is m))
+        return done
+
+    monkeypatch.setattr(window, "_enough", enough)
+    for number in (1, 2, 3):
+        await cells.train()
+        assert kept(peers[0])[0] == counted.anchor
+        await cells.give(number)
+        # What has come is let go of once there is a mean.
+        most = max(seen) + max(nbytes(mean_of(p).values()) for p in peers)
+        assert most <= counted.sent + counted.served
+        owed = max(kept(p)[1] for p in peers)
+        await cells.land(number)
+        both = kept(peers[0])[0]
+        if settings.fragments == 1:
+            assert both == counted.anchor + counted.undone, (
+                "the state before the round stays until nobody can undo it"
+            )
+        assert both <= counted.anchor + counted.undone
+        owed = max(owed, *(kept(p)[1] for p in peers))
+        assert owed <= counted.residual
+    assert bool(owed) is settings.feedback
+    assert len(seen) == 3 * len(peers)
 
 
 def test_every_setting_that_keeps_something_is_counted() -> None:
-    assert outer_bytes(OuterSettings("gossip", "parameters", 1), SIZES, 8) == OuterBytes()
-    assert outer_bytes(OuterSettings(), SIZES, 8) == OuterBytes()
-    plain = outer_bytes(DILOCO, SIZES, 8)
-    assert plain == OuterBytes(anchor=2 * STAGE, undone=2 * STAGE)
-    assert plain.main == 4 * STAGE
-    assert outer_bytes(replace(DILOCO, codec="int8", feedback=True), SIZES, 8).residual == 2 * STAGE
-    assert outer_bytes(replace(DILOCO, quorum=2), SIZES, 8).residual == STAGE
-    streams = outer_bytes(replace(DILOCO, fragments=2, overlap=1), SIZES, 8)
-    assert STAGE / 2 <= streams.sent == streams.device < STAGE
-    assert outer_bytes(replace(DILOCO, fragments=2), SIZES, 8) == plain, (
-        "nothing of it is kept while epochs run"
-    )
-    hogwild = OuterSettings("hogwild", "deltas", 2, "sgd", momentum=0.0)
-    assert outer_bytes(hogwild, SIZES, 8).served == 9 * STAGE
-    assert outer_bytes(replace(hogwild, shards=2), SIZES, 8).served == 9 * STAGE // 2
-    assert outer_bytes(replace(hogwild, shards=100), SIZES, 8).served == 9 * max(SIZES.values()), (
-        "a part is served whole"
-    )
+    assert outer_bytes(OuterSettings(), SIZES) == OuterBytes()
+    gossip = outer_bytes(replace(PARAMETERS, strategy="gossip"), SIZES)
+    assert gossip == OuterBytes(sent=STAGE, served=2 * STAGE, device=STAGE)
+    assert gossip.main == 3 * STAGE
+    grid = OuterSettings("moshpit", grid=(4, 8), window_s=60.0)
+    assert outer_bytes(grid, SIZES).served == 8 * STAGE, "the longest line of the grid"
+    assert outer_bytes(PARAMETERS, SIZES).served == MOST_TOGETHER * STAGE
+    plain = outer_bytes(DILOCO, SIZES)
+    assert (plain.anchor, plain.undone, plain.residual) == (2 * STAGE, 2 * STAGE, 0)
+    assert (plain.sent, plain.device) == (2 * STAGE, STAGE)
+    assert outer_bytes(replace(DILOCO, codec="int8", feedback=True), SIZES).residual == 3 * STAGE
+    state = outer_bytes(STATE, SIZES)
+    assert (state.anchor, state.undone, state.served) == (2 * STAGE, 2 * STAGE, 4 * STAGE)
 
 
-@pytest.mark.parametrize("name", ["diloco-top-k", "hogwild", "diloco-streaming"])
+@pytest.mark.parametrize("name", ["diloco-top-k", "ring", "diloco-streaming"])
 def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path: Path) -> None:
     config, manifest = NodeConfig(tmp_path), Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())
     plain = replace(manifest, outer=OuterSettings())
@@ -111,9 +160,9 @@ def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> 
     )
     assert main > 0
     beside = check_memory(config, manifest, 1, ample, ample)
-    assert beside.needed == check_memory(config, plain, 1, ample).needed, (
-        "nothing of it is on the device"
-    )
+    on_device = beside.needed - check_memory(config, plain, 1, ample).needed
+    assert 0 < on_device < main, "only the parameters that are given stay there"
+    main -= on_device
     assert check_memory(config, manifest, 1, ample, int(main / 0.9) + 1).ok
     short = check_memory(config, manifest, 1, ample, main)
     assert "main memory" in short.text

@@ -82,3 +82,15 @@ def test_a_later_group_takes_the_place_of_an_earlier_one() -> None:
     assert w.next(roster(), BASE, 40.0).number == 7
     w.grouped(replace(GROUP, window=8))
     assert w.next(roster(), BASE, 40.0).number == 8
+
+
+def test_a_group_that_was_found_under_other_settings_is_forgotten() -> None:
+    w = Windows()
+    w.grouped(GROUP)
+    w.next(roster(), BASE, 40.0)
+    w.forget()
+    held = roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"), stage2=(7, "m2"))
+    assert not w.next(held, NEXT, 43.0).means
+    assert not w.waits
+    w.grouped(replace(GROUP, window=6))
+    assert w.next(roster(NEXT), NEXT, 44.0).number == 6, "whatever its number was"

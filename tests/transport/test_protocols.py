@@ -112,14 +112,14 @@ async def test_a_peer_that_was_updated_is_met_at_once(swarm):
 
 
 async def test_every_answer_carries_the_protocol_versions(swarm):
-    a, b = await swarm(), await swarm(protocols=Protocols(3, 5), run="")
+    a, b = await swarm(), await swarm(protocols=Protocols(4, 6), run="")
     address = b.p2p.addresses()[0]
     for question in (
         ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"now")),
         ask_pb2.Ask(manifest=ask_pb2.AskManifest()),
     ):
         said = await a.ask(address, question)
-        assert (said.oldest_protocol, said.newest_protocol, said.version) == (3, 5, "0")
+        assert (said.oldest_protocol, said.newest_protocol, said.version) == (4, 6, "0")
 
 
 def test_windows_are_compared_by_both_ends():

@@ -86,15 +86,3 @@ def pushed(value: Tensor, delta: Tensor, rate: float) -> Tensor:
     if not bool(torch.isfinite(after).all()):
         raise StepFault("a push that makes numbers that are not finite")
     return after
-
-
-@torch.no_grad()
-def mixed(local: Named, state: OuterState, mixing: float) -> dict[str, Tensor]:
-    """What to train on from, for the names in ``local``: ``mixing`` of the local parameters, the
-    rest from the anchor."""
-    if not mixing:
-        return {name: state.anchor[name].clone() for name in local}
-    return {
-        n: torch.lerp(state.anchor[n], p.detach().to("cpu", torch.float32), mixing)
-        for n, p in local.items()
-    }

@@ -1,5 +1,5 @@
 """What is averaged between cells, how often, by which strategy; and which of these go together.
-Enters: settings. Leaves: a strategy, or the reason why there is none.
+Enters: settings. Leaves: a strategy, or the reason why there is none; the fragments of a stage.
 Never: torch.
 
 A strategy is *partial* when a round leaves members with different values. What may be averaged with
@@ -10,7 +10,7 @@ same everywhere, do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,6 @@ STRATEGIES: dict[str, str] = {
 DIRECTED = ("ring", "push-sum")
 """Those along edges: each member makes a mean of its own."""
 CARRIES: dict[str, str] = {
-    "gradients": "every epoch, into one optimizer step",
     "parameters": "themselves, in fp32",
     "deltas": "anchor minus local parameters, the pseudo-gradient of DiLoCo; anchors are equal "
     "everywhere",
@@ -48,21 +47,18 @@ IN_WINDOWS = {
     "ring": ("parameters", "state"),
     "push-sum": ("parameters",),
 }
-"""What cells that lead themselves carry, by strategy."""
-REDUCERS = ("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")
+"""What cells carry, by strategy."""
 OPTIMIZERS = ("none", "sgd", "nesterov")
 
 
 @dataclass(frozen=True)
 class OuterSettings:
-    """How cells average with each other, every so many epochs."""
+    """How cells average with each other, in windows of the wall clock."""
 
     strategy: str = "butterfly"
     """butterfly | moshpit | gossip | ring | push-sum | parameter-server | hogwild."""
     carries: str = "parameters"
-    """gradients | parameters | deltas (DiLoCo) | state (DiLoCo over a partial strategy)."""
-    every: int = 0
-    """Epochs between rounds; 0: there are none."""
+    """parameters | deltas (DiLoCo) | state (DiLoCo over a partial strategy)."""
     optimizer: str = "none"
     """Outer optimizer: none | sgd | nesterov."""
     lr: float = 0.7
@@ -71,12 +67,9 @@ class OuterSettings:
     momentum: float = 0.9
     """Its momentum; pushes without a barrier have none."""
     codec: str = "fp32"
-    """fp32 | bf16 | fp16 | int8 | int4 | top-k. Lossy ones are for gradients and deltas."""
+    """fp32 | bf16 | fp16 | int8 | int4 | top-k. Lossy ones are for deltas."""
     feedback: bool = False
     """Error feedback: what rounding lost is added to the next round."""
-    reducer: str = "mean"
-    """As in [averaging], with its trim and clip; anything but the mean needs groups of three, and
-    is the mean among fewer. Those that clip are for deltas."""
     grid: tuple[int, ...] = ()
     """Axes of the Moshpit grid."""
     fanout: int = 1
@@ -86,18 +79,14 @@ class OuterSettings:
     staleness: int | None = None
     """Pushes a parameter server may be ahead of one it accepts; None: it waits for everybody."""
     fragments: int = 1
-    """Streaming: pieces of the model, one after the other in the epochs between rounds."""
-    overlap: int = 0
-    """Streaming: epochs between sending a fragment and its outer step."""
+    """Streaming: pieces of the model, of which each window carries one in its turn."""
     mixing: float = 0.0
-    """Streaming: share of the local parameters that stays when a fragment's step lands."""
+    """Share of the way to the mean that is not gone, so that as much of the local parameters
+    stays."""
     quorum: int = 0
-    """Contributions with which a round may close, after a grace; 0: all."""
-    grace_s: float = 30.0
-    """Longest wait for more once there is a quorum."""
+    """Contributions with which an outer step may be made where some do not come; 0: all."""
     window_s: float = 0.0
-    """Seconds between rounds of cells that lead themselves, by the wall clock; 0: one leader plans
-    for all cells, and they meet every so many epochs."""
+    """Seconds between rounds, by the wall clock; 0: there is one cell, and there are none."""
 
     @property
     def partial(self) -> bool:
@@ -113,14 +102,8 @@ class OuterSettings:
 
     @property
     def windows(self) -> bool:
-        """Every cell has a leader of its own, and they meet in windows of time."""
+        """There may be several cells: each leads itself, and they meet in windows of time."""
         return self.window_s > 0
-
-    @property
-    def streams(self) -> bool:
-        """After a round cells differ in what it has not carried, or in what they learned while it
-        was under way."""
-        return self.fragments > 1 or self.overlap > 0
 
     @property
     def says(self) -> str:
@@ -130,15 +113,8 @@ class OuterSettings:
             if self.fragments == 1
             else f"one of {self.fragments} fragments of {self.carries}"
         )
-        late = f", sent {self.overlap} epochs before" if self.overlap else ""
         closes = f", closed by a quorum of {self.quorum}" if self.quorum else ""
-        often = f"every {self.window_s:g} s" if self.windows else f"after every {self.gap} epochs"
-        return f"{self.strategy} of {what} {often}{late}{closes}"
-
-    @property
-    def gap(self) -> int:
-        """Epochs of micro-batches between two rounds, each of one fragment."""
-        return self.every // max(1, self.fragments)
+        return f"{self.strategy} of {what} every {self.window_s:g} s{closes}"
 
 
 def check(s: OuterSettings) -> None:
@@ -147,12 +123,10 @@ def check(s: OuterSettings) -> None:
     _one_of("carries", s.carries, CARRIES)
     _one_of("optimizer", s.optimizer, OPTIMIZERS)
     _one_of("codec", s.codec, FORMATS)
-    _one_of("reducer", s.reducer, REDUCERS)
     _numbers(s)
     _strategy(s)
     _carries(s)
     _codec(s)
-    _reducer(s)
     _streaming(s)
     _quorum(s)
 
@@ -183,20 +157,18 @@ def strategy_of(s: OuterSettings) -> Strategy:
 
 def carried(s: OuterSettings, cell: int) -> None:
     """Raises UsageFault, with the reason, for settings that hold together but that a live swarm
-    with cells of ``cell`` peers (0: all replicas in one) does not carry."""
-    if s.windows:
-        _windows(s, cell)
-    elif not s.every:
+    with cells of ``cell`` replicas a stage (0: all in one) does not carry."""
+    if not s.windows:
         if s != OuterSettings():
             raise UsageFault(
-                "outer.every is 0, so nothing else in [outer] has any effect",
-                "set outer.every, or leave [outer] out",
+                "outer.window_s is 0, so nothing else in [outer] has any effect",
+                "set outer.window_s, or leave [outer] out",
             )
         if cell:
             raise UsageFault(
                 f"cells of {cell} that never average with each other train as many models as there "
                 "are cells",
-                'set outer.every and outer.strategy, or averaging.cell = "all"',
+                'set outer.window_s and outer.strategy, or averaging.cell = "all"',
             )
         return
     check(s)
@@ -205,47 +177,22 @@ def carried(s: OuterSettings, cell: int) -> None:
             "all replicas of a stage are one cell, so there are no others to average with",
             "set averaging.cell to a number",
         )
-    for refused, what, instead in (
-        (
-            s.pushes and s.feedback,
-            f"error feedback in {s.strategy} without a barrier",
-            'use "int8" without outer.feedback',
-        ),
-        (
-            s.carries == "gradients",
-            "gradients between cells",
-            'set averaging.cell = "all" and leave [outer] out, which is the same',
-        ),
-    ):
-        if refused:
-            raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)
+    able = IN_WINDOWS.get(s.strategy, ())
+    if s.carries not in able:
+        names = " or ".join(f'"{name}"' for name in able) or "another outer.strategy"
+        raise UsageFault(f"cells do not carry {s.strategy} of {s.carries}", f"use {names}")
 
 
-def _windows(s: OuterSettings, cell: int) -> None:
-    """Cells that lead themselves: what they carry so far."""
-    others = {"every": s.every, "overlap": s.overlap, "quorum": s.quorum, "mixing": s.mixing}
-    names = [name for name, kept in others.items() if kept]
-    names += ["fragments"] if s.fragments > 1 else []
-    if names or s.pushes:
-        raise UsageFault(
-            f"outer.window_s with {', '.join(f'outer.{n}' for n in names) or s.strategy}: rounds "
-            "of cells that lead themselves come by the clock, whole, and training goes on "
-            "meanwhile",
-            "leave out every, overlap, quorum, mixing and fragments",
-        )
-    carried = IN_WINDOWS.get(s.strategy, ())
-    if s.carries not in carried:
-        able = " or ".join(f'"{name}"' for name in carried) or "another outer.strategy"
-        raise UsageFault(
-            f"cells that lead themselves do not carry this yet: {s.strategy} of {s.carries}",
-            f"use {able}, or outer.every instead of outer.window_s",
-        )
-    if s.reducer != "mean":
-        raise UsageFault(
-            f"cells that lead themselves make means, not {s.reducer}: a partner that is far away "
-            "counts for less in any case",
-            'set outer.reducer = "mean"',
-        )
+def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
+    """The parts of a stage in so many fragments of about equal bytes: largest first, each to the
+    smallest. A stage of few parts has fragments without any."""
+    found: list[set[str]] = [set() for _ in range(count)]
+    held = [0] * count
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        i = min(range(count), key=lambda i: (held[i], i))
+        found[i].add(name)
+        held[i] += size
+    return [frozenset(names) for names in found]
 
 
 def _one_of(name: str, value: str, among: Iterable[str]) -> None:
@@ -258,7 +205,7 @@ def _numbers(s: OuterSettings) -> None:
     for name in ("fanout", "shards", "fragments"):
         if getattr(s, name) < 1:
             raise UsageFault(f"outer.{name} is {getattr(s, name)}", "give a whole number above 0")
-    for name in ("every", "window_s", "overlap", "quorum", "grace_s"):
+    for name in ("window_s", "quorum"):
         if not 0 <= getattr(s, name) < math.inf:
             raise UsageFault(
                 f"outer.{name} is {getattr(s, name)}", "give a number that is not negative"
@@ -294,17 +241,6 @@ def _strategy(s: OuterSettings) -> None:
 
 def _carries(s: OuterSettings) -> None:
     partial = s.partial and not s.pushes
-    if s.carries == "gradients" and partial:
-        raise UsageFault(
-            f"{s.strategy} averages in parts of the swarm: gradients that differ push parameters "
-            "apart and nothing pulls them together",
-            'use outer.carries = "parameters", or the butterfly',
-        )
-    if s.carries == "gradients" and s.every > 1:
-        raise UsageFault(
-            "gradients are stepped in the epoch they are of",
-            'set outer.every = 1, or outer.carries = "deltas"',
-        )
     if s.carries == "deltas" and partial:
         raise UsageFault(
             f"after a round of {s.strategy} anchors differ, and differences from different anchors "
@@ -331,7 +267,7 @@ def _carries(s: OuterSettings) -> None:
     if s.pushes and s.carries == "parameters":
         raise UsageFault(
             f"{s.strategy} without a barrier adds what is pushed; parameters do not add up",
-            'push "gradients" or "deltas"',
+            'set outer.carries = "deltas"',
         )
     if s.pushes and s.optimizer == "nesterov" and s.momentum > 0:
         raise UsageFault(
@@ -359,62 +295,14 @@ def _codec(s: OuterSettings) -> None:
         )
 
 
-def _reducer(s: OuterSettings) -> None:
-    if s.reducer == "mean":
-        return
-    if s.strategy in ("gossip", "ring", "push-sum") or (
-        s.strategy == "moshpit" and min(s.grid) < 3
-    ):
-        raise UsageFault(
-            f"of the few that meet in {s.strategy}, {s.reducer} cannot say who is wrong",
-            "use groups of three and more",
-        )
-    if s.pushes:
-        raise UsageFault(
-            f"{s.reducer} compares contributions, and a push comes alone",
-            'set outer.reducer = "mean"',
-        )
-    if s.reducer in ("clipped-mean", "centered-clip") and s.carries in ("parameters", "state"):
-        raise UsageFault(
-            f"{s.reducer} clips by the length of what is given, and cells differ by far less than "
-            f"{s.carries} are long",
-            'use "median" or "trimmed-mean", or carry "deltas"',
-        )
-    if FORMATS[s.codec].biased:
-        raise UsageFault(
-            f"with {s.codec} most contributions to a number are 0, and so is their {s.reducer}",
-            'set outer.reducer = "mean"',
-        )
-
-
 def _streaming(s: OuterSettings) -> None:
-    if s.fragments == 1 and s.overlap == 0:
-        if s.mixing and not (s.windows and s.carries == "deltas"):
-            raise UsageFault(
-                "outer.mixing keeps what was learned while a fragment was under way, and none is",
-                "set outer.overlap",
-            )
-        return
-    if s.carries != "deltas":
+    if (s.mixing or s.fragments > 1) and s.carries != "deltas":
         raise UsageFault(
             f"streaming sends fragments of deltas, not {s.carries}", 'set outer.carries = "deltas"'
         )
-    if s.windows:
-        return  # a window carries a fragment, while training goes on
-    if s.every % s.fragments:
+    if s.fragments > 1 and s.pushes:
         raise UsageFault(
-            f"{s.fragments} fragments do not divide {s.every} epochs evenly",
-            "make outer.every a multiple of outer.fragments",
-        )
-    if s.overlap >= s.every // s.fragments:
-        raise UsageFault(
-            f"a fragment would still be under way after {s.overlap} epochs when the next one is "
-            f"due after {s.every // s.fragments}",
-            "lower outer.overlap, or raise outer.every",
-        )
-    if s.pushes:
-        raise UsageFault(
-            f"{s.strategy} without a barrier has no common epoch to send a fragment in",
+            f"{s.strategy} without a barrier has no common window to send a fragment in",
             "set outer.fragments = 1",
         )
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from statistics import median
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Path, Plan, PlanMember, in_cell
+from node.core.journey import Path, Plan, PlanMember
 from node.core.patience import SPARE, Took
 from node.scheduler.costs import BEYOND, Measured
 from node.training.leader.roster import Roster
@@ -78,12 +78,11 @@ class Deadlines:
         return self._bounded(self._waits.epoch_s, (MARGIN if known else FIRST) * expected)
 
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
-        """Seconds for an attempt of the round that ends the epoch of a plan, in any of its
-        units."""
+        """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
         said = _believed(roster)
         usual = _usual(said)
         expected = max(
-            (self._of_cell(plan, cell, said, usual) for cell in _cells(plan)), default=0.0
+            (self._of_stage(plan, members, said, usual) for members in _by_stage(plan)), default=0.0
         )
         expected = max(
             MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
@@ -92,23 +91,23 @@ class Deadlines:
 
     # ----------------------------------------------------------- parts of the above
 
-    def _of_cell(
-        self, plan: Plan, cell: list[PlanMember], said: Mapping[PeerId, Measured], usual: float
+    def _of_stage(
+        self, plan: Plan, members: list[PlanMember], said: Mapping[PeerId, Measured], usual: float
     ) -> float:
-        stage, size = cell[0].stage, self._size(cell[0].stage)
-        way = max((_tensor_s(said.get(m.peer)) for m in cell), default=0.0)
-        others = 1 - 1 / len(cell)
+        stage, size = members[0].stage, self._size(members[0].stage)
+        way = max((_tensor_s(said.get(m.peer)) for m in members), default=0.0)
+        others = 1 - 1 / len(members)
         moved = 2 * others * (size / self._sizes.tensor) * way if self._sizes.tensor else 0.0
-        return self._steps(plan, stage, cell[0].cell, said, usual) + moved + COPIED_S * size
+        return self._steps(plan, stage, said, usual) + moved + COPIED_S * size
 
     def _steps(
-        self, plan: Plan, stage: int, cell: int, said: Mapping[PeerId, Measured], usual: float
+        self, plan: Plan, stage: int, said: Mapping[PeerId, Measured], usual: float
     ) -> float:
         if plan.outer or stage >= len(self._sizes.steps):
             return 0.0
         busy: dict[PeerId, float] = {}
         for part, operations in self._sizes.steps[stage].items():
-            owner = plan.owners.get(in_cell(part, cell))
+            owner = plan.owners.get(part)
             if owner is not None:
                 each = said[owner].tera_s if owner in said else 0.0
                 busy[owner] = busy.get(owner, 0.0) + operations / TERA * (each or usual)
@@ -131,10 +130,10 @@ class Deadlines:
         return max(floor_s, min(seconds, MOST_S))
 
 
-def _cells(plan: Plan) -> list[list[PlanMember]]:
-    found: dict[tuple[int, int], list[PlanMember]] = {}
+def _by_stage(plan: Plan) -> list[list[PlanMember]]:
+    found: dict[int, list[PlanMember]] = {}
     for m in plan.members:
-        found.setdefault((m.stage, m.cell), []).append(m)
+        found.setdefault(m.stage, []).append(m)
     return list(found.values())
 
 

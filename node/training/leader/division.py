@@ -16,6 +16,7 @@ from node.scheduler.near import leavers
 from node.training.leader.planning import News
 from node.training.leader.roster import Roster
 from node.training.protocol.plan_context import PlanContext
+from node.training.protocol.rules import Rules
 
 LEFT_S = 5.0
 """What members of a new cell have said before they knew of it is heard for so long."""
@@ -24,14 +25,12 @@ POSTPONED_S = 60.0
 
 
 class Division:
-    """Of the cell ``cell``. ``most``: replicas of a stage above which it divides; 0: never.
-    ``assign`` places the parts of a stage, as :class:`~node.training.protocol.facts.PlanFunctions`
-    says. ``tensor``: bytes of a micro-batch on its way."""
+    """Of the cell ``cell``. ``assign`` places the parts of a stage, as
+    :class:`~node.training.protocol.facts.PlanFunctions` says. ``tensor``: bytes of a micro-batch on
+    its way."""
 
-    def __init__(
-        self, most: int, cell: CellId, assign: Callable[..., dict[str, PeerId]], tensor: int
-    ) -> None:
-        self._most, self._cell, self._assign, self._tensor = most, cell, assign, tensor
+    def __init__(self, cell: CellId, assign: Callable[..., dict[str, PeerId]], tensor: int) -> None:
+        self._cell, self._assign, self._tensor = cell, assign, tensor
         self._again = 0.0
         self._left: dict[PeerId, float] = {}
 
@@ -56,11 +55,14 @@ class Division:
         me: PeerId,
         term: int,
         news: News,
+        rules: Rules,
         now: float,
     ) -> tuple[PlanContext, Plan] | None:
         """What goes with ``base`` for those who stay, and the plan of those who leave; None while
-        the cell stays whole. ``me`` leads it, and stays."""
-        away = self._leavers(roster, base, me) if self._most and now >= self._again else {}
+        the cell stays whole. ``me`` leads it, and stays. ``rules``: those in force, with the most
+        replicas of a stage before it divides; 0: it never does."""
+        most = rules.cell
+        away = self._leavers(roster, base, me, most) if most and now >= self._again else {}
         if not away:
             return None
         if not self._hold_the_state(roster, away):
@@ -81,15 +83,14 @@ class Division:
             loss_val=news.loss_val,
             tokens=past.tokens,
             lineage=base.lineage,
-            change=past.change,
-            since=past.since,
+            change=rules.change,
             cell_id=child_cell(self._cell, base.lineage, term),
             parent=self._cell,
             electorate=Electorate(tuple(sorted(away))),
         )
         return replace(past, cursor=stays), founded
 
-    def _leavers(self, roster: Roster, base: Version, me: PeerId) -> dict[PeerId, int]:
+    def _leavers(self, roster: Roster, base: Version, me: PeerId, most: int) -> dict[PeerId, int]:
         """Up to half of every stage and at most a full cell, near ones together; empty unless every
         stage has two that start from ``base``, and some stage more than enough."""
         if not base.epoch:
@@ -98,11 +99,11 @@ class Division:
             stage: [p for p in peers if roster.can_start(p, base)]
             for stage, peers in roster.replicas().items()
         }
-        if min(map(len, able.values())) < 2 or max(map(len, able.values())) <= self._most:
+        if min(map(len, able.values())) < 2 or max(map(len, able.values())) <= most:
             return {}
         rows = {stage: [(p, roster.speed(p)) for p in peers] for stage, peers in able.items()}
         costs = believe(roster.measured(), able[ENDS], roster.doubts(), self._tensor)
-        return leavers(rows, me, self._most, costs.delay)
+        return leavers(rows, me, most, costs.delay)
 
     def _hold_the_state(self, roster: Roster, away: Mapping[PeerId, int]) -> bool:
         """Whether both cells have the memory for the optimizer's state of every stage."""

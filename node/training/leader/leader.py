@@ -20,7 +20,7 @@ from typing import Any
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
-from node.core.journey import Electorate, Hop, Plan, Unit, Version, Window
+from node.core.journey import Electorate, Hop, Plan, Version, Window
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
 from node.training.leader.attempt import EpochAttempt
@@ -38,7 +38,7 @@ from node.training.protocol.bounds import STEP_HEARD, Terms
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import ASK_AFTER, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
-from node.training.protocol.rules import Rules, between
+from node.training.protocol.rules import Rules
 
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
@@ -89,7 +89,6 @@ class Leader:
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
-        self.spread = history.spread if history else {}
         self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
         self._epoch: EpochAttempt | None = None
         make, sizes = facts.make, facts.sizes
@@ -113,7 +112,7 @@ class Leader:
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
         self._left: set[PeerId] = set()
         """Who has said that it leaves, and has not been here since."""
-        self._division = Division(facts.divide, cell, make.assign, sizes.tensor)
+        self._division = Division(cell, make.assign, sizes.tensor)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
@@ -255,15 +254,8 @@ class Leader:
             ]
         if self.phase is Phase.ROUND:
             epoch.outcomes.pop(peer, None)
-            if epoch.plan.senders:
-                # Who waits for what it was to send has no connection to it that could break.
-                done.append(
-                    ev.SendLost(
-                        tuple(m.peer for m in epoch.alive), epoch.plan, tuple(sorted(epoch.dead))
-                    )
-                )
             member = epoch.plan.member(peer)
-            return done + self._settle_unit(epoch.plan.unit_of(member), now) if member else done
+            return done + self._settle_stage(member.stage, now) if member else done
         return done
 
     def _tick(self, now: float, slack: float) -> list[Any]:
@@ -413,7 +405,7 @@ class Leader:
             return []
         done: list[Any] = []
         if known and e.plan is not None:
-            self.loss, self.loss_val, self.spread = e.plan.loss, e.plan.loss_val, e.plan.spread
+            self.loss, self.loss_val = e.plan.loss, e.plan.loss_val
         elif not known:
             done = [reports.history_lost(e.version)]
         return done + self._try_plan(now)
@@ -445,9 +437,12 @@ class Leader:
         past_votes = before.electorate if before is not None else None
         self.roster.agree(base)
         self.tokens = past.tokens
-        news, term = News(self.loss, self.loss_val, self.spread), self._next_term(now)
+        news, term = News(self.loss, self.loss_val), self._next_term(now)
+        rules = self.planning.in_force(past)
+        if rules.change != past.change:
+            self.windows.forget()
         self.windows.recalls(past.books, base, self.facts.stages, now)
-        founds = self._division.founds(self.roster, base, past, self.me, term, news, now)
+        founds = self._division.founds(self.roster, base, past, self.me, term, news, rules, now)
         child = NO_CELL
         if founds is not None:
             past, founded = founds
@@ -479,11 +474,8 @@ class Leader:
         if plan.last:
             self.phase, self._epoch = Phase.FINISHED, None
         else:
-            pushes = plan.outer > 0 and between(plan, self.facts.make.read).pushes
-            self.phase, self._epoch = (
-                Phase.RUN,
-                EpochAttempt(plan, now, now + plan.deadline_s, pushes=pushes),
-            )
+            self.phase = Phase.RUN
+            self._epoch = EpochAttempt(plan, now, now + plan.deadline_s)
             if plan.outer:
                 # The members begin it as soon as they have the plan.
                 self._open(self._epoch, now)
@@ -562,21 +554,19 @@ class Leader:
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
         done: list[Any] = []
-        for unit in self._open(epoch, now):
-            to, owners = (
-                tuple(m.peer for m in epoch.living(unit)),
-                epoch.reown(unit, {}, self.facts.make.assign),
-            )
-            done.append(epoch.round(unit, to, owners, epoch.round_s))
+        for stage in self._open(epoch, now):
+            to = tuple(m.peer for m in epoch.living(stage))
+            owners = epoch.reown(stage, {}, self.facts.make.assign)
+            done.append(epoch.round(stage, to, owners, epoch.round_s))
         return done + self.routing.search(self.roster)
 
-    def _open(self, epoch: EpochAttempt, now: float) -> tuple[Unit, ...]:
-        """The rounds begin; those who have one."""
+    def _open(self, epoch: EpochAttempt, now: float) -> tuple[int, ...]:
+        """The rounds begin; the stages that have one."""
         self.phase, epoch.closed = Phase.ROUND, now
         epoch.round_s = self.deadlines.round(self.roster, epoch.plan)
         epoch.deadline = now + ROUNDS * epoch.round_s
-        epoch.attempts = dict.fromkeys(epoch.plan.units, 0)
-        return epoch.units
+        epoch.attempts = dict.fromkeys(sorted({m.stage for m in epoch.plan.members}), 0)
+        return epoch.stages
 
     # ----------------------------------------------------------- round and commit
 
@@ -588,7 +578,7 @@ class Leader:
         if member is None or e.peer in epoch.dead:
             return []
         if isinstance(e, ev.Incomplete) and (
-            e.attempt != epoch.attempts[epoch.plan.unit_of(member)]
+            e.attempt != epoch.attempts[member.stage]
             or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
         ):
             return []
@@ -596,12 +586,7 @@ class Leader:
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
             c.reachable = tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable
             c.at, c.tokens = epoch.makes, epoch.plan.tokens + epoch.tokens
-            c.digest, c.speed, c.cell, c.arrived = (
-                e.digest,
-                e.speed or c.speed,
-                member.cell,
-                e.arrived,
-            )
+            c.digest, c.speed = e.digest, e.speed or c.speed
             c.orphan = epoch.plan.electorate.orphan
         done: list[Any] = []
         if isinstance(e, ev.Incomplete):
@@ -610,42 +595,42 @@ class Leader:
             done = [
                 ev.ProbePeer(p) for p in e.failed if p in self.roster.candidates and p != self.me
             ]
-        return done + self._settle_unit(epoch.plan.unit_of(member), now)
+        return done + self._settle_stage(member.stage, now)
 
-    def _settle_unit(self, unit: Unit, now: float) -> list[Any]:
-        epoch, stage = self._epoch, unit[0]
+    def _settle_stage(self, stage: int, now: float) -> list[Any]:
+        epoch = self._epoch
         if epoch is None or self.phase is not Phase.ROUND:
             return []
         if epoch.bare is not None:
             return self._abandon(
                 now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}"
             )
-        peers = [m.peer for m in epoch.living(unit)] if unit in epoch.units else []
+        peers = [m.peer for m in epoch.living(stage)] if stage in epoch.stages else []
         if any(p not in epoch.outcomes for p in peers):
             return []
         unfinished = [p for p in peers if isinstance(epoch.outcomes[p], ev.Incomplete)]
         if unfinished:
-            return self._repair(epoch, unit, unfinished, now)
+            return self._repair(epoch, stage, unfinished, now)
         done = all(isinstance(epoch.outcomes.get(m.peer), ev.Committed) for m in epoch.awaited)
         return self._commit(now) if done else []
 
     def _repair(
-        self, epoch: EpochAttempt, unit: Unit, unfinished: list[PeerId], now: float
+        self, epoch: EpochAttempt, stage: int, unfinished: list[PeerId], now: float
     ) -> list[Any]:
-        """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else
-        re-own the dead's."""
-        stage, peers = unit[0], epoch.living(unit)
-        epoch.attempts[unit] += 1
-        if epoch.attempts[unit] > 2 * len(peers) + 2:
+        """Nobody at the stage is averaging any more and some lack parts: copy from who has all,
+        else re-own the dead's."""
+        epoch.attempts[stage] += 1
+        attempts = epoch.attempts[stage]
+        if attempts > 2 * len(epoch.living(stage)) + 2:
             return self._abandon(
-                now, f"stage {stage} could not finish its round in {epoch.attempts[unit]} attempts"
+                now, f"stage {stage} could not finish its round in {attempts} attempts"
             )
-        round_s = self.deadlines.round(self.roster, epoch.plan, epoch.attempts[unit])
+        round_s = self.deadlines.round(self.roster, epoch.plan, attempts)
         epoch.round_s = max(epoch.round_s, round_s)
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
         self.repaired += 1
-        again = epoch.repair(unit, unfinished, self.facts.make.assign, round_s)
-        return [*again, reports.round_repaired(stage, epoch.attempts[unit], len(epoch.dead))]
+        again = epoch.repair(stage, unfinished, self.facts.make.assign, round_s)
+        return [*again, reports.round_repaired(stage, attempts, len(epoch.dead))]
 
     def _commit(self, now: float) -> list[Any]:
         epoch = self._epoch
@@ -655,7 +640,6 @@ class Leader:
         if self._epoch is None:
             return done
         done += self._check_digests(epoch)
-        self.spread = epoch.apart(self.roster.agreed)
         self.windows.committed(epoch.plan, now)
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(
@@ -667,12 +651,11 @@ class Leader:
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
         self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
-        apart = {stage: apart for stage, (_, apart) in self.spread.items()}
         if not self._voting.committed(epoch.plan, epoch.committed):
             # It was made, and may be gone on from by those who find enough of the voters.
             self.phase, self._epoch = Phase.GATHER, None
             return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
-        done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, apart, now))
+        done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
         if (
             every
@@ -706,11 +689,10 @@ class Leader:
     def _check_digests(self, epoch: EpochAttempt) -> list[Any]:
         """Equal digests inside a cell are an invariant; who differs from the majority has to catch
         up."""
-        worked = {stage for stage, _ in epoch.units}
         agreed, strays = epoch.digests()
-        self.roster.agreed = {
-            unit: digest for unit, digest in self.roster.agreed.items() if unit[0] not in worked
-        } | agreed
+        for stage in epoch.stages:
+            self.roster.agreed.pop(stage, None)
+        self.roster.agreed |= agreed
         self.roster.fallen.clear()
         self.mismatches += len(strays)
         return [reports.digest_mismatch(peer, stage) for stage, peer in strays]

@@ -5,7 +5,7 @@ Leaves: a plan, and what is said about it. Never: which version that is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from node.core.errors import Refused
 from node.core.ids import NO_CELL, CellId, PeerId
@@ -18,7 +18,7 @@ from node.training.leader.routing import Routing
 from node.training.protocol.events import RecordFact
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.rules import LEVEL, Rules
+from node.training.protocol.rules import Rules
 
 DEPART_S = 15.0
 """Who left still gives what it held for about so long."""
@@ -30,7 +30,6 @@ class News:
 
     loss: float = 0.0
     loss_val: float = 0.0
-    spread: dict[int, tuple[int, float]] = field(default_factory=dict)
 
 
 class Planning:
@@ -79,38 +78,27 @@ class Planning:
         electorate: Electorate = NOBODY,
     ) -> tuple[Plan, list[RecordFact], RecordFact]:
         """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
-        said before it, and of it. ``window`` and ``outer``: of the rounds with cells that lead
-        themselves; ``outer`` is the window whose means this plan puts in place, 0 for none;
-        ``founds`` and ``electorate``: as in a plan.
+        said before it, and of it. ``window`` and ``outer``: of the rounds with other cells;
+        ``outer`` is the window whose means this plan puts in place, 0 for none; ``founds`` and
+        ``electorate``: as in a plan.
 
         Raises OutOfResources when the members' memory does not hold the optimizer's state.
         """
         facts, routing = self._facts, self._routing
         said: list[RecordFact] = []
         finished = base.epoch >= facts.epochs
-        rules, since, changes = self._in_force(base, past, finished)
-        cell, meetings = (
-            (rules.cell, facts.make.meet(rules.outer))
-            if rules.revision
-            else (facts.cell, facts.meetings)
-        )
-        outer = meetings.number(base.epoch) if meetings and not finished else outer
-        if changes:
+        rules = self.in_force(past)
+        if rules.change != past.change and not finished:
             said.append(reports.averaging_changed(rules, base))
-            outer, meetings = outer or 1, facts.make.meet(LEVEL)
-        sends = meetings.sends(base.epoch) if meetings and not finished and not outer else 0
-        made = draft(roster, base, past, facts.make.assign, cell, meetings, outer, sends)
+        made = draft(roster, base, past, facts.make.assign)
         sampler = facts.make.sampler(past.cursor)
         cursor = facts.make.cursor(sampler)
         paths: tuple[Path, ...] = ()
-        by_stage = {
-            stage: [row for of in cells.values() for row in of]
-            for stage, cells in made.cells.items()
-        }
+        by_stage = made.by_stage
         if not finished and not outer:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
-            paths = routing.lay(roster, made.cells, samples, facts.make.assign_paths)
+            paths = routing.lay(roster, by_stage, samples, facts.make.assign_paths)
         # Only now nothing can be raised any more: what is said once must not be lost with a plan.
         said = self._leave_out(roster, base) + said
         plan = Plan(
@@ -130,16 +118,8 @@ class Planning:
             lineage=base.lineage,
             forecast=routing.forecast(by_stage) if paths else (0.0, 0.0),
             outer=outer,
-            reducers=made.reducers,
-            spread=news.spread,
-            worked=made.worked,
             stood=roster.stages_that_stood(base),
             change=rules.change,
-            since=since,
-            senders=made.senders,
-            mass=made.mass,
-            fragment=made.fragment,
-            sends=sends,
             cell_id=self._cell,
             founds=founds,
             window=window,
@@ -154,29 +134,19 @@ class Planning:
         if finished:
             return plan, said, reports.run_finished(facts.epochs)
         about = routing.about(by_stage) if paths else {}
-        return plan, said, reports.epoch_planned(plan, self._left_out, cell > 0, about)
+        return plan, said, reports.epoch_planned(plan, self._left_out, about)
 
-    def _in_force(
-        self, base: Version, past: PlanContext, finished: bool
-    ) -> tuple[Rules, int, bool]:
-        """The settings of this plan, since which epoch they are in force, and whether they come
-        into force with it.
-
-        What was in force goes with the history: where a newer change is known, it comes into force
-        now, also when that was so before on a history that is undone. A plan that ends the run
-        changes nothing."""
+    def in_force(self, past: PlanContext) -> Rules:
+        """The settings of the plan that goes on from there. What was in force goes with the
+        history: where a newer change is known it comes into force now, also when that was so before
+        on a history that is undone. A stranger's memory of a change is not to be believed."""
         try:
             before = self._facts.make.read(past.change)
         except Refused:
-            before = self._facts.make.read("")  # a stranger's memory is not to be believed
+            before = self._facts.make.read("")
         if before.revision >= self._rules.revision:
             self._rules = before
-        if finished or (
-            before.revision == self._rules.revision
-            and not (before.revision and past.since == base.epoch)
-        ):
-            return before, past.since, False
-        return self._rules, base.epoch, True
+        return self._rules
 
     def _leave_out(self, roster: Roster, base: Version) -> list[RecordFact]:
         """Say it when paths begin to go around a stage, and when they no longer do."""

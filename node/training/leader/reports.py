@@ -133,7 +133,7 @@ def cell_divided(founded: Plan) -> RecordFact:
 def averaging_changed(rules: Rules, base: Version) -> RecordFact:
     """The owner's change comes into force."""
     o, cell = rules.outer, rules.cell or "all replicas"
-    every = f", {o.says}" if o.every else ""
+    every = f", {o.says}" if o.windows else ""
     return RecordFact(
         "averaging-changed",
         f"change {rules.revision} of the owner comes into force at epoch {base.epoch}: cells of "
@@ -142,23 +142,16 @@ def averaging_changed(rules: Rules, base: Version) -> RecordFact:
     )
 
 
-def epoch_planned(
-    plan: Plan, left_out: Sequence[int], cells: bool, paths: Mapping[str, Any]
-) -> RecordFact:
-    """``cells``: there may be several of a stage; ``paths``: what the router says of them."""
+def epoch_planned(plan: Plan, left_out: Sequence[int], paths: Mapping[str, Any]) -> RecordFact:
+    """``paths``: what the router says of them."""
     epoch, members, listeners = (
         plan.epoch,
         len(plan.members),
         sum(not m.current for m in plan.members),
     )
     text = f"epoch {epoch}: {len(plan.paths)} micro-batches over {members - listeners} peers"
-    if plan.outer and plan.cell_id:
+    if plan.outer:
         text = f"epoch {epoch}: puts in place {_means_of(plan)}"
-    elif plan.outer:
-        count = len({(m.stage, m.cell) for m in plan.members})
-        text = (
-            f"epoch {epoch}: outer round {plan.outer} of {count} cells in {len(plan.units)} groups"
-        )
     about: dict[str, Any] = {
         "epoch": epoch,
         "lineage": plan.lineage,
@@ -175,9 +168,8 @@ def epoch_planned(
     }
     if left_out:
         about["left_out"] = list(left_out)
-    if cells or plan.outer:
-        groups = [m.group for m in plan.members] if plan.outer else []
-        about |= {"cells": [m.cell for m in plan.members], "outer": plan.outer, "groups": groups}
+    if plan.outer:
+        about["outer"] = plan.outer
     catching_up = f", {listeners} catching up" if listeners else ""
     return RecordFact("epoch-planned", text + catching_up, "debug", about)
 
@@ -191,10 +183,9 @@ def round_repaired(stage: int, attempt: int, dead: int) -> RecordFact:
 
 
 def epoch_committed(
-    a: EpochAttempt, base: Version, epochs: int, loss: float, apart: Mapping[int, float], now: float
+    a: EpochAttempt, base: Version, epochs: int, loss: float, now: float
 ) -> RecordFact:
-    """The attempt has made ``base``. ``epochs``: of the run; ``apart``: how far the cells of a
-    stage are from each other."""
+    """The attempt has made ``base``. ``epochs``: of the run."""
     facts: dict[str, object] = {
         "epoch": base.epoch,
         "lineage": base.lineage,
@@ -210,12 +201,11 @@ def epoch_committed(
         "dropped": len(a.dropped),
         "repaired": a.repaired,
         "dead": len(a.dead),
-        **({"apart": dict(apart)} if apart else {}),
         **({"orphan": True} if a.plan.electorate.orphan else {}),
         **({"cell": a.plan.cell_id, "outer": a.plan.outer} if a.plan.cell_id else {}),
     }
     came = f"loss {loss:.3f}"
-    if a.plan.outer and a.plan.cell_id:
+    if a.plan.outer:
         came = f"{_means_of(a.plan)} are in place"
     return RecordFact(
         "epoch-committed", f"epoch {base.epoch}/{epochs} committed, {came}", facts=facts
@@ -223,7 +213,7 @@ def epoch_committed(
 
 
 def _means_of(plan: Plan) -> str:
-    """What an outer round of a cell that leads itself puts in place."""
+    """What an outer round puts in place."""
     partners = ", ".join(short_cell(p.cell) for p in plan.window.partners)
     stages = len({m.stage for m in plan.members})
     some = f" at {len(plan.window.means)} of {stages} stages"

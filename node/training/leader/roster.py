@@ -16,11 +16,10 @@ from statistics import median
 from typing import TypeVar
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Unit, Version
+from node.core.journey import Version
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.throughput import quantise
 from node.training.protocol import events as ev
-from node.training.protocol.cells import ANY
 
 FORGIVE_AFTER = 8
 """Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
@@ -51,8 +50,6 @@ class Candidate:
     seen: tuple[tuple[PeerId, float], ...] = ()
     room: int = 0
     costs: Measured = NOTHING
-    cell: int = ANY
-    arrived: tuple[int, ...] = ()
     term: int = 0
     mean: tuple[int, str] = (0, "")
     orphan: bool = False
@@ -62,14 +59,14 @@ class Candidate:
 
     def says(self) -> tuple[object, ...]:
         """All but what is measured, which differs from one word to the next."""
-        held = (self.stage, self.at, self.digest, self.reachable, self.tokens, self.cell)
-        news = (self.arrived, self.term, self.mean, self.orphan, self.anchor)
+        held = (self.stage, self.at, self.digest, self.reachable, self.tokens)
+        news = (self.term, self.mean, self.orphan, self.anchor)
         return *held, self.leaving, self.room, *news
 
 
 class Roster:
-    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each
-    stage at it. ``me``: the leader, where only peers take part that are proven to reach it and each
+    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each stage at it.
+    ``me``: the leader, where only peers take part that are proven to reach it and each
     other; None where that is not asked. ``leader``: the same, in any case; ``known``: whom it has
     worked with."""
 
@@ -85,7 +82,7 @@ class Roster:
         self._reach: dict[PeerId, frozenset[PeerId]] = {}
         self.candidates: dict[PeerId, Candidate] = {}
         self.base: Version | None = None
-        self.agreed: dict[Unit, str] = {}
+        self.agreed: dict[int, str] = {}
         self.stood: Callable[[Version], Mapping[int, Version]] = lambda version: {}
         """Stages whose parameters at a version are those of an older one: nobody had them in the
         epochs between."""
@@ -120,8 +117,6 @@ class Roster:
             e.seen,
             e.room,
             e.costs,
-            e.cell,
-            e.arrived,
             e.term,
             e.mean,
             e.orphan,
@@ -211,30 +206,14 @@ class Roster:
         self._together[stage] = chosen
         return sorted(chosen)
 
-    def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
-        """The cells it could be current in: it holds the version, and, where a cell has agreed on
-        its digest, the very same one; or it can go back to it. Empty for a listener."""
+    def can_start(self, peer: PeerId, version: Version) -> bool:
+        """Whether it could be current: it holds the version, and, where its stage has agreed on the
+        digest, the very same one; or it can go back to it. Else it is a listener."""
         c = self.candidates[peer]
         able = {version, self.held(c.stage, version)}
         if c.at not in able:
-            return frozenset({c.cell} if able & set(c.reachable) else ())
-        agreed = {cell: digest for (stage, cell), digest in self.agreed.items() if stage == c.stage}
-        if version != self.base or not agreed:
-            return frozenset({c.cell})
-        return frozenset(cell for cell, digest in agreed.items() if digest == c.digest)
-
-    def arrived(self, version: Version) -> dict[Unit, tuple[int, ...]]:
-        """By cell, of which cells something has arrived in the round along edges that made
-        ``version``: what most there say who know."""
-        said: dict[Unit, dict[PeerId, tuple[int, ...]]] = {}
-        for peer, c in self.candidates.items():
-            if c.at == version and c.arrived:
-                said.setdefault((c.stage, c.cell), {})[peer] = c.arrived
-        return {unit: majority(words) for unit, words in said.items()}
-
-    def can_start(self, peer: PeerId, version: Version) -> bool:
-        """Whether it could be current in some cell of its stage."""
-        return bool(self.stands(peer, version))
+            return bool(able & set(c.reachable))
+        return version != self.base or self.agreed.get(c.stage, c.digest) == c.digest
 
     def held(self, stage: int, version: Version) -> Version:
         """The version whose parameters a stage has at ``version``: another one where it was left
@@ -270,7 +249,7 @@ class Roster:
         held = self.older(stage)
         if held is not None:
             self.fallen[stage] = held
-            self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
+            self.agreed.pop(stage, None)
         return held
 
     def startable(self, spare: int = 0) -> list[Version]:
@@ -350,21 +329,16 @@ class Roster:
         return tuple(p for *_, p in sorted(found))
 
     def agree(self, base: Version) -> None:
-        """What the digest of every cell is at ``base``: what was committed, else what most say who
+        """What the digest of every stage is at ``base``: what was committed, else what most say who
         would take part in it."""
         for stage, peers in self.replicas().items():
-            if base == self.base and any(s == stage for s, _ in self.agreed):
+            if base == self.base and stage in self.agreed:
                 continue
-            self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
+            self.agreed.pop(stage, None)
             able = (base, self.held(stage, base))
-            there = [p for p in peers if (c := self.candidates[p]).at in able and c.digest]
-            cells = {self.candidates[p].cell for p in there}
-            # Parameters that are no cell's count only where there is no cell: a fetched copy is
-            # some cell's, by its digest.
-            for cell in cells - {ANY} or cells:
-                self.agreed[stage, cell] = majority(
-                    {p: self.candidates[p].digest for p in there if self.candidates[p].cell == cell}
-                )
+            said = {p: c.digest for p in peers if (c := self.candidates[p]).at in able and c.digest}
+            if said:
+                self.agreed[stage] = majority(said)
         self.base = base
 
     def undo(self, version: Version) -> None:
@@ -379,11 +353,12 @@ class Roster:
             stage
             for stage, peers in self.replicas().items()
             if self.base is not None
-            and any(s == stage for s, _ in self.agreed)
+            and stage in self.agreed
             and not any(self.can_start(p, self.base) for p in peers)
             and any(self.candidates[p].at == self.base for p in peers)
         ]
-        self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] not in gone}
+        for stage in gone:
+            del self.agreed[stage]
         return tuple(gone)
 
     def speed(self, peer: PeerId) -> float:

@@ -19,7 +19,6 @@ from node.scheduler.router import Laid, Router, SearchJob
 from node.scheduler.throughput import SecondsPerUnit
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
-from node.training.protocol.cells import lay
 
 ROUNDS = 0.3
 """Weight of the newest round in what the next one is expected to take."""
@@ -52,29 +51,23 @@ class Routing:
     def lay(
         self,
         roster: Roster,
-        cells: Mapping[int, Stages],
+        by_stage: Stages,
         samples: Sequence[tuple[int, ...]],
         plain: Callable[..., tuple[Path, ...]],
     ) -> tuple[Path, ...]:
-        """Paths for the micro-batches of an epoch; ``cells``: by stage, then by number. ``plain``
-        lays them where there is no router, and where a stage has several cells: there a path stays
-        among parameters that were trained together.
+        """Paths for the micro-batches of an epoch; ``plain`` lays them where there is no router.
 
         Only pairs of peers that are proven to reach each other are neighbours on a path. Raises
         NoWay where that cannot be.
         """
         self.laid = None
-        cell_of = {
-            p: (stage, row) for stage, of in cells.items() for row in of.values() for p, _ in row
-        }
 
         def siblings(hop: Hop) -> Sequence[tuple[PeerId, float]]:
-            return cell_of[hop.peer][1]
+            return by_stage[hop.stage]
 
-        if self._router is None or any(len(of) > 1 for of in cells.values()):
-            return reroute(lay(cells, samples, plain), siblings, roster.proven)
-        by_stage = {stage: next(iter(of.values())) for stage, of in cells.items()}
         blocks = {s: row for s, row in by_stage.items() if s != ENDS}
+        if self._router is None:
+            return reroute(plain(by_stage[ENDS], blocks, samples), siblings, roster.proven)
         ends = self._with_a_path(by_stage, roster)
         costs = believe(
             roster.measured(), {p for p, _ in by_stage[ENDS]}, roster.doubts(), self._tensor

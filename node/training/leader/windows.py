@@ -41,6 +41,10 @@ class Windows:
         if self._group is None or e.window > self._group.window:
             self._group, self._given, self._tries = e, None, 0
 
+    def forget(self) -> None:
+        """The settings are other ones now: the group was found under those before."""
+        self._group = None
+
     def recalls(self, books: Books | None, base: Version, stages: int, now: float) -> None:
         """What goes with ``base``, from which the next plan starts. A cell whose books nobody
         remembers holds nothing."""

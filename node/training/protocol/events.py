@@ -24,10 +24,8 @@ class Heartbeat:
     in the history of ``at``. ``leaving``: plan without it; what it holds can still be had from it
     for a moment. ``speed`` is its own measurement, ``seen`` what it measures of its neighbours,
     both in micro-batches per second. ``room``: bytes of optimizer state it can keep as an owner; 0:
-    not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for
-    none's. ``change``: of the owner to how cells average, which the leader may not know; it is for
-    the service that hears it, to be checked. ``arrived``: the cells that have a part in what the
-    last outer round along edges brought here, the own one included; empty: not known. ``mean``: the
+    not known. ``costs``: what work and ways cost it. ``change``: of the owner to how cells average,
+    which the leader may not know; it is for the service that hears it, to be checked. ``mean``: the
     newest window whose mean with the partners is here, and its digest. ``orphan``: ``at`` is of a
     lineage that went on without a majority of its voters. ``anchor``: digest of its anchor
     and momentum, where those of all cells must be equal."""
@@ -44,9 +42,7 @@ class Heartbeat:
     seen: tuple[tuple[PeerId, float], ...] = ()
     room: int = 0
     costs: Measured = NOTHING
-    cell: int = -1
     change: str = ""
-    arrived: tuple[int, ...] = ()
     mean: tuple[int, str] = (0, "")
     orphan: bool = False
     anchor: str = ""
@@ -149,8 +145,7 @@ class MicroBatchesReported:
 
 @dataclass(frozen=True)
 class Committed:
-    """A member holds every fresh part of its stage; ``digest`` names them, by ``sketch`` cells are
-    compared (empty: not told). ``arrived``: as in :class:`Heartbeat`."""
+    """A member holds every fresh part of its stage; ``digest`` names them."""
 
     peer: PeerId
     plan_hash: str
@@ -158,8 +153,6 @@ class Committed:
     digest: str
     speed: float = 0.0
     contributors: int = 0
-    sketch: tuple[float, ...] = ()
-    arrived: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,9 +222,6 @@ class SendRound:
     """What ``sources`` have committed."""
     tokens: int = 0
     """Counted in this epoch."""
-    among: tuple[PeerId, ...] = ()
-    """Whose cells are answered in this attempt, where cells are answered one by one; empty: all of
-    the living."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +317,6 @@ class RoundArrived:
     deadline_s: float
     digest: str = ""
     tokens: int = 0
-    among: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Path, Version
 from node.core.samples import Cursor
 from node.scheduler.router import Router
 from node.training.protocol.bounds import Bounds
-from node.training.protocol.meetings import Meetings
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Read, Rules
 
@@ -69,8 +67,7 @@ class PlanFunctions:
     state does not fit. ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches
     where ``router()`` makes no router. ``sampler(cursor)`` gives a sampler at that position;
     ``cursor(sampler)`` reads it back. ``recall(version)`` is what a checkpoint says goes with it,
-    None without one. ``read(change)``: what the owner's change says instead, and ``meet(settings)``
-    the meetings by it.
+    None without one. ``read(change)``: how cells average by the owner's change, or by the manifest.
     """
 
     assign: Callable[..., dict[str, PeerId]]
@@ -80,18 +77,14 @@ class PlanFunctions:
     recall: Callable[[Version], PlanContext | None] = lambda version: None
     router: Callable[[], Router | None] = lambda: None
     read: Read = lambda change: Rules()
-    meet: Callable[[OuterSettings], Meetings | None] = lambda outer: None
 
 
 @dataclass(frozen=True)
 class RunFacts:
     """What the manifest fixes.
 
-    ``spare``: block stages that a plan may leave out when nobody holds them. ``cell``: most peers
-    of a cell, 0 for all of a stage; ``meetings``: how cells average with each other, None when
-    there is one only. ``prove``: only peers that say they reach each other share a path or a cell.
-    ``divide``: a stage with more peers than this makes the cell divide, once every stage has two
-    that could; 0: never.
+    ``spare``: block stages that a plan may leave out when nobody holds them. ``prove``: only peers
+    that say they reach each other share a path or a cell.
     """
 
     stages: int
@@ -104,11 +97,8 @@ class RunFacts:
     make: PlanFunctions
     sizes: WorkSizes = field(default_factory=WorkSizes)
     run_id: str = ""
-    cell: int = 0
-    meetings: Meetings | None = None
     spare: int = 0
     prove: bool = False
-    divide: int = 0
 
     @property
     def bounds(self) -> Bounds:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from node.averaging.reducers.spread import Sketch, packed, unpacked
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
@@ -29,10 +28,6 @@ CODES = 512
 """Steps of the scale that seconds are told in, and room."""
 MAX_PAST = 1024
 """Versions of its past that a peer tells."""
-MAX_CELLS = 100_000
-"""Cells of a stage."""
-MAX_ARRIVED = 64
-"""Cells that can send to one in an outer round."""
 MAX_NAMED = 20_000
 """Parts, or peers, that a note names."""
 MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
@@ -64,7 +59,6 @@ def round_note(a: ev.SendRound) -> pb.Note:
             deadline_s=a.deadline_s,
             digest=a.digest,
             tokens=a.tokens,
-            among=a.among,
         ),
     )
 
@@ -89,9 +83,7 @@ def finished_note(plan: Plan, results: tuple[ev.MicroBatchResult, ...]) -> pb.No
     )
 
 
-def committed_note(
-    a: ev.TellCommitted, speed: float, sketch: Sketch = (), arrived: Sequence[int] = ()
-) -> pb.Note:
+def committed_note(a: ev.TellCommitted, speed: float) -> pb.Note:
     """ "I hold every fresh part.\""""
     return pb.Note(
         epoch=a.plan.epoch,
@@ -102,8 +94,6 @@ def committed_note(
             digest=a.digest,
             speed=speed,
             contributors=a.contributors,
-            sketch=packed(sketch),
-            arrived=arrived[:MAX_ARRIVED],
         ),
     )
 
@@ -137,9 +127,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             seen=dict(e.seen[:MAX_SEEN]),
             room=e.room,
             costs=cost_note(e.costs),
-            cell=e.cell + 1,
             change=e.change,
-            arrived=e.arrived[:MAX_ARRIVED],
             window=e.mean[0],
             mean=e.mean[1],
             orphan=e.orphan,
@@ -257,9 +245,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]),
                 _count(r.room),
                 parse_costs(r.costs),
-                _count(r.cell, MAX_CELLS) - 1,
                 r.change,
-                _cells(r.arrived),
                 (_count(r.window), _digest(r.mean)),
                 r.orphan,
                 _digest(r.anchor),
@@ -281,8 +267,6 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 _digest(c.digest),
                 _finite(c.speed),
                 c.contributors,
-                unpacked(c.sketch),
-                _cells(c.arrived),
             )
         case "incomplete":
             i = note.incomplete
@@ -308,7 +292,6 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
         min(_finite(r.deadline_s), 3600.0),
         _digest(r.digest),
         _count(r.tokens),
-        _peers(r.among),
     )
 
 
@@ -322,12 +305,6 @@ def _count(value: int, most: int = MAX_COUNT) -> int:
     if value > most:
         raise WireError("a count above the limit")
     return value
-
-
-def _cells(told: Sequence[int]) -> tuple[int, ...]:
-    if len(told) > MAX_ARRIVED:
-        raise WireError(f"{len(told)} cells that sent to one, at most {MAX_ARRIVED} can")
-    return tuple(_count(cell, MAX_CELLS) for cell in told)
 
 
 def _named(told: Sequence[str]) -> tuple[str, ...]:

@@ -9,14 +9,13 @@ on from a guess, and says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Plan, Unit, Version, lineage_after
+from node.core.journey import Plan, Version, lineage_after
 from node.core.mass import Books
 from node.core.samples import WHOLE, Cursor, SampleClass
-from node.training.protocol.cells import ANY
 
 GENESIS = Version(0)
 """What a run begins with: every peer can make it."""
@@ -32,21 +31,14 @@ class SamplerPort(Protocol):
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What goes with a version: the sampler, who owned what, tokens counted until then; of each
-    cell, what it has done since it last met others; the change to how cells average that was in
-    force, and since when. ``mass``: of the cells, as it was before the round along edges
-    ``flowed``, if such a round made the version: what of it arrived is known to who was there.
-    ``founded``: a cell begins here, and the owners are those of the cell it comes from. ``books``:
-    of push-sum's mass, where cells lead themselves and average so."""
+    """What goes with a version: the sampler, who owned what, tokens counted until then; the change
+    to how cells average that was in force. ``founded``: a cell begins here, and the owners are
+    those of the cell it comes from. ``books``: of push-sum's mass, where the run averages so."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
     tokens: int
-    worked: dict[Unit, int] = field(default_factory=dict)
     change: str = ""
-    since: int = 0
-    mass: dict[Unit, int] = field(default_factory=dict)
-    flowed: Plan | None = None
     founded: bool = False
     books: Books | None = None
 
@@ -85,7 +77,7 @@ class Memory:
         self.history, self._dropped = plan, tuple(dropped)
         self._next = (
             version,
-            _after(self.cursor_after(plan, dropped), owners, tokens, plan, dropped),
+            _after(self.cursor_after(plan, dropped), owners, tokens, plan),
         )
 
     def past(self, base: Version, tokens: int, batch: int) -> PlanContext | None:
@@ -100,10 +92,7 @@ class Memory:
                 h.cursor,
                 dict(h.owners),
                 h.tokens,
-                dict(h.worked),
                 h.change,
-                h.since,
-                dict(h.mass),
                 founded=bool(h.parent),
                 books=h.window.books,
             )
@@ -113,7 +102,6 @@ class Memory:
                 dict(h.owners),
                 max(tokens, h.tokens),
                 h,
-                self._dropped,
             )
         if base == GENESIS:
             return PlanContext(WHOLE, {}, 0)
@@ -174,39 +162,5 @@ def makes(plan: Plan, dropped: Sequence[int]) -> Version:
     return Version(plan.epoch + 1, lineage_after(plan, dropped))
 
 
-def _after(
-    cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan, dropped: Sequence[int]
-) -> PlanContext:
-    flowed = plan if plan.senders and plan.mass else None
-    return PlanContext(
-        cursor,
-        owners,
-        tokens,
-        worked_after(plan, dropped),
-        plan.change,
-        plan.since,
-        dict(plan.mass),
-        flowed,
-        books=plan.window.books_after,
-    )
-
-
-def worked_after(plan: Plan, dropped: Sequence[int]) -> dict[Unit, int]:
-    """Micro-batches that have counted in each cell since it last met others, when ``plan`` is done.
-    A micro-batch counts for the cells its path was laid through, as in
-    :func:`node.scheduler.assigned.assigned`. A stage with one cell has nothing to weigh."""
-    if plan.outer:
-        return {}
-    cells = {Hop(m.stage, m.peer): m.cell for m in plan.members}
-    worked = {
-        (m.stage, m.cell): plan.worked.get((m.stage, m.cell), 0)
-        for m in plan.members
-        if len(plan.cells(m.stage)) > 1
-    }
-    for path in plan.paths:
-        if path.index not in dropped:
-            for hop in {*path.journey}:
-                unit = (hop.stage, cells.get(hop, ANY))
-                if unit in worked:
-                    worked[unit] += 1
-    return worked
+def _after(cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan) -> PlanContext:
+    return PlanContext(cursor, owners, tokens, plan.change, books=plan.window.books_after)

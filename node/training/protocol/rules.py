@@ -1,10 +1,9 @@
 """Which averaging settings a plan is under: the manifest's, or the owner's newest change to them.
-Pure. Enters: settings, a plan. Leaves: whether an epoch is an outer round, and of which kind; what
-a peer tells and refuses. Never: a signature: who reads a change has checked it.
+Pure. Enters: changes that were read, plans. Leaves: what a peer tells and refuses. Never: a
+signature: who reads a change has checked it.
 
-The plan in which a change comes into force *levels*: it is an outer round in which all cells of a
-stage average their parameters. Whatever cells and anchors there were before, everybody goes on from
-the same parameters afterwards.
+A change holds from the first plan that names it. Cells meet only with others that are under the
+same change.
 """
 
 from __future__ import annotations
@@ -15,19 +14,15 @@ from dataclasses import dataclass
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Plan
-from node.training.protocol import meetings
-from node.training.protocol.meetings import fragment, number
 
-MAX_CHANGE = 4096
-"""Characters of a signed change."""
-LEVEL = OuterSettings("butterfly", "parameters", every=1 << 30)
-"""How a change comes into force. It is never due by itself."""
+MAX_CHANGE = 2000
+"""Characters of a signed change, which all are ASCII: it has room in a posting."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """``cell``: most peers of a cell, 0 for all of a stage. ``revision`` 0: the manifest's own;
-    else ``change`` is what the owner signed, and of two the higher revision counts."""
+    """``cell``: most replicas of a stage in a cell, 0 for no bound. ``revision`` 0: the manifest's
+    own; else ``change`` is what the owner signed, and of two the higher revision counts."""
 
     cell: int = 0
     outer: OuterSettings = OuterSettings()
@@ -37,44 +32,6 @@ class Rules:
 
 Read = Callable[[str], Rules]
 """A change, checked; "" for the manifest's own settings. Raises Refused."""
-
-
-def levels(plan: Plan) -> bool:
-    """Whether this plan is the outer round in which its change comes into force."""
-    return bool(plan.change) and plan.since == plan.epoch and plan.outer > 0
-
-
-def between(plan: Plan, read: Read) -> OuterSettings:
-    """By which settings the cells of a plan average with each other."""
-    return LEVEL if levels(plan) else read(plan.change).outer
-
-
-def due(rules: Rules, since: int, epoch: int, epochs: int) -> int:
-    """The number of the outer round that the epoch from version ``epoch`` is, 0 for none;
-    ``since``: the epoch in which the change came into force."""
-    if epoch >= epochs:
-        return 0
-    return number(epoch, rules.outer.gap, epochs) or int(rules.revision > 0 and since == epoch)
-
-
-def carries(rules: Rules, since: int, epoch: int, epochs: int) -> int:
-    """Which fragment the outer round from version ``epoch`` carries, 0 for all parts; ``since`` as
-    in :func:`due`."""
-    return 0 if rules.revision > 0 and since == epoch else fragment(rules.outer, epoch, epochs)
-
-
-def sends(rules: Rules, since: int, epoch: int, epochs: int) -> int:
-    """The number of the outer round whose fragment is sent with the plan from version ``epoch``, 0
-    for none; ``since`` as in :func:`due`."""
-    return 0 if due(rules, since, epoch, epochs) else meetings.sends(rules.outer, epoch, epochs)
-
-
-def lands(plan: Plan, settings: OuterSettings) -> bool:
-    """Whether an outer round's fragment has been sent before, by an earlier plan under the same
-    settings."""
-    return bool(plan.fragment and settings.overlap) and (
-        not plan.change or plan.epoch - settings.overlap > plan.since
-    )
 
 
 class ChangeStatus:

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from node.averaging.exchange.request import RoundOutcome
-from node.averaging.exchange.service import CellRound
+from node.averaging.strategies.outer import pieces
 from node.core.ids import PeerId, short
-from node.core.journey import Plan, Unit
+from node.core.journey import Plan
 from node.optim.ownership import ownership_hash
 from node.optim.parts import ParameterPart, parts_of
 from node.optim.settings import OptimSettings
 from node.training.protocol import events as ev
-from node.training.protocol.meetings import pieces
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
 
@@ -36,10 +35,8 @@ class Rounds:
         self._parts = tuple(parts_of(self.shapes, optimizer) if parts is None else parts)
         self._method = optimizer.name
         self._operations = {part.name: part.cost for part in self._parts}
-        self._stage, self._engines, self._me = stage.stage, engines, me
+        self.stage, self._engines, self._me = stage.stage, engines, me
         self.done = self.failed = 0
-        self.under_way: int | None = None
-        """The epoch whose fragment is still to land, which others may still need from here."""
         self.seconds = self.deadline_s = 0.0
         self.nbytes = self.members = self.contributors = 0
 
@@ -47,20 +44,10 @@ class Rounds:
         """Of a step of these parts."""
         return sum(self._operations[name] for name in names)
 
-    def unit(self, plan: Plan) -> Unit:
-        """The unit of the plan this peer averages in."""
-        me = plan.member(self._me)
-        return plan.unit_of(me) if me is not None else (self._stage, 0)
-
     def owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
-        """Who averages each part of this stage in this attempt: the plan's word, and the leader's
-        where it has changed."""
-        planned = plan.averagers(self.unit(plan))
-        owners = {
-            name: planned[name] for name in self.shapes if name in planned or not plan.fragment
-        }
-        owners.update({name: peer for name, peer in r.owners.items() if name in owners})
-        return owners
+        """Who averages and steps each part of this stage in this attempt: the plan's word, and the
+        leader's where it has changed."""
+        return {name: r.owners.get(name, plan.owners[name]) for name in self.shapes}
 
     def hash_of(self, owners: Mapping[str, PeerId]) -> str:
         """What travels with every exchange, so that nobody averages by other owners."""
@@ -69,7 +56,7 @@ class Rounds:
         )
 
     def carried(self, fragment: int, fragments: int) -> frozenset[str]:
-        """The parts of this stage that an outer round carries."""
+        """The parts of this stage that a window carries."""
         sizes = {part.name: part.bytes for part in self._parts}
         return (
             pieces(sizes, fragments)[fragment - 1]
@@ -119,27 +106,16 @@ class Rounds:
             plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.shapes)), (), 0
         )
 
-    # ----------------------------------------------------------- the exchanges under both
-
-    @property
-    def _exchanges(self) -> tuple[CellRound, ...]:
-        e = self._engines
-        return (e.cell,) if e.outer is None else (e.cell, e.outer)
+    # ----------------------------------------------------------- the exchange under it
 
     def void(self, epoch: int) -> None:
         """No attempt of this epoch counts."""
-        for exchange in self._exchanges:
-            exchange.void(epoch)
+        self._engines.cell.void(epoch)
 
     def forget(self, epoch: int) -> None:
         """Nobody needs what was averaged up to this epoch any more."""
         self._engines.cell.forget(epoch)
-        if self._engines.outer is not None:
-            self._engines.outer.forget(
-                epoch if self.under_way is None else min(epoch, self.under_way - 1)
-            )
 
     def gone(self, peer: PeerId) -> None:
         """This peer is dead: nobody waits for it."""
-        for exchange in self._exchanges:
-            exchange.gone(peer)
+        self._engines.cell.gone(peer)

@@ -66,11 +66,10 @@ class InnerRound:
         could not be run at all."""
         given = await self._gradients(plan, r, listener)
         owners = self._rounds.owners(plan, r)
-        home = plan.home(self._me)
-        cell = [m for m in plan.cell(self._stage.stage, home) if m.peer not in r.dead]
+        cell = [m for m in plan.stage(self._stage.stage) if m.peer not in r.dead]
         if not listener:
             self._state_export.opens(plan, owners, r.dead)
-        share = assigned(plan, self._stage.stage, self._sequence, r.dropped, home)
+        share = assigned(plan, self._stage.stage, self._sequence, r.dropped)
         request = RoundRequest(
             round=RoundId(plan.epoch, plan.term, r.attempt),
             plan_hash=plan.hash,
@@ -84,7 +83,7 @@ class InnerRound:
             deadline_s=r.deadline_s,
             caps=WeightCaps(share.most, share.allowed, share.total),
             ready=lambda names: self._state_export.taking.ready(names, r.deadline_s),
-            hold=(lambda names: self._hold(plan, names)) if self._may_go_idle(plan) else None,
+            hold=(lambda names: self._hold(plan, names)) if self._may_go_idle() else None,
         )
         try:
             outcome = await self._engines.cell.run(
@@ -136,13 +135,11 @@ class InnerRound:
         meter.stepped(epoch, self._rounds.operations(mean), took)
         return stepped
 
-    def _may_go_idle(self, plan: Plan) -> bool:
-        """Whether this cell may be left without a micro-batch that counts: one of several may get
-        none, or lose those it had, and so may a block stage that journeys leave out."""
-        p, stage = self._engines.pipeline.settings, self._stage.stage
-        return len(plan.cells(stage)) > 1 or (
-            stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages
-        )
+    def _may_go_idle(self) -> bool:
+        """Whether this stage may be left without a micro-batch that counts: a block stage that
+        journeys leave out."""
+        p = self._engines.pipeline.settings
+        return self._stage.stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages
 
     def _hold(self, plan: Plan, names: tuple[str, ...]) -> dict[str, Tensor]:
         """Nobody in the cell has gradients: its parameters stay, and so does the optimizer's

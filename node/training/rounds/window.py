@@ -1,7 +1,6 @@
-"""A round between cells that lead themselves, at one member: what the cell gives in a window, what
-it makes of that and its partners' while training goes on, and how that becomes the next version.
-Enters: plans. Leaves: the next parameters, what this peer holds of a mean. Never: who the partners
-are (:mod:`node.cells`), a plan.
+"""A window at one member: what the cell gives, what it makes of that and its partners' while
+training goes on, and how that becomes the next version. Enters: plans. Leaves: the next parameters,
+what this peer holds of a mean. Never: who the partners are (:mod:`node.cells`), a plan.
 
 Nobody averages for others: each cell pulls what its partners give and makes the mean itself.
 
@@ -17,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -28,7 +27,7 @@ from node.averaging.exchange.request import PartOrigin, RoundOutcome
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
 from node.checkpoint.fetch import FetchTimeouts, fetch
-from node.checkpoint.state import StateKind
+from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Partner, Plan, Version
@@ -37,7 +36,6 @@ from node.training.protocol import events as ev
 from node.training.rounds.anchor import Anchor
 from node.training.rounds.common import Rounds
 from node.training.rounds.merging import Merge, distance, finite, merge_of, moved, nearer
-from node.training.rounds.outer import Fetch, OuterNews
 from node.training.state.engines import Engines
 from node.training.state.state_export import StateExport
 from node.wire.tensors import digest
@@ -53,6 +51,24 @@ USUAL, REMEMBERED, FAR = 4, 16, 3.0
 """Partners after which it is known how far apart cells usually are, of how many of the last that is
 the median, and how many times as far a partner may pull."""
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
+
+Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
+"""All parameters of this stage at a version, from these donors, of this digest if one is given.
+Raises PeerFault."""
+
+
+@dataclass(frozen=True)
+class WindowNews:
+    """The last window whose mean came into place: its number, of how many cells it is, peers of
+    this stage, tensor bytes, seconds. ``apart``: how far the partners were from what was given
+    here, the median, relative to its length; 0: not known."""
+
+    number: int = 0
+    cells: int = 0
+    peers: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    apart: float = 0.0
 
 
 @dataclass
@@ -80,13 +96,13 @@ class _Meeting:
     nbytes: int = 0
     seconds: float = 0.0
     applied: bool = False
-    news: OuterNews = field(default_factory=OuterNews)
+    apart: float = 0.0
+    news: WindowNews = field(default_factory=WindowNews)
     task: asyncio.Task[None] | None = None
 
 
 class WindowRound:
-    """Of one stage; the counterpart of :class:`~node.training.rounds.outer.OuterRound` where every
-    cell has a leader of its own."""
+    """Of one stage."""
 
     def __init__(
         self,
@@ -102,8 +118,7 @@ class WindowRound:
         self._meeting: _Meeting | None = None
         self._apart: deque[float] = deque(maxlen=REMEMBERED)
         """How far the last partners were from what was given here, relative to its length."""
-        self.news = OuterNews()
-        self.arrived: tuple[int, ...] = ()
+        self.news = WindowNews()
 
     # ----------------------------------------------------------- what others may have
 
@@ -128,9 +143,7 @@ class WindowRound:
     def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
         """A plan is in force, under these settings."""
         anchor, window = self._anchor, plan.window
-        anchor.follow(settings, False)
-        anchor.carried = frozenset(self._rounds.shapes)
-        anchor.mixing = 0.0
+        anchor.follow(settings)
         if listener:
             anchor.forget()
             self._drop()
@@ -145,14 +158,14 @@ class WindowRound:
             return
         self._drop()
         anchor.look_for(plan)
-        stage, books = self._rounds.unit(plan)[0], window.books
-        mass = None if books is None else weights(books, window.shares, stage)
+        books = window.books
+        mass = None if books is None else weights(books, window.shares, self._rounds.stage)
         carried = self._carried(settings, window.number)
         m = self._meeting = _Meeting(
             window.number,
             plan.cell_id,
             plan.base,
-            anchor.in_place(anchor.carried),
+            anchor.in_place(self._rounds.shapes),
             merge_of(settings, anchor, carried, window.number, mass),
             window.copies,
             settings.quorum,
@@ -173,7 +186,7 @@ class WindowRound:
 
     async def _meet(self, m: _Meeting, plan: Plan) -> None:
         """Give, and come to the mean: by pulling, or from a replica whose turn came before."""
-        stage, within_s = self._rounds.unit(plan)[0], plan.window.within_s
+        stage, within_s = self._rounds.stage, plan.window.within_s
         loop = asyncio.get_running_loop()
         began = loop.time()
         mates = [p.peer for p in plan.stage(stage) if p.current]
@@ -241,8 +254,10 @@ class WindowRound:
         """A partner that is much further away than partners usually are pulls no more than one that
         is FAR times as far: whoever gives noise, or many times what it has, spoils little."""
         own = m.own or {}
-        for cell, given in sorted(m.came.items()):
-            apart = distance(given, own)
+        far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
+        m.apart = median(far.values()) if far else 0.0
+        for cell, apart in far.items():
+            given = m.came[cell]
             most = FAR * median(self._apart) if len(self._apart) >= USUAL else math.inf
             if apart > most:
                 m.came[cell] = nearer(given, own, most / apart)
@@ -296,7 +311,7 @@ class WindowRound:
     ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:
         """One attempt: what it came to, and the next parameters; what is missing is copied."""
         m, rounds = self._meeting, self._rounds
-        stage = rounds.unit(plan)[0]
+        stage = rounds.stage
         wanted = plan.window.means.get(stage, "")
         members = [p for p in plan.stage(stage) if p.peer not in r.dead]
         if not listener:
@@ -312,12 +327,12 @@ class WindowRound:
         if m is not None:
             m.applied = False
         if not listener and not wanted:
-            fresh = self._anchor.in_place(self._anchor.carried)
+            fresh = self._anchor.in_place(rounds.shapes)
         elif not listener and m is not None and m.mean is not None:
             if (m.number, m.digest) == (plan.outer, wanted):
                 fresh, m.applied = await self._engines.aside(self._moved, m), True
                 cells = m.cells or 1 + len(plan.window.partners)
-                m.news = OuterNews(plan.outer, cells, len(members), m.nbytes, m.seconds)
+                m.news = WindowNews(plan.outer, cells, len(members), m.nbytes, m.seconds, m.apart)
         missing = tuple(sorted(rounds.shapes.keys() - fresh.keys()))
         mine = {name: PartOrigin(self._me, 1, (self._me,)) for name in fresh}
         outcome = RoundOutcome(
@@ -349,10 +364,10 @@ class WindowRound:
         them. Raises PeerFault."""
         found = await fetch(donors, version, digest or None)
         await self._anchor.copy(donors, version)
-        if self._rounds.unit(plan)[0] in plan.window.means:
+        stage = self._rounds.stage
+        if stage in plan.window.means:
             cells, nbytes = 1 + len(plan.window.partners), sum(found.sources.values())
-            peers = len(plan.stage(self._rounds.unit(plan)[0]))
-            self.news = OuterNews(plan.outer, cells, peers, nbytes)
+            self.news = WindowNews(plan.outer, cells, len(plan.stage(stage)), nbytes)
         return found.tensors
 
 

@@ -23,7 +23,7 @@ from node.transport.port import TransportPort
 @dataclass(frozen=True)
 class Engines:
     """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold
-    up the loop. ``outer``: the exchange between cells, None in a run without."""
+    up the loop."""
 
     transport: TransportPort
     pipeline: Pipeline
@@ -35,7 +35,6 @@ class Engines:
     metrics: Metrics
     meter: PipelineMeter
     text: Text | None = None
-    outer: CellRound | None = None
 
     async def aside(self, fn: Callable[..., Any], *args: Any) -> Any:
         """What ``fn`` gives, called on the thread for what must not hold up the loop."""

@@ -20,7 +20,6 @@ from node.core.tasks import Tasks
 from node.optim.state_replica import StateReplica
 from node.telemetry.events import Journal
 from node.training.protocol.bounds import Bounds
-from node.training.protocol.cells import ANY
 from node.training.protocol.plan_context import PlanContext
 
 TOLD = 3
@@ -99,13 +98,10 @@ class LocalCheckpoints:
         """Whether any is ever written."""
         return bool(self._store.settings.every)
 
-    def versions(self, cell: int = ANY) -> tuple[Version, ...]:
-        """Versions on the disk, of one cell unless that is ANY, oldest first; one that was written
-        without its lineage has none."""
-        found = sorted(
-            (e, meta) for e, meta in self._said().items() if cell in (ANY, cell_of(meta))
-        )
-        return tuple(Version(e, line) for e, meta in found if (line := _lineage(meta)) is not None)
+    def versions(self) -> tuple[Version, ...]:
+        """Versions on the disk, oldest first; one that was written without its lineage has none."""
+        said = sorted(self._said().items(), key=lambda item: item[0])
+        return tuple(Version(e, line) for e, meta in said if (line := _lineage(meta)) is not None)
 
     def recall(self, version: Version) -> PlanContext | None:
         """Cursor of the sampler, owners and tokens as the checkpoint of ``version`` has them; None
@@ -115,21 +111,11 @@ class LocalCheckpoints:
             return None
         try:
             cursor, owners = parse_cursor(meta["cursor"]), meta["owners"]
-            worked = {
-                (int(stage), int(cell)): max(0, int(count))
-                for stage, cell, count in meta.get("worked", ())
-            }
             return PlanContext(
                 cursor,
                 {str(k): PeerId(v) for k, v in owners.items()},
                 self.tokens(version.epoch, meta),
-                worked,
                 str(meta.get("change", "")),
-                int(meta.get("since", 0)),
-                {
-                    (int(stage), int(cell)): max(1, int(mass))
-                    for stage, cell, mass in meta.get("mass", ())
-                },
                 books=parse_books(meta["books"]) if "books" in meta else None,
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
@@ -178,7 +164,6 @@ class LocalCheckpoints:
         parameters: Mapping[str, Tensor],
         optimizer: Mapping[str, Mapping[str, Tensor]],
         copies: Mapping[str, StateReplica],
-        cell: int = 0,
         colleagues: Collection[PeerId] = (),
     ) -> None:
         """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it,
@@ -203,11 +188,9 @@ class LocalCheckpoints:
         }
         state = dict(optimizer) | {n: c.state for n, c in copies.items()}
         if plan is not None and plan.epoch == epoch:
-            meta |= {"lineage": plan.lineage, "tokens": plan.tokens, "cell": max(0, cell)}
+            meta |= {"lineage": plan.lineage, "tokens": plan.tokens}
             meta |= {"cursor": rows(plan.cursor), "owners": plan.owners}
-            meta |= {"change": plan.change, "since": plan.since, "colleagues": sorted(colleagues)}
-            meta["worked"] = [[*unit, count] for unit, count in sorted(plan.worked.items())]
-            meta["mass"] = [[*unit, mass] for unit, mass in sorted(plan.mass.items())]
+            meta |= {"change": plan.change, "colleagues": sorted(colleagues)}
             if plan.window.books is not None:
                 meta["books"] = plan.window.books.rows()
 
@@ -286,12 +269,6 @@ def colleagues_of(meta: Mapping[str, Any]) -> tuple[PeerId, ...]:
     """With whom the peer had worked that wrote a checkpoint; nobody when it does not say."""
     said = meta.get("colleagues")
     return tuple(PeerId(p) for p in said if isinstance(p, str)) if isinstance(said, list) else ()
-
-
-def cell_of(meta: Mapping[str, Any]) -> int:
-    """Whose parameters a checkpoint has; 0 when it does not say."""
-    value = meta.get("cell")
-    return value if type(value) is int and value >= 0 else 0
 
 
 def copies_of(meta: Mapping[str, Any]) -> dict[str, Version]:

@@ -134,7 +134,7 @@ class StateExport:
                 self._set_aside(name)
         self.taking.expect(
             plan,
-            [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me],
+            [n for n in self._parts.shapes if plan.owners.get(n) == self.me],
             (),
         )
 
@@ -148,7 +148,7 @@ class StateExport:
     async def hold(self, plan: Plan, deadline_s: float) -> None:
         """An outer round leaves optimizer state as it is: what this peer owns goes on to the next
         version. Waits shortly for state on its way."""
-        mine = [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me]
+        mine = [n for n in self._parts.shapes if plan.owners.get(n) == self.me]
         await self.taking.ready(mine, deadline_s)
         self.engines.owner.hold(mine, plan.epoch)
 
@@ -174,14 +174,13 @@ class StateExport:
         if plan is None or plan.epoch != epoch or plan.member(self.me) is None:
             return
         self._stand(plan.base)
-        cell = plan.home(self.me)
-        mine = wards(self.me, [m.peer for m in plan.cell(self.stage.stage, cell) if m.current])
+        mine = wards(self.me, [m.peer for m in plan.stage(self.stage.stage) if m.current])
         versions = self.spares.versions()
         self.spares.drop(
             [
                 n
                 for n, v in versions.items()
-                if plan.owner(n, cell) not in mine and epoch - v.epoch > 2 * self._every
+                if plan.owners.get(n) not in mine and epoch - v.epoch > 2 * self._every
             ]
         )
         if self._every and epoch and epoch % self._every == 0 and not plan.last:
@@ -238,11 +237,7 @@ class StateExport:
         """In the background and between the rounds: the state of the parts ``ward`` owns, each of
         its newest version."""
         held = await self._parts.listing(ward, StateKind.OPTIMIZER)
-        names = [
-            n
-            for n in sorted(self._parts.shapes)
-            if plan.owner(n, plan.home(ward)) == ward and n in held
-        ]
+        names = [n for n in sorted(self._parts.shapes) if plan.owners.get(n) == ward and n in held]
         version, done, say = plan.base, 0, self.engines.journal.emit
         for batch in self._parts.batches(names):
             try:
@@ -258,10 +253,7 @@ class StateExport:
                 return
             version = snapshot.version
             for name, state in by_part(snapshot.tensors).items():
-                if (
-                    self._plan is not None
-                    and self._plan.owner(name, self._plan.home(self.me)) != self.me
-                ):
+                if self._plan is not None and self._plan.owners.get(name) != self.me:
                     self.spares.put(name, version, state)
                     done += 1
         if done:
@@ -301,7 +293,7 @@ class StateExport:
             plan, held = self._plan, self.state_at(self.stage.version)
             if plan is None or plan.last:
                 return True  # a run that has not begun, or is complete, needs none of it
-            if not any(m.peer != self.me for m in plan.cell(self.stage.stage, plan.home(self.me))):
+            if not any(m.peer != self.me for m in plan.stage(self.stage.stage)):
                 text = f"nobody else is here to take the state of {len(held)} parts"
                 say("optim", "not-handed-over", text, "warning", parts=len(held))
                 return False

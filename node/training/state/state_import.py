@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault, StepFault
 from node.core.ids import PeerId, short
-from node.core.journey import Plan, Version, in_cell, of_cell
+from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.optim.state_replica import Spares, StateReplica, VersionTrail
 from node.training.state.engines import Engines
@@ -106,16 +106,12 @@ class StateImport:
         if not plan.epoch or not missing:
             return
         arrival = Arrival(plan, missing)
-        cell = plan.home(self._me)
         donors = {
             n: d
             for n in missing
-            if (d := plan.moved.get(in_cell(n, cell))) is not None
-            and d != self._me
-            and d not in dead
+            if (d := plan.moved.get(n)) is not None and d != self._me and d not in dead
         }
-        gone = "its last owner is gone"
-        owners = of_cell(plan.owners, cell)
+        gone, owners = "its last owner is gone", plan.owners
         arrival.why = {
             n: gone if owners[n] == self._me else f"its owner {short(owners[n])} died"
             for n in missing
@@ -188,10 +184,8 @@ class StateImport:
             )
 
     async def _from_copies(self, arrival: Arrival, dead: Collection[PeerId]) -> None:
-        """The newest copy of each part that is left, wherever in the cell it is; another cell's is
-        better than none."""
+        """The newest copy of each part that is left, wherever in the cell it is."""
         plan = arrival.plan
-        home = {m.peer: m.cell == plan.home(self._me) for m in plan.stage(self._stage)}
         others = [
             m.peer
             for m in plan.stage(self._stage)
@@ -203,7 +197,7 @@ class StateImport:
             chosen: dict[tuple[PeerId, Version], list[str]] = defaultdict(list)
             for name in sorted(arrival.pending):
                 able = [
-                    (home.get(p, True), v.epoch, p == self._me, p, v)
+                    (v.epoch, p == self._me, p, v)
                     for p, held in offers.items()
                     if (v := held.get(name)) and self._fits(v, plan)
                 ]

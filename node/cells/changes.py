@@ -1,0 +1,84 @@
+"""The owner's changes go from cell to cell through the directory. Enters: what other cells have
+posted, what is known here. Leaves: changes that are news, a posting. Never: a signature: who is
+given a change checks it.
+
+Inside a cell a change spreads with heartbeats and plans. Between cells leaders look for changes
+once a period; the first cells in order post the newest one that they know, and so does a cell that
+finds it nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import floor
+from typing import Protocol
+
+from node.cells.forming import Board
+from node.core.clock import Clock
+from node.core.errors import Refused
+from node.core.tasks import Tasks
+from node.dht.topics import CHANGES
+from node.training.protocol.rules import Rules
+
+REFRESH_S, LIVES = 60.0, 3
+"""Seconds between two looks, and for how many of them a posting lives."""
+POSTERS = 4
+"""Cells that post what all of them know."""
+
+
+class Knows(Protocol):
+    """What a peer knows of the owner's changes. ``change(text)`` raises Refused for one that the
+    owner did not sign."""
+
+    @property
+    def known(self) -> Rules: ...
+    def change(self, text: str) -> Rules: ...
+
+
+class ChangeBoard:
+    """Of one peer. ``leads()``: whether it looks at all; ``number()``: of its cell among all.
+    ``pace``: everything is so many times as fast, at most 1."""
+
+    def __init__(
+        self,
+        board: Board,
+        clock: Clock,
+        knows: Knows,
+        leads: Callable[[], bool],
+        number: Callable[[], int],
+        pace: float = 1.0,
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self._board, self._clock, self._knows = board, clock, knows
+        self._leads, self._number = leads, number
+        self.every = REFRESH_S * pace
+        self._tasks = Tasks("changes", on_error)
+
+    def start(self) -> None:
+        """Begin to look, as long as this peer leads."""
+        self._tasks.spawn(self._keep(), "changes", eternal=True)
+
+    async def close(self) -> None:
+        """What was posted expires."""
+        await self._tasks.close()
+
+    async def _keep(self) -> None:
+        done = -1
+        while True:
+            done = max(floor(self._clock.wall() / self.every) + 1, done + 1)
+            await asyncio.sleep(max(0.0, done * self.every - self._clock.wall()))
+            if self._leads():
+                await self.exchange()
+
+    async def exchange(self) -> None:
+        """Read what others have posted, and post what they may lack."""
+        told: list[str] = []
+        for posting in (await self._board.look(CHANGES)).values():
+            try:
+                told.append(self._knows.change(posting.body.decode()).change)
+            except (Refused, UnicodeDecodeError):
+                continue  # a stranger may post anything
+        newest = self._knows.known.change
+        if newest and (newest not in told or self._number() < POSTERS):
+            await self._board.post(CHANGES, newest.encode(), LIVES * self.every)

@@ -1,0 +1,306 @@
+"""Cells of one stage that meet in windows: real exchanges, real parameters, gradients that are made
+up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.strategies.outer import OuterSettings, pieces
+from node.checkpoint.state import StateKind
+from node.core.ids import CellId
+from node.core.journey import Host, Partner, Plan, Version, Window
+from node.training.protocol.plan_context import makes
+from node.training.rounds import window
+from tests.training.conftest import SHAPES, Peer, Rig
+
+PARAMETERS = OuterSettings("butterfly", window_s=60.0)
+DELTAS = OuterSettings("butterfly", "deltas", "nesterov", momentum=0.8, window_s=60.0)
+STATE = replace(DELTAS, strategy="gossip", carries="state")
+WITHIN_S = 60.0
+"""Nobody dies here, so that nothing is waited for."""
+
+
+class Cells:
+    """Cells of stage 1 that train and meet all with all; the first peer of each owns everything.
+    ``last``: the plan that each of them has done."""
+
+    def __init__(self, rig: Rig, *cells: Sequence[Peer]) -> None:
+        self.rig, self.cells = rig, cells
+        self.last: list[Plan | None] = [None for _ in cells]
+
+    @property
+    def everybody(self) -> list[Peer]:
+        return [p for cell in self.cells for p in cell]
+
+    def partners(self, of: int) -> tuple[Partner, ...]:
+        return tuple(
+            Partner(_name(i), cell[0].me, {1: tuple(Host(p.me) for p in cell)})
+            for i, cell in enumerate(self.cells)
+            if i != of
+        )
+
+    def plan(self, i: int, said: Window, *, again: bool = False, outer: int = 0) -> Plan:
+        cell = self.cells[i]
+        plan = self.rig.plan(
+            cell,
+            dict.fromkeys(SHAPES, cell[0]),
+            self.last[i],
+            again=again,
+            cell_id=_name(i),
+            window=said,
+            outer=outer,
+        )
+        return replace(plan, paths=()) if outer else plan
+
+    async def train(self, *windows: Window) -> None:
+        """An epoch of gradients, by plans that say this of windows, by cell."""
+        for i, cell in enumerate(self.cells):
+            plan = self.plan(i, windows[i] if windows else Window())
+            self.last[i] = await self.rig.epoch(plan, *cell)
+
+    async def give(self, number: int) -> list[dict[str, Tensor]]:
+        """Every cell gives what it has, and trains for an epoch meanwhile; what each gave."""
+        given = [cell[0].parameters() for cell in self.cells]
+        plans = [
+            self.plan(i, Window(number, self.partners(i), WITHIN_S)) for i in range(len(self.cells))
+        ]
+        for cell, plan in zip(self.cells, plans, strict=True):
+            await self.rig.begin(plan, *cell)
+        for cell, plan in zip(self.cells, plans, strict=True):
+            await self.rig.averaged(plan, *cell)
+        self.last = list(plans)
+        await asyncio.gather(*(_met(p) for p in self.everybody))
+        assert {p.work.mean[0] for p in self.everybody} == {number}
+        return given
+
+    def landing(self, i: int, number: int, *, again: bool = False) -> Plan:
+        """The outer round that puts the mean of the window in place."""
+        _, digest = self.cells[i][0].work.mean
+        said = Window(0, self.partners(i), means={1: digest})
+        return self.plan(i, said, again=again, outer=number)
+
+    async def land(self, number: int, *, again: bool = False) -> None:
+        for i, cell in enumerate(self.cells):
+            self.last[i] = await self.rig.epoch(self.landing(i, number, again=again), *cell)
+
+    async def meet(self, number: int) -> None:
+        await self.give(number)
+        await self.land(number)
+
+
+def _name(i: int) -> CellId:
+    return CellId("abcdef"[i] * 16)
+
+
+async def _met(p: Peer) -> None:
+    meeting = p.work._outer._meeting
+    assert meeting is not None
+    assert meeting.task is not None
+    await meeting.task
+
+
+def mean(of: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {n: torch.stack([t[n] for t in of]).mean(0) for n in SHAPES}
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "AGAIN_S", 0.01)
+
+
+async def two_and_one(rig: Rig, outer: OuterSettings, every: int = 0) -> Cells:
+    """A cell of two and a cell of one under these settings, after an epoch of gradients."""
+    rig.outer, rig.deadline_s = outer, WITHIN_S
+    a, b, c = await rig.add("a", "b", "c", every=every)
+    cells = Cells(rig, [a, b], [c])
+    await cells.train()
+    return cells
+
+
+async def test_cells_go_on_from_the_mean_and_keep_what_they_learned_meanwhile(rig: Rig) -> None:
+    cells = await two_and_one(rig, PARAMETERS)
+    a, b, c = cells.everybody
+    given = await cells.give(7)
+    learned = [p.parameters() for p in (a, c)]
+    await cells.land(7)
+    for p, here, was in zip((a, c), learned, given, strict=True):
+        after = {n: here[n] + mean(given)[n] - was[n] for n in SHAPES}
+        close(p.parameters(), after)
+    assert a.work.stage.digest == b.work.stage.digest != c.work.stage.digest
+    assert (a.work.window.number, a.work.window.cells, a.work.window.peers) == (7, 2, 2)
+    assert a.work.window.nbytes + b.work.window.nbytes > 0
+
+
+@pytest.mark.parametrize("settings", [DELTAS, STATE], ids=lambda s: s.carries)
+async def test_diloco_makes_equal_outer_steps_and_keeps_its_momentum(
+    rig: Rig, settings: OuterSettings
+) -> None:
+    rig.outer, rig.deadline_s = settings, WITHIN_S
+    a, b, c = await rig.add("a", "b", "c")
+    cells, state = Cells(rig, [a, b], [c]), OuterState.begin(a.parameters())
+    for number in (7, 8):
+        await cells.train()
+        given = await cells.give(number)
+        state = outer_step(
+            state, mean([pseudo_gradient(state, local) for local in given]), settings
+        )
+        await cells.land(number)
+        for p in cells.everybody:
+            close(p.anchored.anchor, state.anchor)
+            close(p.anchored.momentum, state.momentum)
+    names = set[str]()
+    for p in cells.everybody:
+        p.work.anchor.names_itself()
+        names.add(p.work.anchor.name)
+    assert len(names) == 1, "what differs would be copied from each other"
+    assert bool(names.pop()) is (settings is DELTAS)
+
+
+async def test_a_window_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) -> None:
+    cells = await two_and_one(rig, replace(DELTAS, fragments=2))
+    a, _, c = cells.everybody
+    begun = a.anchored
+    carried = a.work.rounds.carried(1 + 7 % 2, 2)
+    assert carried in pieces({n: t.nbytes for n, t in a.parameters().items()}, 2)
+    await cells.give(7)
+    before = [p.parameters() for p in (a, c)]
+    await cells.land(7)
+    for name in SHAPES:
+        stays = name not in carried
+        for p, was in zip((a, c), before, strict=True):
+            assert torch.equal(p.parameters()[name], was[name]) is stays
+            assert torch.equal(p.anchored.anchor[name], begun.anchor[name]) is stays
+        assert torch.equal(a.anchored.anchor[name], c.anchored.anchor[name])
+    await cells.train()
+    await cells.meet(8)
+    assert not any(torch.equal(a.anchored.anchor[n], begun.anchor[n]) for n in SHAPES)
+
+
+async def test_an_undone_landing_lands_again_with_equal_bits(rig: Rig) -> None:
+    cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True))
+    a = cells.everybody[0]
+    await cells.give(7)
+    before, owed = a.anchored, dict(a.work.anchor.residual.words)
+    done = list(cells.last)
+    await cells.land(7)
+    after, digest, words = a.anchored, a.work.stage.digest, a.work.anchor.residual.words
+    assert after is not before
+    assert words.keys() == set(SHAPES)
+    cells.last = done
+    for i, cell in enumerate(cells.cells):
+        await rig.begin(cells.landing(i, 7), *cell)
+    assert a.anchored is before
+    assert a.work.anchor.residual.words == owed
+    cells.last = done
+    await cells.land(7)
+    assert a.work.stage.digest == digest
+    assert all(torch.equal(a.anchored.anchor[n], after.anchor[n]) for n in SHAPES)
+
+
+@pytest.mark.parametrize("codec", ["top-k", "int4"])
+async def test_with_feedback_no_cells_change_is_lost(rig: Rig, codec: str) -> None:
+    settings = replace(DELTAS, optimizer="sgd", lr=1.0, momentum=0.0, codec=codec, feedback=True)
+    cells = await two_and_one(rig, settings)
+    a, b, c = cells.everybody
+    for p in (a, b, c):
+        p.work.anchor.residual.keeps = 1.0
+    begun, moved = a.anchored.anchor, {n: torch.zeros(of) for n, of in SHAPES.items()}
+    for number in range(1, 4):
+        anchor = a.anchored.anchor
+        given = await cells.give(number)
+        moved = {n: moved[n] + anchor[n] - mean(given)[n] for n in SHAPES}
+        await cells.land(number)
+    assert all(torch.equal(a.work.anchor.residual.words[n], t) for n, t in _words(b).items())
+    for n in SHAPES:
+        owed = (_words(a)[n] + _words(c)[n]) / 2
+        came = begun[n] - a.anchored.anchor[n]
+        torch.testing.assert_close(came + owed, moved[n], rtol=1e-4, atol=1e-5)
+
+
+def _words(p: Peer) -> dict[str, Tensor]:
+    return p.work.anchor.residual.words
+
+
+async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) -> None:
+    cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True))
+    a, b, _ = cells.everybody
+    await cells.give(7)
+    (joins,) = await rig.add("joins")
+    plan = replace(
+        cells.landing(0, 7),
+        members=rig.plan([a, b], {}, cells.last[0], listeners=[joins]).members,
+    )
+    await rig.begin(plan, a, b, joins)
+    assert joins.work.anchor.state is None
+    ended = await rig.average(plan, a, b, joins)
+    assert [bool(e.missing) for e in ended] == [False, False, True]
+    r = rig.round(plan, 1, sources=(a.me, b.me), digest=a.work.stage.digest)
+    assert not (await joins.work.copy(plan, r)).missing
+    await joins.work.adopt(plan)
+    assert joins.work.stage.digest == a.work.stage.digest
+    assert all(torch.equal(joins.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
+    assert all(torch.equal(_words(joins)[n], _words(a)[n]) for n in SHAPES)
+
+
+async def test_a_checkpoint_restores_anchor_and_rounding_errors(rig: Rig) -> None:
+    cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True), every=1)
+    c = cells.everybody[-1]
+    await rig.copied(c)  # one at a time is written, and none waits
+    await cells.give(7)
+    await rig.copied(c)
+    await cells.land(7)
+    await rig.copied(c)
+    landed = cells.last[1]
+    assert landed is not None
+    version, state, words = makes(landed, ()), c.anchored, _words(c)
+    assert words.keys() == set(SHAPES)
+    await cells.train()
+    await rig.copied(c)
+    assert version in c.work.checkpoints()
+    c.work.anchor.forget()
+    await c.work.restore(version)
+    assert c.work.version == version
+    assert all(torch.equal(c.anchored.anchor[n], state.anchor[n]) for n in SHAPES)
+    assert all(torch.equal(c.anchored.momentum[n], state.momentum[n]) for n in SHAPES)
+    assert all(torch.equal(_words(c)[n], words[n]) for n in SHAPES)
+
+
+async def test_a_change_of_the_owner_ends_anchors_or_begins_them(rig: Rig) -> None:
+    cells = await two_and_one(rig, PARAMETERS)
+    a, b, c = cells.everybody
+    assert a.work.anchor.state is None
+    begins = [cell[0].parameters() for cell in cells.cells]
+    plans = [
+        replace(cells.plan(i, Window(7, cells.partners(i), WITHIN_S)), change="deltas")
+        for i in range(2)
+    ]
+    for cell, plan in zip(cells.cells, plans, strict=True):
+        await rig.begin(plan, *cell)
+    await asyncio.gather(*(_met(p) for p in (a, b, c)))
+    for p, begun in ((a, begins[0]), (b, begins[0]), (c, begins[1])):
+        assert all(torch.equal(p.anchored.anchor[n], begun[n]) for n in SHAPES)
+    for i, cell in enumerate(cells.cells):
+        await rig.begin(cells.plan(i, Window()), *cell)
+    assert all(p.work.anchor.state is None for p in (a, b, c))
+
+
+async def test_what_is_given_stays_as_it_was_when_the_window_began(rig: Rig) -> None:
+    cells = await two_and_one(rig, PARAMETERS)
+    a = cells.everybody[0]
+    given = await cells.give(7)
+    found = a.work.describe(1, StateKind.SNAPSHOT, 7, "")
+    assert found is not None
+    assert found[0] == Version(7)
+    assert all(torch.equal(found[1][n], given[0][n]) for n in SHAPES)
+    assert a.work.describe(1, StateKind.SNAPSHOT, 6, "") is None

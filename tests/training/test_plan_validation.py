@@ -1,0 +1,102 @@
+"""Plans that hold together nowhere are objected to, whoever signed them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from node.core.errors import Refused
+from node.core.ids import CellId, PeerId
+from node.core.journey import Electorate, Hop, Partner, Path, Plan, PlanMember, Window
+from node.pipeline.settings import PipelineSettings
+from node.scheduler.settings import SchedulerSettings
+from node.training.protocol.plan_validation import MOST_PARTNERS, MOST_WITHIN_S, objection
+from node.training.protocol.rules import Read, Rules
+
+E, S, T = (PeerId(p) for p in ("ends", "first", "second"))
+OWN, PARENT = CellId("ab" * 8), CellId("cd" * 8)
+SHAPES = {"w": (2, 2), "b": (2,)}
+PIPELINE = PipelineSettings(stages=1, micro_batch=1)
+PLAN = Plan(
+    7,
+    1,
+    E,
+    (PlanMember(E, 0, 1.0), PlanMember(S, 1, 1.0), PlanMember(T, 1, 1.0, current=False)),
+    (Path(0, E, (5,), (Hop(1, S),)),),
+    {"w": S, "b": S},
+    cell_id=OWN,
+)
+PARTNER = Partner(PARENT, E, {})
+MEANS = replace(PLAN, paths=(), outer=7, window=Window(0, (PARTNER,), means={1: "d"}))
+FOUNDS = replace(
+    PLAN,
+    members=PLAN.members[:2],
+    paths=(),
+    owners={"w": T, "b": T},
+    parent=PARENT,
+    electorate=Electorate((E, S)),
+)
+
+
+def says(plan: Plan, me: PeerId = S, read: Read = lambda change: Rules()) -> str:
+    return objection(
+        plan, me, SHAPES, PIPELINE, read, scheduler=SchedulerSettings(), micro_batches=1
+    )
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PLAN,
+        MEANS,
+        replace(PLAN, window=Window(7, (PARTNER,), 60.0)),
+        FOUNDS,
+        replace(FOUNDS, owners={}),
+    ],
+)
+def test_what_a_leader_plans_is_followed(plan: Plan) -> None:
+    assert says(plan) == ""
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (replace(MEANS, paths=PLAN.paths), "an outer round with work"),
+        (replace(MEANS, window=Window(7, (PARTNER,), means={1: "d"})), "an outer round with work"),
+        (replace(MEANS, window=Window(0, (PARTNER,))), "without a mean"),
+        (replace(PLAN, window=MEANS.window), "an outer round"),
+        (replace(PLAN, window=Window(7, (PARTNER,) * MOST_PARTNERS, 60.0)), "more partners"),
+        (replace(PLAN, window=Window(7, (PARTNER,), 2 * MOST_WITHIN_S)), "a longer one"),
+    ],
+)
+def test_windows_that_no_leader_plans_are_refused(plan: Plan, why: str) -> None:
+    assert why in says(plan)
+
+
+@pytest.mark.parametrize("owners", [{"w": S}, {"w": S, "b": E}, {"w": S, "b": T}])
+def test_every_part_of_the_own_stage_has_an_owner_who_can_step_it(owners: dict) -> None:
+    assert "has no owner" in says(replace(PLAN, owners=owners))
+    assert "has no owner" in says(replace(MEANS, owners=owners))
+    assert says(replace(PLAN, owners=owners), me=PeerId("stranger")) == ""
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (replace(FOUNDS, paths=PLAN.paths), "has work in it"),
+        (replace(FOUNDS, outer=7, window=MEANS.window), "has work in it"),
+        (replace(FOUNDS, parent=OWN), "founds no other cell"),
+        (replace(FOUNDS, members=PLAN.members[1:2]), "lacks a stage"),
+    ],
+)
+def test_no_cell_begins_without_a_stage_or_with_work(plan: Plan, why: str) -> None:
+    assert why in says(plan)
+
+
+def test_a_plan_of_an_unsigned_change_is_refused() -> None:
+    def nobody(change: str) -> Rules:
+        raise Refused("not signed by the owner")
+
+    assert says(replace(PLAN, change="forged"), read=nobody) == "not signed by the owner"
+    assert says(replace(FOUNDS, change="forged"), read=nobody) == "not signed by the owner"
