@@ -125,6 +125,7 @@ def _amended(manifest: Manifest, cell: int | str, outer: OuterSettings) -> Manif
     )
     changed.check()
     _lasts("outer.window_s", manifest.outer.window_s, outer.window_s)
+    _lasts("outer.fanout", manifest.outer.fanout, outer.fanout)
     if not {manifest.outer.strategy, outer.strategy} <= IN_GROUPS:
         _lasts("outer.strategy", manifest.outer.strategy, outer.strategy)
     return changed

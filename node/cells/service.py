@@ -104,6 +104,8 @@ class CellMeetings:
                 continue
             partners, copies, shares = await self._partners(about, window)
             until = (window + OPEN_SHARE) * every - self._clock.wall()
+            if about.change != self._training.standing.in_force.revision:
+                continue  # these partners go by other settings now
             if partners is None or until <= 0:
                 who = "no other cell" if partners is None else "partners, but too late,"
                 text = f"found {who} to average with in this window"

@@ -73,8 +73,9 @@ def mean_of(p: Peer) -> dict[str, torch.Tensor]:
         replace(DILOCO, codec="top-k", feedback=True),
         replace(DILOCO, codec="int8", feedback=True, fragments=2),
         STATE,
+        replace(STATE, strategy="ring"),
     ],
-    ids=lambda s: f"{s.carries}-{s.codec}-{s.fragments}",
+    ids=lambda s: f"{s.strategy}-{s.carries}-{s.codec}-{s.fragments}",
 )
 async def test_what_a_peer_keeps_is_what_was_counted(
     rig: Rig, settings: OuterSettings, monkeypatch: pytest.MonkeyPatch
@@ -82,7 +83,7 @@ async def test_what_a_peer_keeps_is_what_was_counted(
     monkeypatch.setattr(window, "AGAIN_S", 0.01)
     rig.outer, rig.deadline_s = settings, WITHIN_S
     # As many as are counted: two, or the most that are together.
-    names = "ab" if settings.strategy == "gossip" else "abcd"
+    names = {"gossip": "ab", "ring": "abc"}.get(settings.strategy, "abcd")
     monkeypatch.setattr("node.training.rounds.memory.MOST_TOGETHER", len(names))
     counted = outer_bytes(settings, SIZES)
     peers = await rig.add(*names)

@@ -38,7 +38,8 @@ def outer_bytes(s: OuterSettings, sizes: Mapping[str, int]) -> OuterBytes:
     if not s.windows:
         return OuterBytes()
     stage = sum(sizes.values())
-    most = {"moshpit": max(s.grid, default=2), "butterfly": MOST_TOGETHER}.get(s.strategy, 2)
+    groups = {"moshpit": max(s.grid, default=2), "butterfly": MOST_TOGETHER, "ring": 3}
+    most = {**groups, "push-sum": s.fanout + 1}.get(s.strategy, 2)
     state = s.carries in ("state", "deltas")
     tensors = stage * (2 if state else 1)
     anchor = 2 * stage if state else 0
