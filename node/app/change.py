@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "tutti/change/1"
 MAX_REVISION = 1 << 53
-IN_GROUPS = {"butterfly", "gossip", "moshpit"}
+IN_GROUPS = {"butterfly", "gossip", "moshpit", "parameter-server", "hogwild"}
 """Strategies by which cells find each other in the same way, so that one can follow another."""
 _AGAIN = "only the owner of the run can change it:  tutti swarm switch FILE"
 

@@ -156,7 +156,7 @@ class CellMeetings:
         if training.leader is None or plan is None or plan.cell_id != training.cell:
             return None
         anchor = ""
-        if self._settings.carries == "deltas":
+        if self._settings.carries == "deltas" and not self._settings.pushes:
             anchor = training.leader.roster.anchor() or NO_ANCHOR
         maddrs = tuple(self._addresses(training.me))
         change = training.standing.in_force.revision

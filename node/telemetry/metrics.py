@@ -93,7 +93,7 @@ class Metrics:
         )
         self.pushes_total = counter(
             "pushes_total",
-            "Cells' pushes to this server, by group of parts (applied, refused)",
+            "Pushes of other cells to this server (applied, refused)",
             "result",
         )
         self.faults_total = counter(

@@ -18,6 +18,9 @@ WANTED = {
     "moshpit": (1, ("moshpit", "parameters", 20, "none")),
     "ring": (1, ("ring", "parameters", 20, "none")),
     "push-sum": (1, ("push-sum", "parameters", 20, "none")),
+    "parameter-server": (1, ("parameter-server", "parameters", 20, "none")),
+    "parameter-server-stale": (1, ("parameter-server", "deltas", 20, "sgd")),
+    "hogwild": (1, ("hogwild", "deltas", 10, "sgd")),
     "diloco": (1, ("butterfly", "deltas", 20, "nesterov")),
     "diloco-quorum": (1, ("butterfly", "deltas", 20, "nesterov")),
     "diloco-streaming": (1, ("butterfly", "deltas", 10, "nesterov")),
@@ -66,6 +69,12 @@ def test_the_full_manifest_leaves_a_third_of_the_stages_out_and_steps_with_muon(
             "cell = 2",
             'window_s = 20.0\nstrategy = "moshpit"\ngrid = ["2"]',
             "list of whole numbers",
+        ),
+        (
+            "cell = 2",
+            'window_s = 20.0\ncarries = "deltas"\noptimizer = "sgd"\nmomentum = 0.0\nstrategy = '
+            '"hogwild"\ncodec = "int8"\nfeedback = true',
+            "too late",
         ),
         (
             "cell = 2",

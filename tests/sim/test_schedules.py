@@ -59,6 +59,14 @@ CELLS = {
     "gossip": OuterSettings("gossip", window_s=10.0),
     "ring": OuterSettings("ring", window_s=10.0),
     "push-sum": OuterSettings("push-sum", window_s=10.0),
+    "parameter-server": OuterSettings("parameter-server", window_s=10.0, shards=2),
+    "server of steps": replace(DELTAS, strategy="parameter-server"),
+    "stale": OuterSettings(
+        "parameter-server", "deltas", "sgd", lr=1.0, momentum=0.0, window_s=10.0, staleness=1
+    ),
+    "hogwild": OuterSettings(
+        "hogwild", "deltas", "sgd", lr=1.0, momentum=0.0, codec="int8", window_s=10.0, shards=2
+    ),
 }
 
 

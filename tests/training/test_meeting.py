@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings, pieces
 from node.checkpoint.state import StateKind
 from node.core.ids import CellId
@@ -304,3 +305,35 @@ async def test_what_is_given_stays_as_it_was_when_the_window_began(rig: Rig) -> 
     assert found[0] == Version(7)
     assert all(torch.equal(found[1][n], given[0][n]) for n in SHAPES)
     assert a.work.describe(1, StateKind.SNAPSHOT, 6, "") is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        replace(PARAMETERS, strategy="parameter-server"),
+        replace(DELTAS, strategy="parameter-server"),
+        OuterSettings("hogwild", "deltas", "sgd", lr=1.0, momentum=0.0, window_s=60.0),
+    ],
+    ids=lambda s: f"{s.strategy}-{s.carries}",
+)
+async def test_one_cell_makes_the_mean_and_the_others_take_it(
+    rig: Rig, settings: OuterSettings
+) -> None:
+    rig.outer, rig.deadline_s = settings, WITHIN_S
+    peers = await rig.add("a", "b", "c")
+    cells = Cells(rig, *([p] for p in peers))
+    server = server_of(1, [_name(i) for i in range(3)], settings.shards)
+    for number in (1, 2):
+        await cells.train()
+        given = await cells.give(number)
+        meetings = [p.work._outer._meeting for p in peers]
+        assert [m.server is None for m in meetings if m] == [_name(i) == server for i in range(3)]
+        before = [p.parameters() for p in peers]
+        made = [p.work._outer._meeting.mean for p in peers]  # type: ignore[union-attr]
+        assert len({p.work.mean for p in peers}) == 1, "all have the server's bits"
+        await cells.land(number)
+        for p, was, gave, mean_ in zip(peers, before, given, made, strict=True):
+            want = {n: was[n] + (mean_[n] - gave[n]) for n in SHAPES}  # type: ignore[index]
+            close(p.parameters(), want)
+        if settings.carries == "parameters":
+            close({n: made[0][n] for n in SHAPES}, mean(given))  # type: ignore[index]

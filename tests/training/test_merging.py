@@ -13,7 +13,7 @@ from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
 from node.training.rounds.error_feedback import feedback_of
-from node.training.rounds.merging import MOMENTUM, OuterSteps, moved
+from node.training.rounds.merging import MOMENTUM, STEP, Named, OuterSteps, Pushes, moved
 
 DENSE = OuterSettings("butterfly", "deltas", optimizer="nesterov", momentum=0.8, window_s=60.0)
 SPARSE = replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0, codec="top-k", feedback=True)
@@ -121,3 +121,83 @@ def test_who_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
     after = moved(here, merge.since(here, True), result)
     for name, was in drawn(7).items():
         assert torch.allclose(after[name] - result[name], here[name] - was, atol=1e-5)
+
+
+HOGWILD = OuterSettings("hogwild", "deltas", "sgd", lr=1.0, momentum=0.0, window_s=60.0)
+
+
+class Cell(Keeper):
+    """``local``: its parameters, ``step``: of the server, that its anchor is of."""
+
+    def __init__(self, start: Mapping[str, Tensor]) -> None:
+        super().__init__(HOGWILD, start)
+        self.local, self.step = dict(start), 0
+
+    def trains(self, by: Mapping[str, Tensor]) -> None:
+        self.local = {name: t + by[name] for name, t in self.local.items()}
+
+    def takes(self, name: str, merge: Pushes, given: Mapping[str, Tensor], made: Named) -> bool:
+        """Whether the push was in it."""
+        left_out = merge.lacks(name, made)
+        self.local = moved(self.local, merge.since(given, left_out), made)
+        assert self.state is not None
+        self.state = OuterState({n: made[n] for n in SHAPES}, self.state.momentum)
+        self.step = int(made[STEP])
+        return not left_out
+
+
+def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> list[bool]:
+    """One window, which the first cell serves and only ``present`` ones come to in time: whose
+    push was taken."""
+    merges = [Pushes(c, s, SHAPES, 1, len(cells)) for c in cells]
+    given = [dict(c.local) for c in cells]
+    said = [m.opens(m.gives(c.local) or {}) for m, c in zip(merges, cells, strict=True)]
+    came = {CELLS[i]: said[i] for i in present}
+    made = merges[0].makes(CELLS[0], said[0], came)
+    assert set(merges[0].ages) == {CELLS[i] for i in present}
+    return [
+        c.takes(CELLS[i], merges[i], given[i], made) if i in present | {0, 1} else False
+        for i, c in enumerate(cells)
+    ]
+
+
+def test_every_push_counts_once_also_after_it_was_left_out() -> None:
+    start = drawn(0)
+    cells = [Cell(start) for _ in CELLS]
+    moves = [drawn(i + 1) for i in range(6)]
+    for cell, by in zip(cells, moves[:3], strict=True):
+        cell.trains(by)
+    assert served(cells, {2}) == [True, False, True]
+    for cell, by in zip(cells, moves[3:], strict=True):
+        cell.trains(by)
+    assert served(cells, {1, 2}) == [True, True, True]
+    total = {n: start[n] + sum(m[n] for m in moves) / 3 for n in SHAPES}
+    for cell in cells:
+        torch.testing.assert_close(cell.local, total, rtol=1e-5, atol=1e-5)
+
+
+def test_a_push_that_is_too_old_is_kept_by_its_cell() -> None:
+    stale = replace(HOGWILD, strategy="parameter-server", staleness=1)
+    start = drawn(0)
+    cells = [Cell(start) for _ in CELLS]
+    for _ in range(2):
+        served(cells, {1}, stale)  # the third one is away
+    cells[2].trains(by := drawn(1))
+    assert (cells[0].step, cells[2].step) == (2, 0)
+    assert served(cells, {1, 2}, stale) == [True, True, False]
+    assert cells[2].step == 3, "it goes on from the newest anchor"
+    torch.testing.assert_close(
+        cells[2].local, {n: start[n] + by[n] for n in SHAPES}, rtol=1e-5, atol=1e-5
+    )
+    assert served(cells, {1, 2}, stale) == [True, True, True]
+    torch.testing.assert_close(
+        cells[0].local, {n: start[n] + by[n] / 3 for n in SHAPES}, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("step", [-1.0, float("nan"), float("inf"), 2.0**24])
+def test_a_step_that_nobody_made_is_refused(step: float) -> None:
+    merge = Pushes(Cell(drawn(0)), HOGWILD, SHAPES, 1, 2)
+    given = merge.gives(drawn(1)) or {}
+    with pytest.raises(WireError, match="step"):
+        merge.opens({**given, STEP: torch.tensor([step])})

@@ -38,14 +38,13 @@ def meeting_keys(
 ) -> tuple[tuple[str, ...], int]:
     """The keys to look under, one after the other, and the most cells of a group.
 
-    The one group of a butterfly looks among all; pairs (gossip) do too, or where they are many
-    among some that each window draws anew. In a Moshpit grid of d axes those meet that are on one
-    line along axis ``window % d``; who found nobody there looks once more in a plane with that
-    line. ``number``: of cell ``me`` among ``cells``, from 0. The grid is as full as it can be with
-    so many; where they are too many for
-    ``s.grid`` it has more axes.
+    The one group of a butterfly, or of a server, looks among all; pairs (gossip) do too, or where
+    they are many among some that each window draws anew. In a Moshpit grid of d axes those meet
+    that are on one line along axis ``window % d``; who found nobody there looks once more in a
+    plane with that line. ``number``: of cell ``me`` among ``cells``, from 0. The grid is as full as
+    it can be with so many; where they are too many for ``s.grid`` it has more axes.
     """
-    if s.strategy == "butterfly":
+    if s.strategy == "butterfly" or s.served:
         return (EVERYBODY,), MOST_TOGETHER
     if s.strategy != "moshpit":
         return _drawn(me, cells, window), 2
@@ -71,6 +70,18 @@ def _drawn(me: CellId, cells: int, window: int) -> tuple[str, ...]:
     bits = math.ceil(math.log2(cells / SHARE))
     drawn = hashlib.sha256(f"{window}/{me}".encode()).digest()
     return f"{bits}-{int.from_bytes(drawn[:4], 'big') >> (32 - bits)}", EVERYBODY
+
+
+def server_of(stage: int, cells: Collection[CellId], shards: int) -> CellId:
+    """Which cell of a group serves a stage: by a hash of the cells, so that the servers stay when
+    others come and go, and all of the group come to the same. Another group has the next one in
+    order where a server is not there. Raises ValueError without a cell."""
+    ranked = sorted(
+        cells, key=lambda cell: hashlib.sha256(f"tutti/server/{cell}".encode()).digest()
+    )
+    if not ranked:
+        raise ValueError("a group without a cell has no server")
+    return ranked[stage % min(max(1, shards), len(ranked))]
 
 
 @dataclass(frozen=True, slots=True)

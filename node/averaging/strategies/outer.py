@@ -46,6 +46,8 @@ IN_WINDOWS = {
     "moshpit": ("parameters", "state"),
     "ring": ("parameters", "state"),
     "push-sum": ("parameters",),
+    "parameter-server": ("parameters", "deltas"),
+    "hogwild": ("deltas",),
 }
 """What cells carry, by strategy."""
 OPTIMIZERS = ("none", "sgd", "nesterov")
@@ -75,9 +77,10 @@ class OuterSettings:
     fanout: int = 1
     """Neighbours a push-sum sends to."""
     shards: int = 1
-    """Members that hold the parameters of a parameter server."""
+    """Cells that serve, each some of the stages."""
     staleness: int | None = None
-    """Pushes a parameter server may be ahead of one it accepts; None: it waits for everybody."""
+    """Steps that a parameter server may be ahead of a push that it takes; None: a push is of the
+    server's newest step, or is not taken."""
     fragments: int = 1
     """Streaming: pieces of the model, of which each window carries one in its turn."""
     mixing: float = 0.0
@@ -99,6 +102,16 @@ class OuterSettings:
         return self.strategy == "hogwild" or (
             self.strategy == "parameter-server" and self.staleness is not None
         )
+
+    @property
+    def bound(self) -> int | None:
+        """Steps that a server may be ahead of a push that it takes; None: any number."""
+        return None if self.strategy == "hogwild" else self.staleness
+
+    @property
+    def served(self) -> bool:
+        """One cell of a group makes the mean of a stage, the others give to it and take it."""
+        return self.strategy in ("parameter-server", "hogwild")
 
     @property
     def windows(self) -> bool:
@@ -176,6 +189,11 @@ def carried(s: OuterSettings, cell: int) -> None:
         raise UsageFault(
             "all replicas of a stage are one cell, so there are no others to average with",
             "set averaging.cell to a number",
+        )
+    if s.pushes and s.feedback:
+        raise UsageFault(
+            f"{s.strategy} leaves out pushes that come too late, and what coding lost of them",
+            'use "int8" without outer.feedback',
         )
     able = IN_WINDOWS.get(s.strategy, ())
     if s.carries not in able:
@@ -315,5 +333,7 @@ def _quorum(s: OuterSettings) -> None:
             f"who is late for a quorum must catch up, and {s.carries} cannot be taken late",
             'set outer.carries = "deltas"',
         )
-    if s.pushes:
-        raise UsageFault(f"{s.strategy} without a barrier waits for nobody", "set outer.quorum = 0")
+    if s.served:
+        raise UsageFault(
+            f"the server of {s.strategy} takes what has come in time", "set outer.quorum = 0"
+        )

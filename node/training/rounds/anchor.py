@@ -24,7 +24,7 @@ from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.training.rounds.error_feedback import WORDS, feedback_of
-from node.training.rounds.merging import MOMENTUM
+from node.training.rounds.merging import MOMENTUM, STEP
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
 from node.wire.tensors import digest
@@ -53,6 +53,9 @@ class Anchor:
         self.settings = settings
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
         self.residual = feedback_of(settings)
+        self.step = 0
+        """Of the server, that the anchor is of, as far as this peer knows: whoever fetched its
+        anchor knows an older one, and what it gives counts as older than it is."""
         self._before: OuterState | None = None
         self._named: tuple[OuterState | None, str] = (None, "")
         self._moved = False
@@ -121,8 +124,12 @@ class Anchor:
         self._stop()  # an anchor that is on its way is from before this round
         if not self.kept:
             return
-        anchor = {name: t for name, t in mean.items() if not name.endswith(MOMENTUM)}
-        momentum = {name: mean[name + MOMENTUM] for name in anchor}
+        here = self._stage.parameters()
+        anchor = {name: mean[name] for name in here if name in mean}
+        momentum = {
+            name: mean.get(name + MOMENTUM, torch.zeros_like(t)) for name, t in anchor.items()
+        }
+        self.step = int(mean[STEP]) if STEP in mean else self.step
         if self.state is not None:
             anchor, momentum = self.state.anchor | anchor, self.state.momentum | momentum
         self._replace(OuterState(anchor, momentum))

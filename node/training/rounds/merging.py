@@ -30,6 +30,12 @@ MOMENTUM = "#momentum"
 """A part's outer momentum in what cells give and make, behind the part's name."""
 WORD = 4
 """Bytes of a number of state on the wire: coded bytes travel as so many words."""
+STEP, TAKEN = "#step", "#taken"
+"""The server's step that an anchor is of; whose pushes are in what a server made."""
+MOST_STEPS = 1 << 24
+"""Steps are numbered below this, in fp32 without loss."""
+MOST_NAMED = 16
+"""Cells whose pushes go into one step: more are in no group."""
 FAR = 3.0
 """A difference that is longer than so many times the median of the group's counts for less."""
 
@@ -46,11 +52,20 @@ class Giver(Protocol):
         ...
 
 
+class Pusher(Giver, Protocol):
+    """The same where a server steps: the step that the anchor is of."""
+
+    @property
+    def step(self) -> int: ...
+
+
 class Merge(Protocol):
     """Of one stage, in one window. ``shared``: every cell of the group must come to the same bits,
-    so that nothing counts that only one of them knows, and nobody is left out."""
+    so that nothing counts that only one of them knows, and nobody is left out. ``near``: what cells
+    give lies near each other, so that one that is far away can be moved."""
 
     shared: bool
+    near: bool
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """What partners may fetch, by the parameters at which the window began for the cell; None
@@ -76,11 +91,15 @@ class Merge(Protocol):
         it, and what it has learned since its anchor stays."""
         ...
 
+    def lacks(self, cell: str, made: Named) -> bool:
+        """Whether nothing of this cell is in what another one has made for it."""
+        ...
+
 
 class Averaging:
     """Parameters, or anchor and momentum after an outer step of each cell's own: their mean."""
 
-    shared = False
+    shared, near = False, True
 
     def __init__(self, giver: Giver, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._giver, self._shapes = giver, shapes
@@ -107,6 +126,10 @@ class Averaging:
         """What was given."""
         return local
 
+    def lacks(self, cell: str, made: Named) -> bool:
+        """As far as anybody knows it is."""
+        return False
+
 
 class OuterSteps:
     """DiLoCo where anchors are equal: differences from the anchor travel, coded, and every cell
@@ -116,7 +139,7 @@ class OuterSteps:
     The own difference counts as others have it, after it was coded; what coding lost is owed.
     """
 
-    shared = True
+    shared, near = True, False
 
     def __init__(
         self,
@@ -184,6 +207,85 @@ class OuterSteps:
             return {name: self._giver.state.anchor[name] for name in self._shapes}
         return {name: local[name] for name in self._shapes}
 
+    def lacks(self, cell: str, made: Named) -> bool:
+        """A step has the differences of the whole group."""
+        return False
+
+
+class Pushes(OuterSteps):
+    """Without a barrier: the server of a stage applies the differences that have come, each from an
+    anchor of its cell's own, as one step from the server's anchor. What it makes says whose are in
+    it, so that each counts once: a cell that was left out keeps its difference for the next window.
+
+    ``members``: cells of the group. A difference counts for its share of the group, whoever else
+    came, as a step of SGD without momentum. ``bound``: a push from an anchor that is more steps
+    older than the server's is not taken; None: all are.
+    """
+
+    shared = False
+
+    def __init__(
+        self,
+        giver: Pusher,
+        settings: OuterSettings,
+        shapes: Mapping[str, tuple[int, ...]],
+        window: int,
+        members: int,
+    ) -> None:
+        super().__init__(giver, settings, shapes, window)
+        self._pusher, self._members = giver, members
+        self.ages: dict[str, int] = {}
+        """Of the pushes that came, in steps of the server, those that were not taken included."""
+
+    def gives(self, local: Named) -> dict[str, Tensor] | None:
+        """As before, with the step that the anchor is of."""
+        given = super().gives(local)
+        return None if given is None else {**given, STEP: _number(self._pusher.step)}
+
+    def opens(self, came: Named) -> dict[str, Tensor]:
+        """As before. Raises WireError for a step that is none, too."""
+        if not 0 <= float(came[STEP]) < MOST_STEPS:
+            raise WireError("gives a difference from a step that nobody made")
+        return {**super().opens(came), STEP: came[STEP].detach().to("cpu", torch.float32)}
+
+    @torch.no_grad()
+    def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
+        """The next anchor, its step, and whose differences are in it. Raises ValueError without an
+        anchor."""
+        state = self._giver.state
+        if state is None:
+            raise ValueError("differences from an anchor that is not here")
+        # What a stranger says of its step makes nobody else's push older.
+        newest = self._pusher.step
+        self.ages = {name: max(0, newest - int(of[STEP])) for name, of in sorted(came.items())}
+        here = {
+            name: {part: of[part] for part in self._shapes}
+            for name, of in {**came, cell: own}.items()
+            if name == cell or not self.late(self.ages[name])
+        }
+        taken = _held(here)
+        share = len(taken) / self._members
+        mean = {name: share * t for name, t in mean_of(taken).items()}
+        after = outer_step(state, mean, self._settings)
+        whose = sorted(_short(name) for name in taken)[:MOST_NAMED]
+        return {
+            **{name: after.anchor[name] for name in self._shapes},
+            STEP: _number(newest + 1),
+            TAKEN: torch.tensor([*whose, *[0.0] * (MOST_NAMED - len(whose))]),
+        }
+
+    def late(self, age: int) -> bool:
+        """Whether a push of this age is not taken."""
+        return self._settings.bound is not None and age > self._settings.bound
+
+    def made(self) -> dict[str, tuple[int, ...]]:
+        """Anchor, step and names."""
+        return {**self._shapes, STEP: (1,), TAKEN: (MOST_NAMED,)}
+
+    def lacks(self, cell: str, made: Named) -> bool:
+        """Whether the push of this cell is not in it."""
+        return _short(cell) not in made[TAKEN].tolist()
+
 
 class ByMass(Averaging):
     """Push-sum: what a cell gives, moved towards each other cell's by its weight, the share of the
@@ -213,19 +315,31 @@ class ByMass(Averaging):
 
 def merge_of(
     settings: OuterSettings,
-    giver: Giver,
+    giver: Pusher,
     shapes: Mapping[str, tuple[int, ...]],
     window: int,
     mass: Mapping[CellId, float] | None = None,
+    members: int = 1,
 ) -> Merge:
     """What these settings ask for, of the parts that a window carries. ``mass``: of push-sum, how
-    far to move towards each other cell."""
+    far to move towards each other cell; ``members``: cells of the group."""
+    if settings.pushes:
+        return Pushes(giver, settings, shapes, window, members)
     if mass is not None:
         return ByMass(giver, shapes, mass)
     if settings.carries == "deltas":
         return OuterSteps(giver, settings, shapes, window)
     both = {**shapes, **{name + MOMENTUM: of for name, of in shapes.items()}}
     return Averaging(giver, both if settings.carries == "state" else shapes)
+
+
+def _number(value: int) -> Tensor:
+    return torch.tensor([float(min(value, MOST_STEPS - 1))])
+
+
+def _short(cell: str) -> float:
+    """The first 24 bits of a cell's name, which fp32 holds."""
+    return float(int(cell[:6] or "0", 16))
 
 
 def _words(data: Tensor) -> Tensor:

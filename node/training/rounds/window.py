@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from node.averaging.exchange.request import PartOrigin, RoundOutcome
+from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
 from node.checkpoint.fetch import FetchTimeouts, fetch
@@ -35,7 +36,15 @@ from node.core.tasks import Tasks
 from node.training.protocol import events as ev
 from node.training.rounds.anchor import Anchor
 from node.training.rounds.common import Rounds
-from node.training.rounds.merging import Merge, distance, finite, merge_of, moved, nearer
+from node.training.rounds.merging import (
+    Merge,
+    Pushes,
+    distance,
+    finite,
+    merge_of,
+    moved,
+    nearer,
+)
 from node.training.state.engines import Engines
 from node.training.state.state_export import StateExport
 from node.wire.tensors import digest
@@ -77,7 +86,7 @@ class _Meeting:
     partners may fetch, None without an anchor; ``mean``: what came of it, with its digest;
     ``cells``: of how many cells it is, 0 where a replica made it; ``told``: nothing of this cell is
     in it; ``quorum``: so many cells, this one included, are enough where all must come to the same
-    bits."""
+    bits; ``server``: the cell that makes the mean, None: this one does."""
 
     number: int
     cell: str
@@ -87,6 +96,7 @@ class _Meeting:
     told: bool = False
     quorum: int = 0
     mixing: float = 0.0
+    server: Partner | None = None
     given: dict[str, Tensor] | None = None
     own: Mapping[str, Tensor] | None = None
     came: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -166,10 +176,11 @@ class WindowRound:
             plan.cell_id,
             plan.base,
             anchor.in_place(self._rounds.shapes),
-            merge_of(settings, anchor, carried, window.number, mass),
+            merge_of(settings, anchor, carried, window.number, mass, 1 + len(window.partners)),
             window.copies,
             settings.quorum,
             settings.mixing,
+            self._server(settings, plan),
         )
         m.task = self._tasks.spawn(self._meet(m, plan), "window")
 
@@ -178,6 +189,14 @@ class WindowRound:
         fragment = 1 + window % s.fragments if s.fragments > 1 else 0
         names = self._rounds.carried(fragment, s.fragments)
         return {name: of for name, of in self._rounds.shapes.items() if name in names}
+
+    def _server(self, s: OuterSettings, plan: Plan) -> Partner | None:
+        """Who makes the mean for this stage; None where this cell does."""
+        if not s.served or plan.window.copies:
+            return None
+        cells = {p.cell: p for p in plan.window.partners}
+        found = server_of(self._rounds.stage, [*cells, plan.cell_id], s.shards)
+        return cells.get(found)
 
     def _drop(self) -> None:
         if self._meeting is not None and self._meeting.task is not None:
@@ -211,16 +230,21 @@ class WindowRound:
         while m.mean is None and (now := loop.time() - began) < within_s:
             if now < turn:
                 await self._result(m, others, stage)
+            elif m.server is not None:
+                await self._told(m, [m.server], stage)
             elif m.told:
                 await self._told(m, partners, stage)
             else:
                 await self._pull(m, partners, stage)
             late = loop.time() - began >= SOME_SHARE * within_s and not sums
-            if m.mean is None and m.own is not None and _enough(m, len(partners), late):
-                if not m.merge.shared:
+            makes = m.own is not None and m.server is None
+            if m.mean is None and m.own is not None and makes and _enough(m, len(partners), late):
+                if m.merge.near:
                     await self._engines.aside(self._clip, m)
                 mean = await self._engines.aside(m.merge.makes, m.cell, m.own, m.came)
                 m.cells = 1 + len(m.came)
+                if isinstance(m.merge, Pushes):
+                    self._served(m, m.merge)
                 m.digest = await self._engines.aside(digest, mean)
                 m.mean = mean
             if m.mean is None:
@@ -272,11 +296,29 @@ class WindowRound:
                 )
             self._apart.append(min(apart, most))
 
+    def _served(self, m: _Meeting, merge: Pushes) -> None:
+        """How old the pushes were that came to this server."""
+        late = sorted(cell for cell, age in merge.ages.items() if merge.late(age))
+        pushes = self._engines.metrics.pushes_total
+        pushes.labels(result="refused").inc(len(late))
+        pushes.labels(result="applied").inc(len(merge.ages) - len(late))
+        text = f"takes {len(merge.ages) - len(late)} pushes of window {m.number}"
+        refused = f"; too old is what came of cell {', '.join(late)}" if late else ""
+        self._engines.journal.emit(
+            "averaging",
+            "pushes",
+            text + refused,
+            "warning" if late else "debug",
+            window=m.number,
+            ages=dict(merge.ages),
+        )
+
     async def _result(self, m: _Meeting, peers: Sequence[PeerId], stage: int) -> None:
         """What was made of the window, from those who have it."""
         found = await self._fetch(m, peers, StateKind.MEAN, stage, m.merge.made())
         if found is not None and finite(found):
             m.digest = await self._engines.aside(digest, found)
+            m.told = m.told or m.merge.lacks(m.cell, found)
             m.mean = dict(found)
 
     async def _fetch(
