@@ -248,7 +248,7 @@ class Ours:
         return self._do(self._average(codec))
 
     async def _average(self, codec: str) -> dict[str, float]:
-        from node.averaging.exchange.request import RoundRequest, TensorFormat
+        from node.averaging.exchange.request import RoundRequest
         from node.core.ids import RoundId
         from node.partition.matrices import Unit
         from node.partition.plan import assign_units
@@ -268,8 +268,8 @@ class Ours:
             gradients=self.given,
             tokens=1,
             deadline_s=60.0,
-            form=TensorFormat(codec, codec),
-            summed=False,
+            up=codec,
+            down=codec,
         )
         outcome = await self.cell.run(request, None)
         self.cell.forget(self.epoch)
