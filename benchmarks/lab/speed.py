@@ -254,7 +254,7 @@ class Ours:
         from node.partition.plan import assign_units
 
         began, self.epoch = time.monotonic(), self.epoch + 1
-        units = [Unit(name, 1, n, n, 4 * n, name) for name, (n,) in self.shapes.items()]
+        units = [Unit(name, 1, n, n, 4 * n) for name, (n,) in self.shapes.items()]
         owners = assign_units(units, [(p, 1.0) for p in self.peers])
         met = time.monotonic() - began
         request = RoundRequest(
