@@ -17,9 +17,7 @@ from torch import nn
 from node.app.capacity import check_memory
 from node.app.change import read
 from node.averaging.exchange.machine import RoundMachine
-from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
-from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
@@ -294,19 +292,15 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         machine=o.machines.pipeline,
     )
 
-    def exchange(settings: AveragingSettings, service: str) -> CellRound:
-        return CellRound(
-            o.transport,
-            settings,
-            executor=o.thread,
-            journal=o.journal,
-            clock=o.clock,
-            on_error=o.on_error,
-            service=service,
-            machine=o.machines.round(),
-        )
-
-    cell = exchange(manifest.averaging, SERVICES[0])
+    cell = CellRound(
+        o.transport,
+        manifest.averaging,
+        executor=o.thread,
+        journal=o.journal,
+        clock=o.clock,
+        on_error=o.on_error,
+        machine=o.machines.round(),
+    )
     engines = Engines(
         o.transport,
         pipeline,
