@@ -67,6 +67,8 @@ SUPPORT_S = 30.0
 """A word of support is signed anew after so long."""
 PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
+SAY_AGAIN_S = 60.0
+"""Between two reports of plans that are not followed."""
 
 
 class Training(rpc.TrainingServicer):
@@ -105,6 +107,7 @@ class Training(rpc.TrainingServicer):
         self.member = member(self.me, work.version, work.checkpoints(), work.tokens)
         self._ledger = ledger or VoteLedger()
         self.trust = Trust(facts.run_id, self._is_signed)
+        self._said_refused = float("-inf")
         self._support: tuple[Support, Supporter] | None = None
         """Given last."""
         self.past = VersionHistory(transport, journal, facts.bounds)
@@ -549,7 +552,12 @@ class Training(rpc.TrainingServicer):
         m, warrant = self.member, notes.parse_warrant(note)
         follows = m.plan.leader if m.plan is not None else None
         now, wall = self.clock.now(), self.clock.wall()
-        return self.trust.objection(plan, warrant, follows, m.at, now, wall)
+        why = self.trust.objection(plan, warrant, follows, m.at, now, wall)
+        if why and now - self._said_refused >= SAY_AGAIN_S:
+            self._said_refused = now
+            text = f"a plan of {plan.leader} is not followed: {why}"
+            self.journal.emit("training", "plan-refused", text, "warning", term=plan.term)
+        return why
 
     def _undoes(self, plan: Plan) -> str:
         """Why a plan of a new leader is not followed that would undo what this peer has committed
