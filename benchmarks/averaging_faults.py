@@ -144,7 +144,7 @@ class Table:
         asked = {peer: request(peer, 1, who, deadline_s, attempt) for peer in SURVIVORS}
         async with asyncio.timeout(HANGS * deadline_s):
             outcomes = await asyncio.gather(
-                *(self.rounds[p].run(r, lambda means: means) for p, r in asked.items())
+                *(self.rounds[p].run_round(r, lambda means: means) for p, r in asked.items())
             )
         return time.monotonic() - began, dict(zip(asked, outcomes, strict=True))
 

@@ -134,7 +134,7 @@ class Play:
         cell.life += 1
         written = cell.written is not None and self.dice.random() < 0.5
         cell.leader.handle(
-            machine.Recalled(cell.written[0] if written and cell.written else cell.durable),
+            machine.BooksRead(cell.written[0] if written and cell.written else cell.durable),
             self.now,
         )
         cell.written = cell.shares = None
@@ -262,16 +262,16 @@ class Play:
         for action in cell.leader.handle(event, self.now):
             match action:
                 case machine.Ask(giver, window, since, units):
-                    asked = machine.Asked(cell.name, window, since, units)
+                    asked = machine.UnitsAsked(cell.name, window, since, units)
                     self._send(giver, asked)
-                case machine.Answer(taker, window, since, units, agreed):
-                    told = machine.Answered(cell.name, window, since, units, agreed)
+                case machine.UnitsGranted(taker, window, since, units, agreed):
+                    told = machine.UnitsCame(cell.name, window, since, units, agreed)
                     self._send(taker, told)
                 case machine.SharesCame(window, shares):
                     cell.given[window] = dict(cell.value)
                     cell.given.pop(window - 4, None)
                     self._at(EPOCH_S, lambda s=shares, w=window, c=cell: self._pulls(c, w, s))
-                case machine.Later():
+                case machine.NotYet():
                     pass
 
     def _pulls(self, cell: Cell, window: int, shares: Shares) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.report import Report
 from node.averaging.strategies import group_forming as f
-from node.averaging.strategies.group_forming import Grouped, GroupForming
+from node.averaging.strategies.group_forming import GroupFormed, GroupForming
 from node.averaging.strategies.keys import meeting_keys
 from node.averaging.strategies.outer import OuterSettings
 from node.cells.census import standing
@@ -168,18 +168,20 @@ class Window:
             self.now, _, cell, event = heapq.heappop(self.queue)
             machine = self.machines[cell]
             at = machine.wakes_at
-            if isinstance(event, f.ClockTick) and (at is None or at > self.now):
+            if isinstance(event, f.TimePassed) and (at is None or at > self.now):
                 continue  # the machine has another instant now, with a tick of its own
             for action in machine.handle(event, self.now):
                 self._act(cell, action)
             self._wake(cell)
         return {
-            cell: m.done.members for cell, m in self.machines.items() if isinstance(m.done, Grouped)
+            cell: m.done.members
+            for cell, m in self.machines.items()
+            if isinstance(m.done, GroupFormed)
         }
 
     def _wake(self, cell: CellId) -> None:
         if (at := self.machines[cell].wakes_at) is not None:
-            self._at(at, cell, f.ClockTick())
+            self._at(at, cell, f.TimePassed())
 
     def _at(self, time: float, cell: CellId, event: f.Event) -> None:
         heapq.heappush(self.queue, (time, next(self.ids), cell, event))
@@ -199,7 +201,7 @@ class Window:
             case f.Offer(to, key):
                 self._send(to, f.Offered(me, key))
             case f.AnswerOffer(caller, key, accepts):
-                self._send((caller,), f.Answered(me, key, accepts))
+                self._send((caller,), f.OfferAnswered(me, key, accepts))
             case f.NameGroup(key, members):
                 self._send(members - {me}, f.GroupNamed(me, key, members))
             case f.Release(to):

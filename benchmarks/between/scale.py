@@ -286,7 +286,7 @@ def _directory(
 ) -> None:
     """Add what the directory costs its readers, writers and holders, and what these store."""
     dht = swarm.record_store
-    for topic in sorted({topic for _, topic in (*reads, *writes)} | dht.topics):
+    for topic in sorted({topic for _, topic in (*dht.reads, *dht.writes)}):
         there = dht.under(topic)
         sizes = [SEAL + len(_body(entry)) for entry in there]
         holders = dht.ring.holders(topic)

@@ -178,7 +178,7 @@ class Worker:
             tokens=TOKENS,
             deadline_s=300.0,
         )
-        outcome = await self.cell.run(request, self._identity if identity else self._step)
+        outcome = await self.cell.run_round(request, self._identity if identity else self._step)
         self.owner.commit(self.epoch)
         self.cell.forget(self.epoch)
         if outcome.missing:

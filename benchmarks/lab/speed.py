@@ -271,7 +271,7 @@ class Ours:
             up=codec,
             down=codec,
         )
-        outcome = await self.cell.run(request, None)
+        outcome = await self.cell.run_round(request, None)
         self.cell.forget(self.epoch)
         if outcome.missing or len(outcome.contributors) != len(self.peers):
             raise RuntimeError(f"the round failed: {outcome.failed}")

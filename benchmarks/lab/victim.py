@@ -119,7 +119,7 @@ async def main(phase: str, deadline_s: float, epoch: int) -> None:
         net.elsewhere(PeerId(peer), address)
     _say("ready")
     await asyncio.to_thread(sys.stdin.readline)
-    await cell.run(request, lambda means: means)
+    await cell.run_round(request, lambda means: means)
     _say("survived")
     await cell.close()
     await net.close()

@@ -165,7 +165,7 @@ class GroupFinder(rpc.CellsServicer):
 
     async def _turn(self, search: Search) -> None:
         """Let the clock tick, and wait for the machine's next instant or for news."""
-        self._happens(search, machine.ClockTick())
+        self._happens(search, machine.TimePassed())
         search.changed.clear()
         if (at := search.forming.wakes_at) is None:
             return
@@ -217,9 +217,9 @@ class GroupFinder(rpc.CellsServicer):
                         "warning",
                         cell=caller,
                     )
-                case machine.Grouped(key, members):
+                case machine.GroupFormed(key, members):
                     search.group = self._group(search, key, members, shown or search.answers)
-                case machine.Skipped():
+                case machine.WindowSkipped():
                     pass
         search.changed.set()
         return accepts
@@ -287,7 +287,7 @@ class GroupFinder(rpc.CellsServicer):
             self.transport.fault(peer, str(e), 1.0)
         if accepts and search is not self._search:
             self._release(search, (cell,))
-        self._happens(search, machine.Answered(cell, key, accepts))
+        self._happens(search, machine.OfferAnswered(cell, key, accepts))
 
     def _release(self, search: Search, cells: Iterable[CellId]) -> None:
         """Tell these, all of which accepted the own offer, that they are free."""
@@ -451,7 +451,7 @@ class GroupFinder(rpc.CellsServicer):
                 return _no(f"no posting under this key shows that leader of cell {cell}")
         members = frozenset(told.members)
         self._happens(search, machine.GroupNamed(caller, key, members), told.members)
-        if search.forming.done != machine.Grouped(key, members):
+        if search.forming.done != machine.GroupFormed(key, members):
             return _no("busy")
         return pb.CellsReply(accepts=True)
 

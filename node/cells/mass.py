@@ -63,7 +63,7 @@ class MassExchange(rpc.CellsServicer):
         self._came, self._shares = asyncio.Event(), {}
         givers, takers = tuple(near.sources), tuple(near.targets)
         self._does(machine.WindowBegan(window, givers, takers, until))
-        while not self._came.is_set() and self._clock.now() < until + AGAIN_S:
+        while self._asks and self._clock.now() < until + AGAIN_S:
             try:
                 async with asyncio.timeout(AGAIN_S):
                     await self._came.wait()
@@ -71,10 +71,15 @@ class MassExchange(rpc.CellsServicer):
                 self._does(machine.TimePassed())
         return self._shares
 
+    @property
+    def _asks(self) -> bool:
+        mass = self._mass()
+        return mass is not None and mass.asks
+
     async def close(self) -> None:
         await self._tasks.close()
 
-    def _does(self, event: machine.Event) -> machine.Answer | machine.Later | None:
+    def _does(self, event: machine.Event) -> machine.UnitsGranted | machine.NotYet | None:
         """Feed the machine and carry out what it decides; its answer to a question."""
         mass, answer = self._mass(), None
         for action in mass.handle(event, self._clock.now()) if mass is not None else ():
@@ -87,7 +92,7 @@ class MassExchange(rpc.CellsServicer):
                     if window == self._window:
                         self._shares = shares
                         self._came.set()
-                case machine.Answer() | machine.Later():
+                case machine.UnitsGranted() | machine.NotYet():
                     answer = action
         return answer
 
@@ -108,7 +113,7 @@ class MassExchange(rpc.CellsServicer):
             reply = await self._call(giver.leader, note)
             if reply.ready:
                 self._does(
-                    machine.Answered(
+                    machine.UnitsCame(
                         asks.giver,
                         asks.window,
                         reply.since,
@@ -158,8 +163,8 @@ class MassExchange(rpc.CellsServicer):
             return pb.GrantNote(reason="this peer leads another cell, or is in another window")
         if there is None or there.leader != peer:
             return pb.GrantNote(reason="no edge leads to that cell, or another peer leads it")
-        answer = self._does(machine.Asked(taker, note.window, note.since, units))
-        if not isinstance(answer, machine.Answer):
+        answer = self._does(machine.UnitsAsked(taker, note.window, note.since, units))
+        if not isinstance(answer, machine.UnitsGranted):
             return pb.GrantNote(reason="in no committed plan yet")
         return pb.GrantNote(
             ready=True, since=answer.since, units=answer.units, agreed=answer.agreed

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 
 import numpy as np
 
@@ -34,23 +33,19 @@ class MarkovLanguage:
             _FAVOURITES, favourites.reshape(len(_FAVOURITES), -1).astype(np.int64), strict=True
         ):
             np.add.at(counts, (rows, successor), int(share * (1 << _BITS)))
-        self._counts = counts
+        self.counts = counts
+        """[V * V, V] int64: row ``a * V + b`` says how many of 2**-12 each letter has after the
+        letters number a, b."""
 
     def _dice(self, use: str) -> np.random.Philox:
         digest = hashlib.sha256(f"{self.seed}:{use}".encode()).digest()
         return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
-    @cached_property
-    def probabilities(self) -> np.ndarray:
-        """[V * V, V] float64: row ``a * V + b`` is the distribution of the letter after the letters
-        number a, b."""
-        return self._counts / (1 << _BITS)
-
     def generate(self, tokens: int) -> np.ndarray:
         """The first ``tokens`` token ids of the language's only text, uint8."""
         # One table entry per (context, throw of 12 bits): the next letter.
         table = np.repeat(
-            np.tile(np.arange(_V, dtype=np.uint8), _V * _V), self._counts.reshape(-1)
+            np.tile(np.arange(_V, dtype=np.uint8), _V * _V), self.counts.reshape(-1)
         ).tobytes()
         throws = (
             (self._dice("text").random_raw(tokens) >> np.uint64(64 - _BITS))

@@ -108,7 +108,7 @@ class Cell:
         return step
 
     async def run(self, request: RoundRequest, peer: PeerId) -> RoundOutcome:
-        return await self.rounds[peer].run(request, self.step_of(peer))
+        return await self.rounds[peer].run_round(request, self.step_of(peer))
 
     async def run_all(self, requests: Mapping[PeerId, RoundRequest]) -> dict[PeerId, RoundOutcome]:
         outcomes = await asyncio.gather(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 from node.averaging.strategies import group_forming as f
-from node.averaging.strategies.group_forming import Grouped, GroupForming, Skipped
+from node.averaging.strategies.group_forming import GroupFormed, GroupForming, WindowSkipped
 from node.core.ids import CellId
 
 LOSS, UNSEEN, CLOCKS_S = 0.02, 0.05, 1.0
@@ -60,7 +60,7 @@ class Net:
                 self.send(to, f.Offered(me, key))
             case f.AnswerOffer(caller, key, accepts):
                 self.took |= {(me, caller)} if accepts else set()
-                self.send((caller,), f.Answered(me, key, accepts))
+                self.send((caller,), f.OfferAnswered(me, key, accepts))
             case f.NameGroup(key, members) if me not in self.silent:
                 self.send(members - {me}, f.GroupNamed(me, key, members))
                 # the exchange's first messages say it again
@@ -68,7 +68,7 @@ class Net:
                     self.later(1.0, member, f.GroupNamed(me, key, members))
             case f.Release(to):
                 self.send(to, f.Released(me))
-            case Grouped():
+            case GroupFormed():
                 self.at[me] = self.now
             case _:
                 pass
@@ -81,7 +81,7 @@ class Net:
             if self.queue and self.queue[0][0] <= first[0]:
                 self.now, _, cell, event = heapq.heappop(self.queue)
             else:
-                (self.now, cell), event = first, f.ClockTick()
+                (self.now, cell), event = first, f.TimePassed()
             if cell:
                 for action in self.machines[cell].handle(event, self.now):
                     self.act(cell, action)
@@ -92,7 +92,7 @@ class Net:
         return {
             cell: m.done.members
             for cell, m in self.machines.items()
-            if isinstance(m.done, Grouped) and cell not in self.silent
+            if isinstance(m.done, GroupFormed) and cell not in self.silent
         }
 
 
@@ -127,13 +127,13 @@ def test_who_is_alone_tries_a_shorter_key_and_then_skips():
     machine = GroupForming(A, 7, ("long", "short"), 4, 0.0)
     said = []
     while (at := machine.wakes_at) is not None:
-        said += [(at, action) for action in machine.handle(f.ClockTick(), at)]
+        said += [(at, action) for action in machine.handle(f.TimePassed(), at)]
     assert said == [
         (-5.0, f.Post("long")),
         (3.0, f.ReadCells("long")),
         (55.0, f.Post("short")),
         (63.0, f.ReadCells("short")),
-        (115.0, Skipped()),
+        (115.0, WindowSkipped()),
     ]
 
 
@@ -147,7 +147,7 @@ def test_a_caller_that_names_no_group_is_barred():
     machine = reading(A, B, C)
     assert machine.handle(f.Offered(B, "key"), 6.0) == [f.AnswerOffer(B, "key", True)]
     assert machine.handle(f.Offered(C, "key"), 7.0) == [f.AnswerOffer(C, "key", False)]
-    assert f.BarCaller(B) in machine.handle(f.ClockTick(), 13.0)
+    assert f.BarCaller(B) in machine.handle(f.TimePassed(), 13.0)
     assert machine.handle(f.Offered(B, "key"), 14.0) == [f.AnswerOffer(B, "key", False)]
 
 
@@ -169,10 +169,10 @@ def test_who_calls_joins_no_other_group_meanwhile():
     machine.handle(f.Offered(B, "key"), 4.0)
     machine.handle(f.Released(B), 5.0)
     turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
-    machine.handle(f.Answered(C, "key", True), turn + 1.0)
+    machine.handle(f.OfferAnswered(C, "key", True), turn + 1.0)
     assert machine.handle(f.GroupNamed(B, "key", frozenset({A, B})), turn + 1.0) == []
-    machine.handle(f.ClockTick(), turn + f.TIMES.answers)
-    assert machine.done == Grouped("key", frozenset({A, C}))
+    machine.handle(f.TimePassed(), turn + f.TIMES.answers)
+    assert machine.done == GroupFormed("key", frozenset({A, C}))
 
 
 def test_nobody_calls_too_late_for_answers():
@@ -190,12 +190,12 @@ def test_who_accepts_in_vain_is_released():
     turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
     assert turn >= f.TIMES.turns
     for cell in (B, C):
-        assert machine.handle(f.Answered(cell, "key", True), turn + 1.0) == []
-    _, released, grouped = machine.handle(f.ClockTick(), turn + f.TIMES.answers)
-    assert isinstance(grouped, Grouped)
+        assert machine.handle(f.OfferAnswered(cell, "key", True), turn + 1.0) == []
+    _, released, grouped = machine.handle(f.TimePassed(), turn + f.TIMES.answers)
+    assert isinstance(grouped, GroupFormed)
     assert released == f.Release(tuple({B, C} - grouped.members))
-    assert machine.handle(f.Answered(D, "key", True), turn + 4.0) == [f.Release((D,))]
-    assert machine.handle(f.Answered(B, "key", True), turn + 4.0) == [], "it is known already"
+    assert machine.handle(f.OfferAnswered(D, "key", True), turn + 4.0) == [f.Release((D,))]
+    assert machine.handle(f.OfferAnswered(B, "key", True), turn + 4.0) == [], "it is known already"
     bound = reading(B, A)
     bound.handle(f.Offered(A, "key"), 6.0)
     bound.handle(f.Released(A), 7.0)
@@ -204,4 +204,4 @@ def test_who_accepts_in_vain_is_released():
 
 def step(machine: GroupForming, at: float) -> bool:
     """Let the clock tick; whether the machine offered a group."""
-    return any(isinstance(a, f.Offer) for a in machine.handle(f.ClockTick(), at))
+    return any(isinstance(a, f.Offer) for a in machine.handle(f.TimePassed(), at))

@@ -74,7 +74,7 @@ def test_the_play_finds_answers_that_nobody_else_knows_of(monkeypatch: pytest.Mo
         """Answers before a plan has it."""
 
         def handle(self, event: machine.Event, now: float) -> list[machine.Action]:
-            if isinstance(event, machine.Asked):
+            if isinstance(event, machine.UnitsAsked):
                 super().handle(event, now)
                 self._sure = self.books
             return super().handle(event, now)
@@ -99,18 +99,18 @@ def leader(units: int = 64) -> PushSum:
 def test_a_taker_is_answered_once_its_grant_is_in_a_committed_plan() -> None:
     p = leader()
     p.handle(machine.WindowBegan(3, (), (B,), 10.0), 0.0)
-    asks = machine.Asked(B, 3, 0, {})
-    assert p.handle(asks, 1.0) == [machine.Later(B)]
-    assert p.handle(asks, 2.0) == [machine.Later(B)], "no second grant"
+    asks = machine.UnitsAsked(B, 3, 0, {})
+    assert p.handle(asks, 1.0) == [machine.NotYet(B)]
+    assert p.handle(asks, 2.0) == [machine.NotYet(B)], "no second grant"
     committed(p)
-    answer = machine.Answer(B, 3, 3, {0: 32}, {})
+    answer = machine.UnitsGranted(B, 3, 3, {0: 32}, {})
     assert p.handle(asks, 3.0) == [answer, machine.SharesCame(3, {})]
     assert p.handle(asks, 4.0) == [answer], "a repeated question has the same answer"
     assert p.books is not None
     assert p.books.held == {0: 32}
     successor = PushSum(1)
-    successor.handle(machine.Recalled(p.books), 5.0)
-    assert successor.handle(asks, 5.0) == [machine.Later(B)], "it does not know what is sure"
+    successor.handle(machine.BooksRead(p.books), 5.0)
+    assert successor.handle(asks, 5.0) == [machine.NotYet(B)], "it does not know what is sure"
     committed(successor)
     assert successor.handle(asks, 6.0) == [answer]
 
@@ -118,18 +118,18 @@ def test_a_taker_is_answered_once_its_grant_is_in_a_committed_plan() -> None:
 def test_who_is_no_target_gets_nothing_and_who_has_not_confirmed_no_more() -> None:
     p = leader()
     p.handle(machine.WindowBegan(3, (), (B,), 10.0), 0.0)
-    assert p.handle(machine.Asked(C, 3, 0, {}), 1.0) == [machine.Answer(C, 3, 0, {}, {})]
-    p.handle(machine.Asked(B, 3, 0, {}), 1.0)
+    assert p.handle(machine.UnitsAsked(C, 3, 0, {}), 1.0) == [machine.UnitsGranted(C, 3, 0, {}, {})]
+    p.handle(machine.UnitsAsked(B, 3, 0, {}), 1.0)
     committed(p)
     p.handle(machine.TimePassed(), 11.0)
     p.handle(machine.WindowBegan(4, (), (B,), 20.0), 12.0)
-    unconfirmed = p.handle(machine.Asked(B, 4, 0, {}), 13.0)
-    assert unconfirmed[0] == machine.Answer(B, 4, 3, {0: 32}, {})
+    unconfirmed = p.handle(machine.UnitsAsked(B, 4, 0, {}), 13.0)
+    assert unconfirmed[0] == machine.UnitsGranted(B, 4, 3, {0: 32}, {})
     p.handle(machine.WindowBegan(5, (), (B,), 30.0), 22.0)
-    p.handle(machine.Asked(B, 5, 3, {0: 32}), 23.0)
+    p.handle(machine.UnitsAsked(B, 5, 3, {0: 32}), 23.0)
     committed(p)
-    more = p.handle(machine.Asked(B, 5, 3, {0: 32}), 24.0)
-    assert more[0] == machine.Answer(B, 5, 3, {0: 48}, {0: 32})
+    more = p.handle(machine.UnitsAsked(B, 5, 3, {0: 32}), 24.0)
+    assert more[0] == machine.UnitsGranted(B, 5, 3, {0: 48}, {0: 32})
 
 
 def test_a_taker_counts_what_is_in_place_and_says_so_next_time() -> None:
@@ -137,16 +137,16 @@ def test_a_taker_counts_what_is_in_place_and_says_so_next_time() -> None:
     asks = p.handle(machine.WindowBegan(3, (A,), (), 10.0), 0.0)
     assert asks == [machine.Ask(A, 3, 0, {})]
     assert p.handle(machine.TimePassed(), 1.0) == asks, "nobody has answered"
-    came = p.handle(machine.Answered(A, 3, 2, {0: 16}, {}), 2.0)
+    came = p.handle(machine.UnitsCame(A, 3, 2, {0: 16}, {}), 2.0)
     assert came == [machine.SharesCame(3, {0: {A: 16}})]
-    assert p.handle(machine.Answered(A, 3, 2, {0: 16}, {}), 3.0) == [], "twice"
+    assert p.handle(machine.UnitsCame(A, 3, 2, {0: 16}, {}), 3.0) == [], "twice"
     assert p.books is not None
     assert weights(p.books, {0: {A: 16}}, 0) == {A: 0.5}
     p.handle(machine.BooksCommitted(p.books, {0: {A: 16}}), 4.0)
     assert p.books.held == {0: 32}
     (again,) = p.handle(machine.WindowBegan(5, (A,), (), 30.0), 22.0)
     assert again == machine.Ask(A, 5, 2, {0: 16})
-    late = p.handle(machine.Answered(A, 5, 2, {0: 16}, {0: 16}), 23.0)
+    late = p.handle(machine.UnitsCame(A, 5, 2, {0: 16}, {0: 16}), 23.0)
     assert late == [machine.SharesCame(5, {})], "nothing new"
 
 
@@ -156,7 +156,7 @@ def test_a_window_does_not_wait_for_who_says_nothing() -> None:
     assert p.asks
     assert p.handle(machine.TimePassed(), 10.0) == [machine.SharesCame(3, {})]
     assert not p.asks
-    p.handle(machine.Asked(B, 3, 0, {}), 11.0)
+    p.handle(machine.UnitsAsked(B, 3, 0, {}), 11.0)
     assert p.books is not None
     assert p.books.held == {0: 64}, "the cell has given already"
 

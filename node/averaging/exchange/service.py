@@ -86,7 +86,7 @@ class CellRound:
             (grpc.method_handlers_generic_handler(SERVICE, {"Exchange": handler}),)
         )
 
-    async def run(self, request: RoundRequest, step: Step | None) -> RoundOutcome:
+    async def run_round(self, request: RoundRequest, step: Step | None) -> RoundOutcome:
         """One attempt. Never later than ``request.deadline_s`` from now, and with all of the stage
         unless somebody failed.
 

@@ -22,6 +22,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
+from node.averaging.exchange.events import TimePassed
 from node.averaging.strategies.strategy import rank
 from node.core.ids import CellId, PeerId
 
@@ -57,11 +58,6 @@ TIMES = Times()
 
 
 @dataclass(frozen=True, slots=True)
-class ClockTick:
-    """Time has passed: the instant of :attr:`GroupForming.wakes_at`, or any other."""
-
-
-@dataclass(frozen=True, slots=True)
 class CellsRead:
     """The directory's answer: these cells posted ``key`` for this window. Who is not to be averaged
     with is left out by the reader: posted late, another anchor, another change of the owner."""
@@ -79,7 +75,7 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class OfferAnswered:
     """``cell`` accepts our offer under ``key``, or does not."""
 
     cell: CellId
@@ -103,7 +99,7 @@ class Released:
     caller: CellId
 
 
-Event = ClockTick | CellsRead | Offered | Answered | GroupNamed | Released
+Event = TimePassed | CellsRead | Offered | OfferAnswered | GroupNamed | Released
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +157,7 @@ class BarCaller:
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class GroupFormed:
     """Done: the group, ourselves included, formed under ``key``."""
 
     key: str
@@ -169,12 +165,20 @@ class Grouped:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class WindowSkipped:
     """Done: no group in this window."""
 
 
 Action = (
-    Post | ReadCells | Offer | AnswerOffer | NameGroup | Release | BarCaller | Grouped | Skipped
+    Post
+    | ReadCells
+    | Offer
+    | AnswerOffer
+    | NameGroup
+    | Release
+    | BarCaller
+    | GroupFormed
+    | WindowSkipped
 )
 
 
@@ -205,7 +209,7 @@ class GroupForming:
         times: Times = TIMES,
     ) -> None:
         self.me, self.window, self.most, self.barred = me, window, most, set(barred)
-        self.done: Grouped | Skipped | None = None
+        self.done: GroupFormed | WindowSkipped | None = None
         self._start, self._keys, self._times = start, list(keys), times
         self._order: list[CellId] = []
         self._timers: dict[Timer, float] = {}
@@ -223,7 +227,7 @@ class GroupForming:
 
     @property
     def wakes_at(self) -> float | None:
-        """When :class:`ClockTick` is needed next; None when it is over."""
+        """When :class:`TimePassed` is needed next; None when it is over."""
         return min(self._timers.values()) if self.done is None else None
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -232,15 +236,15 @@ class GroupForming:
         match event:
             case Offered(caller, key):
                 return [self._consider(caller, key, now)]
-            case Answered(cell, _, accepts=True) if cell not in self._asked:
+            case OfferAnswered(cell, _, accepts=True) if cell not in self._asked:
                 return [Release((cell,))]  # it came late, and is bound to us for nothing
             case _ if self.done is not None:
                 return []
-            case ClockTick():
+            case TimePassed():
                 return self._tick(now)
             case CellsRead(key, cells) if key == self.key:
                 self._read(cells)
-            case Answered(cell, key, accepts) if key == self.key and cell in self._waits_for:
+            case OfferAnswered(cell, key, accepts) if key == self.key and cell in self._waits_for:
                 return self._answered(cell, accepts)
             case GroupNamed():
                 return self._named(event)
@@ -329,7 +333,7 @@ class GroupForming:
         far = sorted(self._accepters, key=self._order.index, reverse=True)
         chosen, left = far[: self.most - 1], far[self.most - 1 :]
         members = frozenset((self.me, *chosen))
-        self.done = Grouped(self.key, members)
+        self.done = GroupFormed(self.key, members)
         released: list[Action] = [Release(tuple(left))] if left else []
         return [NameGroup(self.key, members), *released, self.done]
 
@@ -342,7 +346,7 @@ class GroupForming:
             return []
         if not {self.me, event.caller} <= event.members or len(event.members) > self.most:
             return self._give_up_caller() if self._bound else []
-        self.done = Grouped(event.key, event.members)
+        self.done = GroupFormed(event.key, event.members)
         return [self.done]
 
     def _give_up_caller(self) -> list[Action]:
@@ -360,7 +364,7 @@ class GroupForming:
     def _next_key(self) -> list[Action]:
         """Begin again under the next key, or give up."""
         if len(self._keys) == 1:
-            self.done = Skipped()
+            self.done = WindowSkipped()
             return [self.done]
         del self._keys[0]
         self._start += self._times.attempt

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from node.averaging.exchange.events import TimePassed
 from node.core.ids import CellId
 from node.core.mass import Account, Books, Shares, Units
 
@@ -30,7 +31,7 @@ class WindowBegan:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UnitsAsked:
     """``taker`` wants its share of ``window``, and has taken ``units`` since ``since``."""
 
     taker: CellId
@@ -40,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class UnitsCame:
     """``giver`` has granted this cell ``units`` since ``since``, and knows that it took
     ``agreed``."""
 
@@ -61,23 +62,18 @@ class BooksCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class BooksRead:
     """A plan that was followed here says ``books``. Of two the later count."""
 
     books: Books
 
 
-@dataclass(frozen=True, slots=True)
-class TimePassed:
-    """Any time; those who have not answered are asked again."""
-
-
-Event = WindowBegan | Asked | Answered | BooksCommitted | Recalled | TimePassed
+Event = WindowBegan | UnitsAsked | UnitsCame | BooksCommitted | BooksRead | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Say :class:`Asked` to the leader of ``giver``."""
+    """Say :class:`UnitsAsked` to the leader of ``giver``."""
 
     giver: CellId
     window: int
@@ -86,8 +82,8 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Say :class:`Answered` to the leader of ``taker``."""
+class UnitsGranted:
+    """Say :class:`UnitsCame` to the leader of ``taker``."""
 
     taker: CellId
     window: int
@@ -97,7 +93,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class NotYet:
     """``taker`` is to ask again: what it may have is in no committed plan yet."""
 
     taker: CellId
@@ -111,7 +107,7 @@ class SharesCame:
     shares: Shares
 
 
-Action = Ask | Answer | Later | SharesCame
+Action = Ask | UnitsGranted | NotYet | SharesCame
 NOTHING = Account(0, 0)
 
 
@@ -147,7 +143,7 @@ class PushSum:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """One event in, actions out. Events of another window change nothing but the books."""
-        if isinstance(event, Recalled):
+        if isinstance(event, BooksRead):
             if self.books is None or event.books.serial > self.books.serial:
                 self.books, self._sure = event.books, None
             return []
@@ -156,14 +152,14 @@ class PushSum:
             return []
         books = self.books
         if books is None:
-            return [Later(event.taker)] if isinstance(event, Asked) else []
+            return [NotYet(event.taker)] if isinstance(event, UnitsAsked) else []
         match event:
             case WindowBegan():
                 return self._begin(event, books)
-            case Asked():
+            case UnitsAsked():
                 answer = self._asked(event, books)
                 return [answer, *self._over(now)]
-            case Answered():
+            case UnitsCame():
                 self._answered(event, books)
                 return self._over(now)
             case TimePassed():
@@ -189,7 +185,7 @@ class PushSum:
             asked.append(Ask(giver, self._window, had.since, had.units))
         return asked
 
-    def _asked(self, e: Asked, books: Books) -> Action:
+    def _asked(self, e: UnitsAsked, books: Books) -> Action:
         books = books.tidied(e.window).receipt(e.taker, e.window, e.since, e.units)
         now = e.window == self._window and self._open and e.taker in self._takers
         if now and e.taker not in self._granted:
@@ -198,12 +194,12 @@ class PushSum:
         self.books = books
         a = books.given.get(e.taker, NOTHING)
         if self._sure is None or not a.says_as(self._sure.given.get(e.taker, NOTHING)):
-            return Later(e.taker)
+            return NotYet(e.taker)
         if now:
             self._served.add(e.taker)
-        return Answer(e.taker, e.window, a.since, a.units, a.agreed)
+        return UnitsGranted(e.taker, e.window, a.since, a.units, a.agreed)
 
-    def _answered(self, e: Answered, books: Books) -> None:
+    def _answered(self, e: UnitsCame, books: Books) -> None:
         waited = self._open and e.giver in self._givers and e.giver not in self._owed
         if e.window != self._window or not waited:
             return

@@ -121,11 +121,6 @@ class SimDht:
         posted = [*self._peers.get(topic, {}).values(), *self._topics.get(topic, {}).values()]
         return [held[0].entry for held in posted if held[0].entry.not_after > now]
 
-    @property
-    def topics(self) -> set[str]:
-        """Under which something has been posted lately."""
-        return {*self._peers, *self._topics}
-
     def _held_under(self, topic: str) -> int:
         """Writers whose records hold, after those whose do not have been dropped."""
         now = self.now()

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 from node.averaging.strategies.outer import OuterSettings
-from node.averaging.strategies.push_sum import BooksCommitted, PushSum, Recalled
+from node.averaging.strategies.push_sum import BooksCommitted, BooksRead, PushSum
 from node.core.ids import CellId
 from node.core.journey import NO_WINDOW, Plan, Version, Window
 from node.core.mass import WHOLE_MASS, Books
@@ -50,7 +50,7 @@ class Windows:
         remembers holds nothing."""
         if self.mass is not None and (books is not None or self.mass.books is None):
             begin = Books.begin(stages, WHOLE_MASS if base == GENESIS else 0)
-            self.mass.handle(Recalled(books or begin), now)
+            self.mass.handle(BooksRead(books or begin), now)
 
     def divides(self, me: CellId, child: CellId) -> Window:
         """What the plan says that founds ``child``."""

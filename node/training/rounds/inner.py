@@ -86,7 +86,7 @@ class InnerRound:
             hold=(lambda names: self._hold(plan, names)) if self._may_go_idle() else None,
         )
         try:
-            outcome = await self._engines.cell.run(
+            outcome = await self._engines.cell.run_round(
                 request, lambda mean: self._step(plan.epoch, mean)
             )
         except ValueError as e:
