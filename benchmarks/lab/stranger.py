@@ -3,8 +3,9 @@ directory, and a tongue.
 
 argv: one JSON object {home, manifest, join: [multiaddr, ...], below: PeerId, stages: [0, 1, 2,
 ...]}: one stranger for each stage, the first of them with a PeerId ground to be smaller than
-``below``. Nobody of them has data or parameters. Prints one JSON object {peers: [...]} when they
-are in the directory, then one for every command read from its standard input:
+``below``. ``knows`` {PeerId: [stage, [multiaddr, ...]]}: peers whom they know without the
+directory. Nobody of them has data or parameters. Prints one JSON object {peers: [...]} when they
+have looked for the directory, then one for every command read from its standard input:
 
     {"do": "look"}                            -> {peers: how many others each of them sees}
     {"do": "keep"}                            -> {kept: epoch}: a plan of the honest leader is
@@ -14,7 +15,8 @@ are in the directory, then one for every command read from its standard input:
 Kinds: "term" (plans of term 2^62), "no-paths" (plans that end the run), "tokens" (heartbeats of a
 history with 2^53 tokens, then of one with as many as the run's epochs can have), "leads" (the
 ground key says that it leads, the others that they follow it, and it plans), "replays" (the plan
-that was kept, as it was and under a signature of their own).
+that was kept, as it was and under a signature of their own), "guests" ("leads" and "tokens" at
+once, to peers of a private run).
 """
 
 from __future__ import annotations
@@ -149,17 +151,26 @@ class Band:
             for i, (key, stage) in enumerate(zip(keys, asked["stages"], strict=True))
         ]
         self.manifest, self.chief = manifest, self.all[0]
+        self._known: dict[PeerId, PeerBody] = {
+            PeerId(p): PeerBody(
+                stage, "stage" if stage else "ends", "training", 0, "", VERSION, maddrs=tuple(maddrs)
+            )
+            for p, (stage, maddrs) in asked.get("knows", {}).items()
+        }
         self.kept: tuple[Plan, PeerId] | None = None
 
     async def start(self) -> None:
         for one in self.all:
             await one.start(self.join)
+            for peer, body in self._known.items():
+                one.transport.learn(peer, list(body.maddrs))
 
     def honest(self) -> dict[PeerId, PeerBody]:
-        """Everybody else who hosts a stage, as the first of them sees it."""
+        """Everybody else who hosts a stage, as the first of them sees it, or as they were told."""
         mine = {one.me for one in self.all}
         presence = self.chief.presence
-        return {p: presence.others()[p].body for p in presence.hosts() if p not in mine}
+        seen = {p: presence.others()[p].body for p in presence.hosts() if p not in mine}
+        return self._known | seen
 
     async def do_look(self) -> dict[str, Any]:
         return {"peers": [len(one.presence.others()) for one in self.all]}
@@ -262,6 +273,9 @@ class Band:
             one.presence.changed()
         plan = self._plan(self.chief, 10**6)
         return [(self.chief, p, self.chief.signed(plan)) for p in self.honest()]
+
+    def _guests(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
+        return self._leads(late) + self._tokens(late)
 
     def _replays(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
         if self.kept is None:
