@@ -19,7 +19,7 @@ WHAT = "6 a guest of a private run"
 
 def rows(report: Report, root: Path) -> None:
     """Five rows."""
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
     box = Box(root)
     try:
         peers = box.swarm(
@@ -62,9 +62,7 @@ def invite(box: Box, owner: Peer) -> str:
     return Invite(run, key.peer_id, (box.door,), token).encode()
 
 
-def _attack(
-    report: Report, box: Box, peers: list[Peer], intruder: Peer, band: Strangers
-) -> None:
+def _attack(report: Report, box: Box, peers: list[Peer], intruder: Peer, band: Strangers) -> None:
     box.wait("the guest to run", lambda: intruder.status().state, START_S, (intruder,))
     before, begin, since = {p.label: len(p.told()) for p in peers}, box.epoch(), time.monotonic()
     said: dict[str, Any] = band.do(do="attack", kind="guests", seconds=ATTACK_S)

@@ -2,7 +2,7 @@
 two, beside the same run in which the third cell is honest.
 
 Two cells divide from one, as in any run. The daemons of the third are started in a cell of their
-own, and all of them are bent (:mod:`benchmarks.lab.bad_cell`).
+own, and all of them are bent (:mod:`benchmarks.lab.bent`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.hour.strangers import LOST
-from benchmarks.lab.bad_cell import through
+from benchmarks.lab.bent import through
 from benchmarks.lab.books import COMMITTED
 from benchmarks.lab.fleet import START_S, Box, Hang, Peer
 from benchmarks.lab.told import Told
@@ -81,7 +81,7 @@ def rows(report: Report, root: Path, kinds: Sequence[str] = tuple(KINDS)) -> Non
 def run(root: Path, kind: str) -> Ran:
     """One swarm, from its start to its end; ``kind``: how the third cell is bent, "" for not.
     Raises Hang when it does not work."""
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
     box = Box(root)
     try:
         made = box.swarm((3, 3), **RUN)

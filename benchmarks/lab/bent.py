@@ -1,6 +1,6 @@
-"""A daemon of a cell that means harm: the product's own, one part of it bent before it starts.
+"""A daemon that means harm: the product's own, one part of it bent before it starts.
 
-    python -m benchmarks.lab.bad_cell KIND PROGRAM ARGUMENT...
+    python -m benchmarks.lab.bent KIND PROGRAM ARGUMENT...
 
 PROGRAM is what would start the daemon (:attr:`benchmarks.lab.fleet.Peer.child`): it is run in this
 process's place, with this module where it names the command line.
@@ -9,9 +9,12 @@ process's place, with this module where it names the command line.
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +24,16 @@ from node.averaging.strategies import group_forming as machine
 from node.cells.forming import GroupFinder, Search
 from node.cells.notes import Acceptance
 from node.checkpoint.state import StateKind
-from node.core.ids import CellId
+from node.config import write_atomically
+from node.core.ids import CellId, PeerId
 from node.core.journey import Version
 from node.training.rounds.window import WindowRound
+from node.training.service import Training
 from protos import cells_pb2 as pb
+from protos import training_pb2 as training_pb
 
-TIMES = 100.0
-MODULE = "benchmarks.lab.bad_cell"
+TIMES, LEAKED = 100.0, 50
+MODULE = "benchmarks.lab.bent"
 
 
 def through(kind: str) -> tuple[str, ...]:
@@ -89,6 +95,21 @@ def heavy() -> None:
     _gives(lambda window, given: {name: TIMES * t.to("cpu") for name, t in given.items()})
 
 
+def leaks() -> None:
+    """It gives the plans that it hears, with all that came with them, to strangers: the newest
+    stand in ``leaked`` in its home, as base64, a line each."""
+    kept: deque[bytes] = deque(maxlen=LEAKED)
+    path = Path(sys.argv[sys.argv.index("--home") + 1]) / "leaked"
+    was = Training._hear_plan  # pyright: ignore[reportPrivateUsage]
+
+    async def hear(self: Training, peer: PeerId, note: training_pb.PlanNote) -> str | None:
+        kept.append(base64.b64encode(note.SerializeToString()))
+        write_atomically(path, b"\n".join(kept))
+        return await was(self, peer, note)
+
+    _bend(Training, _hear_plan=hear)
+
+
 def _gives(bent: Callable[[int, Mapping[str, Tensor]], dict[str, Tensor]]) -> None:
     """To other cells: within its own cell it serves what is right."""
     was = WindowRound.describe
@@ -115,6 +136,7 @@ KINDS: dict[str, Callable[[], None]] = {
     "absent": absent,
     "noise": noise,
     "heavy": heavy,
+    "leaks": leaks,
 }
 
 
