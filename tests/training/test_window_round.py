@@ -63,7 +63,7 @@ def test_one_that_is_far_away_spoils_little(what: str) -> None:
         made.after(own, b=own + 0.1)
     bad = 50 * torch.randn(100) if what == "noise" else 100 * own
     after = made.after(own, b=bad)
-    assert float((after - own).norm() / own.norm()) == pytest.approx(FAR * 0.1 / 2, rel=1e-3)
+    assert float((after - own).norm() / own.norm()) == pytest.approx(0.1 / 2, rel=1e-3)
     assert made.said == ["partner-clipped"]
 
 
@@ -73,7 +73,7 @@ def test_noise_in_the_first_window_spoils_little(count: int) -> None:
     made, own = Made(0.1), torch.ones(100)
     partners = dict(list({"b": 50 * torch.randn(100), "c": own + 0.1}.items())[:count])
     after = made.after(own, **partners)
-    assert float((after - own).norm() / own.norm()) <= (FAR + 1) * 0.1 / 2
+    assert float((after - own).norm() / own.norm()) <= 2 * 0.1 / 2
     assert made.said == ["partner-clipped"]
 
 
@@ -91,7 +91,7 @@ def test_noise_that_comes_in_every_window_never_becomes_usual(partners: tuple[st
     for _ in range(8 * REMEMBERED):
         came = {"b": 50 * torch.randn(100), "c": own + 0.1}
         after = made.after(own, **{name: came[name] for name in partners})
-    most = (FAR + 1) * 0.1 / 3 if len(partners) > 1 else FAR * FAR * 0.1 / 2
+    most = 2 * 0.1 / 3 if len(partners) > 1 else FAR * 0.1 / 2
     assert float((after - own).norm() / own.norm()) <= most * 1.001
 
 

@@ -58,7 +58,7 @@ OWN_SHARE = 0.5
 before it not have done it."""
 USUAL, REMEMBERED, FAR = 4, 16, 3.0
 """Partners after which it is known how far apart cells usually are, of how many of the last that is
-the median, and how many times as far a partner may pull. Before, and for what is remembered, the
+the median, and how many times as far a partner may be. Before, and for what is remembered, the
 measure is how far the own training went in a window: no partner has a say in that."""
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 
@@ -303,8 +303,8 @@ class WindowRound:
                 await self._result(m, [h.peer for h in hosts], stage)
 
     def _clip(self, m: _Meeting) -> None:
-        """A partner that is much further away than partners usually are pulls no more than one that
-        is FAR times as far: whoever gives noise, or many times what it has, spoils little. Who
+        """A partner that is more than FAR times as far away as partners usually are pulls no more
+        than a usual one: whoever gives noise, or many times what it has, spoils little. Who
         knows neither how far partners are nor how far its own training goes takes nothing yet."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
@@ -316,7 +316,7 @@ class WindowRound:
         for cell, apart in far.items():
             given = m.came[cell]
             if apart > most:
-                m.came[cell] = nearer(given, own, most / apart if math.isfinite(apart) else 0.0)
+                m.came[cell] = nearer(given, own, usual / apart if math.isfinite(apart) else 0.0)
                 self._clipped(cell, m.number, apart, usual)
             if went:
                 # However long partners are far away, they do not make that usual.
