@@ -50,7 +50,7 @@ HONEST = 4
 """Daemons, which become two cells of two; two more are the third cell."""
 WINDOWS = 3
 MOST = 1.03
-LATE = 10
+LATE = 40
 """Epochs whose mean loss counts."""
 
 
