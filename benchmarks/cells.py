@@ -27,7 +27,7 @@ PARTS = {
     "3": ("independence",),
     "4": ("rounds",),
     "5": ("scale",),
-    "6": ("hostile",),
+    "6": ("hostile", "guest", "revoked", "hostile_cells"),
     "7": ("mass",),
     "8": ("bytes",),
     "9": ("faults",),

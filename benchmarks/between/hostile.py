@@ -10,5 +10,5 @@ from benchmarks.report import Report
 
 
 def rows(report: Report, root: Path) -> None:
-    """Three rows for each attack of :data:`benchmarks.hour.strangers.KINDS`."""
+    """Four rows for each attack of :data:`benchmarks.hour.strangers.KINDS`."""
     strangers.rows(report, root, "6")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab import bent
 from benchmarks.lab.fleet import REPOSITORY, START_S, Box, Peer
 from benchmarks.report import Report
 from node.training.colleagues import RIPE_S
@@ -21,7 +22,8 @@ KINDS = {
     "no-paths": "plans without micro-batches",
     "tokens": "a history of 2^53 tokens",
     "leads": "a ground key that claims to lead",
-    "replays": "plans of before, replayed",
+    "forged": "forged certificates",
+    "replays": "plans of before and their certificates, replayed",
 }
 NODES = (2, 3, 3)
 ATTACK_S = 20.0
@@ -76,6 +78,7 @@ def rows(report: Report, root: Path, number: str = "7") -> None:
         peers = box.swarm(
             NODES, training__epochs=100_000, training__eval_every=0, training__rebalance_every_s=0.0
         )
+        peers[-1].child.through = bent.through("leaks")
         for peer in peers:
             peer.start()
         box.until_training(*peers)
@@ -88,8 +91,8 @@ def rows(report: Report, root: Path, number: str = "7") -> None:
         )
         with strangers(box, peers, "yesterday") as spy:
             wait_to_see(box, spy)
-            if spy.do(do="keep")["kept"] < 0:
-                raise RuntimeError("no plan of the honest leader could be fetched")
+            if spy.do(do="keep", leaked=str(peers[-1].home / "leaked"))["kept"] < 0:
+                raise RuntimeError("no plan of the honest leader came with a certificate")
             box.goes_on(3, 2 * START_S)
             for kind, what in KINDS.items():
                 if kind == "replays":
@@ -133,7 +136,8 @@ def attack(
 ) -> None:
     """One kind of attack, and the epochs around it; ``what``: how its rows begin."""
     before, begin, since = {p.label: len(p.told()) for p in peers}, box.epoch(), time.monotonic()
-    said = band.do(do="attack", kind=kind, seconds=ATTACK_S)
+    said = band.do(do="attack", kind=kind, seconds=ATTACK_S, whom=sorted(p.key for p in peers))
+    followers = [p.label for p in peers if p.status().leader in band.peers]
     during, seconds = box.epoch() - begin, time.monotonic() - since
     box.goes_on(3)
     told = [t for p in peers for t in p.told()[before[p.label] :]]
@@ -155,6 +159,14 @@ def attack(
         f"{sorted({t.kind for t in worse})}",
         "0",
         holds=epochs <= 1 and not worse,
+    )
+    report.add(
+        f"{what}: followers won",
+        len(followers),
+        "peers",
+        " ".join(followers),
+        "0",
+        holds=not followers,
     )
     wronged = sorted(str(p)[-6:] for p in banned & honest)
     report.add(

@@ -3,28 +3,35 @@ directory, and a tongue.
 
 argv: one JSON object {home, manifest, join: [multiaddr, ...], below: PeerId, stages: [0, 1, 2,
 ...]}: one stranger for each stage, the first of them with a PeerId ground to be smaller than
-``below``. Nobody of them has data or parameters. Prints one JSON object {peers: [...]} when they
-are in the directory, then one for every command read from its standard input:
+``below``. ``knows`` {PeerId: [stage, [multiaddr, ...]]}: peers whom they know without the
+directory. Nobody of them has data or parameters. Prints one JSON object {peers: [...]} when they
+have looked for the directory, then one for every command read from its standard input:
 
     {"do": "look"}                            -> {peers: how many others each of them sees}
-    {"do": "keep"}                            -> {kept: epoch}: a plan of the honest leader is
-                                              fetched and kept for later
-    {"do": "attack", "kind": K, "seconds": s} -> {sent, accepted, refused, heard: {answer: times}}
+    {"do": "keep", "leaked": FILE}            -> {kept: epoch}: plans of the honest leader that a
+                                              member gave away are kept for later, with their
+                                              certificates; -1 without one
+    {"do": "attack", "kind": K, "seconds": s, "whom": [PeerId, ...]}
+                                              -> {sent, accepted, refused, heard: {answer: times}}
 
 Kinds: "term" (plans of term 2^62), "no-paths" (plans that end the run), "tokens" (heartbeats of a
 history with 2^53 tokens, then of one with as many as the run's epochs can have), "leads" (the
-ground key says that it leads, the others that they follow it, and it plans), "replays" (the plan
-that was kept, as it was and under a signature of their own).
+ground key says that it leads, the others that they follow it, and it plans), "replays" (the plans
+that were kept, as they were, under a signature of their own, and as a plan of today with a
+certificate of then), "forged" (plans with a certificate and support of their own making, in the
+names of the honest), "guests" ("leads" and "tokens" at once, to peers of a private run).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +42,7 @@ import grpc.aio
 
 from node.core.clock import SystemClock
 from node.core.errors import PeerFault
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, NO_CELL, PeerId
 from node.core.journey import Hop, Plan, PlanMember, Version
 from node.core.journey import Path as Way
 from node.core.version import VERSION
@@ -50,6 +57,18 @@ from node.telemetry.sinks import JsonlSink
 from node.training.presence import Presence
 from node.training.protocol import events as ev
 from node.training.protocol import notes
+from node.training.protocol.votes import (
+    NO_WARRANT,
+    Ballot,
+    Certificate,
+    Support,
+    Supporter,
+    Vote,
+    Warrant,
+    names,
+    support_domain,
+    vote_domain,
+)
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings
@@ -130,11 +149,10 @@ class Stranger:
             return f"not heard: {type(e).__name__}"
         return "" if reply.accepted else reply.reason or "refused"
 
-    def signed(self, plan: Plan) -> pb.Note:
+    def signed(self, plan: Plan, warrant: Warrant = NO_WARRANT) -> pb.Note:
         """Under its own signature."""
-        return notes.plan_note(
-            plan, self.identity.sign(plan.canonical(), notes.plan_domain(self.manifest.run_id))
-        )
+        domain = notes.plan_domain(self.manifest.run_id)
+        return notes.plan_note(plan, self.identity.sign(plan.canonical(), domain), warrant)
 
 
 class Band:
@@ -149,40 +167,40 @@ class Band:
             for i, (key, stage) in enumerate(zip(keys, asked["stages"], strict=True))
         ]
         self.manifest, self.chief = manifest, self.all[0]
-        self.kept: tuple[Plan, PeerId] | None = None
+        self._known: dict[PeerId, PeerBody] = {
+            PeerId(p): _told_of(stage, maddrs)
+            for p, (stage, maddrs) in asked.get("knows", {}).items()
+        }
+        self._whom: frozenset[PeerId] = frozenset()
+        self.kept: list[pb.PlanNote] = []
 
     async def start(self) -> None:
         for one in self.all:
             await one.start(self.join)
+            for peer, body in self._known.items():
+                one.transport.learn(peer, list(body.maddrs))
 
     def honest(self) -> dict[PeerId, PeerBody]:
-        """Everybody else who hosts a stage, as the first of them sees it."""
+        """Everybody else who hosts a stage, as the first of them sees it, or as they were told."""
         mine = {one.me for one in self.all}
         presence = self.chief.presence
-        return {p: presence.others()[p].body for p in presence.hosts() if p not in mine}
+        seen = {p: presence.others()[p].body for p in presence.hosts() if p not in mine}
+        found = self._known | seen
+        return {p: body for p, body in found.items() if not self._whom or p in self._whom}
 
     async def do_look(self) -> dict[str, Any]:
         return {"peers": [len(one.presence.others()) for one in self.all]}
 
-    async def do_keep(self) -> dict[str, Any]:
-        leader = next(p for p, b in self.honest().items() if b.leads)
-        stub = rpc.TrainingStub(await self.chief.transport.channel(leader))
-        past = (
-            await stub.History(
-                pb.HistoryRequest(version=notes.version_note(Version(0))), timeout=ANSWER_S
-            )
-        ).past
-        for milestone in past:
-            reply = await stub.History(
-                pb.HistoryRequest(version=milestone.version), timeout=ANSWER_S
-            )
-            if reply.plan:
-                plan = Plan.parse(reply.plan)
-                self.kept = (plan, leader)
-                return {"kept": plan.epoch}
-        return {"kept": -1}
+    async def do_keep(self, leaked: str) -> dict[str, Any]:
+        lines = (await asyncio.to_thread(Path(leaked).read_bytes)).splitlines()
+        self.kept = [pb.PlanNote.FromString(base64.b64decode(line)) for line in lines]
+        self.kept = [note for note in self.kept if note.HasField("certificate")]
+        return {"kept": Plan.parse(self.kept[-1].plan).epoch if self.kept else -1}
 
-    async def do_attack(self, kind: str, seconds: float) -> dict[str, Any]:
+    async def do_attack(
+        self, kind: str, seconds: float, whom: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        self._whom = frozenset(map(PeerId, whom))
         said: Counter[str] = Counter()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -263,16 +281,46 @@ class Band:
         plan = self._plan(self.chief, 10**6)
         return [(self.chief, p, self.chief.signed(plan)) for p in self.honest()]
 
+    def _guests(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
+        return self._leads(late) + self._tokens(late)
+
     def _replays(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
-        if self.kept is None:
-            raise ValueError("no plan was kept")
-        plan, _ = self.kept
-        note = (
-            self.chief.signed(plan)
-            if not late
-            else self.chief.signed(replace(plan, leader=self.chief.me))
-        )
+        found = []
+        for old in (self.kept[0], self.kept[-1]):
+            plan = Plan.parse(old.plan)
+            mine = replace(plan, leader=self.chief.me, term=plan.term + 1)
+            today = replace(self._plan(self.chief, plan.term + 1), lineage=plan.lineage)
+            warrant = notes.parse_warrant(old)
+            found += [pb.Note(epoch=plan.epoch, term=plan.term, plan=old)]
+            found += [self.chief.signed(one, warrant) for one in (mine, today)]
+        return [(self.chief, p, note) for p in self.honest() for note in found]
+
+    def _forged(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
+        """The first half of the time the ground key also says that it leads."""
+        self.chief.leads = not late
+        for one in self.all:
+            one.follows = self.chief.me
+            one.presence.changed()
+        plan = self._plan(self.chief, 10**3)
+        voters = tuple(sorted(self.honest()))
+        ballots = tuple(self._ballot(plan, voters, p, b.stage) for p, b in self.honest().items())
+        made = Certificate(NO_CELL, plan.term - 1, plan.base, voters, ballots)
+        at, domain = int(time.time()), support_domain(self.manifest.run_id)
+        said = Support(NO_CELL, self.chief.me, plan.term - 1, at).said()
+        signature = self.chief.identity.sign(said, domain)
+        supporters = tuple(Supporter(p, plan.term - 1, at, signature) for p in voters)
+        note = self.chief.signed(plan, Warrant(made, supporters))
         return [(self.chief, p, note) for p in self.honest()]
+
+    def _ballot(self, plan: Plan, voters: tuple[PeerId, ...], peer: PeerId, stage: int) -> Ballot:
+        vote = Vote(NO_CELL, plan.term - 1, 0, plan.base, names(voters), stage, "d" * 16)
+        mine = self.chief.identity.sign(vote.said(), vote_domain(self.manifest.run_id))
+        return Ballot(peer, stage, 0, "d" * 16, mine)
+
+
+def _told_of(stage: int, maddrs: list[str]) -> PeerBody:
+    role = "stage" if stage else "ends"
+    return PeerBody(stage, role, "training", 0, "", VERSION, maddrs=tuple(maddrs))
 
 
 def ground(below: str) -> Identity:

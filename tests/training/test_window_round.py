@@ -20,12 +20,14 @@ A, B, C = (CellId(letter * 16) for letter in "abc")
 class Made(WindowRound):
     """One that only computes; ``said``: kinds of what it journals."""
 
-    def __init__(self) -> None:
+    def __init__(self, went: float = 0.1) -> None:
+        """``went``: how far its own training goes in a window; 0: not known."""
         self.said: list[str] = []
         journal = SimpleNamespace(emit=lambda room, kind, *a, **k: self.said.append(kind))
         engines: Any = SimpleNamespace(journal=journal)
         anything: Any = None
         super().__init__(anything, engines, anything, anything, anything, anything)
+        self._went.extend([went] if went else [])
 
     def after(self, own: Tensor, **partners: Tensor) -> Tensor:
         """The mean of these."""
@@ -61,12 +63,41 @@ def test_one_that_is_far_away_spoils_little(what: str) -> None:
         made.after(own, b=own + 0.1)
     bad = 50 * torch.randn(100) if what == "noise" else 100 * own
     after = made.after(own, b=bad)
-    assert float((after - own).norm() / own.norm()) == pytest.approx(FAR * 0.1 / 2, rel=1e-3)
+    assert float((after - own).norm() / own.norm()) == pytest.approx(0.1 / 2, rel=1e-3)
     assert made.said == ["partner-clipped"]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_noise_in_the_first_window_spoils_little(count: int) -> None:
+    """Before anything is known of partners the own training is the measure."""
+    made, own = Made(0.1), torch.ones(100)
+    partners = dict(list({"b": 50 * torch.randn(100), "c": own + 0.1}.items())[:count])
+    after = made.after(own, **partners)
+    assert float((after - own).norm() / own.norm()) <= 2 * 0.1 / 2
+    assert made.said == ["partner-clipped"]
+
+
+def test_who_does_not_know_how_far_it_goes_takes_nothing_yet() -> None:
+    made, own = Made(0.0), torch.ones(100)
+    assert torch.equal(made.after(own, b=100 * own), own)
+    assert torch.equal(made.after(own, b=own + 0.1), own), "nor has it learned from that"
+    assert made.after(own, b=own).equal(own)
+
+
+@pytest.mark.parametrize("partners", [("b",), ("b", "c")])
+def test_noise_that_comes_in_every_window_never_becomes_usual(partners: tuple[str, ...]) -> None:
+    """Alone, or as often as one that is near."""
+    made, own = Made(0.1), torch.ones(100)
+    for _ in range(8 * REMEMBERED):
+        came = {"b": 50 * torch.randn(100), "c": own + 0.1}
+        after = made.after(own, **{name: came[name] for name in partners})
+    most = 2 * 0.1 / 3 if len(partners) > 1 else FAR * 0.1 / 2
+    assert float((after - own).norm() / own.norm()) <= most * 1.001
+
+
 def test_cells_that_drift_apart_are_followed() -> None:
-    """What is usual grows with what is seen, so nobody is clipped for ever."""
+    """What is usual grows with what is seen, as far as the own training goes, so nobody is clipped
+    for ever."""
     made, own = Made(), torch.ones(100)
     for _ in range(USUAL):
         made.after(own, b=own + 0.001)

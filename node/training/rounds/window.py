@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 
 import torch
 from torch import Tensor
@@ -58,7 +58,8 @@ OWN_SHARE = 0.5
 before it not have done it."""
 USUAL, REMEMBERED, FAR = 4, 16, 3.0
 """Partners after which it is known how far apart cells usually are, of how many of the last that is
-the median, and how many times as far a partner may pull."""
+the median, and how many times as far a partner may be. Before, and for what is remembered, the
+measure is how far the own training went in a window: no partner has a say in that."""
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 
 Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
@@ -128,6 +129,10 @@ class WindowRound:
         self._meeting: _Meeting | None = None
         self._apart: deque[float] = deque(maxlen=REMEMBERED)
         """How far the last partners were from what was given here, relative to its length."""
+        self._went: deque[float] = deque(maxlen=REMEMBERED)
+        """How far the own training went in each of the last windows, in the same measure."""
+        self._first: Mapping[str, Tensor] | None = None
+        """Until the first window: what was in place when this peer's first plan was in force."""
         self.news = WindowNews()
 
     # ----------------------------------------------------------- what others may have
@@ -157,7 +162,10 @@ class WindowRound:
         if listener:
             anchor.forget()
             self._drop()
+            self._first = None
             return
+        if settings.windows and self._meeting is None and self._first is None:
+            self._first = anchor.in_place(self._rounds.shapes)
         anchor.look_for(plan)
         if anchor.kept and not anchor.name:
             self._tasks.spawn(self._engines.aside(anchor.names_itself), "anchor's name")
@@ -166,7 +174,9 @@ class WindowRound:
             m is not None and (m.number, m.base) == (window.number, plan.base)
         ):
             return
+        began = self._began()
         self._drop()
+        self._first = None
         anchor.look_for(plan)
         books = window.books
         mass = None if books is None else weights(books, window.shares, self._rounds.stage)
@@ -182,7 +192,18 @@ class WindowRound:
             settings.mixing,
             self._server(settings, plan),
         )
-        m.task = self._tasks.spawn(self._meet(m, plan), "window")
+        m.task = self._tasks.spawn(self._meet(m, plan, began), "window")
+
+    def _began(self) -> Callable[[], Mapping[str, Tensor]] | None:
+        """Where the own training began that leads to a window which begins now: its anchor, what
+        was in place with the last mean, or at first; None where nobody here knows."""
+        m, state, first = self._meeting, self._anchor.state, self._first
+        if state is not None:
+            return lambda: state.anchor
+        if m is None or not m.merge.near:
+            return None if first is None else lambda: first
+        local, mean, mixing = m.local, m.mean if m.applied else None, m.mixing
+        return lambda: local if mean is None else moved(local, local, mean, mixing)
 
     def _carried(self, s: OuterSettings, window: int) -> dict[str, tuple[int, ...]]:
         """The parts of this stage that the window carries: all, or a fragment in its turn."""
@@ -203,12 +224,19 @@ class WindowRound:
             self._meeting.task.cancel()
         self._meeting = None
 
-    async def _meet(self, m: _Meeting, plan: Plan) -> None:
-        """Give, and come to the mean: by pulling, or from a replica whose turn came before."""
+    async def _meet(
+        self, m: _Meeting, plan: Plan, began_at: Callable[[], Mapping[str, Tensor]] | None
+    ) -> None:
+        """Give, and come to the mean: by pulling, or from a replica whose turn came before.
+        ``began_at``: as :meth:`_began` gives it."""
         stage, within_s = self._rounds.stage, plan.window.within_s
         loop = asyncio.get_running_loop()
         began = loop.time()
         mates = [p.peer for p in plan.stage(stage) if p.current]
+        if m.merge.near and began_at is not None:
+            went = await self._engines.aside(lambda: distance(began_at(), m.local))
+            if went > 0.0 and math.isfinite(went):  # an epoch may be longer than a window
+                self._went.append(went)
         # Another replica pulls in every window.
         order = mates[m.number % len(mates) :] + mates[: m.number % len(mates)]
         turn = OWN_SHARE * within_s * order.index(self._me) / len(order)
@@ -275,26 +303,38 @@ class WindowRound:
                 await self._result(m, [h.peer for h in hosts], stage)
 
     def _clip(self, m: _Meeting) -> None:
-        """A partner that is much further away than partners usually are pulls no more than one that
-        is FAR times as far: whoever gives noise, or many times what it has, spoils little."""
+        """A partner that is more than FAR times as far away as partners usually are pulls no more
+        than a usual one: whoever gives noise, or many times what it has, spoils little. Who
+        knows neither how far partners are nor how far its own training goes takes nothing yet."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
         m.apart = median(far.values()) if far else 0.0
+        went = max(self._went, default=0.0)
+        # Of as many near ones as far ones, the near ones say what is usual.
+        usual = median_low(self._apart) if len(self._apart) >= USUAL else went
+        most = FAR * usual
         for cell, apart in far.items():
             given = m.came[cell]
-            most = FAR * median(self._apart) if len(self._apart) >= USUAL else math.inf
             if apart > most:
-                m.came[cell] = nearer(given, own, most / apart)
-                self._engines.journal.emit(
-                    "averaging",
-                    "partner-clipped",
-                    f"cell {cell} is {apart / most * FAR:.1f} times as far away as partners "
-                    "usually are, and counts for less",
-                    "warning",
-                    cell=cell,
-                    window=m.number,
-                )
-            self._apart.append(min(apart, most))
+                m.came[cell] = nearer(given, own, usual / apart if math.isfinite(apart) else 0.0)
+                self._clipped(cell, m.number, apart, usual)
+            if went:
+                # However long partners are far away, they do not make that usual.
+                self._apart.append(min(apart, most, FAR * went))
+
+    def _clipped(self, cell: str, window: int, apart: float, usual: float) -> None:
+        said = "not taken: it is not known yet how far away partners are"
+        if usual:
+            times = f"{apart / usual:.1f} times as far away as partners usually are"
+            said = f"{times}, and counts for less"
+        self._engines.journal.emit(
+            "averaging",
+            "partner-clipped",
+            f"cell {cell} is {said}",
+            "warning" if usual else "info",
+            cell=cell,
+            window=window,
+        )
 
     def _served(self, m: _Meeting, merge: Pushes) -> None:
         """How old the pushes were that came to this server."""
