@@ -23,12 +23,15 @@ from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
 from node.sim.names import SCENARIOS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from node.app.checks import DoctorCheck
     from node.config import NodeConfig
     from node.control.client import ControlClient
     from node.identity.invites import Invite
     from node.identity.keys import Identity
     from node.manifest import Manifest
+    from node.training.protocol.rules import Rules
 
 RUN, WATCH, OWN, MODEL, ABOUT = PANELS
 STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
@@ -875,16 +878,58 @@ def swarm_switch(
 ) -> int:
     """Change how the cells of a running swarm average. Only its owner can; it comes into force with
     the next epoch."""
-    from node.app.change import signed, wanted
-    from node.identity.keys import Identity
+    from node.app.change import wanted
 
-    ours = _config({})
     try:
         raw = file.read_bytes()
     except OSError as e:
         raise UsageFault(
             f"cannot read {file}: {e.strerror}", "name a file with averaging.cell and [outer]"
         ) from e
+    return _sign_change(as_json, lambda manifest, rules: (wanted(manifest, raw), rules.revoked))
+
+
+@swarm_app.command("revoke")
+def swarm_revoke(
+    peers: Annotated[
+        list[str], Argument(metavar="PEERID...", help="Whom, as  tutti peers  shows them.")
+    ],
+    back: Annotated[bool, Option("--back", help="Let them take part again.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Put peers out of a running swarm, or let them back in. Only its owner can. Every peer that
+    hears of it refuses them at once; whom a private run revokes needs no token taken back."""
+    from node.app.change import under
+    from node.identity.keys import Identity
+    from node.identity.peers import public_key_of
+    from node.training.protocol.rules import mark
+
+    for peer in peers:
+        try:
+            public_key_of(PeerId(peer))
+        except WireError as e:
+            raise UsageFault(f"{peer[:80]} is no PeerId", "see  tutti peers --json") from e
+    if Identity.load(_config({}).identity_path).peer_id in peers:
+        raise UsageFault("that is this node itself", "an owner cannot revoke the own key")
+    marks = frozenset(mark(PeerId(peer)) for peer in peers)
+    return _sign_change(
+        as_json,
+        lambda manifest, rules: (
+            under(manifest, rules),
+            rules.revoked - marks if back else rules.revoked | marks,
+        ),
+    )
+
+
+def _sign_change(
+    as_json: bool, make: Callable[[Manifest, Rules], tuple[Manifest, Collection[str]]]
+) -> int:
+    """Sign what ``make`` wants of the run's manifest and the rules known now: the manifest with
+    other averaging, and whom to revoke; and give it to the daemon."""
+    from node.app.change import read, signed
+    from node.identity.keys import Identity
+
+    ours = _config({})
     with _client(ours) as client:
         snapshot = client.status()
         known = ours.remembered(snapshot.swarm.run_id) if snapshot.swarm.run_id else None
@@ -892,13 +937,10 @@ def swarm_switch(
             raise UsageFault(
                 "the daemon takes no part in a run that is known here", "see  tutti status"
             )
-        manifest = known[0]
-        changed = wanted(manifest, raw)
-        revision = client.switch(
-            signed(
-                manifest, changed, snapshot.change.revision + 1, Identity.load(ours.identity_path)
-            )
-        )
+        manifest, last = known[0], snapshot.change
+        changed, revoked = make(manifest, read(manifest, last.signed))
+        me = Identity.load(ours.identity_path)
+        revision = client.switch(signed(manifest, changed, last.revision + 1, me, revoked))
     if as_json:
         _json({"revision": revision, "run_id": manifest.run_id, "epoch": snapshot.epoch})
     else:

@@ -103,7 +103,7 @@ def parity(report: Report) -> None:
     report.add(
         "1 alpha sweep in elements", row, f"alpha {list(ALPHAS)}", "", "from 2.462 to 1.113", ends
     )
-    units = [Unit(m.name, m.rows, m.cols, m.rows * m.cols, 0, m.name) for m in shards]
+    units = [Unit(m.name, m.rows, m.cols, m.rows * m.cols, 0) for m in shards]
     counts = [len(published_groups(units, 8, c * MI)) for c in (32, 64, 128, 256)]
     report.add(
         "1 micro-groups",
@@ -232,7 +232,6 @@ def _uneven() -> list[str]:
                 n,
                 5 * (4 * max(m, n) * min(m, n) ** 2 + 2 * min(m, n) ** 3),
                 4 * m * n,
-                "",
             )
             for i, (m, n) in enumerate(shapes)
         ]
@@ -405,9 +404,7 @@ def _two_level(
     slowest = 0
     for rank in range(scene.data):
         mine = [
-            Unit(u.name, u.rows, u.cols, numel[u.name], 0, "")
-            for u in units
-            if owner[u.name] == rank
+            Unit(u.name, u.rows, u.cols, numel[u.name], 0) for u in units if owner[u.name] == rank
         ]
         cost = {u.name: u for u in units}
         if mine:

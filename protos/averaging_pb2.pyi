@@ -36,7 +36,7 @@ FAILED: RefusalKind
 GROUPS: RefusalKind
 
 class ContributionHead(_message.Message):
-    __slots__ = ("epoch", "term", "attempt", "plan_hash", "ownership_hash", "tokens", "tensors", "group", "group_digest", "one_way")
+    __slots__ = ("epoch", "term", "attempt", "plan_hash", "ownership_hash", "tokens", "tensors", "group", "group_digest")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -46,7 +46,6 @@ class ContributionHead(_message.Message):
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    ONE_WAY_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     term: int
     attempt: int
@@ -56,8 +55,7 @@ class ContributionHead(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHead]
     group: int
     group_digest: str
-    one_way: bool
-    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_hash: _Optional[str] = ..., ownership_hash: _Optional[str] = ..., tokens: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ..., group: _Optional[int] = ..., group_digest: _Optional[str] = ..., one_way: _Optional[bool] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_hash: _Optional[str] = ..., ownership_hash: _Optional[str] = ..., tokens: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ..., group: _Optional[int] = ..., group_digest: _Optional[str] = ...) -> None: ...
 
 class Contribution(_message.Message):
     __slots__ = ("head", "chunk")

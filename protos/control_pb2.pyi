@@ -190,14 +190,16 @@ class CellLine(_message.Message):
     def __init__(self, cell: _Optional[str] = ..., peers: _Optional[int] = ..., cells: _Optional[int] = ..., window_s: _Optional[float] = ..., window: _Optional[int] = ..., next_s: _Optional[float] = ..., met: _Optional[int] = ..., met_cells: _Optional[int] = ..., last: _Optional[int] = ..., cells_averaged: _Optional[int] = ..., bytes: _Optional[int] = ..., last_s: _Optional[float] = ..., alone: _Optional[bool] = ..., alone_windows: _Optional[int] = ..., averaged_windows: _Optional[int] = ..., apart: _Optional[float] = ...) -> None: ...
 
 class ChangeLine(_message.Message):
-    __slots__ = ("revision", "in_force", "says")
+    __slots__ = ("revision", "in_force", "says", "signed")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     IN_FORCE_FIELD_NUMBER: _ClassVar[int]
     SAYS_FIELD_NUMBER: _ClassVar[int]
+    SIGNED_FIELD_NUMBER: _ClassVar[int]
     revision: int
     in_force: int
     says: str
-    def __init__(self, revision: _Optional[int] = ..., in_force: _Optional[int] = ..., says: _Optional[str] = ...) -> None: ...
+    signed: str
+    def __init__(self, revision: _Optional[int] = ..., in_force: _Optional[int] = ..., says: _Optional[str] = ..., signed: _Optional[str] = ...) -> None: ...
 
 class RoundLine(_message.Message):
     __slots__ = ("done", "repaired", "failed", "last_s", "members", "contributors", "bytes")

@@ -41,12 +41,56 @@ class NoteReply(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PlanNote(_message.Message):
-    __slots__ = ("plan", "signature")
+    __slots__ = ("plan", "signature", "certificate", "supporters")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTERS_FIELD_NUMBER: _ClassVar[int]
     plan: bytes
     signature: bytes
-    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    certificate: CertificateNote
+    supporters: _containers.RepeatedCompositeFieldContainer[SupporterNote]
+    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ..., supporters: _Optional[_Iterable[_Union[SupporterNote, _Mapping]]] = ...) -> None: ...
+
+class CertificateNote(_message.Message):
+    __slots__ = ("cell", "term", "version", "voters", "ballots")
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    BALLOTS_FIELD_NUMBER: _ClassVar[int]
+    cell: str
+    term: int
+    version: VersionNote
+    voters: _containers.RepeatedScalarFieldContainer[str]
+    ballots: _containers.RepeatedCompositeFieldContainer[BallotNote]
+    def __init__(self, cell: _Optional[str] = ..., term: _Optional[int] = ..., version: _Optional[_Union[VersionNote, _Mapping]] = ..., voters: _Optional[_Iterable[str]] = ..., ballots: _Optional[_Iterable[_Union[BallotNote, _Mapping]]] = ...) -> None: ...
+
+class BallotNote(_message.Message):
+    __slots__ = ("peer", "stage", "attempt", "digest", "signature")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    stage: int
+    attempt: int
+    digest: str
+    signature: bytes
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SupporterNote(_message.Message):
+    __slots__ = ("peer", "term", "at", "signature")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    term: int
+    at: int
+    signature: bytes
+    def __init__(self, peer: _Optional[str] = ..., term: _Optional[int] = ..., at: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class FinishedNote(_message.Message):
     __slots__ = ("plan_hash", "results")
@@ -98,20 +142,22 @@ class RoundNote(_message.Message):
     def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class CommittedNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "digest", "tokens", "speed", "contributors")
+    __slots__ = ("plan_hash", "attempt", "digest", "tokens", "speed", "contributors", "vote")
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    VOTE_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     digest: str
     tokens: int
     speed: float
     contributors: int
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., speed: _Optional[float] = ..., contributors: _Optional[int] = ...) -> None: ...
+    vote: bytes
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., speed: _Optional[float] = ..., contributors: _Optional[int] = ..., vote: _Optional[bytes] = ...) -> None: ...
 
 class IncompleteNote(_message.Message):
     __slots__ = ("plan_hash", "attempt", "holds", "failed")
@@ -134,7 +180,7 @@ class FaultNote(_message.Message):
     def __init__(self, about: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReadyNote(_message.Message):
-    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "change", "window", "mean", "orphan", "anchor")
+    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "change", "window", "mean", "orphan", "anchor", "supports_at", "supports")
     class SeenEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +204,8 @@ class ReadyNote(_message.Message):
     MEAN_FIELD_NUMBER: _ClassVar[int]
     ORPHAN_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_AT_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     at: VersionNote
     digest: str
@@ -174,7 +222,9 @@ class ReadyNote(_message.Message):
     mean: str
     orphan: bool
     anchor: str
-    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ...) -> None: ...
+    supports_at: int
+    supports: bytes
+    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ..., supports_at: _Optional[int] = ..., supports: _Optional[bytes] = ...) -> None: ...
 
 class CostNote(_message.Message):
     __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down", "tera")

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from node.averaging.exchange.request import RoundOutcome, RoundRequest, TensorFormat, WeightCaps
+from node.averaging.exchange.request import RoundOutcome, RoundRequest, WeightCaps
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
 
@@ -68,7 +68,6 @@ def request(
         tokens=TOKENS[me],
         deadline_s=deadline_s,
         caps=WeightCaps(sum(TOKENS.values()), TOKENS, sum(TOKENS.values())),
-        form=TensorFormat("fp32"),
     )
 
 

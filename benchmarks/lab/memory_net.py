@@ -161,6 +161,9 @@ class MemoryTransport:
     def caps(self) -> tuple[float, float]:
         return 0.0, 0.0
 
+    def expel(self, revoked: Callable[[PeerId], bool]) -> None:
+        """Nobody is put out here."""
+
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         self.faults.append((peer, reason, weight))
 

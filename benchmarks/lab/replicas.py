@@ -23,8 +23,10 @@ from benchmarks.reference.unsplit import Unsplit
 from node.averaging.coding.codecs import settle
 from node.averaging.coding.formats import nbytes_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
-from node.averaging.strategies.outer import OuterSettings, pieces, strategy_of
-from node.averaging.strategies.strategy import Edges, Groups
+from node.averaging.strategies.gossip import Exponential, Pairs
+from node.averaging.strategies.moshpit import Moshpit
+from node.averaging.strategies.outer import OuterSettings, check, pieces
+from node.averaging.strategies.strategy import Butterfly, Edges, Groups, Strategy
 from node.data.order import SampleOrder
 from node.data.settings import DataSettings
 from node.data.sources import open_data
@@ -288,6 +290,19 @@ def rounds(
         after(step + 1)
     r.look(r.rows.mean(0), task.steps)
     return r.curve
+
+
+def strategy_of(s: OuterSettings) -> Strategy:
+    """Of those with a barrier and without a server, the one that is asked for. Raises UsageFault
+    as :func:`check`, KeyError for another."""
+    check(s)
+    made: dict[str, Callable[[], Strategy]] = {
+        "butterfly": Butterfly,
+        "gossip": Pairs,
+        "moshpit": lambda: Moshpit(s.grid),
+        "push-sum": lambda: Exponential(s.fanout),
+    }
+    return made[s.strategy]()
 
 
 def _parameters(

@@ -17,7 +17,7 @@ from benchmarks.lab.meeting import CHUNK, FAULTY, MEMBERS, SETTINGS, TOKENS, giv
 from benchmarks.lab.memory_net import MemoryTransport
 from node.averaging.coding import parcel
 from node.averaging.coding.codecs import encode
-from node.averaging.exchange.member import SERVICES
+from node.averaging.exchange.member import SERVICE
 from node.averaging.exchange.request import RoundRequest
 from node.core.errors import PeerFault
 from protos import averaging_pb2
@@ -59,7 +59,7 @@ class Rogue:
         self._open = asyncio.Event()
         handler = grpc.stream_stream_rpc_method_handler(self._answer)
         transport.server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICES[0], {"Exchange": handler}),)
+            (grpc.method_handlers_generic_handler(SERVICE, {"Exchange": handler}),)
         )
 
     async def run(self, request: RoundRequest) -> None:
@@ -89,7 +89,7 @@ class Rogue:
             try:
                 channel = await self._transport.channel(peer)
                 first = averaging_pb2.Contribution(head=head).SerializeToString()
-                call = channel.stream_stream(f"/{SERVICES[0]}/Exchange")(
+                call = channel.stream_stream(f"/{SERVICE}/Exchange")(
                     self._spoken([first, *frames], group.index)
                 )
                 answer = averaging_pb2.Fresh.FromString(await anext(aiter(call)))

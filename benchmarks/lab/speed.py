@@ -248,13 +248,13 @@ class Ours:
         return self._do(self._average(codec))
 
     async def _average(self, codec: str) -> dict[str, float]:
-        from node.averaging.exchange.request import RoundRequest, TensorFormat
+        from node.averaging.exchange.request import RoundRequest
         from node.core.ids import RoundId
         from node.partition.matrices import Unit
         from node.partition.plan import assign_units
 
         began, self.epoch = time.monotonic(), self.epoch + 1
-        units = [Unit(name, 1, n, n, 4 * n, name) for name, (n,) in self.shapes.items()]
+        units = [Unit(name, 1, n, n, 4 * n) for name, (n,) in self.shapes.items()]
         owners = assign_units(units, [(p, 1.0) for p in self.peers])
         met = time.monotonic() - began
         request = RoundRequest(
@@ -268,8 +268,8 @@ class Ours:
             gradients=self.given,
             tokens=1,
             deadline_s=60.0,
-            form=TensorFormat(codec, codec),
-            summed=False,
+            up=codec,
+            down=codec,
         )
         outcome = await self.cell.run(request, None)
         self.cell.forget(self.epoch)

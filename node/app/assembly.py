@@ -17,9 +17,7 @@ from torch import nn
 from node.app.capacity import check_memory
 from node.app.change import read
 from node.averaging.exchange.machine import RoundMachine
-from node.averaging.exchange.member import SERVICES
 from node.averaging.exchange.service import CellRound
-from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
@@ -71,6 +69,7 @@ from node.training.protocol.rules import Read, Rules
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
 from node.training.state.engines import Engines
+from node.training.state.ledger import VoteLedger
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
@@ -180,6 +179,7 @@ async def assemble(
             device.autocast,
             local.math if local else StageMath,
             local.gradients if local else None,
+            ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
             learn=learn,
         ),
         state,
@@ -231,7 +231,7 @@ class Ports:
     simulation its own. ``thread`` runs the device's work, ``heavy`` what must not hold up the
     loop; ``parts``: what can be owned of every stage; ``text`` at the ends only. ``read`` reads
     the owner's changes (None: as the manifest's owner signs them), ``facts`` gives what leaders
-    reckon with, from what the manifest says."""
+    reckon with, from what the manifest says; ``ledger``: where votes are kept, None for memory."""
 
     identity: Signer
     transport: PeerTransport
@@ -255,6 +255,7 @@ class Ports:
     read: Read | None = None
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts
     colleagues: Colleagues | None = None
+    ledger: VoteLedger | None = None
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
 
 
@@ -291,19 +292,15 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         machine=o.machines.pipeline,
     )
 
-    def exchange(settings: AveragingSettings, service: str) -> CellRound:
-        return CellRound(
-            o.transport,
-            settings,
-            executor=o.thread,
-            journal=o.journal,
-            clock=o.clock,
-            on_error=o.on_error,
-            service=service,
-            machine=o.machines.round(),
-        )
-
-    cell = exchange(manifest.averaging, SERVICES[0])
+    cell = CellRound(
+        o.transport,
+        manifest.averaging,
+        executor=o.thread,
+        journal=o.journal,
+        clock=o.clock,
+        on_error=o.on_error,
+        machine=o.machines.round(),
+    )
     engines = Engines(
         o.transport,
         pipeline,
@@ -344,6 +341,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         member=o.machines.member,
         leader=o.machines.leader,
         search=o.machines.search,
+        ledger=o.ledger,
     )
     o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
     o.transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))

@@ -12,6 +12,7 @@ import base64
 import binascii
 import dataclasses
 import json
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from node.averaging.strategies.outer import OuterSettings
@@ -56,9 +57,16 @@ def wanted(manifest: Manifest, raw: bytes) -> Manifest:
     return _amended(manifest, asked.averaging.cell, asked.outer)
 
 
-def signed(manifest: Manifest, changed: Manifest, revision: int, identity: Identity) -> str:
-    """The change that others follow. Raises Refused for whoever does not own the run, UsageFault
-    for a number that is none."""
+def signed(
+    manifest: Manifest,
+    changed: Manifest,
+    revision: int,
+    identity: Identity,
+    revoked: Collection[str] = (),
+) -> str:
+    """The change that others follow. ``revoked``: marks of all peers that are put out of the run.
+    Raises Refused for whoever does not own the run, UsageFault for a number that is none and for
+    more peers than a change has room for."""
     if identity.peer_id != manifest.swarm.owner:
         raise Refused(
             f"the run belongs to {manifest.swarm.owner or 'nobody'}, not to you "
@@ -73,12 +81,25 @@ def signed(manifest: Manifest, changed: Manifest, revision: int, identity: Ident
             "revision": revision,
             "cell": changed.averaging.cell,
             "outer": _differing(changed.outer),
+            **({"revoked": sorted(revoked)} if revoked else {}),
         },
         sort_keys=True,
         separators=(",", ":"),
         allow_nan=False,
     )
-    return base64.b64encode(identity.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+    text = base64.b64encode(identity.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+    if len(text) > MAX_CHANGE:
+        raise UsageFault(
+            f"{len(revoked)} revoked peers do not fit into a change of {MAX_CHANGE} characters",
+            "take some back, or begin a private run:  tutti swarm init --admission invite",
+        )
+    return text
+
+
+def under(manifest: Manifest, rules: Rules) -> Manifest:
+    """The manifest with the settings that are in force."""
+    cell = rules.cell or "all"
+    return _amended(manifest, cell, rules.outer)
 
 
 def read(manifest: Manifest, change: str) -> Rules:
@@ -96,7 +117,8 @@ def read(manifest: Manifest, change: str) -> Rules:
             manifest.swarm.owner, body.encode(), base64.b64decode(signature, validate=True), DOMAIN
         )
         table: dict[str, Any] = json.loads(body)
-        if set(table) != {"run", "revision", "cell", "outer"} or table["run"] != manifest.run_id:
+        known = {"run", "revision", "cell", "outer"}
+        if set(table) - {"revoked"} != known or table["run"] != manifest.run_id:
             raise Refused("a change of another run", _AGAIN)
         revision = check("revision", table["revision"], int, None)
         if not 0 < revision < MAX_REVISION:
@@ -105,11 +127,18 @@ def read(manifest: Manifest, change: str) -> Rules:
         changed = _amended(
             manifest, cell, build(OuterSettings, table["outer"], "outer", MANIFEST_RULES)
         )
+        revoked = frozenset(map(_marked, table.get("revoked", ())))
     except (UsageFault, WireError, binascii.Error, ValueError, TypeError, RecursionError) as e:
         raise Refused(
             f"not a change that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e
-    return Rules(changed.divide, changed.outer, revision, change)
+    return Rules(changed.divide, changed.outer, revision, change, revoked)
+
+
+def _marked(told: Any) -> str:
+    if type(told) is not str or len(told) != 16 or not set(told) <= set("0123456789abcdef"):
+        raise ValueError("a revoked peer is named by 16 hex digits")
+    return told
 
 
 def _differing(outer: OuterSettings) -> dict[str, Any]:

@@ -566,8 +566,12 @@ def change_line(training: Training) -> pb.ChangeLine:
     rules = training.standing.in_force
     o, cell = rules.outer, f"cells of {rules.cell}" if rules.cell else "one cell"
     says = f"{cell}, {o.says}" if o.windows else cell
-    known = training.standing.known.revision
-    return pb.ChangeLine(revision=known, in_force=rules.revision, says=says)
+    known = training.standing.known
+    if known.revoked:
+        says += f", revoked peers: {len(known.revoked)}"
+    return pb.ChangeLine(
+        revision=known.revision, in_force=rules.revision, says=says, signed=known.change
+    )
 
 
 def kinds_of_tasks() -> Counter[str]:

@@ -164,15 +164,6 @@ class CheckpointStore:
             "use another epoch, or fetch the state from a peer",
         )
 
-    def newest(self, stage: int) -> Checkpoint | None:
-        """The newest checkpoint that can be read whole, or None; those passed over are told."""
-        for epoch in reversed(self.epochs(stage)):
-            try:
-                return self.load(stage, epoch)
-            except Refused as e:
-                self._tell(str(e))
-        return None
-
     def free(self) -> int:
         """Bytes this user may still write to the disk of ``root``, or where it will be. Raises
         OSError."""

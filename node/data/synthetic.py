@@ -63,14 +63,3 @@ class MarkovLanguage:
             out[i] = letter
             context = (context % _V) * _V + letter
         return np.frombuffer(LETTERS, dtype=np.uint8)[np.frombuffer(out, dtype=np.uint8)]
-
-    def cross_entropy(self, tokens: np.ndarray) -> float:
-        """Mean nats per token of a text under the true model, from its third token on. Raises
-        ValueError for foreign ids."""
-        number = np.full(256, -1, dtype=np.int64)
-        number[np.frombuffer(LETTERS, dtype=np.uint8)] = np.arange(_V)
-        letters = number[tokens]
-        if (letters < 0).any():
-            raise ValueError("not a text of this language")
-        context = letters[:-2] * _V + letters[1:-1]
-        return float(-np.log(self.probabilities[context, letters[2:]]).mean())

@@ -100,11 +100,6 @@ class Directory:
         )
 
     @property
-    def refused(self) -> int:
-        """Records refused since the start that no honest peer would have passed on."""
-        return self._record_store.refused + self._topics.refused
-
-    @property
     def neighbours(self) -> int:
         """Peers this node can ask; 0 means it is alone."""
         return (

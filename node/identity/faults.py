@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
@@ -43,6 +44,8 @@ class FaultBook:
         self._threshold, self._window = threshold, window_s
         self._base, self._longest, self._forgive = base_ban_s, max_ban_s, forgive_s
         self._pages: Newest[PeerId, _Page] = Newest(max_peers)
+        self.revoked: Callable[[PeerId], bool] = lambda peer: False
+        """Whom the owner of the run has put out of it: refused until the owner says otherwise."""
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -73,6 +76,16 @@ class FaultBook:
         return length
 
     def banned(self, peer: PeerId, now: float) -> float:
-        """Seconds until the peer is listened to again; 0 when it is now."""
+        """Seconds until the peer is listened to again; 0 when it is now, infinity for one that is
+        revoked."""
+        if self.revoked(peer):
+            return math.inf
         page = self._pages.get(peer)
         return max(0.0, page.until - now) if page is not None else 0.0
+
+
+def until_heard(left_s: float) -> str:
+    """For how long a peer is refused that has so many seconds left outside, in a few words."""
+    if left_s == math.inf:
+        return "is refused: the owner of the run has revoked it"
+    return f"is refused for {left_s:.0f} s more"

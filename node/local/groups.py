@@ -74,7 +74,7 @@ def micro_groups(
     if not matrices:
         return ()
     units = in_order(
-        Unit(m.name, m.rows, m.cols, muon_flops(m.rows, m.cols, steps), FP32 * m.numel, m.name)
+        Unit(m.name, m.rows, m.cols, muon_flops(m.rows, m.cols, steps), FP32 * m.numel)
         for m in matrices
     )
     hosts = longest_first(OwnershipProblem([u.cost for u in units], [1.0] * ranks))

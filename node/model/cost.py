@@ -58,22 +58,17 @@ class Verdict:
             raise OutOfResources(self.text, self.next_step)
 
 
-def stash_bytes(
-    settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: bool = False
-) -> int:
+def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: int) -> int:
     """Bytes kept for one micro-batch of ``micro_batch`` sequences from its forward to its backward,
     fp32.
 
-    Without ``recompute`` that is every tensor autograd saves, as counted by torch's saved-tensor
-    hooks on the CPU; with it only the stage's input. The ends keep token ids and the hidden states
-    they sent and got back.
+    That is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU. The
+    ends keep token ids and the hidden states they sent and got back.
     """
     tokens, d = micro_batch * settings.seq_len, settings.d_model
     if stage == ENDS:
         return tokens * (2 * 4 * d + 2 * 8)
     layers = len(layer_cut(settings, stages)[stage - 1])
-    if recompute:
-        return tokens * 4 * d
     q, kv = settings.heads * head_dim(settings), settings.kv_heads * head_dim(settings)
     # Each norm keeps its input, the normalised input, its output (input of the projections) and one
     # root a token.
@@ -106,7 +101,6 @@ def stage_bytes(
     *,
     micro_batch: int = 16,
     in_flight: int = 8,
-    recompute: bool = False,
     optimizer: int = 0,
     outer: int = 0,
 ) -> StageBytes:
@@ -116,20 +110,17 @@ def stage_bytes(
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
     parameters = 4 * count(parameter_shapes(settings, stages, stage))
-    stash = in_flight * stash_bytes(settings, stages, stage, micro_batch, recompute)
-    if recompute and stage != ENDS:
-        stash += stash_bytes(settings, stages, stage, micro_batch)  # the one being recomputed
     return StageBytes(
         parameters=parameters,
         gradients=parameters,
         optimizer=optimizer,
-        stash=stash,
+        stash=in_flight * stash_bytes(settings, stages, stage, micro_batch),
         work=work_bytes(settings, stage, micro_batch),
         outer=outer,
     )
 
 
-def flops_per_token(settings: ModelSettings, stages: int, stage: int, backward: bool = True) -> int:
+def flops_per_token(settings: ModelSettings, stages: int, stage: int) -> int:
     """Floating-point operations one token costs at ``stage``: 2 a weight forward, 4 backward, plus
     the attention scores.
 
@@ -145,7 +136,7 @@ def flops_per_token(settings: ModelSettings, stages: int, stage: int, backward: 
         scores = (
             len(layer_cut(settings, stages)[stage - 1]) * 2 * settings.seq_len * settings.d_model
         )
-    return (2 * weights + scores) * (3 if backward else 1)
+    return 3 * (2 * weights + scores)
 
 
 def fits(
@@ -156,7 +147,6 @@ def fits(
     *,
     micro_batch: int = 16,
     in_flight: int = 8,
-    recompute: bool = False,
     optimizer: int = 0,
     outer: int = 0,
 ) -> Verdict:
@@ -170,7 +160,6 @@ def fits(
         stage,
         micro_batch=micro_batch,
         in_flight=in_flight,
-        recompute=recompute,
         optimizer=optimizer,
         outer=outer,
     )
@@ -210,7 +199,6 @@ def fits(
             stage,
             micro_batch=micro_batch,
             in_flight=in_flight,
-            recompute=recompute,
             optimizer=int(optimizer * share),
             outer=int(outer * share),
         )

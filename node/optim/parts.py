@@ -31,21 +31,19 @@ FP32 = 4
 @dataclass(frozen=True, slots=True)
 class ParameterPart:
     """One parameter as an owner sees it. ``cost``: floating-point operations of a step; ``bytes``:
-    of the parameter in fp32; ``atomic``: its update needs the whole matrix at one place; ``state``:
-    bytes of optimizer state, which move with the owner."""
+    of the parameter in fp32; ``state``: bytes of optimizer state, which move with the owner."""
 
     name: str
     shape: tuple[int, ...]
     cost: float
     bytes: int
-    atomic: bool
     state: int = 0
 
     @property
     def unit(self) -> Unit:
         """As the planner sees it; a vector is a matrix of one column."""
         rows, cols = (*self.shape, 1, 1)[:2]
-        return Unit(self.name, rows, cols, max(1, math.ceil(self.cost)), self.state, self.name)
+        return Unit(self.name, rows, cols, max(1, math.ceil(self.cost)), self.state)
 
 
 def method_of(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Method:
@@ -138,6 +136,5 @@ def _part(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Paramet
         shape,
         step_cost(name, shape, settings),
         FP32 * math.prod(shape),
-        method_of(name, shape, settings) != "adamw",
         state_bytes(name, shape, settings),
     )

@@ -165,5 +165,5 @@ def units_of(
             if (rows, cols) not in known:
                 cost = table.corrected(flops(method, rows, cols, steps, scheme), rows, cols)
                 known[rows, cols] = cost, state_bytes(method, rows, cols)
-            made.append(Unit(name, rows, cols, *known[rows, cols], matrix.name))
+            made.append(Unit(name, rows, cols, *known[rows, cols]))
     return made

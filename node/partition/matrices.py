@@ -66,7 +66,6 @@ class Unit:
     cols: int
     cost: int
     bytes: int
-    matrix: str
 
     @property
     def numel(self) -> int:

@@ -179,10 +179,6 @@ class Pipeline:
         self.do(ev.PeerDied(peer))
         self.sender.gone(peer)
 
-    def replicas(self, stage: int) -> list[PeerId]:
-        """Peers that can stand in for each other at ``stage``, from the plan in force."""
-        return list(self.machine.replicas(stage))
-
     async def receipts(
         self, epoch: int, dropped: Collection[int] = (), patience_s: float | None = None
     ) -> None:

@@ -25,7 +25,6 @@ from node.identity.keys import SIGNATURE_BYTES, Identity, verify
 from node.identity.peers import KEY_BYTES, peer_id_of
 
 NONCE_BYTES = 32
-HASH_BYTES = 32
 PIECE = 1 << 16
 """Bytes read from the stream at once."""
 HELD = 1 << 20

@@ -70,10 +70,6 @@ class Reach:
         self._doubts.pop(report.by, None)
         self._reports[report.by] = report
 
-    def gone(self, peer: PeerId) -> None:
-        """Its word is not renewed any more, but stands until it is stale."""
-        self._asked.pop(peer, None)
-
     def standing(self, now: float) -> Standing:
         """What most of the peers heard last say; those that are far away, where there are any."""
         fresh = self._fresh(now)

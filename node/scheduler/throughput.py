@@ -9,18 +9,16 @@ from dataclasses import dataclass
 
 @dataclass
 class SecondsPerUnit:
-    """Exponential moving average of seconds per unit of work, with its variance.
+    """Exponential moving average of seconds per unit of work.
 
     The average is over time per unit, not units per time: a stall of ten seconds must weigh ten
     seconds. ``alpha`` is the weight of a new measurement; early ones weigh more, so that the first
-    is taken as it is (bias correction as in Kingma and Ba, arXiv 1412.6980). The variance follows
-    Finch, "Incremental calculation of weighted mean and variance" (2009), section 9.
+    is taken as it is (bias correction as in Kingma and Ba, arXiv 1412.6980).
     """
 
     alpha: float = 0.1
     count: int = 0
     seconds_per_unit: float = 0.0
-    variance: float = 0.0
 
     def observe(self, units: float, seconds: float) -> None:
         """``units`` of work took ``seconds``. Raises ValueError unless both are positive and
@@ -29,19 +27,12 @@ class SecondsPerUnit:
             raise ValueError(f"{units} units in {seconds} s is no measurement")
         self.count += 1
         weight = min(1.0, self.alpha / (1.0 - (1.0 - self.alpha) ** self.count))
-        off = seconds / units - self.seconds_per_unit
-        self.seconds_per_unit += weight * off
-        self.variance = (1.0 - weight) * (self.variance + weight * off * off)
+        self.seconds_per_unit += weight * (seconds / units - self.seconds_per_unit)
 
     @property
     def per_second(self) -> float:
         """Units per second; 0 when nothing was measured."""
         return 1.0 / self.seconds_per_unit if self.count else 0.0
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the seconds per unit."""
-        return math.sqrt(self.variance)
 
 
 def quantise(speed: float, previous: float = 0.0, per_octave: int = 4) -> float:

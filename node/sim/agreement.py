@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from node.averaging.strategies.central import Hogwild, Stale
 from node.averaging.strategies.gossip import Exponential
 from node.averaging.strategies.moshpit import Moshpit, advance, first_keys, meet_by_key
-from node.averaging.strategies.pushes import admit
 from node.averaging.strategies.strategy import Butterfly, Edges, Groups, Strategy
 
 Values = NDArray[np.float64]
@@ -140,7 +139,7 @@ class Pushed:
             return np.ones(len(turns), bool)
         taken = np.zeros(len(turns), bool)
         for i, peer in enumerate(turns.tolist()):
-            taken[i] = admit(self.version, int(self.seen[peer]), bound) > 0
+            taken[i] = self.version - self.seen[peer] <= bound
             self.version += int(taken[i])
             self.seen[peer] = self.version
         return taken

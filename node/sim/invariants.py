@@ -59,28 +59,28 @@ class EpochRun:
     """What one peer's exchange has open."""
 
     opened: dict[RoundId, Opened] = field(default_factory=dict)
-    failed: set[tuple[int, int]] = field(default_factory=set)
-    stepped: dict[int, set[tuple[str, int, str]]] = field(default_factory=dict)
-    """By epoch: (plan, cell, part)."""
+    failed: set[int] = field(default_factory=set)
+    stepped: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
+    """By epoch: (plan, part)."""
 
     def opens(self, opened: Opened) -> None:
         """An attempt begins."""
         epoch = opened.round.epoch
         self.opened = {r: o for r, o in self.opened.items() if r.epoch >= epoch - 2}
         self.opened[opened.round] = opened
-        self.failed = {(e, cell) for e, cell in self.failed if e != epoch}
+        self.failed.discard(epoch)
 
     def failed_step(self, event: StepFailed) -> None:
         """Nothing has come of a step."""
         for key in list(self.stepped.get(event.epoch, ())):
-            if key[1] == event.cell and key[2] in event.names:
+            if key[1] in event.names:
                 self.stepped[event.epoch].discard(key)
 
     def voids(self, epoch: int) -> None:
         """The swarm went back before it."""
         self.opened = {r: o for r, o in self.opened.items() if r.epoch < epoch}
         self.stepped = {e: s for e, s in self.stepped.items() if e < epoch}
-        self.failed = {(e, cell) for e, cell in self.failed if e < epoch}
+        self.failed = {e for e in self.failed if e < epoch}
 
 
 @dataclass(slots=True)
@@ -518,7 +518,7 @@ class AppliedOnce(Checker):
         """An owner's machine orders a step."""
         stepped = running.stepped.setdefault(step.round.epoch, set())
         for name in step.names:
-            if (key := (opened.plan_hash, step.cell, name)) in stepped:
+            if (key := (opened.plan_hash, name)) in stepped:
                 raise self.broken(
                     f"{peer.name} steps {name} of epoch {step.round.epoch} twice under one plan"
                 )

@@ -246,6 +246,7 @@ class SimPeer:
             read=swarm.read,
             facts=swarm.facts,
             colleagues=Colleagues(self.name, RIPE_S),
+            ledger=self.disk.votes,
         )
         made = compose(manifest, ports, state)
         self.assembled = SimServices(

@@ -316,8 +316,8 @@ class HistoryRecorder:
                 match a:
                     case av.ReduceAndStep():
                         self.step(peer, running, a)
-                    case av.Fail(epoch, _, cell):
-                        running.failed.add((epoch, cell))
+                    case av.Fail(epoch):
+                        running.failed.add(epoch)
                     case _:
                         pass
 
@@ -328,7 +328,7 @@ class HistoryRecorder:
         opened = running.opened.get(step.round)
         if opened is None or not self.swarm.honest(peer.name):
             return
-        if (step.round.epoch, step.cell) in running.failed:
+        if step.round.epoch in running.failed:
             raise self.applied.broken(
                 f"{peer.name} steps in attempt {step.round.attempt}, which it had called off"
             )

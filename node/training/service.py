@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -46,14 +47,28 @@ from node.training.protocol.pace import (
 )
 from node.training.protocol.rules import ChangeStatus, Rules
 from node.training.protocol.version_history import VersionHistory
+from node.training.protocol.votes import (
+    Support,
+    Supporter,
+    Trust,
+    Vote,
+    names,
+    support_domain,
+    vote_domain,
+)
 from node.training.protocol.ways import whom_to_measure
 from node.training.stage_runtime import StageRuntime
+from node.training.state.ledger import VoteLedger
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
+SUPPORT_S = 30.0
+"""A word of support is signed anew after so long."""
 PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
+SAY_AGAIN_S = 60.0
+"""Between two reports of plans that are not followed."""
 
 
 class Training(rpc.TrainingServicer):
@@ -78,6 +93,7 @@ class Training(rpc.TrainingServicer):
         member: Callable[..., Member] = Member,
         leader: Callable[..., Leader] = Leader,
         search: Search = in_thread,
+        ledger: VoteLedger | None = None,
     ) -> None:
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._ends, self.clock, self.journal = (
@@ -89,6 +105,11 @@ class Training(rpc.TrainingServicer):
         )
         self._make_leader = leader
         self.member = member(self.me, work.version, work.checkpoints(), work.tokens)
+        self._ledger = ledger or VoteLedger()
+        self.trust = Trust(facts.run_id, self._is_signed)
+        self._said_refused = float("-inf")
+        self._support: tuple[Support, Supporter] | None = None
+        """Given last."""
         self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
@@ -142,6 +163,7 @@ class Training(rpc.TrainingServicer):
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
         self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens)
+        self.member.term = max(self.member.term, self._ledger.term(self.cell))
         self._election = Election(self.me, self.clock.now(), self.work.colleagues)
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
@@ -225,11 +247,27 @@ class Training(rpc.TrainingServicer):
         Raises Refused when the owner did not sign it for this run."""
         rules = self.facts.make.read(text)
         if self.standing.learns(rules):
-            self.on_change(text)
+            self._is_known(rules)
             self._hurry.set()
             if self.leader is not None:
                 self._leader_service.lead(ev.Changed(rules))
         return rules
+
+    def _is_known(self, rules: Rules) -> None:
+        """Keep a newer change; whom it revokes is refused at once, before any plan is under it."""
+        self.on_change(rules.change)
+        self.transport.expel(rules.revokes)
+        if rules.revoked:
+            # Not through the leader alone: it may be the one that is put out.
+            word = notes.ready_note(replace(self._heard(), change=rules.change))
+            for peer in self._members():
+                if peer != self.me and not rules.revokes(peer):
+                    self.tasks.spawn(self._pass_on(peer, word), "change")
+
+    async def _pass_on(self, peer: PeerId, word: pb.Note) -> None:
+        """Who does not lead hears the change in it and no more."""
+        with contextlib.suppress(PeerFault):
+            await self.tell(peer, word, PROBE_TIMEOUT_S)
 
     @property
     def known(self) -> Rules:
@@ -237,14 +275,18 @@ class Training(rpc.TrainingServicer):
         return self.standing.known
 
     def _goes_by(self, plan: Plan) -> None:
-        if self.standing.follows(plan.leader, self.work.read(plan.change)):
-            self.on_change(plan.change)
+        rules = self.work.read(plan.change)
+        if self.standing.follows(plan.leader, rules):
+            self._is_known(rules)
 
     # ----------------------------------------------------------- who leads
 
     def leader_id(self) -> PeerId | None:
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
-        self._election.see(self._ends(), self.follows())
+        ends, known = self._ends(), self.known
+        if known.revoked:
+            ends = {p: s for p, s in ends.items() if not known.revokes(p)}
+        self._election.see(ends, self.follows())
         self._election.following = self.following
         plan = self.member.plan
         self._election.order = plan.electorate.voters if plan is not None else ()
@@ -376,7 +418,45 @@ class Training(rpc.TrainingServicer):
             self.work.mean,
             m.orphan,
             self.work.anchor.name,
+            self.support(leader or self.me),
         )
+
+    # ----------------------------------------------------------- what is signed
+
+    def _is_signed(self, peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
+        try:
+            self.identity.verify(peer, data, signature, domain)
+        except (Refused, WireError):
+            return False
+        return True
+
+    def support(self, leader: PeerId) -> Supporter:
+        """This peer's word that it takes ``leader`` for the leader, signed anew now and then."""
+        wall, term = int(self.clock.wall()), self.member.term
+        if self._support is not None:
+            said, signed = self._support
+            if (said.cell, said.leader, said.term) == (self.cell, leader, term) and (
+                0 <= wall - said.at < SUPPORT_S
+            ):
+                return signed
+        said = Support(self.cell, leader, term, wall)
+        signature = self.identity.sign(said.said(), support_domain(self.facts.run_id))
+        signed = Supporter(self.me, term, wall, signature)
+        self._support = said, signed
+        return signed
+
+    def _vote(self, action: ev.TellCommitted) -> bytes:
+        """The signature under what was committed; empty where this peer has voted otherwise."""
+        plan, voters = action.plan, names(action.plan.electorate.voters)
+        at, attempt = self.member.at, action.attempt
+        vote = Vote(plan.cell_id, plan.term, attempt, at, voters, self.stage, action.digest)
+        said = vote.said()
+        try:
+            self._ledger.cast(vote.cell, vote.term, vote.attempt, said)
+        except Refused as e:
+            self.journal.emit("training", "vote-refused", str(e), "warning", term=vote.term)
+            return b""
+        return self.identity.sign(said, vote_domain(self.facts.run_id))
 
     async def _clockwork(self) -> None:
         patience = self.transport.patience
@@ -421,17 +501,20 @@ class Training(rpc.TrainingServicer):
                 if peer not in (plan and plan.leader, self.leader_id()):
                     return "only the leader asks for a change of stage"
                 return self.on_move(note.move.stage) or None
-        if self.leader is None:
-            self._hurry.set()  # its sender takes us for the leader: does ours still live?
-            return "this peer does not lead"
         event = notes.leader_event(note, peer)
-        if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
-            raise WireError(f"invalid stage or version: {why}")
         if isinstance(event, ev.Heartbeat) and event.change:
             try:
                 self.change(event.change)
             except Refused as e:
                 raise WireError(e.what) from e
+        if self.leader is None:
+            self._hurry.set()  # its sender takes us for the leader: does ours still live?
+            return "this peer does not lead"
+        if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
+            raise WireError(f"invalid stage or version: {why}")
+        vote = self.leader.vote(event) if isinstance(event, ev.Committed) else None
+        if vote is not None and not self.trust.vote_is_signed(vote, peer, note.committed.vote):
+            raise WireError("a vote whose signature is wrong")
         self._leader_service.lead(event)
         return None
 
@@ -458,11 +541,23 @@ class Training(rpc.TrainingServicer):
         if old := self.standing.refuses(plan, self.work.read(plan.change)):
             self._hurry.set()
             return old
-        if why := self._undoes(plan):
+        if why := self._undoes(plan) or self._distrusts(plan, note):
             self._hurry.set()
             return why
         self._election.forgive(peer)
         return await self.happens(ev.PlanArrived(plan))
+
+    def _distrusts(self, plan: Plan, note: pb.PlanNote) -> str:
+        """Why those who voted last do not stand behind this plan, as far as this peer can tell."""
+        m, warrant = self.member, notes.parse_warrant(note)
+        follows = m.plan.leader if m.plan is not None else None
+        now, wall = self.clock.now(), self.clock.wall()
+        why = self.trust.objection(plan, warrant, follows, m.at, now, wall)
+        if why and now - self._said_refused >= SAY_AGAIN_S:
+            self._said_refused = now
+            text = f"a plan of {plan.leader} is not followed: {why}"
+            self.journal.emit("training", "plan-refused", text, "warning", term=plan.term)
+        return why
 
     def _undoes(self, plan: Plan) -> str:
         """Why a plan of a new leader is not followed that would undo what this peer has committed
@@ -655,7 +750,7 @@ class Training(rpc.TrainingServicer):
                 self.tasks.spawn(
                     self._tell_leader(
                         plan,
-                        notes.committed_note(action, self.work.speed()),
+                        notes.committed_note(action, self.work.speed(), self._vote(action)),
                     ),
                     "committed",
                 )
@@ -692,6 +787,7 @@ class Training(rpc.TrainingServicer):
         of its ends peers is taken for it until it is seen to be dead."""
         now, first = self.clock.now(), min(m.peer for m in plan.stage(ENDS))
         self.cell, self.leader = plan.cell_id, None
+        self.trust.forget()
         self._election = Election(self.me, now - LOOK_S, self.work.colleagues)
         if first != self.me:
             self._election.answered(first, now)

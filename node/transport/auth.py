@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from node.core.ids import PeerId
+from node.identity.faults import until_heard
 from node.transport.handshake import Tokens
 from node.transport.limits import Seats
 from node.transport.metering import ByteMeter, Paced, PacedStream
@@ -63,9 +64,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if peer is None:
             return _turn_away(grpc.StatusCode.UNAUTHENTICATED, "unknown token; shake hands first")
         if (left := self._banned(peer)) > 0:
-            return _turn_away(
-                grpc.StatusCode.PERMISSION_DENIED, f"you are refused for {left:.0f} s"
-            )
+            return _turn_away(grpc.StatusCode.PERMISSION_DENIED, f"you: {until_heard(left)}")
         if not self._seats.free(peer):
             return _turn_away(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,

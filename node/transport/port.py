@@ -104,6 +104,10 @@ class TransportPort(Protocol):
         """Bytes of tensors a second that this peer may send and receive in all; 0 for no cap."""
         ...
 
+    def expel(self, revoked: Callable[[PeerId], bool]) -> None:
+        """From now on, peers of which this is true are refused in both directions."""
+        ...
+
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         """Count a fault against a peer; enough of them and it is refused for a while, in both
         directions."""

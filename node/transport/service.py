@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import socket
 import time
 from collections import OrderedDict
@@ -26,7 +27,7 @@ from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
-from node.identity.faults import FaultBook
+from node.identity.faults import FaultBook, until_heard
 from node.identity.rates import TokenBucket
 from node.reach.ladder import Rung
 from node.reach.secure import Shown
@@ -292,7 +293,7 @@ class Transport:
 
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
         if (left := self._banned(peer)) > 0:
-            raise PeerFault(peer, f"is refused for {left:.0f} s more")
+            raise PeerFault(peer, until_heard(left))
         if peer == self.peer_id:
             raise PeerFault(peer, "that is ourselves")
         theirs, since = self._incompatible.get(peer, (None, 0.0))
@@ -536,7 +537,7 @@ class Transport:
         if ours and request.run_id != ours:
             raise Refused("this node relays for another run", "", ExitCode.PROTOCOL)
         if (left := self._banned(peer)) > 0:
-            raise Refused(f"you are refused for {left:.0f} s", "wait", ExitCode.REFUSED)
+            raise Refused(f"you: {until_heard(left)}", _wait(left), ExitCode.REFUSED)
         if ours:
             self._admit(peer, Hello(run_id=request.run_id, admission=request.admission))
 
@@ -612,6 +613,11 @@ class Transport:
         """Lines of this kind now; called by the thread that answers scrapes."""
         return sum(line.rung is rung for line in self._lines.all().values())
 
+    def expel(self, revoked: Callable[[PeerId], bool]) -> None:
+        self._book.revoked = revoked
+        for peer in [p for p in self._met if revoked(p)]:
+            self.forget(peer)
+
     def _banned(self, peer: PeerId) -> float:
         return self._book.banned(peer, time.monotonic())
 
@@ -622,12 +628,16 @@ class Transport:
 
     def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:
         if (left := self._banned(peer)) > 0:
-            raise Refused(f"you are refused for {left:.0f} s", "wait", ExitCode.REFUSED)
+            raise Refused(f"you: {until_heard(left)}", _wait(left), ExitCode.REFUSED)
         return self._admit(peer, hello)
 
     async def _p2p_up(self, p2p: object) -> None:
         if self.p2p.restarts:
             self._metrics.p2pd_restarts_total.inc()
+
+
+def _wait(left_s: float) -> str:
+    return "wait" if left_s < math.inf else "ask the owner of the run"
 
 
 async def _echo(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

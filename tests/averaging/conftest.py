@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
-from node.averaging.exchange.request import RoundOutcome, RoundRequest, TensorFormat, WeightCaps
+from node.averaging.exchange.request import RoundOutcome, RoundRequest, WeightCaps
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
@@ -70,10 +70,9 @@ class Cell:
 
     def request(self, peer: PeerId, **changes: object) -> RoundRequest:
         """Attempt 0 of epoch 7 with everybody in it; ``changes`` are fields of RoundRequest, or of
-        its values."""
-        values = {
-            field: made(**{f.name: changes.pop(f.name) for f in fields(made) if f.name in changes})
-            for field, made in (("caps", WeightCaps), ("form", TensorFormat))
+        its caps."""
+        caps: dict[str, Any] = {
+            f.name: changes.pop(f.name) for f in fields(WeightCaps) if f.name in changes
         }
         request = RoundRequest(
             round=RoundId(7, 1, 0),
@@ -87,7 +86,7 @@ class Cell:
             tokens=self.tokens(peer),
             deadline_s=self.settings.round_timeout_s,
         )
-        return replace(request, **values, **changes)  # type: ignore[arg-type]
+        return replace(request, caps=WeightCaps(**caps), **changes)  # type: ignore[arg-type]
 
     def repair(
         self, peer: PeerId, alive: list[PeerId], owners: Mapping[str, PeerId], **changes: object

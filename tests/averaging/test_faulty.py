@@ -38,7 +38,6 @@ def test_the_judge_sees_what_is_wrong():
         fresh = {n: meeting.truth(n, by) for n in parts} | (also or {})
         return RoundOutcome(
             fresh,
-            1,
             frozenset(by),
             {},
             0,

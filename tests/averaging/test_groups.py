@@ -19,7 +19,6 @@ from node.averaging.exchange.events import (
     Forgot,
     Kind,
     PeerFoundDead,
-    QuorumRule,
     Read,
     ReduceAndStep,
     Serve,
@@ -281,9 +280,7 @@ class Schedule:
                         assert set(names) <= self.fresh
                         wanted = self.streams[number]
                         group = self.groups[wanted.round.attempt][wanted.group]
-                        assert set(names) == (
-                            set() if wanted.one_way else set(wanted.names or group.names)
-                        )
+                        assert set(names) == set(wanted.names or group.names)
                 case Read(number):
                     self.reading.add(number)
                 case Wait(number):
@@ -331,7 +328,6 @@ class Schedule:
         mine = self.dice.choice((0, 10))
         self.reading.clear()  # whoever is read is told so anew
         listeners = frozenset({D}) if self.dice.random() < 0.3 else frozenset()
-        quorum = QuorumRule(self.dice.choice((0, 0, 0, 2, 3)), 30.0)
         self.apply(
             opened(
                 groups,
@@ -341,7 +337,6 @@ class Schedule:
                 held,
                 self.now + 50,
                 listeners=listeners,
-                quorum=quorum,
             )
         )
 
@@ -367,7 +362,6 @@ class Schedule:
             digest,
             tokens,
             names if tokens else (),
-            one_way=tokens > 0 and self.dice.random() < 0.1,
         )
         self.streams[number] = head
         self.apply(head)

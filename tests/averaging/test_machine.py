@@ -322,6 +322,6 @@ def test_an_uploading_member_is_awaited_though_called_dead():
 
 @pytest.mark.parametrize("over", [Forgot(3), Voided(3)])
 def test_of_an_epoch_that_is_over_nothing_is_kept(over):
-    machine = opened(cells={A: 0, B: 1, C: 1}, listeners=frozenset({C}), may_hold=True)
+    machine = opened(listeners=frozenset({C}), may_hold=True)
     feed(machine, began(1, B), Uploaded(1), over, Ended(1))
-    assert (machine._epochs, machine._cells, machine._streams) == ({}, {}, {})
+    assert (machine._epochs, machine._streams) == ({}, {})

@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from node.averaging.coding import parcel
 from node.averaging.coding.codecs import encode, settle
 from node.averaging.coding.formats import FORMATS, nbytes_of
-from node.averaging.exchange.member import SERVICES
-from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.errors import WireError
-from node.core.ids import RoundId
-from node.training.rounds.error_feedback import ErrorFeedback
 from node.wire.tensors import compare
 from protos import averaging_pb2
 from tests.averaging.conftest import with_peers
@@ -134,84 +130,6 @@ async def test_members_and_owners_end_with_equal_bits_in_every_format(cell_of, g
         for o in outcomes
         for n in o.fresh
     )
-
-
-async def test_coded_bytes_are_sent_as_they_are_with_error_feedback(cell_of, grads):
-    cell = await cell_of(2)
-    residual = {p: ErrorFeedback("top-k") for p in cell.peers}
-    got = {n: torch.zeros_like(t) for n, t in grads(cell.peers[0]).items()}
-    for epoch in range(40):
-        requests = {}
-        for peer in cell.peers:
-            residual[peer].begin(str(epoch))
-            said, coded = residual[peer].says(grads(peer))
-            requests[peer] = cell.request(
-                peer,
-                round=RoundId(epoch, 1, 0),
-                up="top-k",
-                gradients=said,
-                coded=coded,
-                tokens=1,
-                summed=False,
-            )
-        first, second = await asyncio.gather(
-            *(cell.rounds[p].run(r, means) for p, r in requests.items())
-        )
-        assert all(torch.equal(first.fresh[n], second.fresh[n]) for n in got)
-        for peer in cell.peers:
-            residual[peer].spoken()
-            residual[peer].moved()
-            cell.rounds[peer].forget(epoch)
-        got = {n: g + first.fresh[n] for n, g in got.items()}
-    lost = {n: sum(residual[p].words[n] for p in cell.peers) / 2 for n in got}
-    for name, total in got.items():
-        wanted = 40 * sum(grads(p)[name] for p in cell.peers) / 2
-        assert torch.allclose(total + lost[name], wanted, atol=1e-2)
-
-
-async def test_values_are_averaged_by_tokens_and_not_divided_by_them(cell_of, bits, grads):
-    cell, p0, p1 = await with_peers(cell_of(2))
-    for equal in (True, False):
-        tokens = {p0: 7, p1: 7 if equal else 21}
-        changes = {
-            p: cell.request(p, round=RoundId(8 + equal, 1, 0), tokens=tokens[p], summed=False)
-            for p in cell.peers
-        }
-        first, second = await asyncio.gather(
-            *(cell.rounds[p].run(r, means) for p, r in changes.items())
-        )
-        assert bits(first.fresh, second.fresh)
-        for name, value in first.fresh.items():
-            wanted = (grads(p0)[name] * tokens[p0] + grads(p1)[name] * tokens[p1]) / sum(
-                tokens.values()
-            )
-            assert torch.allclose(value, wanted, rtol=1e-5, atol=1e-5)
-            if equal:
-                assert torch.equal(value, (grads(p0)[name] + grads(p1)[name]) / 2)
-
-
-async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
-    cell, p0, p1 = await with_peers(cell_of(2))
-    net = cell.net
-    outer = {}
-    for peer in ("q0", "q1"):
-        transport = net.transport(peer)
-        inner = CellRound(transport, cell.settings)
-        outer[peer] = inner, CellRound(transport, cell.settings, service=SERVICES[1])
-        await transport.start()
-    members = tuple(net.transports[p].peer_id for p in outer)
-    owners = {n: members[i % 2] for i, n in enumerate(cell.owners())}
-    runs = []
-    for peer, shift in zip(members, (p0, p1), strict=True):
-        request = cell.request(shift, members=members, owners=owners)
-        runs.append(outer[peer][0].run(request, means))
-        runs.append(outer[peer][1].run(replace(request, tokens=1, summed=False), means))
-    inner_0, outer_0, inner_1, outer_1 = await asyncio.gather(*runs)
-    for service in (r for pair in outer.values() for r in pair):
-        await service.close()
-    assert bits(inner_0.fresh, inner_1.fresh)
-    assert bits(outer_0.fresh, outer_1.fresh)
-    assert not bits(inner_0.fresh, outer_0.fresh)
 
 
 async def test_a_survivor_serves_the_dead_owners_bytes(cell_of, bits):

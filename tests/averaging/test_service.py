@@ -22,8 +22,10 @@ async def test_everybody_holds_the_same_weighted_mean_step(cell_of, bits, count)
         assert not outcome.missing
         assert not outcome.failed
         assert outcome.contributors == set(cell.peers)
-        assert outcome.tokens == sum(map(cell.tokens, cell.peers))
-        assert outcome.stepped == {n for n, o in cell.owners().items() if o == peer}
+        total = sum(map(cell.tokens, cell.peers))
+        assert all(part.tokens == total for part in outcome.parts.values())
+        stepped = {n for names in cell.steps[peer] for n in names}
+        assert stepped == {n for n, o in cell.owners().items() if o == peer}
     assert all(len(steps) <= 1 for steps in cell.steps.values())
 
 
@@ -191,10 +193,10 @@ async def test_a_mean_that_cannot_be_sent_back_fails_the_round_only(cell_of):
     cell, p0, p1 = await with_peers(
         cell_of(2, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
     )
-    huge = {n: torch.full(s, 1e6) for n, s in SHAPES.items()}  # fit, and more than fp16 has
+    # Fit, and more than fp16 has.
+    huge = {n: torch.full(s, 1e7) for n, s in SHAPES.items()}
     changes = {
         "owners": dict.fromkeys(SHAPES, p0),
-        "summed": False,
         "down": "fp16",
         "gradients": huge,
     }
@@ -215,8 +217,7 @@ async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits,
     for step in (None, lambda means: means):
         cell = await cell_of(3)
         rounds = [
-            cell.rounds[p].run(cell.request(p, summed=False, up=codec, down=codec), step)
-            for p in cell.peers
+            cell.rounds[p].run(cell.request(p, up=codec, down=codec), step) for p in cell.peers
         ]
         outcomes = await asyncio.gather(*rounds)
         assert all(not o.missing and bits(o.fresh, outcomes[0].fresh) for o in outcomes)

@@ -20,7 +20,6 @@ from node.averaging.strategies.moshpit import (
     meet_by_key,
     pack,
 )
-from node.averaging.strategies.pushes import admit
 from node.averaging.strategies.strategy import (
     Butterfly,
     Edges,
@@ -268,12 +267,7 @@ def test_an_all_reduce_with_somebody_missing_is_void() -> None:
     assert grouped(Butterfly().meet(5, 0, 0), values, alive)[alive].std() < 1e-15
 
 
-def test_a_push_that_is_too_old_weighs_nothing() -> None:
-    assert [admit(7, seen, 2) for seen in (7, 5, 4)] == [1.0, 1.0, 0.0]
-    assert admit(7, 0, None) == 1.0
-    assert admit(7, 4, None, damp=True) == 0.25
-    with pytest.raises(ValueError, match="later"):
-        admit(3, 4, 2)
+def test_pushes_meet_at_owners_within_a_bound_or_without() -> None:
     assert Stale(3).meet(5, 0, 0).bound == 3
     assert not Hogwild().meet(5, 0, 0).locked
     with pytest.raises(ValueError, match="shards"):

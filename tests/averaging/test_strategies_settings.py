@@ -6,40 +6,32 @@ from dataclasses import replace
 
 import pytest
 
-from node.averaging.strategies.central import Hogwild, ParameterServer, Stale
-from node.averaging.strategies.gossip import Exponential, Pairs, Ring
-from node.averaging.strategies.moshpit import Moshpit
 from node.averaging.strategies.outer import (
     IN_WINDOWS,
     OuterSettings,
     carried,
     check,
     pieces,
-    strategy_of,
 )
-from node.averaging.strategies.strategy import Butterfly
 from node.core.errors import UsageFault
 
 DILOCO = OuterSettings(carries="deltas", optimizer="nesterov", window_s=60.0)
 SGD = replace(DILOCO, optimizer="sgd")
-HELD: dict[str, tuple[OuterSettings, object]] = {
-    "parameters": (OuterSettings(), Butterfly()),
-    "moshpit": (OuterSettings("moshpit", grid=(8, 8)), Moshpit((8, 8))),
-    "gossip": (OuterSettings("gossip"), Pairs()),
-    "ring": (OuterSettings("ring"), Ring()),
-    "push-sum": (OuterSettings("push-sum", fanout=2), Exponential(2)),
-    "diloco": (DILOCO, Butterfly()),
-    "diloco in int8": (replace(DILOCO, codec="int8"), Butterfly()),
-    "diloco in top-k": (replace(DILOCO, codec="top-k", feedback=True), Butterfly()),
-    "diloco over moshpit": (
-        OuterSettings("moshpit", "state", "nesterov", grid=(8, 8)),
-        Moshpit((8, 8)),
-    ),
-    "streaming": (replace(DILOCO, fragments=5, mixing=0.5, codec="int4"), Butterfly()),
-    "quorum": (replace(DILOCO, quorum=3), Butterfly()),
-    "server": (OuterSettings("parameter-server", shards=2), ParameterServer(2)),
-    "stale": (replace(SGD, strategy="parameter-server", staleness=4), Stale(4)),
-    "hogwild": (replace(SGD, strategy="hogwild"), Hogwild()),
+HELD: dict[str, OuterSettings] = {
+    "parameters": OuterSettings(),
+    "moshpit": OuterSettings("moshpit", grid=(8, 8)),
+    "gossip": OuterSettings("gossip"),
+    "ring": OuterSettings("ring"),
+    "push-sum": OuterSettings("push-sum", fanout=2),
+    "diloco": DILOCO,
+    "diloco in int8": replace(DILOCO, codec="int8"),
+    "diloco in top-k": replace(DILOCO, codec="top-k", feedback=True),
+    "diloco over moshpit": OuterSettings("moshpit", "state", "nesterov", grid=(8, 8)),
+    "streaming": replace(DILOCO, fragments=5, mixing=0.5, codec="int4"),
+    "quorum": replace(DILOCO, quorum=3),
+    "server": OuterSettings("parameter-server", shards=2),
+    "stale": replace(SGD, strategy="parameter-server", staleness=4),
+    "hogwild": replace(SGD, strategy="hogwild"),
 }
 REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "parameters in int8": (OuterSettings(codec="int8"), "rounded again in every round"),
@@ -85,10 +77,8 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_settings_that_hold_make_their_strategy(name: str) -> None:
-    asked, made = HELD[name]
-    assert strategy_of(asked) == made
-    assert strategy_of(asked).partial == asked.partial, "settings and strategy say the same"
+def test_settings_that_hold_are_let_through(name: str) -> None:
+    check(HELD[name])
 
 
 @pytest.mark.parametrize("name", REFUSED)

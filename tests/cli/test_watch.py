@@ -175,3 +175,34 @@ def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, daemon):
     NodeConfig.load({"home": str(home)}, {}).identity_path.unlink()
     Identity.load_or_create(NodeConfig.load({"home": str(home)}, {}).identity_path)
     assert tutti("swarm", "switch", "diloco.toml").returncode == ExitCode.REFUSED
+
+
+def test_the_owner_puts_peers_out_of_a_running_swarm(tutti, home, daemon):
+    assert (
+        tutti(
+            "swarm", "init", "swarm.toml", "--set", "averaging.cell=1", "--set", "outer.window_s=20"
+        ).returncode
+        == 0
+    )
+    manifest = read_manifest(home.parent / "swarm.toml")
+    config = NodeConfig.load({"home": str(home)}, {})
+    config.remember(manifest)
+    daemon.said.swarm.run_id = manifest.run_id
+    one, two = (Identity.ephemeral().peer_id for _ in range(2))
+    assert "change 1" in tutti("swarm", "revoke", one).good()
+    rules = read(manifest, daemon.switched)
+    assert (rules.revokes(one), rules.revokes(two), rules.cell) == (True, False, 1)
+    daemon.said.change.revision, daemon.said.change.signed = 1, daemon.switched
+    assert tutti("swarm", "revoke", two).returncode == 0
+    rules = read(manifest, daemon.switched)
+    assert (rules.revokes(one), rules.revokes(two)) == (True, True), "who was out stays out"
+    daemon.said.change.revision, daemon.said.change.signed = 2, daemon.switched
+    (home.parent / "more.toml").write_text("[averaging]\ncell = 2\n[outer]\nwindow_s = 20\n")
+    assert tutti("swarm", "switch", "more.toml").returncode == 0
+    rules = read(manifest, daemon.switched)
+    assert (rules.cell, rules.revokes(one)) == (2, True), "and another change leaves it so"
+    assert tutti("swarm", "revoke", one, "--back").returncode == 0
+    assert not read(manifest, daemon.switched).revokes(one)
+    refused(tutti("swarm", "revoke", "nobody"), 2, "no PeerId")
+    mine = Identity.load(config.identity_path).peer_id
+    refused(tutti("swarm", "revoke", mine), 2, "this node itself")

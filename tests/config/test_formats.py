@@ -193,8 +193,8 @@ def test_a_format_that_is_none_is_refused(said: str) -> None:
 
 
 def test_a_run_of_a_newer_protocol_is_refused_with_advice() -> None:
-    with pytest.raises(TooNew, match=r"swarm\.protocol = 5") as fault:
-        amended(DEMO, {"swarm.protocol": 5})
+    with pytest.raises(TooNew, match=r"swarm\.protocol = 99") as fault:
+        amended(DEMO, {"swarm.protocol": 99})
     assert "update this tutti" in fault.value.next_step
 
 

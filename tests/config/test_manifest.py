@@ -82,7 +82,7 @@ def test_a_run_goes_on_only_as_what_it_was():
         ("data", 'source = "http://x"', "data.source"),
         ("data", 'sha256 = "zz"', "data.sha256"),
         ("swarm", 'name = "a b\\u001b[2J"', "swarm.name"),
-        ("swarm", "protocol = 5", "swarm.protocol = 5"),
+        ("swarm", "protocol = 99", "swarm.protocol = 99"),
         ("swarm", 'owner = "me"', "swarm.owner"),
     ],
 )

@@ -15,6 +15,7 @@ from node.control.text import (
     status_lines,
     swarm_picture,
 )
+from node.core.version import PROTOCOL, PROTOCOLS
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
     CellLine,
@@ -270,11 +271,11 @@ def test_a_daemon_that_knows_nothing_yet_makes_nothing_up():
 def test_peers_of_another_protocol_are_named_with_what_helps():
     answer = some_peers()
     assert "protocol" not in "".join(shown(peers_table(answer)))
-    for p, window in zip(answer.peers[1:4], ((7, 8), (7, 8), (4, 4)), strict=True):
+    for p, window in zip(answer.peers[1:4], ((7, 8), (7, 8), (PROTOCOL, PROTOCOL)), strict=True):
         p.oldest_protocol, p.newest_protocol = window
     answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = 9  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    assert "golden-condor, quiet-ferret speak protocols 7 to 8, this tutti protocol 4" in said
+    assert f"golden-condor, quiet-ferret speak protocols 7 to 8, this tutti {PROTOCOLS}" in said
     assert "update this tutti" in said
     assert "basement speak" not in said
     assert "protocol 9" not in said

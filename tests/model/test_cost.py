@@ -45,7 +45,6 @@ def test_flops_are_those_torch_counts(tied):
     ours = 64 * sum(flops_per_token(settings, 2, s) for s in range(3))
     # torch counts uncausal attention, and recomputed scores
     assert ours == pytest.approx(counter.get_total_flops(), rel=0.1)
-    assert 3 * flops_per_token(settings, 2, 1, backward=False) == flops_per_token(settings, 2, 1)
 
 
 def test_stage_bytes_add_up_over_the_model():
@@ -62,11 +61,6 @@ def test_stage_bytes_add_up_over_the_model():
             stages[1].work,
         )
     )
-
-
-def test_recomputing_takes_less():
-    settings = ModelSettings()
-    assert stage_bytes(settings, 3, 1, recompute=True).stash < stage_bytes(settings, 3, 1).stash / 4
 
 
 def test_a_model_too_large_is_refused_with_numbers():

@@ -188,9 +188,6 @@ def test_costs_follow_the_method():
     half = OptimSettings(name="soap", precondition_side=200)
     assert step_cost(UP, (300, 100), half) < of["soap"]
     by_name = {p.name: p for p in parts_of(model(), s)}
-    assert by_name[UP].atomic
-    assert not by_name["lm_head.weight"].atomic
-    assert not by_name["model.layers.0.input_layernorm.weight"].atomic
     assert by_name[UP].bytes == 4 * 64 * 192
 
 
@@ -211,7 +208,6 @@ def test_a_side_that_is_too_long_has_no_preconditioner():
     assert state_shapes(UP, (300, 20), shampoo) == state_shapes(
         "lm_head.weight", (300, 20), shampoo
     )
-    assert not parts_of({UP: (300, 20)}, shampoo)[0].atomic
 
 
 def test_the_hash_covers_method_shapes_and_owners():

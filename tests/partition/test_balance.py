@@ -33,7 +33,7 @@ pace = st.lists(st.sampled_from([0.5, 1.0, 1.0, 1.5, 2.0, 3.7]), min_size=1, max
 
 def units(costs, sizes=None):
     return [
-        Unit(f"w{i:04}", 1, c, c, s, f"w{i:04}")
+        Unit(f"w{i:04}", 1, c, c, s)
         for i, (c, s) in enumerate(zip(costs, sizes or costs, strict=True))
     ]
 

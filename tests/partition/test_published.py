@@ -130,7 +130,7 @@ def test_a_cut_inside_a_parameter_and_a_bad_alpha_are_refused():
 
 
 def test_micro_group_counts():
-    units = [Unit(m.name, m.rows, m.cols, m.rows * m.cols, 0, m.name) for m in SHARDS]
+    units = [Unit(m.name, m.rows, m.cols, m.rows * m.cols, 0) for m in SHARDS]
     assert [len(published_groups(units, 8, c * MI)) for c in (32, 64, 128, 256, 400, 512)] == [
         15,
         8,
@@ -150,7 +150,7 @@ def test_micro_group_counts():
 
 @given(numels, st.integers(1, 6), st.integers(5000, 20_000))
 def test_groups_keep_every_unit_within_the_bound(values, slots, most):
-    units = [Unit(name, 1, v, v, 4 * v, name) for name, v in named(values)]
+    units = [Unit(name, 1, v, v, 4 * v) for name, v in named(values)]
     for mode in ("no", "single", "slot", "global"):
         groups = published_groups(units, slots, most, mode)
         assert sorted(u.name for g in groups for slot in g for u in slot) == sorted(
@@ -163,7 +163,7 @@ def test_groups_keep_every_unit_within_the_bound(values, slots, most):
 
 @given(numels, st.integers(1, 6), st.integers(5000, 20_000))
 def test_our_groups_are_bounded_in_bytes_whatever_units_cost(values, ranks, most):
-    units = [Unit(name, 1, v, v**2, 4 * v, name) for name, v in named(values)]
+    units = [Unit(name, 1, v, v**2, 4 * v) for name, v in named(values)]
     owner = make_plan(units, [1.0] * ranks, "muon").owner
     groups = bounded_groups(units, owner, ranks, 4 * most)
     assert sorted(u.name for g in groups for slot in g for u in slot) == sorted(owner)

@@ -43,8 +43,8 @@ CROWDED = Setup(
 class NoLatch(RoundMachine):
     """An attempt that has failed goes on."""
 
-    def _latch(self, number: int, epoch: EpochCounts, text: str) -> list[Action]:
-        done = super()._latch(number, epoch, text)
+    def _latch(self, epoch: EpochCounts, text: str) -> list[Action]:
+        done = super()._latch(epoch, text)
         epoch.fault = ""
         return done
 
@@ -67,9 +67,8 @@ class StepsAgain(RoundMachine):
     """What was claimed is forgotten when the next attempt opens."""
 
     def _opened(self, opened: Any, now: float) -> list[Action]:
-        for (number, _), epoch in self._epochs.items():
-            if number == opened.round.epoch:
-                epoch.claimed, epoch.fresh = set(), set()
+        if (epoch := self._epochs.get(opened.round.epoch)) is not None:
+            epoch.claimed, epoch.fresh = set(), set()
         return super()._opened(replace(opened, held=frozenset()), now)
 
 

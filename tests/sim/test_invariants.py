@@ -329,7 +329,7 @@ def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: SimSwarm, a: A
     running.voids(0)
     running.opens(opened())
     swarm.watch.step(a, running, order)
-    running.failed.add((0, 0))
+    running.failed.add(0)
     with broken("I8"):
         swarm.watch.step(a, running, replace(order, names=("1.1",)))
 

@@ -19,7 +19,7 @@ from node.sim.setup import LinkProfile, Setup, toy_parts
 from node.sim.swarm import SimSwarm
 from node.training.protocol import events as ev
 from node.training.protocol import notes
-from node.training.protocol.rules import ChangeStatus, Rules
+from node.training.protocol.rules import ChangeStatus, Rules, mark
 
 GOSSIP = Setup(
     cell=4,
@@ -213,3 +213,26 @@ def test_an_older_plan_is_refused_but_the_end_of_the_run() -> None:
     assert standing.refuses(plan, DILOCO)
     assert standing.tells(leader) == "moshpit"
     assert standing.refuses(replace(plan, outer=0), DILOCO) == "", "the run is over"
+
+
+@pytest.mark.parametrize("who", ["the leader", "a replica"])
+def test_whom_the_owner_revokes_is_out(who: str) -> None:
+    swarm = Watched(GOSSIP, 5)
+    swarm.until(4)
+    chief = swarm.chief()
+    assert chief is not None
+    gone = chief if who == "the leader" else next(p for p in swarm.live(1) if p is not chief)
+    swarm.changes["out"] = Rules(4, GOSSIP.outer, 1, "out", frozenset({mark(gone.name)}))
+    swarm.watch.one_fault.fault("revoked", None, False)
+    teller = next(p for p in swarm.live() if p is not gone)
+    teller.change("out")
+    told = swarm.world.now
+    swarm.world.run(told + 20.0, None)
+    after = [p for p in swarm.plans.values() if p.change == "out"]
+    assert after, "the others go on"
+    assert all(p.member(gone.name) is None and gone.name not in p.owners.values() for p in after)
+    assert all(gone.name not in p.electorate.voters for p in after)
+    commits = [c for c in swarm.watch.commits if c.at > told and c.leader != gone.name]
+    assert commits[0].at - told < 10.0
+    assert not any(gone.name in p.transport.lines for p in swarm.live() if p is not gone)
+    swarm.finish()

@@ -3,8 +3,7 @@ and whoever drives it. Enters: events. Leaves: actions. Never: a decision."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from node.averaging.exchange.groups import Group
@@ -38,36 +37,13 @@ class Kind(StrEnum):
     """The other side cut our parts into other groups."""
 
 
-GRACE_SHARE = 0.8
-"""Share of the time that is left which a grace may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuorumRule:
-    """After ``count`` contributions to a group the others have ``grace_s`` left; 0: all are waited
-    for. ``spare_s``: nobody waits for the result so long, None where everybody does."""
-
-    count: int = 0
-    grace_s: float = 0.0
-    spare_s: float | None = None
-
-    def grace(self, quorum_s: float) -> float:
-        """Seconds that may pass after the quorum took ``quorum_s``. After the rule of Decoupled
-        DiLoCo (arXiv 2604.21428)."""
-        if self.spare_s is None:
-            return self.grace_s
-        return min(self.grace_s, max(0.0, GRACE_SHARE * (self.spare_s - quorum_s)))
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """Our own round begins. ``groups``: the parts we own in it, in the order of their steps;
     ``held``: parts whose fresh bytes we already have (from this or a former owner); ``tokens``:
     behind our own gradients, 0 for none; ``contribute_by``: when to step each group without the
-    late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault.
-    ``cells``: where cells are averaged and answered each by itself, and none waits for another,
-    those of the members; empty: all are in one. There parts stay as they are only when all who
-    might have given have said that they have nothing."""
+    late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no
+    fault."""
 
     round: RoundId
     me: PeerId
@@ -81,15 +57,12 @@ class Opened:
     contribute_by: tuple[float, ...]
     token_limit: int
     may_hold: bool = False
-    cells: Mapping[PeerId, int] = field(default_factory=dict)
-    quorum: QuorumRule = QuorumRule()
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
     """A stream's head has come; nothing has been set aside for it. It is for one of our groups,
-    which its peer calls ``digest``. No tokens: it only wants to be served; a ``gift``: it only
-    wants to know that its gradients have come."""
+    which its peer calls ``digest``. No tokens: it only wants to be served."""
 
     stream: int
     peer: PeerId
@@ -100,7 +73,6 @@ class Began:
     digest: str
     tokens: int
     names: tuple[str, ...]
-    one_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +116,6 @@ class Stepped:
 
     epoch: int
     names: frozenset[str]
-    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +125,6 @@ class StepFailed:
     epoch: int
     names: frozenset[str]
     text: str
-    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +173,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Send the stream the fresh bytes of these parts, sorted by name, of none for a gift; stop
-    reading it."""
+    """Send the stream the fresh bytes of these parts, sorted by name; stop reading it."""
 
     stream: int
     names: tuple[str, ...]
-    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +192,13 @@ class EndStream:
 @dataclass(frozen=True, slots=True)
 class ReduceAndStep:
     """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step
-    ``names``. One at a time in a cell. Without contributors: keep the parts as they are."""
+    ``names``. One at a time. Without contributors: keep the parts as they are."""
 
     round: RoundId
     group: int
     names: tuple[str, ...]
     contributors: tuple[PeerId, ...]
     tokens: int
-    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +207,6 @@ class Fail:
 
     epoch: int
     text: str
-    cell: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Give :class:`TimePassed` at this time."""
-
-    at: float
-
-
-Action = Read | Wait | Serve | EndStream | ReduceAndStep | Fail | WakeAt
+Action = Read | Wait | Serve | EndStream | ReduceAndStep | Fail

@@ -5,8 +5,8 @@ Never: an action."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
 from node.averaging.exchange.events import Began, Opened
@@ -38,15 +38,13 @@ class Stream:
 @dataclass(slots=True)
 class GroupState:
     """One group of the current attempt. ``given``: tokens by contributor; ``present``: came for
-    what is claimed already; ``missing``: broke off. ``closes``: when its quorum has waited long
-    enough for the others, None before there is one."""
+    what is claimed already; ``missing``: broke off."""
 
     names: frozenset[str]
     contribute_by: float
     given: dict[PeerId, int]
     present: set[PeerId] = field(default_factory=set)
     missing: set[PeerId] = field(default_factory=set)
-    closes: float | None = None
 
 
 @dataclass(slots=True)
@@ -54,12 +52,10 @@ class EpochCounts:
     """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each
     group) of each of its rounds, the rest of the current attempt. ``idle``: came with nothing to
     give; ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one.
-    ``stepping``: the optimizer has a group of ours. Where members are in cells, each cell has one
-    of these."""
+    ``stepping``: the optimizer has a group of ours."""
 
-    cell: int = 0
+    current: Opened
     rounds: dict[RoundId, Opened] = field(default_factory=dict)
-    current: Opened | None = None
     claimed: set[str] = field(default_factory=set)
     fresh: set[str] = field(default_factory=set)
     served: Counter[tuple[RoundId, PeerId, int]] = field(default_factory=Counter)
@@ -69,11 +65,9 @@ class EpochCounts:
     barred: set[PeerId] = field(default_factory=set)
     fault: str = ""
     stepping: bool = False
-    began: float = 0.0
 
-    def begin(self, opened: Opened, now: float) -> None:
+    def begin(self, opened: Opened) -> None:
         """A new attempt: what is claimed and fresh stays."""
-        self.began = now
         self.current = self.rounds[opened.round] = opened
         self.claimed |= opened.held
         self.fresh |= opened.held
@@ -84,16 +78,6 @@ class EpochCounts:
             for group, until in zip(opened.groups, opened.contribute_by, strict=True)
         ]
         self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
-
-    @property
-    def may_hold(self) -> bool:
-        """Whether parts that nobody gave anything to may stay as they are."""
-        opened = self.current
-        if opened is None or not opened.cells:
-            return opened is not None and opened.may_hold
-        # Who is only gone may have had something to give, and another of its cell may give it in
-        # the next attempt.
-        return opened.may_hold and opened.members - opened.listeners <= self.idle | self.barred
 
     def unclaimed(self, group: int) -> frozenset[str]:
         """What a step of this group would take, and a contribution to it must cover."""
@@ -108,8 +92,6 @@ class EpochCounts:
 
     def awaited(self, group: int) -> frozenset[PeerId]:
         """Whose contribution to a group of the current attempt may still come."""
-        if self.current is None:
-            return frozenset()
         state = self.groups[group]
         out = (
             self.idle
@@ -121,18 +103,6 @@ class EpochCounts:
         )
         return self.current.members - self.current.listeners - out
 
-    def closes(self, group: int, now: float) -> float:
-        """When a group is stepped without those whose contribution may still come."""
-        state, opened = self.groups[group], self.current
-        if opened is None or not opened.quorum.count:
-            return state.contribute_by
-        # When nobody is left who may still come, nobody is waited for, however many a quorum is.
-        if state.closes is None and len(state.given) >= opened.quorum.count:
-            state.closes = now + opened.quorum.grace(now - self.began)
-        return (
-            state.contribute_by if state.closes is None else min(state.closes, state.contribute_by)
-        )
-
     def wanted(self, stream: Stream) -> frozenset[str]:
         """A contributor is answered with the parts it gave to; a listener with all of the group it
         asked for."""
@@ -140,24 +110,3 @@ class EpochCounts:
         return frozenset(began.names) or frozenset(
             self.rounds[began.round].groups[began.group].names
         )
-
-
-def by_cell(opened: Opened) -> Mapping[int, Opened]:
-    """What is opened in each cell: an owner takes part in all, and gives and holds something in its
-    own only."""
-    if not opened.cells:
-        return {0: opened}
-    found: dict[int, Opened] = {}
-    for cell in sorted(set(opened.cells.values())):
-        members = frozenset(
-            p for p, at in opened.cells.items() if at == cell and p in opened.members
-        )
-        mine = opened.me in members
-        found[cell] = replace(
-            opened,
-            members=members | {opened.me},
-            listeners=opened.listeners if mine else opened.listeners | {opened.me},
-            held=opened.held if mine else frozenset(),
-            tokens=opened.tokens if mine else 0,
-        )
-    return found

@@ -15,15 +15,10 @@ everything else:
 * the first fault of an attempt latches: until the next attempt opens, everybody who still waits is
   refused.
 
-Members may be in cells that are answered each by itself: then all of this holds in each, and a part
-is claimed once in every cell.
-
 Pure: no clock, no socket, no tensor.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from node.averaging.exchange.events import (
     Action,
@@ -46,7 +41,6 @@ from node.averaging.exchange.events import (
     Uploaded,
     Voided,
     Wait,
-    WakeAt,
 )
 from node.averaging.exchange.group_state import (
     COMING,
@@ -54,10 +48,9 @@ from node.averaging.exchange.group_state import (
     EpochCounts,
     GroupPhase,
     Stream,
-    by_cell,
 )
 from node.averaging.exchange.groups import LET_IN, UNDER_WAY
-from node.core.ids import PeerId, RoundId
+from node.core.ids import PeerId
 
 MOST_SERVED = 8
 """Times a peer is sent the same group in an attempt: once is enough, a lost connection makes it
@@ -73,9 +66,7 @@ class RoundMachine:
         self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256, window: int = LET_IN
     ) -> None:
         self._held_per_peer, self._held_total, self._window = held_per_peer, held_total, window
-        self._epochs: dict[tuple[int, int], EpochCounts] = {}
-        """By number and cell; 0 where all members are in one."""
-        self._cells: dict[int, dict[PeerId, int]] = {}
+        self._epochs: dict[int, EpochCounts] = {}
         self._streams: dict[int, Stream] = {}
         self._floor = -1
 
@@ -97,10 +88,10 @@ class RoundMachine:
                 return self._gone(peer, now)
             case TimePassed():
                 return [a for e in self._epochs.values() for a in self._step_if_ready(e, now)]
-            case Stepped(number, names, cell):
-                return self._stepped(self._epochs.get((number, cell)), number, names, now)
-            case StepFailed(number, names, text, cell):
-                return self._step_failed(self._epochs.get((number, cell)), number, names, text)
+            case Stepped(number, names):
+                return self._stepped(number, names, now)
+            case StepFailed(number, names, text):
+                return self._step_failed(number, names, text)
             case Forgot(number):
                 return self._forgot(number)
             case Voided(number):
@@ -109,71 +100,39 @@ class RoundMachine:
     def _opened(self, opened: Opened, now: float) -> list[Action]:
         if opened.round.epoch <= self._floor:
             raise ValueError(f"epoch {opened.round.epoch} is over")
-        rounds = [
-            e.current.round
-            for (n, _), e in self._epochs.items()
-            if n == opened.round.epoch and e.current is not None
-        ]
-        if rounds and opened.round <= max(rounds):
-            raise ValueError(f"{opened.round} is not newer than {max(rounds)}")
-        self._cells.setdefault(opened.round.epoch, {}).update(opened.cells)
-        begun: list[EpochCounts] = []
-        for cell, part in by_cell(opened).items():
-            epoch = self._epochs.setdefault((opened.round.epoch, cell), EpochCounts(cell))
-            epoch.begin(part, now)
-            begun.append(epoch)
+        epoch = self._epochs.setdefault(opened.round.epoch, EpochCounts(opened))
+        if epoch.rounds and opened.round <= epoch.current.round:
+            raise ValueError(f"{opened.round} is not newer than {epoch.current.round}")
+        epoch.begin(opened)
         actions: list[Action] = []
-        for epoch in begun:
-            for number, stream in self._of_epoch(opened.round.epoch, epoch.cell):
-                if stream.phase is GroupPhase.HELD and stream.began.round <= opened.round:
-                    actions += self._judge(number, stream)
-                elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
-                    actions.append(
-                        self._refuse(
-                            number, Kind.SUPERSEDED, f"attempt {opened.round.attempt} has begun"
-                        )
-                    )
-                elif stream.phase in COMING:
-                    actions.append(self._put_off(number, stream))
-            actions += self._serve_ready(epoch, opened.round.epoch) + self._step_if_ready(
-                epoch, now
-            )
-        return actions
+        for number, stream in self._of_epoch(opened.round.epoch):
+            if stream.phase is GroupPhase.HELD and stream.began.round <= opened.round:
+                actions += self._judge(number, stream)
+            elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
+                text = f"attempt {opened.round.attempt} has begun"
+                actions.append(self._refuse(number, Kind.SUPERSEDED, text))
+            elif stream.phase in COMING:
+                actions.append(self._put_off(number, stream))
+        return [*actions, *self._serve_ready(epoch), *self._step_if_ready(epoch, now)]
 
     def _began(self, began: Began, now: float) -> list[Action]:
         stream = self._streams[began.stream] = Stream(began)
         actions = self._judge(began.stream, stream)
-        epoch = self._epoch_of(began)
+        epoch = self._epochs.get(began.round.epoch)
         return actions if epoch is None else actions + self._step_if_ready(epoch, now)
-
-    def _cell_of(self, began: Began) -> int:
-        cells = self._cells.get(began.round.epoch, {})
-        return cells[began.peer] if began.peer in cells else _of_strangers(cells)
-
-    def _epoch_of(self, began: Began) -> EpochCounts | None:
-        return self._epochs.get((began.round.epoch, self._cell_of(began)))
 
     def _judge(self, number: int, stream: Stream) -> list[Action]:
         """Read, hold, serve or refuse a stream whose head is known."""
         began = stream.began
         if began.round.epoch <= self._floor:
             return [self._refuse(number, Kind.FORGOTTEN, f"epoch {began.round.epoch} is over")]
-        epoch = self._epoch_of(began)
-        opened = None if epoch is None else epoch.rounds.get(began.round)
-        if epoch is None or opened is None:
-            if (
-                epoch is not None
-                and epoch.current is not None
-                and began.round < epoch.current.round
-            ):
-                return [
-                    self._refuse(
-                        number,
-                        Kind.SUPERSEDED,
-                        f"this peer is at attempt {epoch.current.round.attempt}",
-                    )
-                ]
+        epoch = self._epochs.get(began.round.epoch)
+        if epoch is None or began.round > epoch.current.round:
             return self._hold(number, stream)
+        opened = epoch.rounds.get(began.round)
+        now_at = f"this peer is at attempt {epoch.current.round.attempt}"
+        if opened is None:
+            return [self._refuse(number, Kind.SUPERSEDED, now_at)]
         refusal = self._objection(number, began, opened)
         if refusal is not None:
             if refusal.weight and opened is epoch.current:
@@ -186,13 +145,7 @@ class RoundMachine:
             wait = self._put_off(number, stream)
             return self._serve_if_fresh(number, stream, epoch) or [wait]
         if opened is not epoch.current:
-            return [
-                self._refuse(
-                    number,
-                    Kind.SUPERSEDED,
-                    f"this peer is at attempt {epoch.current.round.attempt}",  # type: ignore
-                )
-            ]
+            return [self._refuse(number, Kind.SUPERSEDED, now_at)]
         if epoch.fault:
             return [self._refuse(number, Kind.FAILED, epoch.fault)]
         if began.tokens == 0:
@@ -274,7 +227,7 @@ class RoundMachine:
         peer, group = stream.began.peer, stream.began.group
         actions: list[Action] = [
             self._refuse(other, Kind.SUPERSEDED, "a newer exchange of the same peer")
-            for other, s in self._of_epoch(stream.began.round.epoch, epoch.cell)
+            for other, s in self._of_epoch(stream.began.round.epoch)
             if other != number
             and s.phase is GroupPhase.READING
             and (s.began.peer, s.began.group) == (peer, group)
@@ -303,17 +256,17 @@ class RoundMachine:
 
     def _uploaded(self, number: int, now: float) -> list[Action]:
         stream = self._streams.get(number)
-        epoch = None if stream is None else self._epoch_of(stream.began)
+        epoch = None if stream is None else self._epochs.get(stream.began.round.epoch)
         if stream is None or epoch is None or stream.phase is not GroupPhase.READING:
             return []
         began = stream.began
-        stream.phase = GroupPhase.SETTLED if began.one_way else GroupPhase.WAITING
+        stream.phase = GroupPhase.WAITING
         epoch.groups[began.group].given[began.peer] = began.tokens
-        return [*([Serve(number, ())] if began.one_way else []), *self._step_if_ready(epoch, now)]
+        return self._step_if_ready(epoch, now)
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         stream = self._streams.get(number)
-        epoch = None if stream is None else self._epoch_of(stream.began)
+        epoch = None if stream is None else self._epochs.get(stream.began.round.epoch)
         if stream is None or epoch is None or stream.phase is not GroupPhase.READING:
             return []
         epoch.barred.add(stream.began.peer)  # what it gave to groups before is fit, and stays
@@ -321,19 +274,19 @@ class RoundMachine:
 
     def _ended(self, number: int, now: float) -> list[Action]:
         stream = self._streams.pop(number, None)
-        epoch = None if stream is None else self._epoch_of(stream.began)
+        epoch = None if stream is None else self._epochs.get(stream.began.round.epoch)
         if stream is None or epoch is None or not stream.live or stream.phase is GroupPhase.HELD:
             return []
         began = stream.began
         others = [
             s.began
-            for _, s in self._of_epoch(began.round.epoch, epoch.cell)
+            for _, s in self._of_epoch(began.round.epoch)
             if s.live and s.began.peer == began.peer
         ]
         # Its contribution, if whole, stays: what is given is given.
         if not others:
             epoch.missing.add(began.peer)
-        elif began.round == self._round_of(epoch) and all(
+        elif began.round == epoch.current.round and all(
             (b.round, b.group) != (began.round, began.group) for b in others
         ):
             epoch.groups[began.group].missing.add(began.peer)
@@ -341,10 +294,10 @@ class RoundMachine:
 
     def _gone(self, peer: PeerId, now: float) -> list[Action]:
         actions: list[Action] = []
-        for (number, cell), epoch in self._epochs.items():
+        for number, epoch in self._epochs.items():
             if any(
                 s.phase is GroupPhase.READING and s.began.peer == peer
-                for _, s in self._of_epoch(number, cell)
+                for _, s in self._of_epoch(number)
             ):
                 continue  # its gradients are coming all the same; if they stop, the stream ends
             epoch.missing.add(peer)
@@ -354,73 +307,65 @@ class RoundMachine:
     def _step_if_ready(self, epoch: EpochCounts, now: float) -> list[Action]:
         """The first group let in that has all it waits for, unless another is at the optimizer."""
         opened = epoch.current
-        if opened is None or epoch.fault or epoch.stepping:
+        if epoch.fault or epoch.stepping:
             return []
-        wakes: list[Action] = []
         for group in epoch.let_in(self._window):
             names, state, awaited = (
                 epoch.unclaimed(group),
                 epoch.groups[group],
                 epoch.awaited(group),
             )
-            if not names:
+            if not names or (awaited and now < state.contribute_by):
                 continue
-            if awaited:
-                before, closes = state.closes, epoch.closes(group, now)
-                if now < closes:
-                    wakes += [WakeAt(closes)] if state.closes != before else []
-                    continue
-            of_epoch = self._of_epoch(opened.round.epoch, epoch.cell)
+            of_epoch = self._of_epoch(opened.round.epoch)
             # Nobody is waited for twice who has not said a word.
             epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
-            if not state.given and not epoch.may_hold:
-                return wakes + self._latch(
-                    opened.round.epoch, epoch, "nobody gave gradients for these parts"
-                )
+            if not state.given and not opened.may_hold:
+                return self._latch(epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
             epoch.stepping = True
             by, tokens = tuple(sorted(state.given)), sum(state.given.values())
-            step = ReduceAndStep(opened.round, group, tuple(sorted(names)), by, tokens, epoch.cell)
+            step = ReduceAndStep(opened.round, group, tuple(sorted(names)), by, tokens)
             late = [
                 (n, s)
                 for n, s in of_epoch
                 if s.phase in COMING and epoch.wanted(s) <= epoch.claimed
             ]
-            return [*wakes, step, *(self._put_off(n, s) for n, s in late)]
-        return wakes
+            return [step, *(self._put_off(n, s) for n, s in late)]
+        return []
 
-    def _stepped(
-        self, epoch: EpochCounts | None, number: int, names: frozenset[str], now: float
-    ) -> list[Action]:
+    def _stepped(self, number: int, names: frozenset[str], now: float) -> list[Action]:
+        epoch = self._epochs.get(number)
         if epoch is None:
             return []
         epoch.stepping = False
         epoch.fresh |= names
-        actions = self._serve_ready(epoch, number)
+        actions = self._serve_ready(epoch)
         let_in = set(epoch.let_in(self._window))
-        for n, s in self._of_epoch(number, epoch.cell):
+        for n, s in self._of_epoch(number):
             if s.phase is GroupPhase.QUEUED and s.began.group in let_in:
                 actions += self._judge(n, s)
         return actions + self._step_if_ready(epoch, now)
 
-    def _step_failed(
-        self, epoch: EpochCounts | None, number: int, names: frozenset[str], text: str
-    ) -> list[Action]:
+    def _step_failed(self, number: int, names: frozenset[str], text: str) -> list[Action]:
+        epoch = self._epochs.get(number)
         if epoch is None:
             return []
         epoch.stepping = False
         epoch.claimed -= names - epoch.fresh
-        return self._latch(number, epoch, text)
+        return self._latch(epoch, text)
 
-    def _latch(self, number: int, epoch: EpochCounts, text: str) -> list[Action]:
+    def _latch(self, epoch: EpochCounts, text: str) -> list[Action]:
         epoch.fault = epoch.fault or text
-        of_epoch = self._of_epoch(number, epoch.cell)
+        number = epoch.current.round.epoch
         waiting = [
-            n for n, s in of_epoch if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed
+            n
+            for n, s in self._of_epoch(number)
+            if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed
         ]
         return [
             *(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting),
-            Fail(number, epoch.fault, epoch.cell),
+            Fail(number, epoch.fault),
         ]
 
     def _forgot(self, number: int) -> list[Action]:
@@ -430,8 +375,7 @@ class RoundMachine:
             for n, s in self._streams.items()
             if s.live and s.began.round.epoch <= number
         ]
-        self._epochs = {key: e for key, e in self._epochs.items() if key[0] > number}
-        self._cells = {n: cells for n, cells in self._cells.items() if n > number}
+        self._epochs = {n: e for n, e in self._epochs.items() if n > number}
         return actions
 
     def _voided(self, number: int) -> list[Action]:
@@ -443,12 +387,11 @@ class RoundMachine:
             for n, s in self._streams.items()
             if s.live and s.phase is not GroupPhase.HELD and s.began.round.epoch >= number
         ]
-        self._epochs = {key: e for key, e in self._epochs.items() if key[0] < number}
-        self._cells = {n: cells for n, cells in self._cells.items() if n < number}
+        self._epochs = {n: e for n, e in self._epochs.items() if n < number}
         return actions
 
-    def _serve_ready(self, epoch: EpochCounts, number: int) -> list[Action]:
-        ready = [(n, s) for n, s in self._of_epoch(number, epoch.cell) if s.phase in OPEN]
+    def _serve_ready(self, epoch: EpochCounts) -> list[Action]:
+        ready = [(n, s) for n, s in self._of_epoch(epoch.current.round.epoch) if s.phase in OPEN]
         return [action for n, s in ready for action in self._serve_if_fresh(n, s, epoch)]
 
     def _serve_if_fresh(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
@@ -464,26 +407,11 @@ class RoundMachine:
                 )
             ]
         stream.phase = GroupPhase.SETTLED
-        return [Serve(number, () if stream.began.one_way else tuple(sorted(wanted)), epoch.cell)]
+        return [Serve(number, tuple(sorted(wanted)))]
 
     def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> EndStream:
         self._streams[number].phase = GroupPhase.SETTLED
         return EndStream(number, kind, text, weight)
 
-    def _of_epoch(self, number: int, cell: int) -> list[tuple[int, Stream]]:
-        cells = self._cells.get(number, {})
-        others = _of_strangers(cells)
-        return sorted(
-            (n, s)
-            for n, s in self._streams.items()
-            if s.began.round.epoch == number and cells.get(s.began.peer, others) == cell
-        )
-
-    @staticmethod
-    def _round_of(epoch: EpochCounts) -> RoundId | None:
-        return None if epoch.current is None else epoch.current.round
-
-
-def _of_strangers(cells: Mapping[PeerId, int]) -> int:
-    """The cell of whoever is in none: any will refuse it. 0 where members are in no cells."""
-    return min(cells.values(), default=0)
+    def _of_epoch(self, number: int) -> list[tuple[int, Stream]]:
+        return sorted((n, s) for n, s in self._streams.items() if s.began.round.epoch == number)

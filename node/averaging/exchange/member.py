@@ -13,7 +13,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from node.averaging.coding import parcel
-from node.averaging.coding.codecs import Coded
+from node.averaging.coding.codecs import Coded, encode
 from node.averaging.exchange.events import Kind
 from node.averaging.exchange.groups import UNDER_WAY, Group
 from node.averaging.exchange.ledger import FreshPart
@@ -25,8 +25,8 @@ from node.core.tasks import together
 from node.transport.port import TransportPort, printable, translate
 from protos import averaging_pb2, tensor_pb2
 
-SERVICES = ("tutti.averaging.v1.Averaging", "tutti.averaging.v1.Outer")
-"""Of gRPC: a cell's rounds, and those between cells."""
+SERVICE = "tutti.averaging.v1.Averaging"
+"""Of gRPC."""
 
 Part = tuple[tensor_pb2.TensorHead, torch.Tensor]
 """A contribution's head and bytes."""
@@ -62,7 +62,7 @@ class ExchangeResult:
 
 class Exchanges:
     """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time,
-    in order. ``gift``: and nothing is wanted back."""
+    in order."""
 
     def __init__(
         self,
@@ -71,16 +71,9 @@ class Exchanges:
         request: RoundRequest,
         giving: bool,
         chunk: int,
-        service: str = SERVICES[0],
-        one_way: bool = False,
     ) -> None:
-        self._transport, self._owner, self._request, self._one_way = (
-            transport,
-            owner,
-            request,
-            one_way,
-        )
-        self._giving, self._chunk, self._method = giving, chunk, f"/{service}/Exchange"
+        self._transport, self._owner, self._request = transport, owner, request
+        self._giving, self._chunk = giving, chunk
         self._turn, self._redialled = asyncio.Lock(), 0
 
     async def all(
@@ -148,14 +141,12 @@ class Exchanges:
             None, self._coded, wanted.names if self._giving else ()
         )
         await self._turn.acquire()
-        upload = _Upload(self._request, wanted.group, self._chunk, self._turn, self._one_way)
+        upload = _Upload(self._request, wanted.group, self._chunk, self._turn)
         try:
             upload.parts = await coded
-            call = channel.stream_stream(self._method)(upload.messages())
+            call = channel.stream_stream(f"/{SERVICE}/Exchange")(upload.messages())
             try:
-                held, received = await _fresh(
-                    call, self._owner, self._request, () if self._one_way else wanted.names
-                )
+                held, received = await _fresh(call, self._owner, self._request, wanted.names)
             finally:
                 call.cancel()
         finally:
@@ -164,9 +155,9 @@ class Exchanges:
         return ExchangeResult(held, upload.sent + received)
 
     def _coded(self, names: Sequence[str]) -> list[Part]:
-        request = self._request
+        request, given = self._request, self._request.gradients or {}
         return [
-            (parcel.head_of(n, request.shapes[n], request.form.up), request.bytes_of(n))
+            (parcel.head_of(n, request.shapes[n], request.up), encode(given[n], request.up))
             for n in names
         ]
 
@@ -175,10 +166,8 @@ class _Upload:
     """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last
     byte, or by :meth:`over`."""
 
-    def __init__(
-        self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock, one_way: bool
-    ) -> None:
-        self._request, self._group, self._chunk, self._one_way = request, group, chunk, one_way
+    def __init__(self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock) -> None:
+        self._request, self._group, self._chunk = request, group, chunk
         self.parts: Sequence[Part] = ()
         self._turn: asyncio.Lock | None = turn
         self.sent = 0
@@ -202,7 +191,6 @@ class _Upload:
             tensors=[head for head, _ in self.parts],
             group=self._group.index,
             group_digest=self._group.digest,
-            one_way=self._one_way,
         )
         yield averaging_pb2.Contribution(head=head).SerializeToString()
         left = sum(data.numel() for _, data in self.parts)
@@ -230,13 +218,13 @@ async def _fresh(
         raise WireError("the first message is not the head")
     head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
     if any(
-        (not m.tokens and not request.may_hold) or len(m.contributors) > CONTRIBUTORS_LIMIT
+        (not m.tokens and request.hold is None) or len(m.contributors) > CONTRIBUTORS_LIMIT
         for m in head.made
     ):
         raise WireError("parts that were made from nothing, or from too many")
     if not all(m.tensors for m in head.made) or sum(m.tensors for m in head.made) != len(expected):
         raise WireError("does not say how each part was made")
-    reader = parcel.ParcelReader(list(head.tensors), expected, request.form.down)
+    reader = parcel.ParcelReader(list(head.tensors), expected, request.down)
     if reader.remaining:
         async for raw in call:
             reader.feed(parcel.payload(raw))
@@ -244,14 +232,14 @@ async def _fresh(
                 break
     parts = reader.raw()
     tensors = await asyncio.to_thread(
-        _opened, parts, [shape for _, shape in expected], request.form.down
+        _opened, parts, [shape for _, shape in expected], request.down
     )
     made = [
         (m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)
     ]
     rows = zip(sorted(names), tensors, parts, made, strict=True)
     return {
-        n: FreshPart(t, owner, *how, request.form.down, data) for n, t, data, how in rows
+        n: FreshPart(t, owner, *how, request.down, data) for n, t, data, how in rows
     }, reader.nbytes
 
 

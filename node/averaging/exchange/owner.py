@@ -14,7 +14,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 
 import grpc
 import grpc.aio
@@ -45,7 +44,6 @@ from node.averaging.exchange.events import (
     Uploaded,
     Voided,
     Wait,
-    WakeAt,
 )
 from node.averaging.exchange.groups import contribute_until
 from node.averaging.exchange.ledger import (
@@ -124,14 +122,11 @@ class ExchangeServer:
         me = self._transport.peer_id
         groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, EpochState())
-        cell = request.cells.get(me, 0)
-        attempt = RoundAttempt(
-            request, step, groups, asyncio.get_running_loop().create_future(), cell
-        )
+        attempt = RoundAttempt(request, step, groups, asyncio.get_running_loop().create_future())
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
         for older in epoch.attempts.values():
-            older.drop(attempt.cells)
+            older.drop()
         epoch.attempts[request.round] = attempt
         if tokens:
             own = Given(tokens, {}, norms)
@@ -144,13 +139,11 @@ class ExchangeServer:
             members=frozenset(request.members),
             listeners=frozenset(request.listeners),
             groups=groups,
-            held=attempt.mine & epoch.of(cell).keys(),
+            held=attempt.mine & epoch.held.keys(),
             tokens=tokens,
             contribute_by=contribute_until(started, request.deadline_s, len(groups)),
             token_limit=request.caps.most,
-            may_hold=request.may_hold,
-            quorum=request.quorum,
-            cells=request.cells,
+            may_hold=request.hold is not None,
         )
         try:
             self._feed(opened)
@@ -176,8 +169,7 @@ class ExchangeServer:
     def _drop(self, epochs: list[int], why: str) -> None:
         for number in epochs:
             for attempt in self._epochs.pop(number).attempts.values():
-                if not attempt.settled.done():
-                    attempt.settled.set_result(why)
+                attempt.settle(why)
 
     def void(self, epoch: int) -> None:
         """Drop everything of ``epoch`` and later ones, which may then be opened again."""
@@ -186,20 +178,8 @@ class ExchangeServer:
         self._drop([n for n in self._epochs if n >= epoch], "the swarm went back")
 
     def held(self, epoch: int) -> Mapping[str, FreshPart]:
-        """The fresh parts of an epoch this peer has, its own and others'; those of its cell."""
-        return self._epochs[epoch].here if epoch in self._epochs else {}
-
-    def unserved(self, attempt: RoundAttempt) -> frozenset[str]:
-        """Parts of ours that are not fresh in some cell."""
-        epoch = self._epochs.get(attempt.request.round.epoch)
-        cells = attempt.cells if epoch is not None else ()
-        return frozenset(
-            name for cell in cells if epoch for name in attempt.mine - epoch.of(cell).keys()
-        )
-
-    def stepped(self, epoch: int) -> frozenset[str]:
-        """The parts this peer itself has stepped in an epoch."""
-        return frozenset(self._epochs[epoch].stepped) if epoch in self._epochs else frozenset()
+        """The fresh parts of an epoch this peer has, its own and others'."""
+        return self._epochs[epoch].held if epoch in self._epochs else {}
 
     def quarantined(self, epoch: int) -> dict[PeerId, str]:
         """Whose contributions to an epoch this peer left out for their size, and why."""
@@ -210,7 +190,7 @@ class ExchangeServer:
         is over."""
         epoch = self._epochs.get(round_id.epoch)
         if epoch is not None and round_id == max(epoch.attempts):
-            epoch.here.update(parts)
+            epoch.held.update(parts)
 
     # Others' streams
 
@@ -247,7 +227,7 @@ class ExchangeServer:
         self._lines[line.number] = line
         hashes, names = (head.plan_hash, head.ownership_hash), tuple(h.name for h in line.heads)
         try:
-            about = (head.group, head.group_digest, head.tokens, names, head.one_way)
+            about = (head.group, head.group_digest, head.tokens, names)
             self._feed(Began(line.number, peer, round_id, *hashes, *about))
             await self._converse(line, requests, context)
         except TimeoutError:
@@ -274,8 +254,8 @@ class ExchangeServer:
                         await self._receive(line, requests)
                     case Wait():
                         pass
-                    case Serve(_, names, cell):
-                        return await self._answer(line, names, cell, context)
+                    case Serve(_, names):
+                        return await self._answer(line, names, context)
                     case EndStream(_, kind, text, weight):
                         if weight:
                             self._transport.fault(
@@ -296,9 +276,7 @@ class ExchangeServer:
             return
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
         try:
-            reader = line.reader = parcel.ParcelReader(
-                line.heads, expected, attempt.request.form.up
-            )
+            reader = line.reader = parcel.ParcelReader(line.heads, expected, attempt.request.up)
             while reader.remaining:
                 # nobody else holds it while we wait, so that a newer order frees what has come
                 reader = None
@@ -319,9 +297,8 @@ class ExchangeServer:
             attempt.refused[line.peer] = fault
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
             return
-        begun = (attempt.cell_of(line.peer), line.group) in attempt.begun
         # nothing newer was decided while the values were looked at
-        if line.orders.empty() and not begun:
+        if line.orders.empty() and line.group not in attempt.begun:
             attempt.given[line.group, line.peer] = given
             self._feed(Uploaded(line.number))
 
@@ -335,24 +312,20 @@ class ExchangeServer:
         """A contribution, and why it must not be averaged or "". Raises WireError for bytes that
         are no numbers."""
         named = {
-            n: Coded(data, shape, request.form.up)
+            n: Coded(data, shape, request.up)
             for (n, shape), data in zip(expected, parts, strict=True)
         }
         norms = {n: coded.norm() for n, coded in named.items()}
-        return Given(tokens, named, norms), unfit(
-            norms, tokens if request.summed else 1, self._settings.max_gradient_norm
-        )
+        return Given(tokens, named, norms), unfit(norms, tokens, self._settings.max_gradient_norm)
 
     async def _answer(
         self,
         line: ExchangeStream,
         names: tuple[str, ...],
-        cell: int,
         context: grpc.aio.ServicerContext,
     ) -> None:
-        epoch = self._epochs.get(line.round.epoch)
-        parts = epoch.of(cell) if epoch is not None else {}
-        if names and not parts:  # forgotten since the machine gave the order
+        parts = self.held(line.round.epoch)
+        if not parts:  # forgotten since the machine gave the order
             await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
             return
         held = [parts[name] for name in names]
@@ -388,25 +361,19 @@ class ExchangeServer:
                     line.reader = None
             case ReduceAndStep():
                 if (attempt := self._attempt(action.round)) is not None:
-                    attempt.begun.add((action.cell, action.group))
+                    attempt.begun.add(action.group)
                 self._tasks.spawn(
                     self._step(action),
                     f"step {action.round.epoch}.{action.round.attempt}.{action.group}",
                 )
-            case Fail(number, text, cell):
-                self._settle(number, cell, text)
-            case WakeAt(at):
-                self._tasks.spawn(self._tick_at(at), "grace")
-
-    async def _tick_at(self, when: float) -> None:
-        await asyncio.sleep(max(0.0, when - self._now()))
-        self.tick()
+            case Fail(number, text):
+                self._settle(number, text)
 
     async def _step(self, action: ReduceAndStep) -> None:
         """Reduce, step, keep. Whatever goes wrong is told to the machine before it is told to our
         parent."""
-        number, names, cell = action.round.epoch, frozenset(action.names), action.cell
-        event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted", cell)
+        number, names = action.round.epoch, frozenset(action.names)
+        event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted")
         try:
             if (waiting := self._attempt(action.round)) and waiting.request.ready is not None:
                 await waiting.request.ready(action.names)
@@ -415,31 +382,28 @@ class ExchangeServer:
                 reduced, fresh = await loop.run_in_executor(
                     self._executor, self._reduce_and_step, action
                 )
-                if fresh and (attempt := self._attempt(action.round)) is not None:
+                if fresh and self._attempt(action.round) is not None:
                     epoch = self._epochs[number]
-                    epoch.of(cell).update(fresh)
-                    epoch.stepped |= names
+                    epoch.held.update(fresh)
                     if reduced is not None:
-                        self._learn(
-                            epoch, reduced, attempt.request.reducer or self._settings.reducer
-                        )
-            event = Stepped(number, names, cell)
+                        self._learn(epoch, reduced)
+            event = Stepped(number, names)
         except LocalFault as e:
             # Parts that cannot be stepped here may be elsewhere: the leader repairs the round, and
             # nothing ends.
-            event = StepFailed(number, names, f"the owner's step failed: {e}", cell)
+            event = StepFailed(number, names, f"the owner's step failed: {e}")
             self._say("step-failed", f"epoch {number}: {e} {e.next_step}", level="error")
         except Exception as e:
-            event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}", cell)
+            event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}")
             raise
         finally:
             # The epoch may have begun anew meanwhile: what an attempt of before made is nothing to
             # it.
             if self._attempt(action.round) is not None:
                 self._feed(event)
-                self._settle(number, cell)
+                self._settle(number)
 
-    def _learn(self, epoch: EpochState, reduced: Reduced, rule: str) -> None:
+    def _learn(self, epoch: EpochState, reduced: Reduced) -> None:
         """What a reduction showed about others: counted once an epoch, never against ourselves."""
         self._reducer.remember(reduced)
         for peer, why in reduced.quarantined.items():
@@ -451,8 +415,8 @@ class ExchangeServer:
             count = len(reduced.contributors)
             self._say(
                 "reducer-fell-back",
-                f"{rule} needs three contributors, there are {count}: it is their mean until "
-                "there are more",
+                f"{self._settings.reducer} needs three contributors, there are {count}: it is "
+                "their mean until there are more",
                 level="warning",
             )
 
@@ -462,96 +426,76 @@ class ExchangeServer:
         attempt, me = self._attempt(action.round), self._transport.peer_id
         if attempt is None:
             return None, {}
-        request = attempt.request
-        if not action.contributors and request.may_hold:
-            kept = request.kept(action.cell, action.names)
-            made = {
-                n: settled(n, Coded.of(kept[n]), request.shapes[n], request.form.down)
-                for n in action.names
-            }
-            return None, {
-                name: FreshPart(tensor, me, 0, (), request.form.down, data)
-                for name, (tensor, data) in made.items()
-            }
-        given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
-        claims = {peer: g.tokens for peer, g in given.items()}
-        gradients = {
-            peer: _travelled(request, action.names)
-            if peer == me
-            else [g.named[n] for n in action.names]
-            for peer, g in given.items()
-        }
-        # Ours are of what was not rounded, which is near enough to tell who is far too large,
-        # unless most is left out.
-        rule = request.reducer or self._settings.reducer
-        near = request.form.up == "fp32" or (rule == "mean" and not FORMATS[request.form.up].biased)
-        known = [peer for peer in given if peer != me or near]
-        norms = {peer: [given[peer].norms[n] for n in action.names] for peer in known}
-        gathered = Gathered(
-            action.round.epoch,
-            action.names,
-            claims,
-            gradients,
-            request.caps.allowed,
-            request.caps.total,
-            request.summed,
-            norms,
-            rule,
-        )
-        reduced = self._reducer.reduce(gathered)
-        fresh: dict[str, Numbers] = dict(zip(action.names, reduced.numbers, strict=True))
-        hook = (
-            attempt.step
-            if request.apply is None
-            else partial(request.apply, action.cell, action.names)
-        )
-        if hook is not None:
-            means = {name: each.whole() for name, each in fresh.items()}
-            reduced = replace(reduced, numbers=())
-            del fresh, given, gathered, gradients
-            stepped = hook(means)
-            fresh = {name: Coded.of(stepped[name]) for name in action.names}
-        made = {
-            name: settled(name, fresh[name], request.shapes[name], request.form.down)
-            for name in action.names
-        }
-        reduced = replace(reduced, numbers=())
-        tokens, contributors, down = reduced.tokens, reduced.contributors, request.form.down
-        return reduced, {
-            name: FreshPart(tensor, me, tokens, contributors, down, data)
+        request, names, down = attempt.request, action.names, attempt.request.down
+        reduced: Reduced | None = None
+        fresh: dict[str, Numbers]
+        if not action.contributors and request.hold is not None:
+            kept = request.hold(names)
+            fresh = {name: Coded.of(kept[name]) for name in names}
+        else:
+            reduced = self._reduced(attempt, action)
+            fresh = dict(zip(names, reduced.numbers, strict=True))
+            if attempt.step is not None:
+                means = {name: each.whole() for name, each in fresh.items()}
+                # What was given goes before the optimizer begins.
+                del fresh
+                reduced = replace(reduced, numbers=())
+                stepped = attempt.step(means)
+                fresh = {name: Coded.of(stepped[name]) for name in names}
+        made = {name: settled(name, fresh[name], request.shapes[name], down) for name in names}
+        tokens, by = (0, ()) if reduced is None else (reduced.tokens, reduced.contributors)
+        return reduced and replace(reduced, numbers=()), {
+            name: FreshPart(tensor, me, tokens, by, down, data)
             for name, (tensor, data) in made.items()
         }
+
+    def _reduced(self, attempt: RoundAttempt, action: ReduceAndStep) -> Reduced:
+        request, me = attempt.request, self._transport.peer_id
+        given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
+        # Ours are of what was not rounded, which is near enough to tell who is far too large,
+        # unless most is left out.
+        near = request.up == "fp32" or (
+            self._settings.reducer == "mean" and not FORMATS[request.up].biased
+        )
+        known = [peer for peer in given if peer != me or near]
+        return self._reducer.reduce(
+            Gathered(
+                action.round.epoch,
+                action.names,
+                {peer: g.tokens for peer, g in given.items()},
+                {
+                    peer: _travelled(request, action.names)
+                    if peer == me
+                    else [g.named[n] for n in action.names]
+                    for peer, g in given.items()
+                },
+                request.caps.allowed,
+                request.caps.total,
+                {peer: [given[peer].norms[n] for n in action.names] for peer in known},
+            )
+        )
 
     def _attempt(self, round_id: RoundId) -> RoundAttempt | None:
         epoch = self._epochs.get(round_id.epoch)
         return None if epoch is None else epoch.attempts.get(round_id)
 
-    def _settle(self, number: int, cell: int = 0, fault: str = "") -> None:
-        """Tell the rounds of an epoch whose own parts are all here, in every cell, or will not
-        come."""
+    def _settle(self, number: int, fault: str = "") -> None:
+        """Tell the rounds of an epoch whose own parts are all here, or will not come."""
         epoch = self._epochs.get(number, EpochState())
         for attempt in epoch.attempts.values():
             if fault:
-                attempt.faults[cell] = fault
-                attempt.drop((cell,))
-            if not attempt.settled.done() and all(
-                at in attempt.faults for at in attempt.lacking(epoch.held)
-            ):
-                attempt.settled.set_result(
-                    "; ".join(attempt.faults[at] for at in sorted(attempt.lacking(epoch.held)))
-                )
+                attempt.drop()
+            if attempt.mine <= epoch.held.keys():
+                attempt.settle("")
+            elif fault:
+                attempt.settle(fault)
 
 
 def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
     """Our own gradients with the rounding of the wire, so that a sum does not depend on which peer
     owns the part."""
-    gradients = request.gradients or {}
-    return [
-        Coded.of(gradients[n])
-        if request.form.up == "fp32" or n in request.form.coded
-        else Rounded(gradients[n], request.form.up)
-        for n in names
-    ]
+    gradients, up = request.gradients or {}, request.up
+    return [Coded.of(gradients[n]) if up == "fp32" else Rounded(gradients[n], up) for n in names]
 
 
 async def _head(requests: AsyncIterator[bytes]) -> averaging_pb2.ContributionHead | None:

@@ -13,17 +13,17 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
 
 from node.averaging.coding.formats import FORMATS
-from node.averaging.exchange.events import Kind
 from node.averaging.exchange.groups import contribute_until
 from node.averaging.exchange.ledger import RoundAttempt
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.member import (
-    SERVICES,
+    SERVICE,
     ExchangeResult,
     Exchanges,
     GroupRequest,
@@ -36,7 +36,7 @@ from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
-from node.core.tasks import Tasks, together
+from node.core.tasks import Tasks
 from node.transport.port import TransportPort
 
 CHUNK = 1 << 21
@@ -54,8 +54,7 @@ class CellRound:
     """Adds the Averaging service to ``transport.server``, so make it before the transport starts.
 
     ``executor`` runs the step (None: a thread of the loop's own); ``on_error`` is told what a step
-    raised. ``service``: one of ``member.SERVICES``; rounds of different services know nothing of
-    each other, and their epochs are numbered apart.
+    raised.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class CellRound:
         clock: Clock | None = None,
         chunk: int = CHUNK,
         on_error: Callable[[str, BaseException], None] | None = None,
-        service: str = SERVICES[0],
         machine: RoundMachine | None = None,
     ) -> None:
         self._transport, self._settings, self._journal, self._chunk = (
@@ -82,11 +80,10 @@ class CellRound:
         self._owner = ExchangeServer(
             transport, settings, self._tasks, executor, self._clock.now, chunk, self._say, machine
         )
-        self._service = service
         # bytes: a message of a parcel is read by hand
         handler = grpc.stream_stream_rpc_method_handler(self._owner.exchange)
         transport.server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {"Exchange": handler}),)
+            (grpc.method_handlers_generic_handler(SERVICE, {"Exchange": handler}),)
         )
 
     async def run(self, request: RoundRequest, step: Step | None) -> RoundOutcome:
@@ -99,20 +96,18 @@ class CellRound:
         that contradicts itself or is not newer than the epoch's last.
         """
         started = self._clock.now()
-        request = request.sent_as(self._settings.wire)
+        request = replace(request, up=request.up or self._settings.wire)
         tokens, norms, refused = await self._fit_to_give(request)
-        giving = bool(tokens) and not request.inward
         attempt = self._owner.open(request, step, tokens, norms, started)
         attempt.refused.update(refused)
         failed: dict[PeerId, str] = {}
-        unwelcome: dict[PeerId, Kind] = {}
         answers: list[ExchangeResult] = []
         gathers = [
             self._tasks.spawn(
-                self._gather(request, owner, requests, giving, answers, failed, unwelcome, started),
+                self._gather(request, owner, requests, bool(tokens), answers, failed, started),
                 f"gather {short(owner)}",
             )
-            for owner, requests in self._to_ask(request, giving).items()
+            for owner, requests in self._to_ask(request, bool(tokens)).items()
         ]
         ticker = self._tasks.spawn(
             self._tick_at(contribute_until(started, request.deadline_s, len(attempt.groups))),
@@ -123,49 +118,7 @@ class CellRound:
         finally:
             for task in (*gathers, ticker):
                 task.cancel()
-        return self._outcome(request, attempt, answers, failed, unwelcome, started)
-
-    async def give(self, request: RoundRequest) -> int:
-        """Our part in a round of others, whose request this is: gradients to their owners and
-        nothing back. The tensor bytes that went.
-
-        Never later than ``request.deadline_s`` from now. Nobody needs to know who did not get them:
-        their round goes on without. Raises ValueError for a request that contradicts itself.
-        """
-        started, sent = self._clock.now(), list[int]()
-        request = request.sent_as(self._settings.wire)
-        tokens, _, _ = await self._fit_to_give(request)
-
-        async def to(owner: PeerId) -> None:
-            exchanges = Exchanges(
-                self._transport, owner, request, True, self._chunk, self._service, one_way=True
-            )
-            requests = [
-                GroupRequest(group, group.names)
-                for group in request.groups_of(owner, self._settings.group_bytes)
-            ]
-            try:
-                await exchanges.all(
-                    requests,
-                    self._left(request, started),
-                    lambda answer: sent.append(answer.nbytes),
-                )
-            except PeerFault as fault:
-                if fault.weight:
-                    self._transport.fault(owner, fault.reason, fault.weight)
-                if not isinstance(fault, Unwelcome):
-                    self._owner.gone(owner)
-                self._say(
-                    "gift-failed",
-                    str(fault),
-                    level="warning",
-                    epoch=request.round.epoch,
-                    peer=owner,
-                )
-
-        if tokens:
-            await together(*(to(owner) for owner in sorted(set(request.owners.values()))))
-        return sum(sent)
+        return self._outcome(request, attempt, answers, failed, started)
 
     def gone(self, peer: PeerId) -> None:
         """Tell a round in progress that a peer is dead, so that it does not wait for its
@@ -196,9 +149,8 @@ class CellRound:
         _consistent(request, me)
         if request.gradients is None or not request.tokens or me in request.listeners:
             return 0, {}, {}
-        tokens = request.tokens if request.summed else 1
         norms = await asyncio.to_thread(norms_of, dict(request.gradients))
-        fault = unfit(norms, tokens, self._settings.max_gradient_norm)
+        fault = unfit(norms, request.tokens, self._settings.max_gradient_norm)
         if not fault:
             return request.tokens, norms, {}
         self._say(
@@ -212,9 +164,7 @@ class CellRound:
         """Remote owners of this attempt, with the groups of which we do not have all from them
         yet."""
         held, ask = self._owner.held(request.round.epoch), {}
-        for owner in sorted(
-            set(request.owners.values()) - {self._transport.peer_id} if request.gathers else ()
-        ):
+        for owner in sorted(set(request.owners.values()) - {self._transport.peer_id}):
             for group in request.groups_of(owner, self._settings.group_bytes):
                 lacking = tuple(
                     name for name in group.names if name not in held or held[name].source != owner
@@ -233,22 +183,19 @@ class CellRound:
         giving: bool,
         answers: list[ExchangeResult],
         failed: dict[PeerId, str],
-        unwelcome: dict[PeerId, Kind],
         started: float,
     ) -> None:
         def took(answer: ExchangeResult) -> None:
             answers.append(answer)
             self._owner.keep(request.round, answer.parts)
 
-        exchanges = Exchanges(self._transport, owner, request, giving, self._chunk, self._service)
+        exchanges = Exchanges(self._transport, owner, request, giving, self._chunk)
         failed[owner] = "gave no fresh parts in time"
         try:
             await exchanges.all(requests, self._left(request, started), took)
         except PeerFault as fault:
             failed[owner] = fault.reason
-            if isinstance(fault, Unwelcome):
-                unwelcome[owner] = fault.kind
-            else:
+            if not isinstance(fault, Unwelcome):
                 # Whom we cannot reach will hardly reach us: do not wait for its contribution until
                 # the deadline.
                 self._owner.gone(owner)
@@ -274,17 +221,14 @@ class CellRound:
         attempt: RoundAttempt,
         answers: list[ExchangeResult],
         failed: dict[PeerId, str],
-        unwelcome: dict[PeerId, Kind],
         started: float,
     ) -> RoundOutcome:
         me, held = self._transport.peer_id, self._owner.held(request.round.epoch)
-        own = {n: h for n, h in held.items() if n in attempt.mine}
-        others = {
+        parts = {
             n: h
-            for n, h in held.items()
-            if n in request.owners and (h.source == request.owners[n] or not request.gathers)
+            for n, h in sorted(held.items())
+            if n in attempt.mine or request.owners.get(n) == h.source
         }
-        parts = {name: (own | others)[name] for name in sorted(own | others)}
         if not attempt.mine <= parts.keys():
             failed[me] = (
                 attempt.settled.result()
@@ -293,17 +237,13 @@ class CellRound:
             )
         return RoundOutcome(
             fresh={name: h.tensor for name, h in parts.items()},
-            tokens=max((h.tokens for h in parts.values()), default=0),
             contributors=frozenset(p for h in parts.values() for p in h.contributors),
             failed=dict(sorted(failed.items())),
             nbytes=sum(a.nbytes for a in answers),
             seconds=self._clock.now() - started,
-            stepped=self._owner.stepped(request.round.epoch),
             missing=tuple(sorted(request.owners.keys() - parts.keys())),
             refused=dict(attempt.refused),
             quarantined=self._owner.quarantined(request.round.epoch),
-            unwelcome=dict(unwelcome),
-            unserved=tuple(sorted(self._owner.unserved(attempt))),
             parts={
                 name: PartOrigin(h.source, h.tokens, h.contributors) for name, h in parts.items()
             },
@@ -324,8 +264,8 @@ def _consistent(request: RoundRequest, me: PeerId) -> None:
         ),
         (set(request.owners.values()) <= set(request.members), "an owner is not a member"),
         (
-            request.form.up in FORMATS and request.form.down in FORMATS,
-            f"unknown number format: up {request.form.up!r}, down {request.form.down!r}",
+            request.up in FORMATS and request.down in FORMATS,
+            f"unknown number format: up {request.up!r}, down {request.down!r}",
         ),
     )
     for fine, why in checks:

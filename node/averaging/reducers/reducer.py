@@ -23,9 +23,8 @@ from node.core.ids import PeerId
 class Gathered:
     """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over
     these tokens, as they came, in the order of ``names``. ``allowed`` and ``total``: see
-    :func:`node.averaging.reducers.weights.weights`. Not ``summed``: they are values already, and
-    each counts for its tokens. ``norms``: of ``gradients``, of whom they are known. ``reducer``: ""
-    for that of the settings."""
+    :func:`node.averaging.reducers.weights.weights`. ``norms``: of ``gradients``, of whom they are
+    known."""
 
     epoch: int
     names: tuple[str, ...]
@@ -33,9 +32,7 @@ class Gathered:
     gradients: Mapping[PeerId, Sequence[Numbers]]
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
     total: int = 0
-    summed: bool = True
     norms: Mapping[PeerId, Sequence[float]] = field(default_factory=dict)
-    reducer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class Reducer:
         """
         sizes = {
             p: Size(
-                t if g.summed else 1,
+                t,
                 tuple(g.norms[p] if p in g.norms else (each.norm() for each in g.gradients[p])),
             )
             for p, t in sorted(g.claims.items())
@@ -95,7 +92,7 @@ class Reducer:
         order = tuple(sorted(weigh.keys() - out.keys()))
         if not order:
             raise ValueError("no contribution has any weight")
-        asked = g.reducer or self._settings.reducer
+        asked = self._settings.reducer
         fell_back = asked != "mean" and len(order) < robust.FEWEST
         name = "mean" if fell_back else asked
         made = self._apply(name, g, order, sizes, weigh)
@@ -136,10 +133,8 @@ class Reducer:
         weigh: Mapping[PeerId, int],
     ) -> Sequence[Numbers]:
         s = self._settings
-        tokens = [g.claims[p] if g.summed else 1 for p in order]
+        tokens = [g.claims[p] for p in order]
         if name == "mean":
-            if not g.summed and len({weigh[p] for p in order}) == 1:
-                return means(g.gradients, order, len(order))
             scaled = {p: weigh[p] / t for p, t in zip(order, tokens, strict=True) if weigh[p] != t}
             return means(g.gradients, order, sum(weigh[p] for p in order), scaled)
         norms, weight = [sizes[p].per_token for p in order], [float(weigh[p]) for p in order]

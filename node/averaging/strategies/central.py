@@ -1,6 +1,6 @@
 """The classical baselines: one or a few members hold the parameters, the others push and pull.
 Enters: how many members, round, seed. Leaves: who owns, and who pushes when.
-Never: the optimizer, what becomes of a push (:mod:`node.averaging.strategies.pushes`).
+Never: the optimizer, what becomes of a push.
 
 A synchronous parameter server is a butterfly whose shares all lie with one owner; sharded, with a
 few. Without a barrier, pushes older than a bound are refused (stale-synchronous, Ho et al. 2013);
@@ -22,7 +22,6 @@ class ParameterServer:
     in the same round."""
 
     shards: int = 1
-    partial: bool = False
 
     def meet(self, count: int, round: int, seed: int) -> Groups:
         return Groups(np.zeros(count, np.int64), owners=servers(count, self.shards, seed))
@@ -35,7 +34,6 @@ class Stale:
 
     bound: int
     shards: int = 1
-    partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Pushes:
         return Pushes(
@@ -49,7 +47,6 @@ class Hogwild:
     coordinate."""
 
     shards: int = 1
-    partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Pushes:
         return Pushes(

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from node.averaging.strategies.outer import OuterSettings
-from node.core.errors import StepFault
 
 Named = Mapping[str, Tensor]
 
@@ -70,19 +69,3 @@ def outer_step(state: OuterState, mean: Named, s: OuterSettings) -> OuterState:
         along = delta + s.momentum * buf if s.optimizer == "nesterov" and s.momentum else buf
         anchor[name], momentum[name] = anchor[name] - s.lr * along, buf
     return OuterState(anchor, momentum)
-
-
-@torch.no_grad()
-def pushed(value: Tensor, delta: Tensor, rate: float) -> Tensor:
-    """value - rate * delta: what a server without a barrier makes of one pseudo-gradient by itself.
-    It has no momentum, which would count the direction that cells have in common once for each of
-    them.
-
-    Raises StepFault for another shape, or numbers that are not finite.
-    """
-    if delta.shape != value.shape:
-        raise StepFault(f"a push of {tuple(delta.shape)} to a part of {tuple(value.shape)}")
-    after = value - rate * delta
-    if not bool(torch.isfinite(after).all()):
-        raise StepFault("a push that makes numbers that are not finite")
-    return after

@@ -22,7 +22,6 @@ class Pairs:
     variance falls by 1 - 1/(N-1) a round on average."""
 
     single: bool = False
-    partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Groups:
         drawn = order(count, seed, "pairs", round)
@@ -36,8 +35,6 @@ class Pairs:
 class Ring:
     """Everybody takes the mean of itself and its two neighbours on a ring: the slow baseline,
     second eigenvalue near 1."""
-
-    partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Edges:
         here = np.arange(count)
@@ -58,7 +55,6 @@ class Exponential:
     """
 
     fanout: int = 1
-    partial: bool = True
 
     def period(self, count: int) -> int:
         """Rounds after which the edges repeat."""

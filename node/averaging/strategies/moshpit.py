@@ -30,7 +30,6 @@ class Moshpit:
 
     grid: tuple[int, ...]
     packed: bool = True
-    partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Groups:
         """Raises ValueError when the grid is too small."""

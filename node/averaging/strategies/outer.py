@@ -1,5 +1,5 @@
 """What is averaged between cells, how often, by which strategy; and which of these go together.
-Enters: settings. Leaves: a strategy, or the reason why there is none; the fragments of a stage.
+Enters: settings. Leaves: the reason why something does not go together; the fragments of a stage.
 Never: torch.
 
 A strategy is *partial* when a round leaves members with different values. What may be averaged with
@@ -12,13 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from node.averaging.coding.formats import FORMATS
 from node.core.errors import UsageFault
-
-if TYPE_CHECKING:
-    from node.averaging.strategies.strategy import Strategy
 
 STRATEGIES: dict[str, str] = {
     "butterfly": "all members in one group, each reduces one part",
@@ -33,6 +29,8 @@ STRATEGIES: dict[str, str] = {
 }
 DIRECTED = ("ring", "push-sum")
 """Those along edges: each member makes a mean of its own."""
+PARTIAL = (*DIRECTED, "gossip", "moshpit")
+"""Those after whose rounds members may hold different values."""
 CARRIES: dict[str, str] = {
     "parameters": "themselves, in fp32",
     "deltas": "anchor minus local parameters, the pseudo-gradient of DiLoCo; anchors are equal "
@@ -92,11 +90,6 @@ class OuterSettings:
     """Seconds between rounds, by the wall clock; 0: there is one cell, and there are none."""
 
     @property
-    def partial(self) -> bool:
-        """A round may leave members with different values."""
-        return self.pushes or self.strategy in ("gossip", "ring", "push-sum", "moshpit")
-
-    @property
     def pushes(self) -> bool:
         """No barrier: every push is applied by itself, as it comes."""
         return self.strategy == "hogwild" or (
@@ -142,30 +135,6 @@ def check(s: OuterSettings) -> None:
     _codec(s)
     _streaming(s)
     _quorum(s)
-
-
-def strategy_of(s: OuterSettings) -> Strategy:
-    """The strategy that is asked for. Raises UsageFault as :func:`check`."""
-    check(s)
-    # numpy takes a while to load, and whoever only reads a manifest asks for no strategy.
-    from node.averaging.strategies.central import Hogwild, ParameterServer, Stale
-    from node.averaging.strategies.gossip import Exponential, Pairs, Ring
-    from node.averaging.strategies.moshpit import Moshpit
-    from node.averaging.strategies.strategy import Butterfly
-
-    if s.strategy == "moshpit":
-        return Moshpit(s.grid)
-    if s.strategy == "push-sum":
-        return Exponential(s.fanout)
-    if s.strategy == "parameter-server":
-        return ParameterServer(s.shards) if s.staleness is None else Stale(s.staleness, s.shards)
-    simple: dict[str, Strategy] = {
-        "butterfly": Butterfly(),
-        "gossip": Pairs(),
-        "ring": Ring(),
-        "hogwild": Hogwild(s.shards),
-    }
-    return simple[s.strategy]
 
 
 def carried(s: OuterSettings, cell: int) -> None:
@@ -258,7 +227,7 @@ def _strategy(s: OuterSettings) -> None:
 
 
 def _carries(s: OuterSettings) -> None:
-    partial = s.partial and not s.pushes
+    partial = s.strategy in PARTIAL
     if s.carries == "deltas" and partial:
         raise UsageFault(
             f"after a round of {s.strategy} anchors differ, and differences from different anchors "

@@ -57,11 +57,7 @@ Meeting = Groups | Edges | Pushes
 
 
 class Strategy(Protocol):
-    """``meet`` is pure. ``partial``: one round leaves members with different values, so that only
-    what contracts by itself (parameters, not gradients) may be averaged with it."""
-
-    @property
-    def partial(self) -> bool: ...
+    """``meet`` is pure."""
 
     def meet(self, count: int, round: int, seed: int) -> Meeting:
         """The meeting of members 0..count-1 in ``round``."""
@@ -73,7 +69,6 @@ class Butterfly:
     """All members in one group; each reduces one part, all gather."""
 
     whole: bool = False
-    partial: bool = False
 
     def meet(self, count: int, round: int, seed: int) -> Groups:
         return Groups(np.zeros(count, np.int64), whole=self.whole)
@@ -85,7 +80,6 @@ class RandomGroups:
     differ by as little as can be."""
 
     size: int
-    partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Groups:
         groups = max(1, count // self.size)

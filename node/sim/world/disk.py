@@ -13,6 +13,7 @@ from torch import Tensor
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import Checkpoint, CheckpointStore
 from node.core.errors import Refused
+from node.training.state.ledger import VoteLedger
 from node.wire.tensors import digest
 
 
@@ -26,6 +27,7 @@ class SimDisk:
     """The owner's newest change to how cells average that was known."""
     cell: str = ""
     """The cell that it belongs to."""
+    votes: VoteLedger = field(default_factory=VoteLedger)
     writing: tuple[float, dict[tuple[int, int], Checkpoint]] = (0.0, {})
     """Until when something is being written, and what is there if that is cut short."""
 

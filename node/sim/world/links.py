@@ -62,10 +62,6 @@ class Links:
             found = self._links[a, b] = Link(*self._new)
         return found
 
-    def used(self, a: PeerId, b: PeerId) -> bool:
-        """Whether anything has ever gone from ``a`` to ``b``."""
-        return (a, b) in self._links
-
     def cut(self, a: PeerId, b: PeerId) -> bool:
         """Whether a wall stands between them."""
         return bool(self.walls) and any(w.parts(a, b) for w in self.walls)

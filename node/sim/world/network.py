@@ -21,7 +21,7 @@ import grpc.aio
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.patience import Patience
-from node.identity.faults import FaultBook
+from node.identity.faults import FaultBook, until_heard
 from node.reach.standing import Standing
 from node.sim.world.links import RETRANSMIT_S, Links
 from node.sim.world.loop import ProcessLoop, TimerHandle, VirtualTime
@@ -119,7 +119,7 @@ class SimTransport:
             raise PeerFault(peer, "this process has ended")
         now = self.net.world.now
         if (left := self.book.banned(peer, now)) > 0:
-            raise PeerFault(peer, f"is refused for {left:.0f} s more")
+            raise PeerFault(peer, until_heard(left))
         if peer not in self.lines:
             dial = self._dialling.get(peer)
             if dial is None:
@@ -216,6 +216,11 @@ class SimTransport:
         if self.book.count(peer, weight, self.net.world.now):
             self.forget(peer)
             self._banned(peer)
+
+    def expel(self, revoked: Callable[[PeerId], bool]) -> None:
+        self.book.revoked = revoked
+        for peer in [p for p in self.lines if revoked(p)]:
+            self.forget(peer)
 
     def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
         """Nobody asks."""

@@ -11,6 +11,7 @@ from node.core.journey import Plan, PlanMember, Version
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.plan_context import makes
+from node.training.protocol.votes import Ballot, Certificate, Vote, names
 
 STUCK_ROUNDS = 2
 """Rounds in a row without its parts after which an owner that lives, but does not step, owns
@@ -102,6 +103,31 @@ class EpochAttempt:
     def committed(self) -> set[PeerId]:
         """Members that hold what it makes."""
         return {p for p, o in self.outcomes.items() if isinstance(o, ev.Committed)}
+
+    def vote(self, e: ev.Committed) -> Vote | None:
+        """What this word has to be the signature of; None for one of another plan."""
+        member = self.plan.member(e.peer)
+        if member is None or e.plan_hash != self.plan.hash:
+            return None
+        p = self.plan
+        voters = names(p.electorate.voters)
+        return Vote(p.cell_id, p.term, e.attempt, self.makes, voters, member.stage, e.digest)
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The votes for what it makes; None where nobody has signed one."""
+        e = self.plan.electorate
+        counts = {*e.voters, *e.elders}
+        ballots = tuple(
+            Ballot(m.peer, m.stage, o.attempt, o.digest, o.vote)
+            for m in self.plan.members
+            if m.peer in counts
+            and isinstance(o := self.outcomes.get(m.peer), ev.Committed)
+            and o.vote
+        )
+        if e.orphan or not ballots:
+            return None
+        return Certificate(self.plan.cell_id, self.plan.term, self.makes, e.voters, ballots)
 
     def report(self, e: ev.MicroBatchesReported, most_tokens: int) -> None:
         """An ends peer's word on its own micro-batches. The first word counts, for a micro-batch

@@ -39,6 +39,7 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import ASK_AFTER, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules
+from node.training.protocol.votes import Certificate, Vote
 
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
@@ -103,11 +104,12 @@ class Leader:
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
         self.deadlines = Deadlines(facts)
-        self.planning = Planning(
-            me, facts, self.routing, self.deadlines, rules or make.read(""), cell
-        )
-        self.windows = Windows((rules or make.read("")).outer)
+        self._rules = rules or make.read("")
+        self.planning = Planning(me, facts, self.routing, self.deadlines, self._rules, cell)
+        self.windows = Windows(self._rules.outer)
         self._voting = Voting(me)
+        self._certificate: Certificate | None = None
+        """Of the version that was committed last."""
         self.after = ""
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
         self._left: set[PeerId] = set()
@@ -137,6 +139,11 @@ class Leader:
     def base(self) -> Version | None:
         """The version the swarm last agreed on; None before the first plan."""
         return self.roster.base
+
+    def vote(self, e: ev.Committed) -> Vote | None:
+        """What a member's word that it has committed has to be the signature of; None where it is
+        not of the epoch under way."""
+        return self._epoch.vote(e) if self._epoch is not None else None
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out. Unknown or stale events change nothing."""
@@ -190,6 +197,7 @@ class Leader:
                 self._balance.refused(peer, now)
             case ev.Changed(rules):
                 self.planning.learns(rules)
+                return self._revoke(rules, now)
             case ev.Grouped():
                 self.windows.grouped(event)
             case ev.Searched(job, routes, makespan):
@@ -200,6 +208,13 @@ class Leader:
         return []
 
     # ----------------------------------------------------------- who is there
+
+    def _revoke(self, rules: Rules, now: float) -> list[Any]:
+        """Whom the owner has put out is gone, and votes no more."""
+        self._rules, done = rules, list[Any]()
+        for peer in [p for p in self.roster.candidates if rules.revokes(p)]:
+            done += self._gone(peer, now, "is revoked by the owner of the run")
+        return done
 
     def _heard(self, e: ev.Heartbeat, now: float) -> list[Any]:
         done: list[Any] = []
@@ -427,7 +442,9 @@ class Leader:
         there = {p for p, c in here.items() if not c.leaving}
         self._left |= {p for p, c in here.items() if c.leaving}
         self._left -= there
-        votes = self._voting.electorate(h, current, self._left)
+        left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
+        left = self._left | {p for p in left if self._rules.revokes(p)}
+        votes = self._voting.electorate(h, current, left)
         epoch_s = sum(h.forecast) if h is not None else 0.0
         return self._voting.lacks(votes, there, now, epoch_s)
 
@@ -450,7 +467,7 @@ class Leader:
             child = founded.cell_id
             founded = replace(founded, window=self.windows.divides(self._cell, child))
             term = self._divide(founded, now)
-            done += [reports.cell_divided(founded), ev.SendPlan(founded)]
+            done += [reports.cell_divided(founded), self._sends(founded)]
         finished = base.epoch >= self.facts.epochs
         mass = self.windows.mass
         window = (
@@ -479,7 +496,12 @@ class Leader:
             if plan.outer:
                 # The members begin it as soon as they have the plan.
                 self._open(self._epoch, now)
-        return [*done, *said, ev.SendPlan(plan), words]
+        return [*done, *said, self._sends(plan), words]
+
+    def _sends(self, plan: Plan) -> ev.SendPlan:
+        """With the certificate of the version it starts from, where that was made here."""
+        c = self._certificate
+        return ev.SendPlan(plan, c if c is not None and c.version == plan.base else None)
 
     def _divide(self, founded: Plan, now: float) -> int:
         """The members of the new cell have left this one, and for a while still give what they
@@ -655,6 +677,7 @@ class Leader:
             # It was made, and may be gone on from by those who find enough of the voters.
             self.phase, self._epoch = Phase.GATHER, None
             return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
+        self._certificate = epoch.certificate
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
         if (

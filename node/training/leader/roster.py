@@ -387,6 +387,10 @@ class Roster:
             if not c.leaving
         }
 
+    def known_cost(self) -> set[PeerId]:
+        """Who has ever said what a micro-batch costs it."""
+        return {p for p, c in self.candidates.items() if c.costs.forward_s}
+
     def doubts(self) -> dict[PeerId, float]:
         """By peer, how many times slower than it says its neighbours find it, where that is beyond
         ``CEILING``."""

@@ -7,8 +7,10 @@ long rounds took, whose plan counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from node.core.ids import ENDS, PeerId
@@ -75,6 +77,7 @@ class Routing:
         self.costs = _apart(costs, [p for row in by_stage.values() for p, _ in row], roster)
         self.laid = self._router.lay(ends, blocks, samples, self.costs)
         paths = reroute(self.laid.paths, siblings, roster.proven)
+        paths = with_trials(paths, by_stage, roster.known_cost(), roster.proven)
         if paths != self.laid.paths:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)
         return paths
@@ -158,6 +161,47 @@ class Routing:
         if run_s:
             facts |= {"predicted_run_s": round(run_s, 4), "predicted_round_s": round(round_s, 4)}
         return facts | ({"owed": [list(d) for d in laid.owed]} if laid.owed else {})
+
+
+def with_trials(
+    paths: Sequence[Path],
+    by_stage: Stages,
+    measured: Container[PeerId],
+    proven: Callable[[PeerId, PeerId], bool],
+) -> tuple[Path, ...]:
+    """These paths with one visit at every replica that nobody has measured, where others of its
+    stage are: it takes a visit over from the busiest of them.
+
+    A plan that is shortest without a replica would leave it without work for ever, however fast it
+    is, because only work shows how fast.
+    """
+    done = list(paths)
+    for stage, row in by_stage.items():
+        used = Counter(h.peer for path in done for h in path.hops if h.stage == stage)
+        unknown = [p for p, _ in row if p not in measured and not used[p]]
+        if stage == ENDS or all(p not in measured for p, _ in row):
+            continue
+        for peer in unknown:
+            for i, path in sorted(
+                enumerate(done), key=lambda at: (-_load(at[1], stage, used), -at[0])
+            ):
+                other = _with(path, Hop(stage, peer))
+                if _load(path, stage, used) > 1 and all(
+                    proven(a.peer, b.peer) for a, b in pairwise(other.journey)
+                ):
+                    used[next(h.peer for h in path.hops if h.stage == stage)] -= 1
+                    used[peer], done[i] = 1, other
+                    break
+    return tuple(done)
+
+
+def _load(path: Path, stage: int, used: Counter[PeerId]) -> int:
+    """Visits of the replica that a path goes to at a stage; 0 where it leaves the stage out."""
+    return next((used[h.peer] for h in path.hops if h.stage == stage), 0)
+
+
+def _with(path: Path, hop: Hop) -> Path:
+    return replace(path, hops=tuple(hop if h.stage == hop.stage else h for h in path.hops))
 
 
 def _apart(costs: Costs, peers: Sequence[PeerId], roster: Roster) -> Costs:

@@ -26,9 +26,12 @@ from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
 from node.training.protocol.quorum import decide
 from node.training.protocol.version_history import VersionHistory
+from node.training.protocol.votes import Supporter, Trust, Warrant
 from node.training.stage_runtime import StageRuntime
 from protos import training_pb2 as pb
 
+MOST_SUPPORT = 4096
+"""Words of support that are kept before those of peers that do not vote are let go."""
 Search = Callable[[SearchJob], Awaitable[tuple[Routes, float]]]
 """A search for better paths: a job to what :func:`node.scheduler.router.search` gives."""
 
@@ -58,6 +61,7 @@ class EpochPort(Protocol):
     leader: Leader | None
     member: Member
     past: VersionHistory
+    trust: Trust
     work: StageRuntime
     on_move: Callable[[int], str]
 
@@ -77,17 +81,26 @@ class LeaderService:
         self._tasks, self._journal, self._me = training.tasks, training.journal, training.me
         self._probing: set[PeerId] = set()
         self._searching = asyncio.Lock()
+        self._support: dict[PeerId, Supporter] = {}
+        """Who has said that this peer leads, those who are not here any more included."""
 
     def lead(self, event: Any) -> None:
         """Feed the leader, if this peer leads, and carry out what it decides."""
         t = self._training
+        if t.leader is None:
+            self._support.clear()
         if t.leader is None or event is None:
             return
+        if isinstance(event, ev.Heartbeat) and event.support is not None:
+            self._support[event.peer] = event.support
         for action in t.leader.handle(event, t.clock.now()):
             match action:
-                case ev.SendPlan(plan):
+                case ev.SendPlan(plan, certificate):
+                    if certificate is not None:
+                        t.trust.made(certificate, t.clock.now())
                     signature = t.identity.sign(plan.canonical(), self._domain)
-                    note = notes.plan_note(plan, signature)
+                    warrant = Warrant(certificate, self._supporters(plan))
+                    note = notes.plan_note(plan, signature, warrant)
                     before = t.member.plan
                     if before is not None and before.leader != self._me and not plan.parent:
                         self._tasks.spawn(self._take_over(plan, note), "take over")
@@ -120,6 +133,13 @@ class LeaderService:
                     self._tasks.spawn(self._evaluate(epoch, plan), "evaluate")
                 case ev.RecordFact(kind, text, level, facts):
                     self._journal.emit("training", kind, text, level, **facts)
+
+    def _supporters(self, plan: Plan) -> tuple[Supporter, ...]:
+        """Of those whose word may count."""
+        voters = {*plan.electorate.voters, *plan.electorate.elders, *self._training.trust.voters}
+        if len(self._support) > MOST_SUPPORT:
+            self._support = {p: s for p, s in self._support.items() if p in voters}
+        return tuple(s for p, s in self._support.items() if p in voters)
 
     async def _take_over(self, plan: Plan, note: pb.Note) -> None:
         """The first plan of a new leader: its own member follows it when enough of the voters do,

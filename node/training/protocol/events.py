@@ -13,6 +13,7 @@ from node.core.mass import Shares
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
+from node.training.protocol.votes import Certificate, Supporter
 
 # ------------------------------------------------------------ what the leader hears
 
@@ -28,7 +29,8 @@ class Heartbeat:
     which the leader may not know; it is for the service that hears it, to be checked. ``mean``: the
     newest window whose mean with the partners is here, and its digest. ``orphan``: ``at`` is of a
     lineage that went on without a majority of its voters. ``anchor``: digest of its anchor
-    and momentum, where those of all cells must be equal."""
+    and momentum, where those of all cells must be equal. ``support``: for who hears this, signed;
+    it is for the service that hears it."""
 
     peer: PeerId
     stage: int
@@ -46,6 +48,7 @@ class Heartbeat:
     mean: tuple[int, str] = (0, "")
     orphan: bool = False
     anchor: str = ""
+    support: Supporter | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ class MicroBatchesReported:
 
 @dataclass(frozen=True)
 class Committed:
-    """A member holds every fresh part of its stage; ``digest`` names them."""
+    """A member holds every fresh part of its stage; ``digest`` names them. ``vote``: its signature
+    under that."""
 
     peer: PeerId
     plan_hash: str
@@ -153,6 +157,7 @@ class Committed:
     digest: str
     speed: float = 0.0
     contributors: int = 0
+    vote: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -201,9 +206,11 @@ class ClockTick:
 
 @dataclass(frozen=True)
 class SendPlan:
-    """Sign the plan and tell every member."""
+    """Sign the plan and tell every member. ``certificate``: of the version it starts from, where
+    that was made under this leader."""
 
     plan: Plan
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True)

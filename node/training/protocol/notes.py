@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from node.core.errors import WireError
-from node.core.ids import PeerId
+from node.core.ids import CellId, PeerId, is_cell
 from node.core.journey import Plan, Version, lineage
+from node.identity.keys import SIGNATURE_BYTES
 from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import MOST_TERM
 from node.training.protocol.plan_context import makes
+from node.training.protocol.votes import NO_WARRANT, Ballot, Certificate, Supporter, Warrant
 from protos import training_pb2 as pb
+
+T = TypeVar("T")
 
 
 def plan_domain(run_id: str) -> str:
@@ -35,13 +40,62 @@ MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
 any more."""
 
 
-def plan_note(plan: Plan, signature: bytes) -> pb.Note:
-    """ "Here is the epoch.\""""
+def plan_note(plan: Plan, signature: bytes, warrant: Warrant = NO_WARRANT) -> pb.Note:
+    """ "Here is the epoch, and this is why it may be followed.\""""
     return pb.Note(
         epoch=plan.epoch,
         term=plan.term,
-        plan=pb.PlanNote(plan=plan.canonical(), signature=signature),
+        plan=pb.PlanNote(
+            plan=plan.canonical(),
+            signature=signature,
+            certificate=certificate_note(warrant.certificate),
+            supporters=[
+                pb.SupporterNote(peer=s.peer, term=s.term, at=s.at, signature=s.signature)
+                for s in warrant.supporters
+            ],
+        ),
     )
+
+
+def certificate_note(c: Certificate | None) -> pb.CertificateNote | None:
+    """A certificate as a message."""
+    if c is None:
+        return None
+    ballots = [
+        pb.BallotNote(
+            peer=b.peer, stage=b.stage, attempt=b.attempt, digest=b.digest, signature=b.signature
+        )
+        for b in c.ballots
+    ]
+    return pb.CertificateNote(
+        cell=c.cell, term=c.term, version=version_note(c.version), voters=c.voters, ballots=ballots
+    )
+
+
+def parse_warrant(note: pb.PlanNote) -> Warrant:
+    """Why a plan may be followed, as its leader says; no signature is checked. Raises WireError for
+    more votes or supporters than a cell has."""
+    supporters = tuple(
+        Supporter(PeerId(s.peer), _count(s.term, MOST_TERM), _count(s.at), _signature(s.signature))
+        for s in _few(note.supporters)
+    )
+    if not note.HasField("certificate"):
+        return Warrant(None, supporters)
+    c = note.certificate
+    if not is_cell(c.cell):
+        raise WireError("a cell's name is 16 hex digits, or empty")
+    ballots = tuple(
+        Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
+        for b in _few(c.ballots)
+    )
+    found = Certificate(
+        CellId(c.cell),
+        _count(c.term, MOST_TERM),
+        parse_version(c.version),
+        _peers(c.voters),
+        ballots,
+    )
+    return Warrant(found, supporters)
 
 
 def round_note(a: ev.SendRound) -> pb.Note:
@@ -83,8 +137,8 @@ def finished_note(plan: Plan, results: tuple[ev.MicroBatchResult, ...]) -> pb.No
     )
 
 
-def committed_note(a: ev.TellCommitted, speed: float) -> pb.Note:
-    """ "I hold every fresh part.\""""
+def committed_note(a: ev.TellCommitted, speed: float, vote: bytes = b"") -> pb.Note:
+    """ "I hold every fresh part.\" ``vote``: the signature under that."""
     return pb.Note(
         epoch=a.plan.epoch,
         term=a.plan.term,
@@ -94,6 +148,7 @@ def committed_note(a: ev.TellCommitted, speed: float) -> pb.Note:
             digest=a.digest,
             speed=speed,
             contributors=a.contributors,
+            vote=vote,
         ),
     )
 
@@ -132,6 +187,8 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             mean=e.mean[1],
             orphan=e.orphan,
             anchor=e.anchor,
+            supports_at=e.support.at if e.support is not None else 0,
+            supports=e.support.signature if e.support is not None else b"",
         ),
     )
 
@@ -249,6 +306,9 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 (_count(r.window), _digest(r.mean)),
                 r.orphan,
                 _digest(r.anchor),
+                Supporter(peer, _count(r.term, MOST_TERM), _count(r.supports_at), r.supports)
+                if len(r.supports) in range(1, SIGNATURE_BYTES + 1)
+                else None,
             )
         case "finished":
             rows = tuple(
@@ -267,6 +327,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 _digest(c.digest),
                 _finite(c.speed),
                 c.contributors,
+                _signature(c.vote),
             )
         case "incomplete":
             i = note.incomplete
@@ -293,6 +354,18 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
         _digest(r.digest),
         _count(r.tokens),
     )
+
+
+def _signature(told: bytes) -> bytes:
+    if len(told) > SIGNATURE_BYTES:
+        raise WireError(f"a signature has {SIGNATURE_BYTES} bytes")
+    return told
+
+
+def _few(told: Sequence[T]) -> Sequence[T]:
+    if len(told) > MAX_NAMED:
+        raise WireError(f"{len(told)} peers, at most {MAX_NAMED} are named")
+    return told
 
 
 def _finite(value: float) -> float:

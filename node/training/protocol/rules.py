@@ -8,6 +8,7 @@ same change.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,15 +20,26 @@ MAX_CHANGE = 2000
 """Characters of a signed change, which all are ASCII: it has room in a posting."""
 
 
+def mark(peer: PeerId) -> str:
+    """16 hex digits for a peer: a change has room for many."""
+    return hashlib.sha256(peer.encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
 class Rules:
-    """``cell``: most replicas of a stage in a cell, 0 for no bound. ``revision`` 0: the manifest's
-    own; else ``change`` is what the owner signed, and of two the higher revision counts."""
+    """``cell``: most replicas of a stage in a cell, 0 for no bound. ``revoked``: marks of peers
+    that are put out of the run. ``revision`` 0: the manifest's own; else ``change`` is what the
+    owner signed, and of two the higher revision counts."""
 
     cell: int = 0
     outer: OuterSettings = OuterSettings()
     revision: int = 0
     change: str = ""
+    revoked: frozenset[str] = frozenset()
+
+    def revokes(self, peer: PeerId) -> bool:
+        """Whether the owner has put this peer out."""
+        return bool(self.revoked) and mark(peer) in self.revoked
 
 
 Read = Callable[[str], Rules]

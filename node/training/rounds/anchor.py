@@ -112,8 +112,6 @@ class Anchor:
             return local
         if self.state is None:
             return None
-        if self.settings.carries == "deltas":
-            return pseudo_gradient(self.state, local)
         stepped = outer_step(self.state, pseudo_gradient(self.state, local), self.settings)
         return {**stepped.anchor, **{name + MOMENTUM: t for name, t in stepped.momentum.items()}}
 

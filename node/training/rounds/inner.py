@@ -1,7 +1,7 @@
 """The round of an epoch of micro-batches at one member: gradients to their owners, the owners'
 steps, fresh parameters to all. Enters: a plan, the leader's word on each attempt. Leaves: the
 cell's next parameters, what the round came to. Never: another cell (that is
-:mod:`node.training.rounds.outer`), a byte on the wire (:mod:`node.averaging`'s)."""
+:mod:`node.training.rounds.window`), a byte on the wire (:mod:`node.averaging`'s)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from node.averaging.exchange.request import PartOrigin, RoundOutcome
+from node.averaging.exchange.request import RoundOutcome
 from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
@@ -377,10 +377,7 @@ class WindowRound:
                 cells = m.cells or 1 + len(plan.window.partners)
                 m.news = WindowNews(plan.outer, cells, len(members), m.nbytes, m.seconds, m.apart)
         missing = tuple(sorted(rounds.shapes.keys() - fresh.keys()))
-        mine = {name: PartOrigin(self._me, 1, (self._me,)) for name in fresh}
-        outcome = RoundOutcome(
-            fresh, 1, frozenset({self._me}), {}, 0, 0.0, parts=mine, missing=missing
-        )
+        outcome = RoundOutcome(fresh, frozenset({self._me}), {}, 0, 0.0, missing=missing)
         return rounds.ended(plan, r, outcome, len(members), fresh.keys(), missing), fresh
 
     def _moved(self, m: _Meeting) -> dict[str, Tensor]:

@@ -1,0 +1,270 @@
+"""What members sign, so that others need not believe who tells them of it: votes on what an epoch
+made, which together are a certificate, and support for who leads. Pure. Enters: signed words of
+peers, a function that checks a signature. Leaves: which of them count, and why a plan is not
+followed. Never: who votes (:mod:`node.training.leader.voting`), or how many are enough
+(:mod:`node.training.protocol.quorum`).
+
+A member follows a plan of whom it followed before when it starts from what it made itself, or from
+a version with a certificate. A plan of anybody else needs the support of those who voted last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from node.core.ids import CellId, PeerId
+from node.core.journey import Plan, Version
+from node.training.protocol.quorum import most
+
+CheckSignature = Callable[[PeerId, bytes, bytes, str], bool]
+"""``(peer, data, signature, domain)``: whether the peer signed that."""
+FRESH_S = 300.0
+"""Support given so long ago, by two clocks that may differ, is no support any more, unless whoever
+gave it had followed as new a plan as the member that checks it."""
+FORGET_S = 60.0
+"""Without a new certificate for so long, the voters of the last one are not what counts: who was
+away, or was left alone, starts from what others have certified since."""
+ALONE_S = 30.0
+"""Who goes on without a majority has waited for it longer than this: a member that knows of a
+certificate as young as that follows nobody who does."""
+RIPE = 10
+"""Epochs of a history before its voters are what counts: peers that start together may begin as two
+swarms, and each gives up its own for the other's."""
+TRUSTED_S = 5.0
+"""A certificate for what a member has made itself, under the leader it follows, is checked once in
+so long: a signature costs about a tenth of a millisecond, and a small epoch takes a few."""
+
+
+def vote_domain(run_id: str) -> str:
+    """What a signature under a vote is for."""
+    return f"tutti/vote/1/{run_id}"
+
+
+def support_domain(run_id: str) -> str:
+    """What a signature under a word of support is for."""
+    return f"tutti/support/1/{run_id}"
+
+
+def names(voters: Sequence[PeerId]) -> str:
+    """32 hex digits for these voters in this order."""
+    return hashlib.sha256("/".join(voters).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """The attempt of this term made ``version``, and the stage has parameters of this digest.
+    ``voters``: :func:`names` of those of the plan. The version names the plan and what of it does
+    not count, because its lineage is their hash."""
+
+    cell: CellId
+    term: int
+    attempt: int
+    version: Version
+    voters: str
+    stage: int
+    digest: str
+
+    def said(self) -> bytes:
+        """The bytes that are signed."""
+        v = self.version
+        body = [self.cell, self.term, self.attempt, v.epoch, v.lineage, self.voters]
+        return json.dumps([*body, self.stage, self.digest]).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """A vote as a certificate has it: what differs from one voter to the next."""
+
+    peer: PeerId
+    stage: int
+    attempt: int
+    digest: str
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """``voters`` of the plan that made ``version``, in their order, and the ballots of those, or of
+    the voters before them, who have committed it."""
+
+    cell: CellId
+    term: int
+    version: Version
+    voters: tuple[PeerId, ...]
+    ballots: tuple[Ballot, ...]
+
+    def vote(self, b: Ballot) -> Vote:
+        """What a ballot is the signature of."""
+        return Vote(
+            self.cell, self.term, b.attempt, self.version, names(self.voters), b.stage, b.digest
+        )
+
+    def agreeing(self) -> list[Ballot]:
+        """One of each peer, of those that say what most say of their stage."""
+        once = {b.peer: b for b in self.ballots}.values()
+        said: dict[int, Counter[str]] = {}
+        for b in once:
+            said.setdefault(b.stage, Counter())[b.digest] += 1
+        agreed = {stage: max(sorted(of), key=of.__getitem__) for stage, of in said.items()}
+        return [b for b in once if b.digest == agreed[b.stage]]
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """A peer takes ``leader`` for the leader of its cell. ``term``: of the newest plan it has
+    followed; ``at``: Unix time, whole seconds, by its clock."""
+
+    cell: CellId
+    leader: PeerId
+    term: int
+    at: int
+
+    def said(self) -> bytes:
+        """The bytes that are signed."""
+        return json.dumps([self.cell, self.leader, self.term, self.at]).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Supporter:
+    """Who gave it, and the signature."""
+
+    peer: PeerId
+    term: int
+    at: int
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Warrant:
+    """What comes with a plan: why it may be followed. ``certificate``: of the version it starts
+    from, None where the leader has none."""
+
+    certificate: Certificate | None = None
+    supporters: tuple[Supporter, ...] = ()
+
+
+NO_WARRANT = Warrant()
+
+
+class Trust:
+    """Who voted last, as far as this peer has seen a certificate; nobody before the first one,
+    which is taken as it comes."""
+
+    def __init__(self, run_id: str, check: CheckSignature) -> None:
+        self._check, self._run = check, run_id
+        self.voters: tuple[PeerId, ...] = ()
+        self.version = Version(0)
+        self.term = 0
+        self.refused = 0
+        """Plans that were not followed because nobody vouches for them."""
+        self._at = self._checked = float("-inf")
+
+    def forget(self) -> None:
+        """This peer belongs to another cell from now on."""
+        self.__init__(self._run, self._check)
+
+    def vote_is_signed(self, vote: Vote, peer: PeerId, signature: bytes) -> bool:
+        """Whether ``peer`` has cast it."""
+        return self._check(peer, vote.said(), signature, vote_domain(self._run))
+
+    def holds(self, now: float) -> bool:
+        """Whether the voters of the last certificate are what counts at this moment."""
+        return self.version.epoch >= RIPE and now - self._at <= FORGET_S
+
+    def made(self, certificate: Certificate, now: float) -> None:
+        """This peer has led the epoch, and has checked the votes one by one."""
+        self._learn(certificate, now)
+
+    def objection(
+        self,
+        plan: Plan,
+        warrant: Warrant,
+        follows: PeerId | None,
+        at: Version,
+        now: float,
+        wall: float,
+    ) -> str:
+        """Why this plan is not followed; empty where it may be. ``follows``: whose plan was
+        followed last; ``at``: the version in place. What is learned from its certificate is
+        kept."""
+        why = self._objection(plan, warrant, follows, at, now, wall)
+        self.refused += bool(why)
+        return why
+
+    def _objection(
+        self,
+        plan: Plan,
+        warrant: Warrant,
+        follows: PeerId | None,
+        at: Version,
+        now: float,
+        wall: float,
+    ) -> str:
+        c = warrant.certificate
+        if c is not None and (c.version != plan.base or c.cell != (plan.parent or plan.cell_id)):
+            return "its certificate is not of the version that the plan starts from"
+        if plan.electorate.orphan:
+            young = self.holds(now) and now - self._at < ALONE_S
+            return (
+                "it goes on without a majority of the voters, who are known to be there"
+                if young
+                else ""
+            )
+        same = follows == plan.leader
+        if c is not None and same and plan.base == at and self._known(c, now):
+            self._at = now
+            return ""
+        held, certified = self.holds(now), c is not None and self._believes(c, now)
+        if certified and c is not None:
+            self._learn(c, now)
+        if not held:
+            return ""
+        if same and (certified or plan.base == self.version):
+            return ""
+        if most(self.voters, self._supporting(plan, warrant.supporters, wall)):
+            return ""
+        return (
+            f"no majority of the {len(self.voters)} voters supports its leader"
+            if certified or not same
+            else "no majority of the voters has certified the version that it starts from"
+        )
+
+    def _known(self, c: Certificate, now: float) -> bool:
+        """Whether a certificate for what this peer has made itself need not be checked: the last
+        one was a moment ago, and the same peers vote."""
+        return c.voters == self.voters and now - self._checked < TRUSTED_S
+
+    def _believes(self, c: Certificate, now: float) -> bool:
+        """Whether enough of those who voted last have signed it. Before the first certificate, of
+        those it names itself."""
+        if self.holds(now) and (c.version.epoch, c.term) < (self.version.epoch, self.term):
+            return False  # it was one once: whoever saw a newer one goes back for no old one
+        voters = self.voters if self.holds(now) else c.voters
+        signed: set[PeerId] = set()
+        for b in c.agreeing():
+            if b.peer in voters and self.vote_is_signed(c.vote(b), b.peer, b.signature):
+                signed.add(b.peer)
+                if most(voters, signed):
+                    return True
+        return False
+
+    def _supporting(self, plan: Plan, supporters: Sequence[Supporter], wall: float) -> set[PeerId]:
+        cell, found = plan.parent or plan.cell_id, set[PeerId]()
+        for s in supporters:
+            fresh = s.term >= self.term or abs(wall - s.at) <= FRESH_S
+            if s.peer not in self.voters or s.peer in found or not fresh:
+                continue
+            said = Support(cell, plan.leader, s.term, s.at).said()
+            if self._check(s.peer, said, s.signature, support_domain(self._run)):
+                found.add(s.peer)
+                if most(self.voters, found):
+                    break
+        return found
+
+    def _learn(self, c: Certificate, now: float) -> None:
+        self.voters, self.version, self.term = c.voters, c.version, c.term
+        self._at = self._checked = now

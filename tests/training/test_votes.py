@@ -1,0 +1,295 @@
+"""Which plans those who voted last stand behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.core.errors import Refused, WireError
+from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.journey import Electorate, Plan, PlanMember, Version
+from node.sim.world.signing import SimSigner
+from node.training.protocol import notes
+from node.training.protocol.votes import (
+    ALONE_S,
+    FORGET_S,
+    FRESH_S,
+    RIPE,
+    TRUSTED_S,
+    Ballot,
+    Certificate,
+    Support,
+    Supporter,
+    Trust,
+    Vote,
+    Warrant,
+    names,
+    support_domain,
+    vote_domain,
+)
+from node.training.state.ledger import VoteLedger
+from protos import training_pb2 as pb
+
+RUN = "run"
+A, B, C, D, E, F, G = (PeerId(name) for name in "ABCDEFG")
+VOTERS = (A, B, C, D, E)
+STRANGERS = tuple(PeerId(f"x{i}") for i in range(9))
+CELL = CellId("00000000000000aa")
+
+
+def signed(peer: PeerId, said: bytes, domain: str) -> bytes:
+    return SimSigner(peer).sign(said, domain)
+
+
+def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
+    try:
+        SimSigner(peer).verify(peer, data, signature, domain)
+    except Refused:
+        return False
+    return True
+
+
+def version(epoch: int, line: str = "a") -> Version:
+    return Version(epoch, line * 32)
+
+
+def certificate(
+    of: Version, by: tuple[PeerId, ...], voters: tuple[PeerId, ...] = VOTERS, term: int = 20
+) -> Certificate:
+    ballots = []
+    for peer in by:
+        vote = Vote(NO_CELL, term, 0, of, names(voters), 1, "digest")
+        signature = signed(peer, vote.said(), vote_domain(RUN))
+        ballots.append(Ballot(peer, 1, 0, "digest", signature))
+    return Certificate(NO_CELL, term, of, voters, tuple(ballots))
+
+
+def supporters(
+    leader: PeerId, by: tuple[PeerId, ...], term: int = 20, at: int = 1000
+) -> tuple[Supporter, ...]:
+    said = Support(NO_CELL, leader, term, at).said()
+    return tuple(Supporter(p, term, at, signed(p, said, support_domain(RUN))) for p in by)
+
+
+def plan(leader: PeerId, base: Version, term: int = 21, orphan: bool = False) -> Plan:
+    members = tuple(PlanMember(p, 1) for p in VOTERS)
+    e = Electorate(VOTERS, VOTERS, orphan)
+    return Plan(base.epoch, term, leader, members, (), {}, lineage=base.lineage, electorate=e)
+
+
+HERE, NEXT = version(RIPE), version(RIPE + 1, "b")
+
+
+def trusting(now: float = 0.0) -> Trust:
+    """Of a member that has seen a certificate for HERE under leader A."""
+    trust = Trust(RUN, is_signed)
+    assert not asks(trust, plan(A, HERE), Warrant(certificate(HERE, (A, B, C))), now=now)
+    assert trust.voters == VOTERS
+    return trust
+
+
+def asks(
+    trust: Trust,
+    of: Plan,
+    warrant: Warrant,
+    *,
+    follows: PeerId | None = A,
+    at: Version | None = None,
+    now: float = 1.0,
+    wall: float = 1000.0,
+) -> str:
+    return trust.objection(of, warrant, follows, at or version(RIPE, "z"), now, wall)
+
+
+def test_a_leader_goes_on_from_what_a_majority_has_certified() -> None:
+    trust = trusting()
+    assert not asks(trust, plan(A, NEXT), Warrant(certificate(NEXT, (C, D, E), term=21)))
+    assert trust.version == NEXT
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        None,
+        certificate(NEXT, (A, B)),
+        certificate(NEXT, STRANGERS),
+        certificate(NEXT, STRANGERS, STRANGERS),
+        replace(
+            certificate(NEXT, (A, B)),
+            ballots=tuple(Ballot(p, 1, 0, "digest", b"s" * 32) for p in VOTERS),
+        ),
+        replace(certificate(HERE, VOTERS), version=NEXT),
+        replace(certificate(NEXT, VOTERS), term=2**40),
+        replace(certificate(NEXT, VOTERS), voters=(A, B, C)),
+    ],
+    ids=["none", "few", "strangers", "their-own", "unsigned", "moved", "term", "voters"],
+)
+def test_what_no_majority_has_signed_is_not_gone_on_from(forged: Certificate | None) -> None:
+    trust = trusting()
+    assert "certified" in asks(trust, plan(A, NEXT), Warrant(forged))
+    assert (trust.voters, trust.version, trust.refused) == (VOTERS, HERE, 1)
+
+
+def test_an_old_certificate_is_not_shown_a_second_time() -> None:
+    trust = trusting()
+    newer = certificate(NEXT, VOTERS, term=21)
+    assert not asks(trust, plan(A, NEXT), Warrant(newer))
+    again = certificate(HERE, VOTERS, term=20)
+    assert "certified" in asks(trust, plan(A, HERE, term=30), Warrant(again))
+    assert trust.version == NEXT
+
+
+def test_a_certificate_of_another_version_or_cell_is_none() -> None:
+    trust = trusting()
+    assert "certificate" in asks(trust, plan(A, NEXT), Warrant(certificate(HERE, VOTERS)))
+    other = replace(certificate(NEXT, VOTERS), cell=CELL)
+    assert "certificate" in asks(trust, plan(A, NEXT), Warrant(other))
+
+
+def test_a_new_leader_needs_the_support_of_a_majority() -> None:
+    trust, warrant = trusting(), Warrant(certificate(NEXT, VOTERS, term=21))
+    taken = plan(B, NEXT)
+    assert "supports" in asks(trust, taken, warrant)
+    few = replace(warrant, supporters=supporters(B, (B, C)))
+    assert "supports" in asks(trust, taken, few)
+    strangers = replace(warrant, supporters=supporters(B, (B, C, *STRANGERS)))
+    assert "supports" in asks(trust, taken, strangers)
+    others = replace(warrant, supporters=supporters(C, (B, C, D)))
+    assert "supports" in asks(trust, taken, others), "their word is for C"
+    enough = replace(warrant, supporters=supporters(B, (B, C, D)))
+    assert not asks(trust, taken, enough)
+
+
+def test_with_support_a_leader_may_go_back() -> None:
+    trust = trusting()
+    older = plan(B, version(3))
+    assert asks(trust, older, Warrant(None, supporters(B, (B, C))))
+    assert not asks(trust, older, Warrant(None, supporters(B, (B, C, D))))
+
+
+def test_support_grows_old_unless_it_is_of_the_newest_term() -> None:
+    trust = trusting()
+    old = 1000 - int(FRESH_S) - 1
+    by = (B, C, D)
+    assert not asks(trust, plan(B, HERE), Warrant(None, supporters(B, by, term=20, at=old)))
+    assert asks(trust, plan(B, HERE), Warrant(None, supporters(B, by, term=19, at=old)))
+    assert not asks(trust, plan(B, HERE), Warrant(None, supporters(B, by, term=19, at=999)))
+
+
+def test_what_is_left_goes_on_alone_only_after_a_while() -> None:
+    trust, alone = trusting(), plan(B, HERE, orphan=True)
+    assert "without a majority" in asks(trust, alone, Warrant(), now=ALONE_S - 1)
+    assert not asks(trust, alone, Warrant(), now=ALONE_S + 1)
+
+
+def test_after_a_long_time_alone_others_are_believed() -> None:
+    trust = trusting()
+    theirs = Warrant(certificate(version(90, "c"), (F, G), (F, G), term=99))
+    other = plan(F, version(90, "c"), term=100)
+    assert asks(trust, other, theirs)
+    assert not asks(trust, other, theirs, now=FORGET_S + 1)
+    assert trust.voters == (F, G)
+
+
+def test_a_young_history_binds_nobody() -> None:
+    trust = Trust(RUN, is_signed)
+    young = version(RIPE - 1)
+    assert not asks(trust, plan(A, young), Warrant(certificate(young, VOTERS)))
+    assert not asks(trust, plan(B, version(2, "c")), Warrant())
+
+
+def test_what_was_made_here_is_checked_once_in_a_while() -> None:
+    trust = trusting()
+    unsigned = replace(certificate(NEXT, ()), term=21)
+    assert not asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S - 1)
+    assert asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S + 1)
+
+
+def test_new_voters_are_checked_at_once() -> None:
+    trust = trusting()
+    unsigned = replace(certificate(NEXT, (), (A, *STRANGERS)), term=21)
+    assert asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT)
+
+
+def test_voters_change_by_certificates_of_those_before() -> None:
+    trust, voters = trusting(), (A, F, G)
+    handed = certificate(NEXT, (A, B, C), voters, term=21)
+    assert not asks(trust, plan(A, NEXT), Warrant(handed))
+    after = version(RIPE + 2, "c")
+    assert not asks(trust, plan(A, after, 23), Warrant(certificate(after, (F, G), voters, 22)))
+    assert trust.version == after
+
+
+def test_one_stage_counts_with_one_digest() -> None:
+    odd = [Ballot(p, 1, 0, digest, b"") for p, digest in zip(VOTERS, "xxxyy", strict=True)]
+    found = Certificate(NO_CELL, 1, HERE, VOTERS, (*odd, Ballot(A, 1, 0, "x", b"")))
+    assert [b.peer for b in found.agreeing()] == [A, B, C]
+
+
+def test_a_warrant_travels_whole() -> None:
+    sent = Warrant(certificate(NEXT, (A, B)), supporters(A, (B, C)))
+    note = notes.plan_note(plan(A, NEXT), b"s", sent)
+    read = pb.Note.FromString(note.SerializeToString())
+    assert notes.parse_warrant(read.plan) == sent
+    bare = notes.plan_note(plan(A, NEXT), b"s")
+    assert notes.parse_warrant(pb.Note.FromString(bare.SerializeToString()).plan) == Warrant()
+
+
+def test_a_warrant_that_is_none_is_refused() -> None:
+    note = notes.plan_note(plan(A, NEXT), b"s", Warrant(certificate(NEXT, (A,)))).plan
+    note.certificate.ballots[0].signature = b"x" * 65
+    with pytest.raises(WireError, match="signature"):
+        notes.parse_warrant(note)
+    note.certificate.ballots[0].signature = b""
+    note.certificate.cell = "../x"
+    with pytest.raises(WireError, match="cell"):
+        notes.parse_warrant(note)
+
+
+def test_nobody_votes_twice_not_even_started_again(tmp_path: Path) -> None:
+    path = tmp_path / "votes"
+    first = VoteLedger(path)
+    first.cast(NO_CELL, 5, 0, b"this")
+    first.cast(NO_CELL, 5, 0, b"this")
+    first.cast(NO_CELL, 5, 1, b"that")
+    for ledger in (first, VoteLedger(path)):
+        assert ledger.term(NO_CELL) == 5
+        for term, attempt, said in ((5, 0, b"this"), (5, 1, b"other"), (4, 9, b"x")):
+            with pytest.raises(Refused, match="vote"):
+                ledger.cast(NO_CELL, term, attempt, said)
+        ledger.cast(NO_CELL, 5, 1, b"that")
+    first.close()
+
+
+def test_another_cell_has_votes_of_its_own(tmp_path: Path) -> None:
+    ledger = VoteLedger(tmp_path / "votes")
+    ledger.cast(NO_CELL, 50, 0, b"this")
+    ledger.cast(CELL, 3, 0, b"that")
+    again = VoteLedger(tmp_path / "votes")
+    assert (again.term(CELL), again.term(NO_CELL)) == (3, 0)
+    ledger.close()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 80, 100])
+def test_a_torn_row_leaves_the_one_before(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "votes"
+    ledger = VoteLedger(path)
+    for term in (7, 8):
+        ledger.cast(NO_CELL, term, 0, b"x")
+    ledger.close()
+    raw = path.read_bytes()
+    half = len(raw) // 2
+    path.write_bytes(raw[: min(cut, half)] + bytes(max(0, half - cut)) + raw[half:])
+    assert VoteLedger(path).term(NO_CELL) in (7, 8)
+    path.write_bytes(b"nonsense")
+    assert VoteLedger(path).term(NO_CELL) == 0
+
+
+def test_a_disk_without_room_stops_no_vote(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    ledger = VoteLedger(blocked / "votes")
+    ledger.cast(NO_CELL, 1, 0, b"x")
+    assert ledger.term(NO_CELL) == 1
