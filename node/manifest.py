@@ -55,7 +55,7 @@ _HEADERS = {
     2: f"{HEADER} Changing a value makes another run.",
 }
 _DEFAULTS_SAID = "# Settings behind a # have their defaults."
-LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues", "outer.window_s")
+LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues", "outer.window_s", "swarm.lead")
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
 _BY_THE_CLOCK = "cells average by the clock: give  outer.window_s  in seconds"
@@ -85,6 +85,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     ),
     "swarm.protocol": FieldRule(1, 1_000_000),
     "swarm.admission": FieldRule(choices=("open", "invite")),
+    "swarm.lead": FieldRule(choices=("any", "admitted")),
     "swarm.salt": FieldRule(pattern=r"([0-9a-f]{16})?", says="16 hex digits, or empty"),
     "swarm.continues": FieldRule(
         pattern=r"([0-9a-f]{64})?", says="the id of a run, 64 hex digits, or empty"
@@ -182,11 +183,18 @@ class SwarmSettings:
     """The oldest protocol version that a peer of this run may speak."""
     admission: str = "open"
     """open: anybody with an address | invite: only bearers of a token signed by the owner."""
+    lead: str = "any"
+    """Who may lead a cell. any: who takes part | admitted: the owner, and bearers of a token."""
     salt: str = ""
     """Drawn by ``tutti swarm init``, so that a second run of the same settings is another run."""
     continues: str = ""
     """Id of the run whose last epoch this one goes on from: who has checkpoints of it begins with
     them. Empty: from the start."""
+
+    @property
+    def tokens(self) -> bool:
+        """Whether a token lets its bearer do what others may not: take part, or lead."""
+        return self.admission == "invite" or self.lead == "admitted"
 
 
 @dataclass(frozen=True)

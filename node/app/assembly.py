@@ -117,6 +117,7 @@ async def assemble(
     metrics: Metrics,
     on_error: Callable[[str, BaseException], None],
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
+    facts: Callable[[RunFacts], RunFacts] = lambda facts: facts,
 ) -> Assembled:
     """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for
     data that cannot be read and for local devices the model cannot be cut over."""
@@ -179,6 +180,7 @@ async def assemble(
             device.autocast,
             local.math if local else StageMath,
             local.gradients if local else None,
+            facts=facts,
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
             learn=learn,
         ),

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -241,6 +242,7 @@ class Daemon:
             metrics=self.metrics,
             on_error=self._failed,
             learn=lambda peer, addresses: self.transport.learn(peer, list(addresses)),
+            facts=lambda facts: replace(facts, may_lead=self.may_lead),
         )
         try:
             a = await build(stage)
@@ -394,7 +396,7 @@ class Daemon:
                 if cap := getattr(self.config.transport, flag):
                     arguments += ("--" + flag.replace("_", "-"), str(cap))
             home = self.config.home / "local" / f"stage-{stage}"
-            if manifest.swarm.admission != "open":
+            if manifest.swarm.admission == "invite":
                 # The token names this one child, so it may stand on a command line.
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
                 guest = Identity.load_or_create(home / self.config.identity_path.name).peer_id
@@ -643,8 +645,15 @@ class Daemon:
             if self.manifest is None:
                 raise Refused("this node serves no run")
             s = self.manifest.swarm
-            self._gate = Gate(self.manifest.run_id, s.owner, s.admission != "open")
+            run_id, private = self.manifest.run_id, s.admission == "invite"
+            self._gate = Gate(run_id, s.owner, private, s.lead == "admitted")
+            if not private:
+                self._gate.admit(self.identity.peer_id, self.admission(run_id), self.clock.wall())
         return self._gate
+
+    def may_lead(self, peer: PeerId) -> bool:
+        """Whether plans of this peer may be followed here."""
+        return self.gate().may_lead(peer, self.clock.wall())
 
     def admission(self, run_id: RunId) -> bytes:
         """What this peer shows to be let into a private run; empty for nothing."""

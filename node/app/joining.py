@@ -408,11 +408,11 @@ def invite_text(
     peer: PeerId | None = None,
     days: float = 30.0,
 ) -> str:
-    """An invite; with an admission token when the swarm is private. Refused for a private swarm of
-    somebody else."""
-    token = b""
-    if manifest.swarm.admission == "invite":
-        if identity.peer_id != manifest.swarm.owner:
+    """An invite; with an admission token when the swarm is private, or only those it admits may
+    lead. Refused for a private swarm of somebody else."""
+    token, mine = b"", identity.peer_id == manifest.swarm.owner
+    if manifest.swarm.tokens and (mine or manifest.swarm.admission == "invite"):
+        if not mine:
             raise Refused(
                 "this swarm is private and you are not its owner", "ask the owner for an invite"
             )

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import secrets
 import struct
+from contextlib import suppress
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -116,21 +117,40 @@ def check_admission(
 
 class Gate:
     """Who may take part in one run: everybody in an open one; in a private one its owner, and who
-    shows a token.
+    shows a token. With ``chosen`` these alone may lead, though everybody may take part.
 
     The signatures of a token are checked once for each peer that shows it; of those the newest
     ``KEPT`` are remembered.
     """
 
-    def __init__(self, run_id: RunId, owner: PeerId, private: bool) -> None:
-        self.run_id, self.owner, self.private = run_id, owner, private
+    def __init__(self, run_id: RunId, owner: PeerId, private: bool, chosen: bool = False) -> None:
+        self.run_id, self.owner, self.private, self.chosen = run_id, owner, private, chosen
         self._known: Newest[tuple[PeerId, bytes], float] = Newest(KEPT)
+        self._leaders: Newest[PeerId, float] = Newest(KEPT)
+        """Until when peers may lead that have shown a token; only with ``chosen``."""
 
     def admit(self, peer: PeerId, token: bytes, now_wall: float) -> float:
         """The Unix time until which ``peer`` may take part, infinity for no end. Raises Refused
         with the reason."""
-        if not self.private or peer == self.owner:
+        if peer == self.owner:
             return math.inf
+        if not self.private:
+            self._may_lead_from_now(peer, token, now_wall)
+            return math.inf
+        return self._until(peer, token, now_wall)
+
+    def may_lead(self, peer: PeerId, now_wall: float) -> bool:
+        """Whether plans of this peer may be followed, as far as it has shown a token here."""
+        if self.private or not self.chosen or peer == self.owner:
+            return True
+        return self._leaders.get(peer, -math.inf) > now_wall
+
+    def _may_lead_from_now(self, peer: PeerId, token: bytes, now_wall: float) -> None:
+        if self.chosen and token:
+            with suppress(Refused):  # who shows a bad one takes part as those without
+                self._leaders[peer] = self._until(peer, token, now_wall)
+
+    def _until(self, peer: PeerId, token: bytes, now_wall: float) -> float:
         until = self._known.get((peer, token), -math.inf)
         if until <= now_wall:
             self._known.pop((peer, token), None)

@@ -283,15 +283,17 @@ class Training(rpc.TrainingServicer):
 
     def leader_id(self) -> PeerId | None:
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
-        ends, known = self._ends(), self.known
-        if known.revoked:
-            ends = {p: s for p, s in ends.items() if not known.revokes(p)}
+        ends = self._ends()
+        ends = {p: s for p, s in ends.items() if self._may_lead(p)}
         self._election.see(ends, self.follows())
         self._election.following = self.following
         plan = self.member.plan
         self._election.order = plan.electorate.voters if plan is not None else ()
-        able = self.stage == ENDS and not self.leaving
+        able = self.stage == ENDS and not self.leaving and self._may_lead(self.me)
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
+
+    def _may_lead(self, peer: PeerId) -> bool:
+        return self.facts.may_lead(peer) and not self.known.revokes(peer)
 
     @property
     def following(self) -> PeerId | None:
@@ -530,6 +532,8 @@ class Training(rpc.TrainingServicer):
         # else's plan is followed.
         if not self._election.heeds(peer, self.clock.now()):
             return "this peer follows another leader"
+        if not self._may_lead(peer):
+            return "this run lets only those lead that its owner admitted"
         try:
             self.identity.verify(peer, note.plan, note.signature, self._domain)
         except Refused as e:
@@ -785,7 +789,8 @@ class Training(rpc.TrainingServicer):
     def _enter(self, plan: Plan) -> None:
         """The cell that ``plan`` founds is this peer's from now on. It has no leader yet: the first
         of its ends peers is taken for it until it is seen to be dead."""
-        now, first = self.clock.now(), min(m.peer for m in plan.stage(ENDS))
+        able = [m.peer for m in plan.stage(ENDS) if self._may_lead(m.peer)]
+        now, first = self.clock.now(), min(able, default=self.me)
         self.cell, self.leader = plan.cell_id, None
         self.trust.forget()
         self._election = Election(self.me, now - LOOK_S, self.work.colleagues)

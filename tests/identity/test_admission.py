@@ -149,3 +149,14 @@ def test_the_gate_checks_a_token_once_and_its_time_always(monkeypatch: pytest.Mo
     for one in crowd:
         gate.admit(one.peer_id, shown(GRANT, one, RUN), NOW)
     assert len(gate._known) == 2
+
+
+def test_who_may_lead_an_open_run_shows_a_token() -> None:
+    gate = Gate(RUN, OWNER.peer_id, private=False, chosen=True)
+    for peer, token in ((GUEST, TOKEN), (STRANGER, TOKEN), (STRANGER, b"")):
+        assert gate.admit(peer.peer_id, token, NOW) == math.inf, "everybody takes part"
+    assert gate.may_lead(OWNER.peer_id, NOW)
+    assert gate.may_lead(GUEST.peer_id, NOW)
+    assert not gate.may_lead(GUEST.peer_id, NOW + 61), "until it expires"
+    assert not gate.may_lead(STRANGER.peer_id, NOW)
+    assert Gate(RUN, OWNER.peer_id, private=False).may_lead(STRANGER.peer_id, NOW)

@@ -4,7 +4,7 @@ Never: whether the others take it: who does not stays where it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from node.core.errors import OutOfResources
@@ -15,6 +15,7 @@ from node.scheduler.costs import believe
 from node.scheduler.near import leavers
 from node.training.leader.planning import News
 from node.training.leader.roster import Roster
+from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Rules
 
@@ -25,12 +26,11 @@ POSTPONED_S = 60.0
 
 
 class Division:
-    """Of the cell ``cell``. ``assign`` places the parts of a stage, as
-    :class:`~node.training.protocol.facts.PlanFunctions` says. ``tensor``: bytes of a micro-batch on
-    its way."""
+    """Of the cell ``cell``, by what the manifest fixes."""
 
-    def __init__(self, cell: CellId, assign: Callable[..., dict[str, PeerId]], tensor: int) -> None:
-        self._cell, self._assign, self._tensor = cell, assign, tensor
+    def __init__(self, cell: CellId, facts: RunFacts) -> None:
+        self._cell, self._assign, self._tensor = cell, facts.make.assign, facts.sizes.tensor
+        self._may_lead = facts.may_lead
         self._again = 0.0
         self._left: dict[PeerId, float] = {}
 
@@ -103,7 +103,19 @@ class Division:
             return {}
         rows = {stage: [(p, roster.speed(p)) for p in peers] for stage, peers in able.items()}
         costs = believe(roster.measured(), able[ENDS], roster.doubts(), self._tensor)
-        return leavers(rows, me, most, costs.delay)
+        return self._with_a_leader(leavers(rows, me, most, costs.delay), able[ENDS], me)
+
+    def _with_a_leader(
+        self, away: dict[PeerId, int], ends: Sequence[PeerId], me: PeerId
+    ) -> dict[PeerId, int]:
+        """With an ends peer among those who leave that may lead them; empty where there is none."""
+        leave = [p for p in ends if p in away]
+        if any(map(self._may_lead, leave)):
+            return away
+        able = [p for p in ends if p != me and p not in away and self._may_lead(p)]
+        if not leave or not able:
+            return {}
+        return {p: s for p, s in away.items() if p != leave[0]} | {able[0]: ENDS}
 
     def _hold_the_state(self, roster: Roster, away: Mapping[PeerId, int]) -> bool:
         """Whether both cells have the memory for the optimizer's state of every stage."""

@@ -114,7 +114,7 @@ class Leader:
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
         self._left: set[PeerId] = set()
         """Who has said that it leaves, and has not been here since."""
-        self._division = Division(cell, make.assign, sizes.tensor)
+        self._division = Division(cell, facts)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None

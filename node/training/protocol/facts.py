@@ -84,7 +84,8 @@ class RunFacts:
     """What the manifest fixes.
 
     ``spare``: block stages that a plan may leave out when nobody holds them. ``prove``: only peers
-    that say they reach each other share a path or a cell.
+    that say they reach each other share a path or a cell. ``may_lead(peer)``: whether the run lets
+    that peer lead, as far as is known here.
     """
 
     stages: int
@@ -99,6 +100,7 @@ class RunFacts:
     run_id: str = ""
     spare: int = 0
     prove: bool = False
+    may_lead: Callable[[PeerId], bool] = lambda peer: True
 
     @property
     def bounds(self) -> Bounds:

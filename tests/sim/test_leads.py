@@ -1,0 +1,104 @@
+"""A run in which only those lead that the owner admitted: everybody else takes part as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from node.averaging.strategies.outer import OuterSettings
+from node.core.ids import PeerId
+from node.sim.process import SimPeer
+from node.sim.setup import LinkProfile, Setup, toy_parts
+from node.sim.swarm import MachineFactory, SimSwarm
+from node.sim.world.loop import bury, quiet
+from node.training.protocol.facts import RunFacts
+
+ONE = Setup(ends=4, epochs=100_000, links=LinkProfile(0.002, 0.002))
+CELLS = replace(
+    ONE,
+    cell=2,
+    stages=1,
+    replicas=4,
+    parts=toy_parts(1, 3),
+    outer=OuterSettings("gossip", window_s=10.0),
+)
+
+
+class Chosen(SimSwarm):
+    """Only ``leaders`` may lead."""
+
+    def __init__(
+        self, setup: Setup, leaders: Collection[PeerId], make: MachineFactory | None = None
+    ) -> None:
+        self.leaders = leaders
+        super().__init__(setup, 1, make)
+
+    def facts(self, facts: RunFacts) -> RunFacts:
+        return replace(super().facts(facts), may_lead=self.leaders.__contains__)
+
+    def led(self, since: float = 0.0) -> dict[str, set[PeerId]]:
+        """Who led, by cell."""
+        led: dict[str, set[PeerId]] = {}
+        for commit in self.watch.commits:
+            if commit.at >= since:
+                led.setdefault(commit.cell, set()).add(commit.leader)
+        return led
+
+
+class Claims(MachineFactory):
+    """The first ends peer takes itself for the only one that may lead."""
+
+    def services(self, peer: SimPeer) -> None:
+        if peer.name == FIRST:
+            training = peer.training
+            training.facts = replace(training.facts, may_lead=lambda whom: whom == FIRST)
+
+
+FIRST = PeerId("e00-000")
+
+
+def chosen(setup: Setup, *numbers: int) -> Chosen:
+    """With the ends peers of these numbers as those that may lead."""
+    return Chosen(setup, {PeerId(f"e00-{n:03}") for n in numbers})
+
+
+def test_only_those_lead_who_may() -> None:
+    with quiet():
+        swarm = chosen(ONE, 1, 3)
+        swarm.world.run(15.0, None)
+        assert swarm.led() == {"": {"e00-001"}}
+        swarm.peers[PeerId("e00-001")].kill()
+        swarm.world.run(40.0, None)
+        assert swarm.led(20.0) == {"": {"e00-003"}}
+        bury()
+
+
+def test_nobody_leads_where_none_of_them_is_left() -> None:
+    with quiet():
+        swarm = chosen(ONE, 0)
+        swarm.world.run(15.0, None)
+        swarm.peers[PeerId("e00-000")].kill()
+        swarm.world.run(40.0, None)
+        assert swarm.led(20.0) == {}
+        bury()
+
+
+def test_a_cell_divides_only_where_both_parts_have_a_leader() -> None:
+    with quiet():
+        one, two = chosen(CELLS, 2), chosen(CELLS, 1, 2)
+        for swarm in (one, two):
+            swarm.world.run(40.0, None)
+        assert list(one.led().values()) == [{"e00-002"}], "one cell"
+        assert sorted(two.led().values()) == [{"e00-001"}, {"e00-002"}]
+        bury()
+
+
+def test_nobody_follows_who_claims_it_nevertheless() -> None:
+    with quiet():
+        swarm = Chosen(ONE, {PeerId("e00-001")}, Claims())
+        swarm.world.run(30.0, None)
+        claims: Any = swarm.peers[FIRST]
+        assert claims.training.leader is not None, "it takes itself for the leader"
+        assert swarm.led() == {"": {"e00-001"}}
+        bury()
