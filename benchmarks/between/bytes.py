@@ -6,7 +6,9 @@ real text; what is given, coded, averaged and stepped is done by the product's
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
@@ -21,7 +23,9 @@ from node.training.rounds.error_feedback import feedback_of
 from node.training.rounds.merging import MOMENTUM, OuterSteps, moved
 from node.wire.tensors import digest
 
-CELLS, SEEDS, LENGTHS, STEPS = 4, 3, (30, 50), 1500
+CELLS, SEEDS, LENGTHS, STEPS = 4, 3, (30, 50), 15_000
+"""A number that is left out waits for its turn, so sparse steps are slower at first; after 1,500
+steps the loss is 1.18 of the dense one's, after 6,000 it is 1.02 to 1.03."""
 MOST_BYTES, MOST_LOSS = 0.12, 1.02
 DENSE = OuterSettings(
     "butterfly", "deltas", optimizer="nesterov", lr=0.7, momentum=0.8, window_s=60.0
@@ -83,27 +87,27 @@ def trained(task: Task, text: Text, s: OuterSettings, length: int) -> tuple[floa
 
 
 def rows(report: Report, root: Path, steps: int = STEPS) -> None:
-    """Of both lengths: the bytes, and the loss beside that in fp32."""
+    """Of both lengths: the bytes, and the loss beside that in fp32. As many runs at once as there
+    are cores."""
+    asked = [(s, h, seed) for h in LENGTHS for seed in range(SEEDS) for s in (DENSE, SPARSE)]
+    Text(Task(replicas=CELLS), root)  # writes its tokens there, for all of them
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        runs = [pool.submit(_alone, root, steps, *one) for one in asked]
+        found = {
+            one[1:] + (one[0].codec,): run.result() for one, run in zip(asked, runs, strict=True)
+        }
     for length in LENGTHS:
-        dense, sparse, sizes = [], [], []
-        for seed in range(SEEDS):
-            task = Task(replicas=CELLS, steps=steps, seed=seed)
-            torch.manual_seed(seed)
-            text = Text(task, root)
-            torch.manual_seed(seed)
-            dense.append(trained(task, text, DENSE, length)[0])
-            torch.manual_seed(seed)
-            loss, size = trained(task, text, SPARSE, length)
-            sparse.append(loss)
-            sizes.append(size)
+        dense = [found[length, seed, DENSE.codec][0] for seed in range(SEEDS)]
+        sparse = [found[length, seed, SPARSE.codec][0] for seed in range(SEEDS)]
+        size = mean(found[length, seed, SPARSE.codec][1] for seed in range(SEEDS))
         what = f"{CELLS} cells, {SEEDS} seeds, {steps} steps, H {length}"
         report.add(
             f"8 outer bytes, H {length}",
-            mean(sizes),
+            size,
             "bytes a parameter and outer step",
             f"{what}; sent by a cell, all {CELLS - 1} copies together",
             f"at most {MOST_BYTES}",
-            mean(sizes) <= MOST_BYTES,
+            size <= MOST_BYTES,
         )
         times = mean(sparse) / mean(dense)
         report.add(
@@ -115,3 +119,13 @@ def rows(report: Report, root: Path, steps: int = STEPS) -> None:
             f"at most {MOST_LOSS}",
             times <= MOST_LOSS,
         )
+
+
+def _alone(root: Path, steps: int, s: OuterSettings, length: int, seed: int) -> tuple[float, float]:
+    """:func:`trained`, on one core of a process of its own."""
+    torch.set_num_threads(1)
+    task = Task(replicas=CELLS, steps=steps, seed=seed)
+    torch.manual_seed(seed)
+    text = Text(task, root)
+    torch.manual_seed(seed)
+    return trained(task, text, s, length)

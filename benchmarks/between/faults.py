@@ -111,7 +111,7 @@ def _killed(swarm: SimSwarm, cells: Cells) -> Callable[[], None]:
 
 
 def _parted(swarm: SimSwarm, cells: Cells) -> Callable[[], None]:
-    return _wall(swarm, cells[max(cells)])
+    return wall(swarm, cells[max(cells)])
 
 
 def _still(swarm: SimSwarm, cells: Cells) -> Callable[[], None]:
@@ -133,7 +133,7 @@ def _leaders(swarm: SimSwarm, cells: Cells) -> Callable[[], None]:
     return lambda: None
 
 
-def _wall(swarm: SimSwarm, some: Sequence[PeerId]) -> Callable[[], None]:
+def wall(swarm: SimSwarm, some: Sequence[PeerId]) -> Callable[[], None]:
     """Nothing passes between these peers and the others."""
     inside = frozenset(some)
     outside = frozenset(swarm.peers) - inside
@@ -224,7 +224,7 @@ def _meet_again(seed: int) -> tuple[float, int]:
         swarm.world.run(SETTLED_S, None)
         some = frozenset(p.name for s in range(ONE.stages + 1) for p in swarm.live(s)[::2])
         swarm.watch.one_fault.fault("halved", None, False)
-        falls = _wall(swarm, sorted(some))
+        falls = wall(swarm, sorted(some))
         swarm.world.run(SETTLED_S + HALVED_S, None)
         falls()
         swarm.watch.one_fault.fault("over", None, False)

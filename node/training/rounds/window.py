@@ -49,8 +49,9 @@ from node.training.state.engines import Engines
 from node.training.state.state_export import StateExport
 from node.wire.tensors import digest
 
-AGAIN_S = 1.0
-"""Between two questions for what is not there yet."""
+AGAIN_S, AGAIN_SHARE = 1.0, 0.05
+"""Between two questions for what is not there yet, and the share of the time for a window that it
+is at most."""
 SOME_SHARE = 0.7
 """Of the time for a window, after which the partners that have given are enough."""
 OWN_SHARE = 0.5
@@ -276,7 +277,7 @@ class WindowRound:
                 m.digest = await self._engines.aside(digest, mean)
                 m.mean = mean
             if m.mean is None:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(min(AGAIN_S, AGAIN_SHARE * within_s))
         m.seconds = loop.time() - began
         m.came.clear()
 
