@@ -158,7 +158,7 @@ def attack(
         f"{words}; {epochs} epochs given up, {len(leaders)} changes of leader "
         f"{sorted({t.kind for t in worse})}",
         "0",
-        holds=epochs <= 1 and not worse,
+        holds=epochs <= 1 and not worse and said["sent"] > said["unheard"],
     )
     report.add(
         f"{what}: followers won",
