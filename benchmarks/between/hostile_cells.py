@@ -51,8 +51,7 @@ HONEST = 4
 WINDOWS = 3
 MOST = 1.03
 LATE = 40
-"""Epochs whose mean loss counts, all of them under attack: of ten it differs by 3 % between two runs
-without harm."""
+"""Epochs whose mean loss counts: of ten it differs by 3 % between two runs without harm."""
 
 
 @dataclass
