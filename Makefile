@@ -12,7 +12,7 @@ TESTS ?= tests
 APART := tests/control/test_observer.py
 BENCH ?=
 
-.PHONY: help setup demo test check format protos bench clean
+.PHONY: help setup demo test apart check format protos bench clean
 
 help:  ## show this list
 	@awk -F':.*## *' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,15 +32,20 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
 	$(BIN)/tutti demo $(DEMO)
 
-# Tests with whole daemons come after the others: they mostly wait, two files of them at a time, and nothing else beside them.
-test: check  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
+# Checks need one core, and so do the observer's tests. Tests with whole daemons come after the others: they mostly
+# wait, two files of them at a time, and nothing else beside them.
+test: setup  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
 ifeq ($(TESTS),tests)
+	@$(MAKE) --no-print-directory -j 2 -O check apart
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 3 --ignore=$(APART)
 	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --durations 25 --ignore=$(APART)
-	$(BIN)/python -m pytest $(APART)
 else
+	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(TESTS)
 endif
+
+apart: setup
+	$(BIN)/python -m pytest $(APART)
 
 check: setup  ## style, types, import contracts
 	$(BIN)/ruff check .

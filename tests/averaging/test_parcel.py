@@ -117,7 +117,9 @@ def means(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 async def test_members_and_owners_end_with_equal_bits_in_every_format(cell_of, grads, up, down):
     cell = await cell_of(3, replace(AveragingSettings(round_timeout_s=60.0, group_bytes=1)))
     requests = {p: cell.request(p, up=up, down=down) for p in cell.peers}
-    outcomes = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
+    outcomes = await asyncio.gather(
+        *(cell.rounds[p].run_round(r, means) for p, r in requests.items())
+    )
     total = sum(map(cell.tokens, cell.peers))
     for name in cell.owners():
         sent = [settle(grads(p)[name], up)[1] for p in cell.peers]
@@ -137,11 +139,16 @@ async def test_a_survivor_serves_the_dead_owners_bytes(cell_of, bits):
     owners = cell.owners([p2])
     changes = {"listeners": frozenset({p1}), "down": "int8"}
     first, _ = await asyncio.gather(
-        *(cell.rounds[p].run(cell.request(p, owners=owners, **changes), means) for p in (p0, p2))
+        *(
+            cell.rounds[p].run_round(cell.request(p, owners=owners, **changes), means)
+            for p in (p0, p2)
+        )
     )
     await cell.net.kill(p2)
     requests = {p: cell.repair(p, [p0, p1], cell.owners([p0]), **changes) for p in (p0, p1)}
-    again, late = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
+    again, late = await asyncio.gather(
+        *(cell.rounds[p].run_round(r, means) for p, r in requests.items())
+    )
     assert bits(again.fresh, first.fresh)
     assert bits(late.fresh, first.fresh)
     assert not late.missing

@@ -95,7 +95,9 @@ async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
     owners = cell.owners([p0])
     gates = Gates(cell.step_of(p0))
-    running = [asyncio.ensure_future(cell.rounds[p0].run(cell.request(p0, owners=owners), gates))]
+    running = [
+        asyncio.ensure_future(cell.rounds[p0].run_round(cell.request(p0, owners=owners), gates))
+    ]
     running.append(asyncio.ensure_future(cell.run(cell.request(p1, owners=owners), p1)))
     gates.open(0)
     await gates.seen[1].wait()
@@ -111,7 +113,9 @@ async def test_an_owner_killed_mid_round_leaves_its_finished_groups(cut, bits):
     cell, p0, p1, p2 = await with_peers(cut(3))
     owners = cell.owners([p2])
     gates = Gates(cell.step_of(p2))
-    victim = asyncio.ensure_future(cell.rounds[p2].run(cell.request(p2, owners=owners), gates))
+    victim = asyncio.ensure_future(
+        cell.rounds[p2].run_round(cell.request(p2, owners=owners), gates)
+    )
     others = [asyncio.ensure_future(cell.run(cell.request(p, owners=owners), p)) for p in (p0, p1)]
     gates.open(0, 1)
     await gates.seen[2].wait()
@@ -164,7 +168,7 @@ async def test_a_failed_step_keeps_earlier_groups_and_is_repaired(cut, bits):
             raise RuntimeError("out of memory")
         return step(means)
 
-    failing = cell.rounds[p1].run(cell.request(p1, owners=owners), broken)
+    failing = cell.rounds[p1].run_round(cell.request(p1, owners=owners), broken)
     good, bad = await asyncio.gather(cell.run(cell.request(p0, owners=owners), p0), failing)
     assert "refused our exchange, failed" in good.failed[p1]
     done = [name for names in cell.steps[p1] for name in names]
@@ -237,7 +241,9 @@ async def test_an_owner_that_stops_answering_fails_by_the_deadline(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
     owners = cell.owners([p1])
     gates = Gates(cell.step_of(p1))
-    running = asyncio.ensure_future(cell.rounds[p1].run(cell.request(p1, owners=owners), gates))
+    running = asyncio.ensure_future(
+        cell.rounds[p1].run_round(cell.request(p1, owners=owners), gates)
+    )
     gates.open(0)
     outcome = await asyncio.wait_for(
         cell.run(cell.request(p0, owners=owners, deadline_s=3.0), p0), 300
@@ -325,7 +331,7 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
             seen.append(counted.alive)
             return {n: m + 1 for n, m in means.items()}
 
-        running = [cell.rounds[p].run(cell.request(p, **changes), step) for p in cell.peers]
+        running = [cell.rounds[p].run_round(cell.request(p, **changes), step) for p in cell.peers]
         outcomes = await asyncio.gather(*running)
         assert all(not o.missing for o in outcomes)
         peaks[group_bytes] = counted.peak

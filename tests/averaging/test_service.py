@@ -123,7 +123,7 @@ async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bit
         raise RuntimeError("out of memory")
 
     changes = {"members": (p0, p1, p2, late), "listeners": frozenset({late}), "owners": owners}
-    failing = cell.rounds[p1].run(cell.request(p1, **changes), broken)
+    failing = cell.rounds[p1].run_round(cell.request(p1, **changes), broken)
     await asyncio.gather(failing, *(cell.run(cell.request(p, **changes), p) for p in (p0, p2)))
     # In one answer now: what p0 made with p1, and what it makes without.
     again = {"listeners": frozenset({late})}
@@ -148,7 +148,7 @@ async def test_an_owner_that_dies_while_stepping_fails_alone(cell_of, bits):
         stuck.wait(20)
         return means
 
-    victim = asyncio.ensure_future(cell.rounds[p2].run(cell.request(p2), hang))
+    victim = asyncio.ensure_future(cell.rounds[p2].run_round(cell.request(p2), hang))
     others = [asyncio.ensure_future(cell.run(cell.request(p), p)) for p in (p0, p1)]
     await stepping.wait()
     await cell.net.kill(p2)
@@ -178,7 +178,7 @@ async def test_a_step_that_fails_fails_the_owner_and_can_be_repaired(cell_of, bi
     def broken(means):
         raise RuntimeError("out of memory")
 
-    failing = cell.rounds[p1].run(cell.request(p1), broken)
+    failing = cell.rounds[p1].run_round(cell.request(p1), broken)
     good, bad = await asyncio.gather(cell.run(cell.request(p0), p0), failing)
     assert set(good.failed) == set(bad.failed) == {p1}
     assert "RuntimeError" in bad.failed[p1]
@@ -201,7 +201,7 @@ async def test_a_mean_that_cannot_be_sent_back_fails_the_round_only(cell_of):
         "gradients": huge,
     }
     mine, theirs = (
-        cell.rounds[p].run(cell.request(p, **changes), lambda means: means) for p in (p0, p1)
+        cell.rounds[p].run_round(cell.request(p, **changes), lambda means: means) for p in (p0, p1)
     )
     for outcome in await asyncio.gather(mine, theirs):
         assert "the owner's step failed" in outcome.failed[p0]
@@ -217,7 +217,8 @@ async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits,
     for step in (None, lambda means: means):
         cell = await cell_of(3)
         rounds = [
-            cell.rounds[p].run(cell.request(p, up=codec, down=codec), step) for p in cell.peers
+            cell.rounds[p].run_round(cell.request(p, up=codec, down=codec), step)
+            for p in cell.peers
         ]
         outcomes = await asyncio.gather(*rounds)
         assert all(not o.missing and bits(o.fresh, outcomes[0].fresh) for o in outcomes)

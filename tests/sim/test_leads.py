@@ -88,7 +88,7 @@ def test_a_cell_divides_only_where_both_parts_have_a_leader() -> None:
     with quiet():
         one, two = chosen(CELLS, 2), chosen(CELLS, 1, 2)
         for swarm in (one, two):
-            swarm.world.run(40.0, None)
+            swarm.world.run(20.0, None)
         assert list(one.led().values()) == [{"e00-002"}], "one cell"
         assert sorted(two.led().values()) == [{"e00-001"}, {"e00-002"}]
         bury()

@@ -28,9 +28,9 @@ def tiny() -> Manifest:
     )
 
 
-EPOCHS = 300
-"""Enough for a fresh daemon to come back in before the end, on a machine ten times as fast or a few
-times slower than usual."""
+EPOCHS = 240
+"""Enough for a fresh daemon to come back in before the end, on a machine a few times as fast or as
+slow as usual."""
 
 
 @pytest.mark.timeout(400)
