@@ -487,6 +487,15 @@ def peers(
 
 
 @app.command(rich_help_panel=WATCH)
+def cells(as_json: Json = False) -> int:
+    """Which cells the run has: their epochs, speeds, and peers at the ends and in each stage."""
+    from node.control import commands
+
+    with _client() as client:
+        return commands.cells(client.cells(), as_json=as_json)
+
+
+@app.command(rich_help_panel=WATCH)
 def ping(
     peer: Annotated[
         str, Argument(metavar="PEER|MULTIADDR", help="A PeerId, its last letters, or an address.")

@@ -484,6 +484,34 @@ class SwitchReply(_message.Message):
     revision: int
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
 
+class CellsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CellsAnswer(_message.Message):
+    __slots__ = ("cells", "seen")
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    cells: int
+    seen: _containers.RepeatedCompositeFieldContainer[CellSeen]
+    def __init__(self, cells: _Optional[int] = ..., seen: _Optional[_Iterable[_Union[CellSeen, _Mapping]]] = ...) -> None: ...
+
+class CellSeen(_message.Message):
+    __slots__ = ("cell", "own", "works", "epoch", "tokens_per_s", "replicas")
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    WORKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    cell: str
+    own: bool
+    works: bool
+    epoch: int
+    tokens_per_s: float
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cell: _Optional[str] = ..., own: _Optional[bool] = ..., works: _Optional[bool] = ..., epoch: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., replicas: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class InviteRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

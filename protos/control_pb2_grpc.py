@@ -45,6 +45,11 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.PeersRequest.SerializeToString,
                 response_deserializer=protos_dot_ask__pb2.PeersAnswer.FromString,
                 _registered_method=True)
+        self.Cells = channel.unary_unary(
+                '/tutti.v1.Control/Cells',
+                request_serializer=protos_dot_control__pb2.CellsRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.CellsAnswer.FromString,
+                _registered_method=True)
         self.Ping = channel.unary_unary(
                 '/tutti.v1.Control/Ping',
                 request_serializer=protos_dot_control__pb2.PingPeer.SerializeToString,
@@ -108,6 +113,13 @@ class ControlServicer:
 
     def Peers(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cells(self, request, context):
+        """a sample of the cells of the run, the own one among them
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -191,6 +203,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Peers,
                     request_deserializer=protos_dot_control__pb2.PeersRequest.FromString,
                     response_serializer=protos_dot_ask__pb2.PeersAnswer.SerializeToString,
+            ),
+            'Cells': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cells,
+                    request_deserializer=protos_dot_control__pb2.CellsRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.CellsAnswer.SerializeToString,
             ),
             'Ping': grpc.unary_unary_rpc_method_handler(
                     servicer.Ping,
@@ -297,6 +314,33 @@ class Control:
             '/tutti.v1.Control/Peers',
             protos_dot_control__pb2.PeersRequest.SerializeToString,
             protos_dot_ask__pb2.PeersAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cells(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Control/Cells',
+            protos_dot_control__pb2.CellsRequest.SerializeToString,
+            protos_dot_control__pb2.CellsAnswer.FromString,
             options,
             channel_credentials,
             insecure,

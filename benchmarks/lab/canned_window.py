@@ -44,6 +44,14 @@ class CannedWindow:
     def peers(self) -> PeersAnswer:
         return self.seen
 
+    async def cells(self) -> pb.CellsAnswer:
+        there = (("a" * 16, True, True, (1, 2)), ("b" * 16, False, False, (1, 0)))
+        lines = [
+            pb.CellSeen(cell=cell, own=own, works=works, epoch=120, tokens_per_s=900, replicas=of)
+            for cell, own, works, of in there
+        ]
+        return pb.CellsAnswer(cells=3, seen=lines)
+
     def reach(self) -> pb.ReachReport:
         return pb.ReachReport(
             standing="open", reachable=self.said.reachable, addresses=self.said.addresses

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.app.snapshot import ShownDaemon, SnapshotBuilder
+from node.cells.register import CellReader
 from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from node.app.assembly import Assembled
 
 
+SHOWN = 16
+"""Prefixes of cells, of 64, that are read for the operator."""
 CALL_S = 1.0
 """For a peer that a stranger wants to be called. One call at a time, so that strangers cannot make
 this peer call others much."""
@@ -68,6 +71,29 @@ class OperatorService(SnapshotBuilder, Window):
                     await self._d.transport.ask(PeerId(called), question, CALL_S)
                     answer.called = True
         return answer
+
+    async def cells(self) -> pb.CellsAnswer:
+        """Raises UsageFault where the run has one cell, NetworkFault before this peer is in it."""
+        d = self._d
+        if d.manifest is None or d.presence is None:
+            raise NetworkFault("no swarm yet", "wait until tutti status shows one")
+        if not d.manifest.divide:
+            raise UsageFault("all peers of this run are one cell", "see  tutti peers")
+        reader, own = CellReader(d.presence.directory), d.presence.cell
+        counts = await reader.counts()
+        seen = await reader.sample(f"{d.identity.peer_id}/shown", counts, SHOWN)
+        lines = [
+            pb.CellSeen(
+                cell=cell,
+                own=cell == own,
+                works=r.works,
+                epoch=r.version.epoch,
+                tokens_per_s=r.tokens_per_s,
+                replicas=r.replicas,
+            )
+            for cell, r in sorted(seen.items(), key=lambda one: (one[0] != own, one[0]))
+        ]
+        return pb.CellsAnswer(cells=max(sum(counts), len(lines)), seen=lines)
 
     async def ping(self, peer: str, count: int, improve: bool = False) -> pb.PingReport:
         """Round trips on the path that work takes; with ``improve`` after every better way was

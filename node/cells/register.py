@@ -9,7 +9,7 @@ counts of all prefixes. So cells that read the same records compute with the sam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import floor
 
@@ -46,17 +46,20 @@ class CellReader:
         """Cells of every prefix."""
         return counts_in([p.body for p in _oldest_first(await self._board.look(CENSUS))])
 
-    async def sample(self, text: str, counts: Counts = ()) -> dict[CellId, CellRecord]:
-        """The cells of two prefixes, which a hash of ``text`` draws; of those that have cells, once
-        that is known. Without ``counts`` it is asked for when both are not found at once."""
-        drawn = draw(text, _populated(counts) or range(PREFIXES), SAMPLED)
-        found = [await self.prefix(p) for p in drawn]
+    async def sample(
+        self, text: str, counts: Counts = (), most: int = SAMPLED
+    ) -> dict[CellId, CellRecord]:
+        """The cells of ``most`` prefixes, which a hash of ``text`` draws; of those that have cells,
+        once that is known. Without ``counts`` it is asked for when not all are found at once."""
+        drawn = draw(text, _populated(counts) or range(PREFIXES), most)
+        found = await self._prefixes(drawn)
         if not counts and not all(found):
             rest = [p for p in _populated(await self.counts()) if p not in drawn]
-            found += [
-                await self.prefix(p) for p in draw(text, rest, SAMPLED - sum(map(bool, found)))
-            ]
+            found += await self._prefixes(draw(text, rest, most - sum(map(bool, found))))
         return {cell: record for of in found for cell, record in of.items()}
+
+    async def _prefixes(self, drawn: Sequence[int]) -> list[Mapping[CellId, CellRecord]]:
+        return list(await asyncio.gather(*map(self.prefix, drawn)))
 
 
 class CellRegister:

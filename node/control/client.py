@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+CELLS_S = 30.0
+"""For reads of the directory, each of which takes a second or two."""
 
 
 class ControlClient:
@@ -72,6 +74,10 @@ class ControlClient:
     def peers(self, *, everybody: bool = False) -> ask_pb2.PeersAnswer:
         """Live training peers; with ``everybody`` the lost and the rendezvous too."""
         return self._look("Peers", control_pb2.PeersRequest(all=everybody), ask_pb2.PeersAnswer)
+
+    def cells(self) -> control_pb2.CellsAnswer:
+        """What there is of other cells is read in the directory, so it takes a few seconds."""
+        return self._ask(self._stub.Cells, control_pb2.CellsRequest(), CELLS_S)
 
     def ping(self, peer: str, count: int = 3, *, improve: bool = False) -> control_pb2.PingReport:
         patience = self.timeout_s + 10.0 * count + (60.0 if improve else 0.0)

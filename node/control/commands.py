@@ -22,6 +22,7 @@ from node.control.client import ControlClient
 from node.control.snapshot import exit_code, plain
 from node.control.text import (
     SORTS,
+    cells_table,
     evaluated_lines,
     event_line,
     fitted,
@@ -35,6 +36,7 @@ from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFa
 from node.core.ids import PeerId, short
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
+    CellsAnswer,
     Evaluated,
     EvaluateRequest,
     Event,
@@ -98,6 +100,14 @@ def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -
         say_json(document)
     else:
         _console().print(peers_table(answer, sort=sort, stage=stage))
+    return ExitCode.OK
+
+
+def cells(answer: CellsAnswer, *, as_json: bool) -> ExitCode:
+    if as_json:
+        say_json(_finite(plain(answer)))
+    else:
+        _console().print(cells_table(answer))
     return ExitCode.OK
 
 

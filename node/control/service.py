@@ -145,6 +145,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         async for event in self._stream(context, self._window.export, request.directory):
             yield event
 
+    async def Cells(
+        self, request: control_pb2.CellsRequest, context: Any
+    ) -> control_pb2.CellsAnswer:
+        return await self._answer(context, self._window.cells)
+
     async def Invite(
         self, request: control_pb2.InviteRequest, context: Any
     ) -> control_pb2.InviteReply:

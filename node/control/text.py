@@ -42,6 +42,7 @@ from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
     CellLine,
+    CellsAnswer,
     ChangeLine,
     Evaluated,
     Event,
@@ -280,6 +281,27 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
     apart = [Text(line, "bold red") for line in protocol_lines(answer)]
     total = f"{several(len(answer.peers), 'peer')}: {seen}."
     return Group(table, Text(total), holes, *others, *apart)
+
+
+def cells_table(answer: CellsAnswer) -> Group:
+    """Cells in sight, the own one first, and how many there are."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for title in ("CELL", "STATE", "EPOCH", "TOK/S", "PEERS"):
+        right = title in ("EPOCH", "TOK/S")
+        table.add_column(title, no_wrap=True, justify="right" if right else "left")
+    for c in answer.seen:
+        lacks = min(c.replicas, default=0) == 0
+        state = "training" if c.works else "lacks a stage" if lacks else "waiting"
+        peers = "-".join(map(str, c.replicas))
+        table.add_row(
+            Text(short_cell(clean(c.cell, 16)), "bold" if c.own else ""),
+            Text(state, "" if c.works else "yellow"),
+            f"{c.epoch:,}",
+            f"{c.tokens_per_s:,.0f}",
+            Text(f"{peers}   (this node's)" if c.own else peers),
+        )
+    total = f"{several(answer.cells, 'cell')}, {len(answer.seen)} in sight."
+    return Group(table, Text(total))
 
 
 def in_order(answer: PeersAnswer, sort: str = "stage") -> list[PeerLine]:

@@ -9,6 +9,7 @@ from typing import Protocol
 from node.telemetry.events import Journal
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
+    CellsAnswer,
     Evaluated,
     EvaluateRequest,
     Event,
@@ -35,6 +36,11 @@ class Window(Protocol):
 
     def peers(self) -> PeersAnswer | Awaitable[PeersAnswer]:
         """Every peer in sight, this one (path "self") and the lost included."""
+        ...
+
+    async def cells(self) -> CellsAnswer:
+        """A sample of the run's cells, as their leaders say of them; all of them where they are
+        few. Raises UsageFault where a run has one."""
         ...
 
     async def ping(self, peer: str, count: int, improve: bool = False) -> PingReport:

@@ -35,6 +35,7 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
     [
         ("status",),
         ("peers",),
+        ("cells",),
         ("stop",),
         ("drain",),
         ("monitor",),
@@ -60,6 +61,14 @@ def test_a_fault_is_one_document_when_json_was_asked_for(tutti):
     shown = tutti("status", "--json")
     assert json.loads(shown.stdout)["exit_code"] == 3
     assert shown.returncode == 3
+
+
+def test_cells(tutti, daemon):
+    own, other = tutti("cells").stdout.splitlines()[1:3]
+    assert own.split()[:5] == ["aaaaaa", "training", "120", "900", "1-2"]
+    assert "lacks a stage" in other
+    assert "3 cells, 2 in sight" in tutti("cells").stdout
+    assert [c["own"] for c in json.loads(tutti("cells", "--json").stdout)["seen"]] == [True, False]
 
 
 def test_peers(tutti, daemon):

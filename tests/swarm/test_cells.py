@@ -3,11 +3,12 @@ windows, and the one goes on when the other is gone with the founder."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 
-from benchmarks.lab.fleet import Peer
+from benchmarks.lab.fleet import Box, Peer
 
 pytestmark = pytest.mark.swarm
 
@@ -20,6 +21,14 @@ def met(peer: Peer) -> int:
         for e in peer.events("epoch-planned")
         if e["fields"].get("outer")
     )
+
+
+def cells_seen(box: Box, peer: Peer) -> int:
+    """That ``tutti cells`` shows with a peer at the ends and in the block stage."""
+    shown = box.tutti("cells", "--json", home=peer.label)
+    assert shown.returncode == 0, shown.stderr
+    seen = json.loads(shown.stdout)["seen"]
+    return sum(c["works"] and min(c["replicas"]) >= 1 for c in seen)
 
 
 def test_cells_divide_average_and_outlive_the_founders(box) -> None:
@@ -48,6 +57,7 @@ def test_cells_divide_average_and_outlive_the_founders(box) -> None:
         120.0,
         must_run=tuple(peers),
     )
+    box.wait("records of both cells", lambda: cells_seen(box, leaders[0]) == 2, 120.0)
     assert not any(p.events("state-lost") for p in peers), "owners took the optimizer's state over"
     for peer in stayed:
         peer.kill()
