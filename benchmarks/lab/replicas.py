@@ -95,10 +95,11 @@ class Curve:
 
 
 class Text:
-    """Batches of real text: Python's own help."""
+    """Batches of real text; of Python's own help, unless ``source`` names another."""
 
-    def __init__(self, task: Task, home: Path) -> None:
-        corpus = open_data(DataSettings(), task.model.seq_len, task.model.vocab, home)[0]
+    def __init__(self, task: Task, home: Path, source: str = DataSettings().source) -> None:
+        data = DataSettings(source=source)
+        corpus = open_data(data, task.model.seq_len, task.model.vocab, home)[0]
         self._task, self._train, self._order = (
             task,
             corpus.train,
