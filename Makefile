@@ -33,12 +33,12 @@ demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
 	$(BIN)/tutti demo $(DEMO)
 
 # Checks need one core, and so do the observer's tests. Tests with whole daemons come after the others, and
-# nothing else beside them: one worker has those that train, the other one those that wait.
+# nothing else beside them: two files at a time.
 test: setup  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
 ifeq ($(TESTS),tests)
 	@$(MAKE) --no-print-directory -j 2 -O check apart
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 4 --ignore=$(APART)
-	$(BIN)/python -m pytest -m swarm -n 2 --dist loadgroup --durations 25 --ignore=$(APART)
+	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --durations 25 --ignore=$(APART)
 else
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(TESTS)

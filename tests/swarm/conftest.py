@@ -12,18 +12,6 @@ import pytest
 from benchmarks.lab.fleet import Box, signed
 from node.identity.keys import Identity
 
-WAITS = ("bad_input", "cells", "placing", "routers", "solo")
-"""Files whose tests mostly wait for clocks and lines. The others train as fast as they can, and two
-of those at once are slower than one after the other."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker has the tests that wait, another one those that train."""
-    for item in items:
-        if item.path.parent.name == "swarm":
-            waits = item.path.stem.removeprefix("test_") in WAITS
-            item.add_marker(pytest.mark.xdist_group("waits" if waits else "trains"))
-
 
 def fault_block(done: subprocess.CompletedProcess) -> tuple[str, list[str]]:
     """The error a command ended with: what failed, and the lines below it. Fails unless it is one

@@ -28,7 +28,7 @@ def tiny() -> Manifest:
     )
 
 
-EPOCHS = 240
+EPOCHS = 200
 """Enough for a fresh daemon to come back in before the end, on a machine a few times as fast or as
 slow as usual."""
 
