@@ -35,15 +35,28 @@ def election(
 
 def test_who_works_along_for_long_enough_is_a_colleague() -> None:
     known = Colleagues(ME)
-    known.meet([ME, LEADER, STAGE], 0.0)
+    known.meet([ME, LEADER], 0.0)
     assert LEADER not in known
-    known.meet([ME, LEADER], RIPE_S / 2)
-    known.meet([ME, LEADER, STAGE], RIPE_S)
+    known.meet([ME, LEADER], RIPE_S)
     assert LEADER in known
+    known.meet([ME, LEADER, STAGE], RIPE_S + 1.0)
+    known.meet([ME, LEADER], 1.5 * RIPE_S)
+    known.meet([ME, LEADER, STAGE], 2 * RIPE_S + 2.0)
     assert STAGE not in known, "it was not there all the time"
     assert ME not in known
     known.recall([STAGE])
     assert known.all == {LEADER, STAGE}
+
+
+def test_who_was_met_at_first_is_a_colleague_though_it_was_parted() -> None:
+    known = Colleagues(ME)
+    known.meet([ME, LEADER, OTHER], 0.0)
+    known.meet([ME, LEADER], 1.0)
+    assert not known.all
+    known.meet([ME, LEADER], RIPE_S)
+    assert known.all == {LEADER, OTHER}
+    known.meet([ME, LEADER, STAGE], RIPE_S + 1.0)
+    assert STAGE not in known
 
 
 def test_old_colleagues_are_forgotten_and_present_ones_kept() -> None:
