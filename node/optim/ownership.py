@@ -62,17 +62,16 @@ def _assigned(
     known = [speed for _, speed in members if speed > 0] or [1.0]
     typical = math.fsum(known) / len(known)
     speeds = {peer: speed or typical for peer, speed in members}
-    largest, share = (
-        max(u.bytes for u in units),
-        EVEN * sum(u.bytes for u in units) / math.fsum(speeds.values()),
-    )
-    most = {peer: max(largest, int(share * s)) for peer, s in speeds.items()}
+    # By parts of the whole: bytes over a tiny sum of speeds would be infinite.
+    largest, total = max(u.bytes for u in units), math.fsum(speeds.values())
+    even = EVEN * sum(u.bytes for u in units)
+    most = {peer: max(largest, int(even * (s / total))) for peer, s in speeds.items()}
     held = dict.fromkeys(speeds, 0)
     for u in units:
         held[plan[u.name]] += u.bytes
     if any(held[peer] > most[peer] for peer in held):
         try:
-            even = assign_units(
+            flat = assign_units(
                 units,
                 members,
                 dict(previous),
@@ -81,8 +80,8 @@ def _assigned(
             )
         except OutOfResources:
             return plan
-        if makespan(parts, speeds.items(), even) <= SLOWER * makespan(parts, speeds.items(), plan):
-            return even
+        if makespan(parts, speeds.items(), flat) <= SLOWER * makespan(parts, speeds.items(), plan):
+            return flat
     return plan
 
 

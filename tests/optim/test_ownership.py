@@ -52,6 +52,14 @@ def test_every_part_has_exactly_one_living_owner(values, before, after, data):
     assert set(second.values()) <= set(after)
 
 
+@pytest.mark.parametrize("slow", [5e-324, 2.3e-309, 1e-300, 1e300])
+def test_any_finite_speed_gets_an_owner(slow):
+    ps, alone = parts([3, 1, 2]), [(PeerId("p00"), slow)]
+    assert set(assign(ps, alone).values()) == {"p00"}
+    both = assign(ps, [*alone, (PeerId("p01"), 1.0)], assign(ps, alone))
+    assert set(both) == {p.name for p in ps}
+
+
 @settings(max_examples=40, deadline=None)
 @given(costs, peers, st.randoms())
 def test_the_order_of_the_inputs_does_not_matter(values, members, dice):
