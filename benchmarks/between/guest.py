@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hour.strangers import ATTACK_S, LOST, Strangers
+from benchmarks.lab.alone import loss_row
 from benchmarks.lab.fleet import START_S, Box, Peer
 from benchmarks.report import Report
 from node.identity.admission import admission_token
@@ -18,7 +19,7 @@ WHAT = "6 a guest of a private run"
 
 
 def rows(report: Report, root: Path) -> None:
-    """Five rows."""
+    """Six rows."""
     root.mkdir(parents=True, exist_ok=True)
     box = Box(root)
     try:
@@ -49,6 +50,8 @@ def rows(report: Report, root: Path) -> None:
         )
         try:
             _attack(report, box, peers, intruder, band)
+            box.stop_all()
+            loss_row(report, WHAT, box, peers[0])
         finally:
             band.end()
     finally:

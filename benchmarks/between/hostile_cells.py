@@ -50,8 +50,9 @@ HONEST = 4
 """Daemons, which become two cells of two; two more are the third cell."""
 WINDOWS = 3
 MOST = 1.03
-LATE = 40
-"""Epochs whose mean loss counts: of ten it differs by 3 % between two runs without harm."""
+LATE = 160
+"""Epochs whose mean loss counts, those of two windows: the loss falls in steps at windows, and of
+forty epochs the two cells of one run differ by 5 %."""
 
 
 @dataclass

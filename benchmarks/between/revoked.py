@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from benchmarks.hour.strangers import LOST
+from benchmarks.lab.alone import loss_row
 from benchmarks.lab.books import COMMITTED
 from benchmarks.lab.fleet import START_S, Box, Peer
 from benchmarks.report import Report
@@ -17,7 +18,7 @@ WITHIN_S, AFTER_S = 10.0, 30.0
 
 
 def rows(report: Report, root: Path) -> None:
-    """Four rows."""
+    """Five rows."""
     root.mkdir(parents=True, exist_ok=True)
     box = Box(root)
     try:
@@ -32,6 +33,8 @@ def rows(report: Report, root: Path) -> None:
         box.until_training(*peers)
         box.goes_on(3, 2 * START_S)
         revoke(report, box, peers[1], [p for p in peers if p is not peers[1]])
+        box.stop_all()
+        loss_row(report, WHAT, box, peers[0])
     finally:
         box.clean_up()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import bent
+from benchmarks.lab.alone import loss_row
 from benchmarks.lab.fleet import REPOSITORY, START_S, Box, Peer
 from benchmarks.report import Report
 from node.training.colleagues import RIPE_S
@@ -102,6 +103,8 @@ def rows(report: Report, root: Path, number: str = "7") -> None:
                     wait_to_see(box, band)
                     attack(report, box, peers, band, kind, f"{number} {what}")
         box.digests_equal()
+        box.stop_all()
+        loss_row(report, f"{number} all strangers", box, peers[0])
     finally:
         box.clean_up()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from node.core.ids import CellId
 from node.core.journey import Version
-from node.training.rounds.merging import Averaging, mean_of
+from node.training.rounds.merging import Averaging, ByMass, mean_of
 from node.training.rounds.window import FAR, REMEMBERED, USUAL, WindowRound, _Meeting
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
@@ -57,14 +57,31 @@ def test_partners_that_are_usually_near_count_whole() -> None:
 
 
 @pytest.mark.parametrize("what", ["noise", "100 times its weight"])
-def test_one_that_is_far_away_spoils_little(what: str) -> None:
+def test_one_that_has_another_model_is_left_out(what: str) -> None:
     made, own = Made(), torch.ones(100)
     for _ in range(USUAL):
         made.after(own, b=own + 0.1)
     bad = 50 * torch.randn(100) if what == "noise" else 100 * own
-    after = made.after(own, b=bad)
+    assert torch.equal(made.after(own, b=bad), own)
+    assert torch.allclose(made.after(own, b=bad, c=own + 0.1), own + 0.05)
+    assert made.said == 2 * ["partner-clipped"]
+
+
+def test_one_that_is_far_away_pulls_as_a_usual_one() -> None:
+    made, own = Made(), torch.ones(100)
+    for _ in range(USUAL):
+        made.after(own, b=own + 0.1)
+    after = made.after(own, b=own + 0.4)
     assert float((after - own).norm() / own.norm()) == pytest.approx(0.1 / 2, rel=1e-3)
     assert made.said == ["partner-clipped"]
+
+
+def test_mass_of_one_that_is_left_out_comes_with_nothing() -> None:
+    giver: Any = None
+    merge = ByMass(giver, {}, {CellId(name * 16): 0.25 for name in "bc"})
+    own = {"w": torch.ones(4)}
+    near = merge.makes(A, own, {B: {"w": 2 * torch.ones(4)}})
+    assert torch.equal(near["w"], torch.full((4,), 1.25))
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -289,7 +289,7 @@ class Pushes(OuterSteps):
 
 class ByMass(Averaging):
     """Push-sum: what a cell gives, moved towards each other cell's by its weight, the share of the
-    mass that comes with it."""
+    mass that comes with it; mass of a cell that is left out comes with what is here."""
 
     def __init__(
         self,
@@ -308,6 +308,8 @@ class ByMass(Averaging):
             here = tensor.to("cpu", torch.float64)
             total = here.clone()
             for other, share in sorted(self._weights.items()):
+                if other not in came:
+                    continue
                 total += share * (came[other][name].to("cpu") - here)
             found[name] = total.to(torch.float32)
         return found

@@ -61,6 +61,9 @@ USUAL, REMEMBERED, FAR = 4, 16, 3.0
 """Partners after which it is known how far apart cells usually are, of how many of the last that is
 the median, and how many times as far a partner may be. Before, and for what is remembered, the
 measure is how far the own training went in a window: no partner has a say in that."""
+OTHER = 0.5
+"""A partner that is so far away, relative to the length of what is given here, has another model:
+half-way between the two is neither. Parameters drawn anew are 1.4 away."""
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 
 Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
@@ -305,8 +308,9 @@ class WindowRound:
 
     def _clip(self, m: _Meeting) -> None:
         """A partner that is more than FAR times as far away as partners usually are pulls no more
-        than a usual one: whoever gives noise, or many times what it has, spoils little. Who
-        knows neither how far partners are nor how far its own training goes takes nothing yet."""
+        than a usual one, and one that is OTHER away is left out: whoever gives noise, or many times
+        what it has, spoils little. Who knows neither how far partners are nor how far its own
+        training goes takes nothing yet."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
         m.apart = median(far.values()) if far else 0.0
@@ -315,19 +319,20 @@ class WindowRound:
         usual = median_low(self._apart) if len(self._apart) >= USUAL else went
         most = FAR * usual
         for cell, apart in far.items():
-            given = m.came[cell]
             if apart > most:
-                m.came[cell] = nearer(given, own, usual / apart if math.isfinite(apart) else 0.0)
+                given = m.came.pop(cell)
+                if usual and apart < OTHER:
+                    m.came[cell] = nearer(given, own, usual / apart)
                 self._clipped(cell, m.number, apart, usual)
             if went:
                 # However long partners are far away, they do not make that usual.
                 self._apart.append(min(apart, most, FAR * went))
 
     def _clipped(self, cell: str, window: int, apart: float, usual: float) -> None:
-        said = "not taken: it is not known yet how far away partners are"
+        said = "left out: it is not known yet how far away partners are"
         if usual:
             times = f"{apart / usual:.1f} times as far away as partners usually are"
-            said = f"{times}, and counts for less"
+            said = f"{times}, and {'counts for less' if apart < OTHER else 'is left out'}"
         self._engines.journal.emit(
             "averaging",
             "partner-clipped",

@@ -1,0 +1,37 @@
+"""A live run's losses beside those of one process without network, on the same samples: what harm
+done to the run cost it."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import torch
+
+from benchmarks.lab.books import COMMITTED
+from benchmarks.lab.fleet import Box, Peer
+from benchmarks.reference.swarm import Reference
+from benchmarks.report import Report
+
+LAST = 50
+"""Epochs at the end whose mean loss is compared."""
+MOST = 1.03
+
+
+def loss_row(report: Report, what: str, box: Box, peer: Peer) -> None:
+    """One row. ``peer``: it saw the run from its first epoch."""
+    found: dict[int, float] = {}
+    for t in peer.told():
+        if t.kind == COMMITTED and t.get("tokens"):
+            found[int(t.get("epoch"))] = float(t.get("loss"))
+    epochs = sorted(found)[-LAST:]
+    torch.set_num_threads(1)
+    alone = {e.epoch: e.loss for e in Reference(box.manifest, box.root).train(epochs[-1] + 1)}
+    live, without = fmean(found[e] for e in epochs), fmean(alone[e] for e in epochs)
+    report.add(
+        f"{what}: loss of epochs {epochs[0]} to {epochs[-1]}",
+        live / without,
+        "of one process without network",
+        f"{live:.4f} and {without:.4f} nats per token",
+        f"at most {MOST}",
+        holds=live / without <= MOST,
+    )
