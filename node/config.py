@@ -101,6 +101,7 @@ NODE_RULES: dict[str, FieldRule] = {
     "transport.keepalive_s": FieldRule(1, 3600),
     "transport.keepalive_timeout_s": FieldRule(0.1, 600),
     "transport.dial_timeout_s": FieldRule(0.1, 600),
+    "transport.idle_s": FieldRule(10, 86400),
     "transport.peer_streams": FieldRule(1, 10000),
     "transport.relayed_timeout_s": FieldRule(0.1, 600),
     "transport.max_up": _RATE,

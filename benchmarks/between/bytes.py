@@ -33,8 +33,9 @@ MOST_BYTES, MOST_LOSS = 0.12, 1.02
 DENSE = OuterSettings(
     "butterfly", "deltas", optimizer="nesterov", lr=0.7, momentum=0.8, window_s=60.0
 )
-SPARSE = replace(DENSE, optimizer="sgd", lr=1.0, momentum=0.0, codec="top-k", feedback=True)
-"""As published: what is owed does the work of the momentum."""
+SPARSE = replace(DENSE, optimizer="sgd", lr=2.0, momentum=0.0, codec="top-k", feedback=True)
+"""What is owed does the work of the momentum, as published. Its outer rate was chosen on one seed,
+of 1, 1.5 and 2; the dense momentum of 0.8 and 0.9. A rate above 1 makes up for what fades."""
 
 
 class Keeper:

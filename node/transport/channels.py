@@ -8,6 +8,7 @@ metadata needs neither. So the label is added where a call begins, and the call 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ class LabelledChannel(grpc.aio.Channel):
     ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it
     never reached a servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for
     the owner to watch how it ends. ``meter`` counts what goes to ``peer`` and comes from it, and
-    holds it back.
+    holds it back. ``used`` (monotonic): when the last call began, or the last stream ended.
     """
 
     def __init__(
@@ -49,7 +50,17 @@ class LabelledChannel(grpc.aio.Channel):
             meter,
         )
         self.peer = peer or PeerId("")
+        self.used = time.monotonic()
+        self._streams = 0
         self._made: dict[str, Any] = {}
+
+    def idle_s(self, now: float) -> float:
+        """Seconds without a call; 0 while a stream is open."""
+        return 0.0 if self._streams else now - self.used
+
+    def _ended(self, _: Any) -> None:
+        self._streams -= 1
+        self.used = time.monotonic()
 
     def _labelled(
         self, kind: str, method: str, args: tuple[Any, ...], registered: bool | None
@@ -88,6 +99,7 @@ class LabelledChannel(grpc.aio.Channel):
                     grpc.aio.Metadata(),
                     f"channel closed: {e}",
                 ) from e
+            self.used = time.monotonic()
             if kind == "unary_unary":
                 if self.fresh is None:
                     return call
@@ -98,6 +110,8 @@ class LabelledChannel(grpc.aio.Channel):
                     ),
                     self,
                 )
+            self._streams += 1
+            call.add_done_callback(self._ended)
             if self.on_stream is not None:
                 self.on_stream(call)
             if pace is None or not kind.endswith("stream"):

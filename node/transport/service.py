@@ -455,6 +455,7 @@ class Transport:
             self.relays.want(closed and self.reach_settings.relayed)
             self._metrics.relay_clients.set(self.relay.clients)
             self._lines.climb(time.monotonic(), self._punch, self.reachable.connect)
+            self._lines.rest(time.monotonic())
             self._count_p2pd()
 
     def _carry(self, count: int) -> None:

@@ -44,6 +44,9 @@ class TransportSettings:
     understood too."""
     max_down: float = 0.0
     """The same for what it receives."""
+    idle_s: float = 300.0
+    """A connection on which nothing was called for so long is closed, so that a peer's do not grow
+    with the peers that it ever met; the next call dials anew."""
     dial_timeout_s: float = 3.0
     """Per address; then the next one, then the tunnel."""
     peer_streams: int = 64

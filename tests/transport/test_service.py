@@ -65,6 +65,27 @@ async def test_concurrent_calls_share_one_handshake_and_one_channel(swarm):
     assert await tell(b, a.peer_id) == b.peer_id
 
 
+async def test_a_line_that_is_not_used_is_closed_and_dialled_anew(swarm):
+    a, b = await swarm(), await swarm()
+    introduce(a, b)
+    later = a.settings.idle_s + 1
+    stream = state_pb2_grpc.StateStub(await a.channel(b.peer_id)).Fetch(
+        state_pb2.FetchRequest(length=64 << 20), timeout=20
+    )
+    pieces = aiter(stream)
+    assert (await anext(pieces)).data
+    a._lines.rest(time.monotonic() + later)
+    assert a.path(b.peer_id), "a stream is open"
+    async for _ in pieces:
+        pass
+    a._lines.rest(time.monotonic() + later / 2)
+    assert a.path(b.peer_id)
+    a._lines.rest(time.monotonic() + later)
+    assert not a.path(b.peer_id)
+    assert await tell(a, b.peer_id) == a.peer_id
+    assert not [e for e in a._journal.recent() if e.kind == "line-lost"]
+
+
 async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
     a, impostor = await swarm(), await swarm()
     b = await swarm(announce=tuple(impostor.reachable.targets()[0]))

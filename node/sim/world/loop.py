@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 from itertools import count
 from typing import Any
+from weakref import WeakSet
 
 STOP_EVERY = 64
 """Callbacks between two looks at whether to stop."""
@@ -87,7 +88,7 @@ class VirtualTime:
     def close(self) -> None:
         """Nothing of it goes on: what its coroutines hold is given back."""
         for loop in self.loops:
-            for task in asyncio.all_tasks(loop):
+            for task in loop.living():
                 coro: Any = task.get_coro()
                 events._set_running_loop(loop)
                 for _ in range(2):  # the first time, some want to wait for others to end
@@ -152,6 +153,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         world.loops.append(self)
         self.dead = self.frozen = False
         self.inbox: list[TimerHandle] = []
+        self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.unfinished: set[asyncio.Task[Any]] = set()
         """Of a dead process, what it was at: ended with the world, and not as garbage before."""
         self.blocked: Callable[[], float] = lambda: 0.0
@@ -199,7 +201,13 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=self, name=name)  # type: ignore[arg-type]
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        return task
+
+    def living(self) -> set[asyncio.Task[Any]]:
+        """Its tasks that are not done; asyncio goes through those of all loops for it."""
+        return {task for task in self._tasks if not task.done()}
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
@@ -243,7 +251,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def kill(self) -> None:
         """Nothing of it runs any more."""
         self.dead, self.frozen = True, False
-        self.unfinished = asyncio.all_tasks(self)
+        self.unfinished = self.living()
         for handle in self.inbox:
             if handle.lost is not None:
                 handle.lost()

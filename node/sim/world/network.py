@@ -31,7 +31,7 @@ from node.transport.settings import TransportSettings
 EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
 SILENT_S = TransportSettings.keepalive_s + TransportSettings.keepalive_timeout_s
 """A connection over which nothing can be heard is given up after so long."""
-DIAL_S = TransportSettings.dial_timeout_s
+DIAL_S, IDLE_S = TransportSettings.dial_timeout_s, TransportSettings.idle_s
 LONGEST_RETRY_S = 3.0
 HEAD = 256
 """Bytes of a message without tensors."""
@@ -105,6 +105,8 @@ class SimTransport:
         self.serving = False
         self.lines: dict[PeerId, SimTransport] = {}
         """Who is reached now, each a process of that peer."""
+        self._used: dict[PeerId, float] = {}
+        self._rested = net.world.now
         self.calls: dict[Call, None] = {}
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
         self._on_lost: list[Callable[[PeerId], None]] = []
@@ -120,6 +122,8 @@ class SimTransport:
         now = self.net.world.now
         if (left := self.book.banned(peer, now)) > 0:
             raise PeerFault(peer, until_heard(left))
+        self._rest(now)
+        self.used(peer)
         if peer not in self.lines:
             dial = self._dialling.get(peer)
             if dial is None:
@@ -186,6 +190,21 @@ class SimTransport:
                 loop=there.loop,
                 lost=lambda: back("connection refused", None),
             )
+
+    def used(self, peer: PeerId) -> None:
+        """Something is called there."""
+        self._used[peer] = self.net.world.now
+
+    def _rest(self, now: float) -> None:
+        """Close the lines that nobody has used for long."""
+        if now - self._rested < IDLE_S:
+            return
+        self._rested = now
+        busy = {call.there for call in self.calls}
+        for peer, there in list(self.lines.items()):
+            if there not in busy and now - self._used.get(peer, now) > IDLE_S:
+                self.forget(peer)
+        self._used = {peer: at for peer, at in self._used.items() if peer in self.lines}
 
     def caller(self, context: Any) -> PeerId:
         return context.peer
@@ -318,6 +337,7 @@ class Call:
         one: bool = False,
     ) -> None:
         self.here, self.peer, self.method, self.one = here, peer, method, one
+        here.used(peer)
         self.there: SimTransport | None = here.lines.get(peer)
         self.answers = _Pipe()
         self.over = False

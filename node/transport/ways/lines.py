@@ -288,6 +288,14 @@ class Lines:
         for callback in self.on_up:
             callback(peer)
 
+    def rest(self, now: float) -> None:
+        """Close the lines on which nothing was said for the settings' ``idle_s``."""
+        for peer, line in self.all().items():
+            if line.channel.idle_s(now) > self._settings.idle_s and self.forget(peer, line):
+                name = line.met.name or short(peer)
+                text = f"the line to {name} is closed until it is needed"
+                self._journal.emit("transport", "line-idle", text, "debug", peer=peer)
+
     # ----------------------------------------------------------- a better one
 
     def climb(
