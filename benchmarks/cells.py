@@ -5,7 +5,7 @@
 
 Rows are named after what was asked for: 1 one cell beside an earlier commit, 2 live cells over a
 wide-area network, and what cells lose beside one, 3 independence of cells, 4 rounds of Moshpit
-until cells agree, 5 what grows with the number of cells (simulated for half an hour), 6 strangers
+until cells agree, 5 what grows with the number of cells (simulated for 45 minutes), 6 strangers
 that mean harm, 7 the mass of push-sum and the ages of pushes without a barrier, 8 bytes of an outer
 step and their price in loss, 9 faults between cells.
 """

@@ -3,15 +3,17 @@ the others' records only. Pure. Enters: the cells of one prefix, the numbers of 
 prefixes. Leaves: numbers. Never: a record of a cell in another prefix.
 
 Cells are ordered by prefix, then by id. Those of a prefix read each other's records, so each knows
-its number among them; how many cells come before the prefix is a sum over 63 counts. The first cell
-of each prefix, its *scribe*, posts the count of its own prefix, reads those of the others, and puts
-all 64 into its record, where the cells of its prefix find them. So a cell's number is the same as
-if it had read every record, and whatever is posted or read is bounded by the number of prefixes. A
-scribe that lies moves cells to other lines of the grid: it costs rounds, and no mean is wrong.
+its number among them; how many cells come before the prefix is a sum over the counts of others. The
+first cell of each prefix, its *scribe*, posts the count of its own prefix to those of its region;
+the first scribe of a region posts the counts of the region to all. Every scribe puts what all
+regions say into its record, where the cells of its prefix find it. So a cell's number is the same
+as if it had read every record, and no answer has more than 32 records. A scribe that lies moves
+cells to other lines of the grid: it costs rounds, and no mean is wrong.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Collection, Sequence
 
@@ -53,18 +55,18 @@ def draw(text: str, prefixes: Sequence[int], count: int) -> list[int]:
 
 
 def pack_counts(counts: Counts) -> str:
-    """Two hex digits a prefix."""
-    return bytes(min(c, MOST) for c in counts).hex()
+    """Base 64 of a byte a prefix."""
+    return base64.b64encode(bytes(min(c, MOST) for c in counts)).decode()
 
 
-def parse_counts(text: object) -> Counts:
-    """The inverse of :func:`pack_counts`. Raises WireError."""
-    if not isinstance(text, str) or len(text) not in (0, 2 * PREFIXES):
-        raise WireError(f"the counts of cells are {PREFIXES} numbers of two hex digits")
+def parse_counts(text: object, size: int = PREFIXES) -> Counts:
+    """The inverse of :func:`pack_counts`, of ``size`` counts or none. Raises WireError."""
+    if not isinstance(text, str) or len(text) not in (0, -(-size // 3) * 4):
+        raise WireError(f"the counts of cells are {size} bytes in base 64")
     try:
-        counts = tuple(bytes.fromhex(text))
+        counts = tuple(base64.b64decode(text, validate=True))
     except ValueError as e:
-        raise WireError("the counts of cells are not hex digits") from e
-    if len(counts) not in (0, PREFIXES) or max(counts, default=0) > MOST:
+        raise WireError("the counts of cells are not base 64") from e
+    if len(counts) not in (0, size) or max(counts, default=0) > MOST:
         raise WireError(f"a prefix has at most {MOST} cells")
     return counts

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from node.cells.postings import parse_cell
 from node.core.errors import WireError
 from node.core.ids import CellId
 from node.core.journey import Version, lineage
-from node.dht.topics import MAX_POSTING, PREFIXES
+from node.dht.topics import MAX_POSTING, PREFIXES, REGIONS, region_of
 
+_EACH = PREFIXES // REGIONS
 MAX_STAGES, MAX_REPLICAS = 512, 512
 """Of a cell that a record tells."""
 
@@ -79,22 +81,38 @@ class CellRecord:
 
 
 def pack_count(prefix: int, count: int) -> bytes:
-    """What a scribe posts: how many cells its prefix has."""
+    """What a scribe posts in its region: how many cells its prefix has."""
     return json.dumps({"prefix": prefix, "count": min(count, MOST)}).encode()
 
 
-def counts_in(postings: Sequence[bytes]) -> Counts:
-    """Cells of every prefix, as their scribes say; of two that speak for one prefix the later in
-    ``postings``. What is no count is dropped."""
-    counts = [0] * PREFIXES
+def region_in(region: int, postings: Sequence[bytes]) -> Counts:
+    """Cells of the prefixes of a region, as their scribes say; of two that speak for one prefix the
+    later in ``postings``. What is no count is dropped."""
+    counts = [0] * _EACH
     for raw in postings:
-        try:
+        with suppress(WireError):
             body = _object(raw)
             prefix = _natural(body.get("prefix"), PREFIXES)
-            counts[prefix] = _natural(body.get("count"), MOST + 1)
-        except WireError:
-            continue
+            if region_of(prefix) == region:
+                counts[prefix % _EACH] = _natural(body.get("count"), MOST + 1)
     return tuple(counts)
+
+
+def pack_region(region: int, counts: Counts) -> bytes:
+    """What the first scribe of a region posts: cells of each of its prefixes."""
+    return json.dumps({"region": region, "counts": pack_counts(counts)}).encode()
+
+
+def counts_in(postings: Sequence[bytes]) -> Counts:
+    """Cells of every prefix, as the first scribes of the regions say; of two that speak for one
+    region the later in ``postings``. What is no region's counts is dropped."""
+    found = [(0,) * _EACH] * REGIONS
+    for raw in postings:
+        with suppress(WireError):
+            body = _object(raw)
+            region = _natural(body.get("region"), REGIONS)
+            found[region] = parse_counts(body.get("counts"), _EACH) or found[region]
+    return tuple(count for of in found for count in of)
 
 
 def cells_in(postings: Sequence[bytes]) -> Mapping[CellId, CellRecord]:

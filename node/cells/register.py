@@ -3,7 +3,7 @@ its own cell's record there.
 
 All peers do the same in the same thirds of a period of wall-clock time: leaders post their records,
 then read those of their prefix and the scribes post how many these are, then the scribes read the
-counts of all prefixes. So cells that read the same records compute with the same counts.
+counts of their region and of all. So cells that read the same records compute with the same counts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ from math import floor
 
 from node.cells.census import Counts, draw, scribe_of, standing
 from node.cells.forming import Board, SignedPosting
-from node.cells.records import CellRecord, cells_in, counts_in, pack_count
+from node.cells.records import (
+    CellRecord,
+    cells_in,
+    counts_in,
+    pack_count,
+    pack_region,
+    region_in,
+)
 from node.core.clock import Clock
 from node.core.ids import CellId, PeerId
 from node.core.tasks import Tasks
-from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of
+from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of, region_of, region_topic
 
 REFRESH_S, LIVES = 60.0, 3
 """Seconds between two postings of a cell's record, and for how many of them it lives."""
@@ -41,6 +48,11 @@ class CellReader:
         found = await self._board.look(cells_topic(prefix))
         of = cells_in([p.body for p in _oldest_first(found)])
         return {cell: record for cell, record in of.items() if prefix_of(cell) == prefix}
+
+    async def region(self, region: int) -> Counts:
+        """Cells of the prefixes of a region."""
+        found = await self._board.look(region_topic(region))
+        return region_in(region, [p.body for p in _oldest_first(found)])
 
     async def counts(self) -> Counts:
         """Cells of every prefix."""
@@ -99,7 +111,7 @@ class CellRegister:
     def told(self) -> Counts:
         """Cells of every prefix as the scribe of the own one says; empty while it has not."""
         scribe = scribe_of(self._near)
-        return self._near[scribe].counts if scribe is not None else ()
+        return (self._near[scribe].counts or self._counts) if scribe is not None else ()
 
     @property
     def cells(self) -> int:
@@ -128,12 +140,14 @@ class CellRegister:
                 await self._count(leads.cell)
             else:
                 if scribe_of(self._near) == leads.cell:
-                    self._counts = await self._reader.counts()
+                    await self._tally(prefix_of(leads.cell))
                 if number % (WINDOW * THIRDS) == 2:
                     await self._sample(number)
 
     async def _post(self, record: CellRecord) -> None:
-        record = replace(record, counts=self._counts)
+        # Those of the scribe are read; the next one's, when that is gone.
+        first = sorted({record.cell, *self._near})[:2]
+        record = replace(record, counts=self._counts if record.cell in first else ())
         topic, life = cells_topic(prefix_of(record.cell)), LIVES * self.every
         await self._board.post(topic, record.pack(), life)
 
@@ -145,8 +159,17 @@ class CellRegister:
     async def _count(self, cell: CellId) -> None:
         """The scribe says how many cells its prefix has."""
         if scribe_of(self._near) == cell:
-            body = pack_count(prefix_of(cell), len(self._near))
-            await self._board.post(CENSUS, body, LIVES * self.every)
+            prefix = prefix_of(cell)
+            body = pack_count(prefix, len(self._near))
+            await self._board.post(region_topic(region_of(prefix)), body, LIVES * self.every)
+
+    async def _tally(self, prefix: int) -> None:
+        """The scribe of a prefix reads all counts; the first of a region says those of the
+        region."""
+        self._counts, region = await self._reader.counts(), region_of(prefix)
+        here = await self._reader.region(region)
+        if any(here) and prefix % len(here) == next(i for i, n in enumerate(here) if n):
+            await self._board.post(CENSUS, pack_region(region, here), LIVES * self.every)
 
     async def _sample(self, number: int) -> None:
         more: Mapping[CellId, CellRecord] = {}

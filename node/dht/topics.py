@@ -3,7 +3,8 @@ Leaves: keys. Never: a record.
 
 ``peers``: what every peer says of itself that is in no cell; in a run of one cell everybody.
 ``cell/<cell>``: the same of the peers of one cell. ``cells/<prefix>``: what leaders say of the
-cells of one of 64 prefixes. ``census``: how many cells each prefix has. ``changes``: the owner's
+cells of one of 256 prefixes. ``census/<region>``: how many cells each of the 16 prefixes of a
+region has; ``census``: the same of every region. ``changes``: the owner's
 newest change to how cells average. ``outer/<window>/<key>``: the cells that look for others to
 average with in a window of time. A node that stores a record sees the hash of its key only, so what
 is posted under a topic other than the peers' begins with the
@@ -19,16 +20,17 @@ from node.core.errors import WireError
 from node.core.ids import CellId, RunId
 
 PEERS, CENSUS, CHANGES = "peers", "census", "changes"
-PREFIXES = 64
-"""Parts that the cells of a run are spread over."""
+PREFIXES, REGIONS = 256, 16
+"""Parts that the cells of a run are spread over, and regions that these are counted in: so that of
+a thousand cells no answer is longer than that with the peers of one."""
 MAX_WINDOW = 2**40
 """Windows are numbered below this."""
 MAX_POSTING = 2048
 """Bytes of what is posted under a topic."""
-WRITERS = {"cell": 512, "cells": 64, "census": 2 * PREFIXES, "changes": 64, "outer": 64}
+WRITERS = {"cell": 512, "cells": 32, "census": 2 * REGIONS, "changes": 64, "outer": 64}
 """Most peers that are posted under one topic of a kind: of ``outer``, more than any group has."""
 _TOPIC = re.compile(
-    r"peers|census|changes|cell/[0-9a-f]{16}|cells/[0-3][0-9a-f]"
+    r"peers|census(/[0-9a-f])?|changes|cell/[0-9a-f]{16}|cells/[0-9a-f]{2}"
     r"|outer/(0|[1-9][0-9]{0,12})/([0-9.-]{1,32}|all)"
 )
 _LONGEST = len("outer/") + 13 + len("/") + 32
@@ -41,13 +43,23 @@ def cell_topic(cell: CellId) -> str:
 
 
 def cells_topic(prefix: int) -> str:
-    """Where the leaders of the cells of a prefix, 0 to 63, post. Raises WireError."""
+    """Where the leaders of the cells of a prefix, 0 to 255, post. Raises WireError."""
     return _checked(f"cells/{prefix:02x}")
 
 
+def region_topic(region: int) -> str:
+    """Where the scribes of the prefixes of a region, 0 to 15, post. Raises WireError."""
+    return _checked(f"{CENSUS}/{region:x}")
+
+
 def prefix_of(cell: CellId) -> int:
-    """The prefix, 0 to 63, of a cell: of a hash, so that cells spread over all."""
+    """The prefix, 0 to 255, of a cell: of a hash, so that cells spread over all."""
     return hashlib.sha256(f"tutti/prefix/{cell}".encode()).digest()[0] * PREFIXES // 256
+
+
+def region_of(prefix: int) -> int:
+    """The region, 0 to 15, of a prefix."""
+    return prefix * REGIONS // PREFIXES
 
 
 def outer_topic(window: int, key: str) -> str:
@@ -60,7 +72,7 @@ def kind_of(topic: str) -> str:
     """``peers``, ``cell``, ``cells``, ``census``, ``changes`` or ``outer``. Raises WireError
     unless something can be posted under this topic."""
     found = _TOPIC.fullmatch(topic)
-    if found is None or (found[1] is not None and int(found[1]) >= MAX_WINDOW):
+    if found is None or (found[2] is not None and int(found[2]) >= MAX_WINDOW):
         raise WireError(f"nothing is posted under {topic[:64]!r}")
     return topic.partition("/")[0]
 

@@ -12,16 +12,25 @@ from typing import Any
 import pytest
 
 from benchmarks.between.rounds import cell_id, standings
+from benchmarks.between.scale import SEAL
 from node.app.cells import cells_in_sight
 from node.cells import census
-from node.cells.records import CellRecord, cells_in, counts_in, pack_count
+from node.cells.census import Counts
+from node.cells.records import (
+    CellRecord,
+    cells_in,
+    counts_in,
+    pack_count,
+    pack_region,
+    region_in,
+)
 from node.cells.register import LIVES, REFRESH_S, CellReader, CellRegister
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId, first_cell
 from node.core.journey import Version
 from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
-from node.dht.topics import CENSUS, PREFIXES, WRITERS, cell_topic, cells_topic, prefix_of
+from node.dht.topics import PREFIXES, REGIONS, WRITERS, cell_topic, cells_topic, prefix_of
 from node.scheduler.cells import choose_cell
 from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
@@ -89,7 +98,7 @@ def world() -> Any:
         yield World()
 
 
-@pytest.mark.parametrize("count", [1, 2, 65, 700])
+@pytest.mark.parametrize("count", [1, 2, 65, 1000])
 def test_numbers_are_all_different_and_leave_no_hole(count: int) -> None:
     found = standings([cell_id(0, n) for n in range(count)])
     assert sorted(number for number, _ in found.values()) == list(range(count))
@@ -113,7 +122,7 @@ def test_leaders_that_read_a_few_prefixes_know_their_numbers(world: World) -> No
     before = {cell: world.reads(cell) for cell in cells}
     world.time.run(14 * REFRESH_S)
     read = [world.reads(cell) - before[cell] for cell in cells]
-    assert max(read) <= 10 * 3, "its prefix, the census, and now and then two more"
+    assert max(read) <= 14 * 3, "its prefix, its region, all regions, and now and then two more"
     mates = [c for c in cells if prefix_of(c) == prefix_of(cells[0])]
     for cell in cells[1:]:
         assert set(world.registers[cell].seen) <= set(cells) - {cell}
@@ -198,13 +207,32 @@ def test_what_is_no_record_is_refused_and_what_is_no_count_is_dropped() -> None:
         "lineage": [None, "z"],
         "replicas": [[], [1], [1, -1], [1] * 513, "11"],
         "tokens_per_s": [-1, float("nan"), True, "1"],
-        "counts": ["zz", "00", "ff" * PREFIXES, None],
+        "counts": ["zz", "AAAA", "/" * 344, "!" * 344, None],
     }
     for name, values in bad.items():
         for value in values:
             with pytest.raises(WireError):
                 CellRecord.parse(json.dumps({**body, name: value}).encode())
     assert list(cells_in([b"{", good.pack(), b"[]"])) == [good.cell]
-    counts = counts_in([pack_count(3, 7), b'{"prefix": 64, "count": 1}', b'{"prefix": 1}', b"\xff"])
-    assert (counts[3], sum(counts)) == (7, 7)
-    assert CENSUS in WRITERS
+    bad_counts = [b'{"prefix": 256, "count": 1}', b'{"prefix": 33}', b"\xff", pack_count(3, 7)]
+    region = region_in(2, [pack_count(35, 7), *bad_counts])
+    assert (region[3], sum(region)) == (7, 7)
+    bad_regions = [b'{"region": 16, "counts": ""}', b'{"region": 1, "counts": "AA=="}', b"\xff"]
+    counts = counts_in([pack_region(2, region), *bad_regions])
+    assert (counts[35], sum(counts)) == (7, 7)
+
+
+def test_of_a_thousand_cells_no_answer_is_longer_than_of_the_peers_of_one(world: World) -> None:
+    near: dict[CellId, Counts] = {}
+    cells = [cell_id(0, n) for n in range(1000)]
+    counts = tuple(sum(prefix_of(c) == prefix for c in cells) for prefix in range(PREFIXES))
+    for prefix in range(PREFIXES):
+        here = sorted(c for c in cells if prefix_of(c) == prefix)
+        near |= {c: counts if c in here[:2] else () for c in here}
+    sizes = [0] * PREFIXES
+    for cell, told in near.items():
+        sizes[prefix_of(cell)] += SEAL + len(record(cell, counts=told).pack())
+    regions = [SEAL + len(pack_region(n, counts[16 * n : 16 * n + 16])) for n in range(REGIONS)]
+    prefixes = [SEAL + len(pack_count(n, count)) for n, count in enumerate(counts)]
+    peers = 10 * (SEAL + 330)
+    assert max(*sizes, sum(regions), sum(sorted(prefixes)[-16:])) <= 1.25 * peers

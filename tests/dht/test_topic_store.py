@@ -73,7 +73,7 @@ def test_a_topic_has_a_kind_and_a_key(topic: str, kind: str) -> None:
         "cell/0123456789abcdef0",
         "cell/0123456789ABCDEF",
         "cells/",
-        "cells/40",
+        "cells/g0",
         "cells/3F",
         "cells/3",
         "cells/003",
@@ -101,12 +101,14 @@ def test_nothing_else_is_a_topic(topic: str) -> None:
 
 def test_topics_are_built_as_they_are_checked() -> None:
     assert topics.cell_topic(CellId("0123456789abcdef")) == "cell/0123456789abcdef"
-    assert [topics.cells_topic(n) for n in (0, 10, 63)] == ["cells/00", "cells/0a", "cells/3f"]
+    assert [topics.cells_topic(n) for n in (0, 10, 255)] == ["cells/00", "cells/0a", "cells/ff"]
+    assert [topics.region_topic(n) for n in (0, 15)] == ["census/0", "census/f"]
     assert topics.outer_topic(7, "1.2") == "outer/7/1.2"
     for build in (
         lambda: topics.cell_topic(CellId("")),
-        lambda: topics.cells_topic(64),
+        lambda: topics.cells_topic(256),
         lambda: topics.cells_topic(-1),
+        lambda: topics.region_topic(16),
         lambda: topics.outer_topic(-1, "all"),
         lambda: topics.outer_topic(2**40, "all"),
         lambda: topics.outer_topic(0, "everybody"),
@@ -178,9 +180,9 @@ def test_a_topic_takes_so_many_writers_and_always_the_own_record() -> None:
 
 
 def test_kinds_of_topics_have_room_for_different_numbers(monkeypatch) -> None:
-    assert topics.WRITERS == {"cell": 512, "cells": 64, "census": 128, "changes": 64, "outer": 64}
+    assert topics.WRITERS == {"cell": 512, "cells": 32, "census": 32, "changes": 64, "outer": 64}
     assert topics.most_writers(CELL) == 512
-    assert topics.most_writers("cells/00") == 64
+    assert topics.most_writers("cells/00") == 32
     assert topics.most_writers(PAIR) == 64
     monkeypatch.setitem(topics.WRITERS, "cell", 1)
     monkeypatch.setitem(topics.WRITERS, "cells", 2)
