@@ -655,6 +655,10 @@ def swarm_init(
     name: Annotated[str | None, Option(help="Name of the swarm.")] = None,
     stages: Annotated[int | None, Option(help="Block stages.")] = None,
     epochs: Annotated[int | None, Option(help="Epochs of the run.")] = None,
+    shape: Annotated[
+        str | None,
+        Option(metavar="NAME", help="The shape of a published model, e.g. qwen3-0.6b."),
+    ] = None,
     data: Annotated[
         str | None, Option(help="A file, hf:NAME, synthetic:SEED or builtin:pydoc.")
     ] = None,
@@ -697,6 +701,7 @@ def swarm_init(
     from node.config import write_atomically
     from node.identity.keys import Identity
     from node.manifest import Manifest, amended, read_manifest
+    from node.model.named import shape_named
 
     if out is None:
         out = joining.beside(source) if source else Path("swarm.toml")
@@ -706,7 +711,8 @@ def swarm_init(
             f"give another name:  tutti swarm init {joining.beside(out)}  , or replace it with  "
             "--force",
         )
-    changes = dict(_assignments(settings))
+    changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
+    changes |= dict(_assignments(settings))
     named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs}
     changes |= {k: v for k, v in named.items() if v is not None} | (
         {"swarm.admission": "invite"} if private else {}

@@ -32,6 +32,7 @@ from node.core.tables import FieldRule, build, check, from_text, unknown
 from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
+from node.model.shapes import all_shapes, count
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
@@ -55,7 +56,19 @@ _HEADERS = {
     2: f"{HEADER} Changing a value makes another run.",
 }
 _DEFAULTS_SAID = "# Settings behind a # have their defaults."
-LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues", "outer.window_s", "swarm.lead")
+LATER = (
+    "data.tokenizer_sha256",
+    "swarm.salt",
+    "swarm.continues",
+    "outer.window_s",
+    "swarm.lead",
+    "model.head_width",
+    "model.qkv_bias",
+    "model.rope_factor",
+    "model.rope_low",
+    "model.rope_high",
+    "model.rope_context",
+)
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
 _BY_THE_CLOCK = "cells average by the clock: give  outer.window_s  in seconds"
@@ -94,10 +107,15 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.d_model": FieldRule(8, 65536),
     "model.heads": FieldRule(1, 1024),
     "model.kv_heads": FieldRule(1, 1024),
+    "model.head_width": FieldRule(0, 65536),
     "model.d_ff": FieldRule(8, 1 << 20),
     "model.vocab": FieldRule(2, 1 << 22),
     "model.seq_len": FieldRule(2, 1 << 20),
     "model.rope_theta": FieldRule(1.0, 1e12),
+    "model.rope_factor": FieldRule(1.0, 1e6),
+    "model.rope_low": FieldRule(0.01, 1e6),
+    "model.rope_high": FieldRule(0.01, 1e6),
+    "model.rope_context": FieldRule(2, 1 << 24),
     "model.norm_eps": FieldRule(1e-12, 0.1),
     "model.init_std": FieldRule(1e-6, 10.0),
     "model.init_seed": _SEED,
@@ -265,10 +283,25 @@ class Manifest:
         a, d = self.averaging, self.data
         _refuse(
             (
-                m.d_model % m.heads or (m.d_model // m.heads) % 2,
+                not m.head_width and (m.d_model % m.heads or (m.d_model // m.heads) % 2),
                 f"model.heads = {m.heads}",
                 f"must cut model.d_model = {m.d_model} into heads of equal, even width (rotary "
-                "pairs)",
+                "pairs), unless model.head_width is given",
+            ),
+            (
+                m.head_width % 2,
+                f"model.head_width = {m.head_width}",
+                "must be even (rotary pairs)",
+            ),
+            (
+                m.rope_low >= m.rope_high,
+                f"model.rope_low = {m.rope_low}",
+                f"must be less than model.rope_high = {m.rope_high}",
+            ),
+            (
+                m.qk_norm and m.qkv_bias,
+                "model.qkv_bias = true",
+                "not with model.qk_norm: no model that others load has both",
             ),
             (
                 m.heads % m.kv_heads,
@@ -386,15 +419,7 @@ class Manifest:
 
     def parameter_count(self) -> int:
         """Numbers in the whole model."""
-        m = self.model
-        head_dim = m.d_model // m.heads
-        attention = (
-            2 * m.d_model * m.d_model
-            + 2 * m.d_model * m.kv_heads * head_dim
-            + 2 * head_dim * m.qk_norm
-        )
-        block = attention + 3 * m.d_model * m.d_ff + 2 * m.d_model
-        return m.vocab * m.d_model * (1 if m.tied else 2) + m.layers * block + m.d_model
+        return count(all_shapes(self.model))
 
     def model_said(self) -> str:
         """The shape of the model in one line, for people."""

@@ -31,7 +31,6 @@ from node.data.order import SampleOrder
 from node.data.settings import DataSettings
 from node.data.sources import open_data
 from node.model.settings import ModelSettings
-from node.model.shapes import head_dim
 from node.model.stages import Rope, rotate
 from node.training.rounds.error_feedback import feedback_of
 from node.training.rounds.merging import moved
@@ -166,7 +165,7 @@ class Replicas:
         self.numbers = flat.numel()
         self.rows = flat.repeat(task.replicas, 1)
         self.curve = Curve(replicas=task.replicas)
-        self._rope = Rope(head_dim(task.model), task.model.rope_theta, task.model.seq_len)
+        self._rope = Rope(task.model)
 
     def named(self, rows: Tensor) -> dict[str, Tensor]:
         """Views of one row [V], or of several [R, V], by parameter."""

@@ -32,12 +32,27 @@ MARK = "tutti"
 def config_of(
     settings: ModelSettings, bos: int | None = None, eos: int | None = None, pad: int | None = None
 ) -> dict[str, Any]:
-    """config.json: Llama without q/k norms, Qwen3 with them. Old and new readers each find the
-    rotary base where they look."""
-    qwen = settings.qk_norm
+    """config.json: Qwen3 with q/k norms, Qwen2 with biases, Llama without either. Old and new
+    readers each find the rotary base where they look."""
+    kind, name = (
+        ("qwen3", "Qwen3ForCausalLM")
+        if settings.qk_norm
+        else ("qwen2", "Qwen2ForCausalLM")
+        if settings.qkv_bias
+        else ("llama", "LlamaForCausalLM")
+    )
+    scaling = None
+    if settings.rope_factor != 1.0:
+        scaling = {
+            "rope_type": "llama3",
+            "factor": settings.rope_factor,
+            "low_freq_factor": settings.rope_low,
+            "high_freq_factor": settings.rope_high,
+            "original_max_position_embeddings": settings.rope_context,
+        }
     config: dict[str, Any] = {
-        "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
-        "model_type": "qwen3" if qwen else "llama",
+        "architectures": [name],
+        "model_type": kind,
         "vocab_size": settings.vocab,
         "hidden_size": settings.d_model,
         "intermediate_size": settings.d_ff,
@@ -49,8 +64,11 @@ def config_of(
         "hidden_act": "silu",
         "rms_norm_eps": settings.norm_eps,
         "rope_theta": settings.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": settings.rope_theta},
-        "rope_scaling": None,
+        "rope_parameters": {
+            **(scaling or {"rope_type": "default"}),
+            "rope_theta": settings.rope_theta,
+        },
+        "rope_scaling": scaling,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "tie_word_embeddings": settings.tied,
@@ -62,7 +80,7 @@ def config_of(
         "pad_token_id": pad,
         MARK: {"format": 1},
     }
-    if qwen:
+    if kind != "llama":
         config |= {
             "use_sliding_window": False,
             "sliding_window": None,

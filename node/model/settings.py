@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A Llama/Qwen3-compatible decoder."""
+    """A decoder as Llama, Mistral (without a sliding window), Qwen2 or Qwen3."""
 
     layers: int = 6
     """Transformer blocks, cut into stages as evenly as possible."""
     d_model: int = 128
     """Width of the hidden state."""
     heads: int = 4
-    """Query heads; head_dim is d_model // heads."""
+    """Query heads."""
+    head_width: int = 0
+    """Width of a head; 0: d_model // heads."""
     kv_heads: int = 2
     """Key/value heads (grouped-query attention); divides heads."""
     d_ff: int = 384
@@ -25,10 +27,21 @@ class ModelSettings:
     """Tokens a training sequence predicts."""
     rope_theta: float = 10000.0
     """Base of the rotary embedding."""
+    rope_factor: float = 1.0
+    """How many times as slowly the long waves of the rotary embedding turn, as Llama 3 has it; 1:
+    as the others."""
+    rope_low: float = 1.0
+    """Waves that turn less often than this over ``rope_context`` positions are slowed whole, ..."""
+    rope_high: float = 4.0
+    """... those that turn more often than this are not, and between them in part."""
+    rope_context: int = 8192
+    """Positions that the model was trained on before."""
     norm_eps: float = 1e-5
     """RMSNorm epsilon."""
     qk_norm: bool = False
     """RMSNorm on queries and keys, as Qwen3."""
+    qkv_bias: bool = False
+    """Queries, keys and values have a bias, as Qwen2."""
     tied: bool = False
     """Head shares the embedding matrix."""
     init_std: float = 0.02

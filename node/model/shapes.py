@@ -16,8 +16,17 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 
-_POSITIVE_INTS = ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "seq_len")
-_POSITIVE_FLOATS = ("rope_theta", "norm_eps", "init_std")
+_POSITIVE_INTS = (
+    "layers",
+    "d_model",
+    "heads",
+    "kv_heads",
+    "d_ff",
+    "vocab",
+    "seq_len",
+    "rope_context",
+)
+_POSITIVE_FLOATS = ("rope_theta", "rope_factor", "rope_low", "rope_high", "norm_eps", "init_std")
 
 
 def check_settings(settings: ModelSettings) -> None:
@@ -34,21 +43,37 @@ def check_settings(settings: ModelSettings) -> None:
             raise UsageFault(
                 f"model.{name} is {value!r}", f"give model.{name} a finite number above 0"
             )
-    if settings.d_model % (2 * settings.heads):
+    width = settings.head_width
+    if type(width) is not int or not 0 <= width < 2**31 or width % 2:
+        raise UsageFault(
+            f"model.head_width is {width!r}",
+            "give model.head_width an even number, or 0 for d_model // heads",
+        )
+    if not width and settings.d_model % (2 * settings.heads):
         raise UsageFault(
             f"d_model {settings.d_model} does not split into {settings.heads} heads of even width",
-            "make model.d_model a multiple of 2 x model.heads",
+            "make model.d_model a multiple of 2 x model.heads, or give model.head_width",
         )
     if settings.heads % settings.kv_heads:
         raise UsageFault(
             f"{settings.heads} heads cannot share {settings.kv_heads} key/value heads",
             "make model.heads a multiple of model.kv_heads",
         )
+    if settings.rope_low >= settings.rope_high:
+        raise UsageFault(
+            f"model.rope_low is {settings.rope_low}, model.rope_high {settings.rope_high}",
+            "make model.rope_low less than model.rope_high",
+        )
+    if settings.qk_norm and settings.qkv_bias:
+        raise UsageFault(
+            "model.qk_norm and model.qkv_bias",
+            "leave out model.qkv_bias or model.qk_norm: no model that others load has both",
+        )
 
 
 def head_dim(settings: ModelSettings) -> int:
     """Width of one attention head."""
-    return settings.d_model // settings.heads
+    return settings.head_width or settings.d_model // settings.heads
 
 
 def layer_cut(settings: ModelSettings, stages: int) -> list[range]:
@@ -94,6 +119,12 @@ def layer_shapes(settings: ModelSettings, layer: int) -> dict[str, tuple[int, ..
         "mlp.up_proj.weight": (settings.d_ff, d),
         "mlp.down_proj.weight": (d, settings.d_ff),
     }
+    if settings.qkv_bias:
+        shapes |= {
+            "self_attn.q_proj.bias": (q,),
+            "self_attn.k_proj.bias": (kv,),
+            "self_attn.v_proj.bias": (kv,),
+        }
     if settings.qk_norm:
         shapes |= {"self_attn.q_norm.weight": (hd,), "self_attn.k_norm.weight": (hd,)}
     return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}

@@ -1,8 +1,9 @@
 """The model and its cut: ends (embedding, final norm, head, loss) and blocks (a range of layers).
 
-A pre-norm decoder as Hugging Face's Llama, or Qwen3 with ``qk_norm``: RMSNorm, rotary positions in
-the rotate-half convention, grouped-query attention, SwiGLU, no biases. What
-trains in one process is made of the same modules, and computes the same numbers.
+A pre-norm decoder as Hugging Face's Llama and Mistral, Qwen3 with ``qk_norm``, or Qwen2 with
+``qkv_bias``: RMSNorm, rotary positions in the rotate-half convention, grouped-query attention,
+SwiGLU, no other biases. What trains in one process is made of the same modules, and computes the
+same numbers.
 
 Legend: B sequences, T positions, D d_model, H query heads, K key/value heads, W head width, F d_ff,
 V vocab.
@@ -11,6 +12,7 @@ V vocab.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import cast
 
 import numpy as np
@@ -33,8 +35,8 @@ class Rope:
     """Tables of the rotary embedding (arXiv 2104.09864), kept per device and number format; no
     parameter, no buffer."""
 
-    def __init__(self, width: int, theta: float, positions: int) -> None:
-        self.width, self.theta, self.positions = width, theta, positions
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings, self.positions = settings, settings.seq_len
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,9 +46,8 @@ class Rope:
         found = self._tables.get(key)
         if found is None or found[0].shape[0] < length:
             self.positions = max(self.positions, length)
-            exponents = torch.arange(0, self.width, 2, dtype=torch.int64).float() / self.width
             angles_TW2 = torch.outer(
-                torch.arange(self.positions).float(), 1.0 / (self.theta**exponents)
+                torch.arange(self.positions).float(), frequencies(self.settings)
             )
             cos, sin = angles_TW2.cos(), angles_TW2.sin()
             pair = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
@@ -55,6 +56,19 @@ class Rope:
                 tuple(t[:, None, :].to(device=like.device, dtype=like.dtype) for t in pair),
             )
         return found[0][:length], found[1][:length]
+
+
+def frequencies(s: ModelSettings) -> Tensor:
+    """Radians a position of every pair of channels [W / 2], fp32. With a ``rope_factor`` as Llama
+    3.1 has them (its technical report, and transformers' ``llama3``)."""
+    width = head_dim(s)
+    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+    plain = 1.0 / (s.rope_theta**exponents)
+    if s.rope_factor == 1.0:
+        return plain
+    turns = s.rope_context / (2 * math.pi / plain)
+    share = ((turns - s.rope_low) / (s.rope_high - s.rope_low)).clamp(0.0, 1.0)
+    return (1 - share) * plain / s.rope_factor + share * plain
 
 
 def rotate(x_BTHW: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -73,8 +87,8 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False))
+def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias))
 
 
 class Attention(nn.Module):
@@ -83,9 +97,10 @@ class Attention(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.width = head_dim(settings)
-        self.q_proj = _linear(settings.d_model, settings.heads * self.width)
-        self.k_proj = _linear(settings.d_model, settings.kv_heads * self.width)
-        self.v_proj = _linear(settings.d_model, settings.kv_heads * self.width)
+        bias = settings.qkv_bias
+        self.q_proj = _linear(settings.d_model, settings.heads * self.width, bias)
+        self.k_proj = _linear(settings.d_model, settings.kv_heads * self.width, bias)
+        self.v_proj = _linear(settings.d_model, settings.kv_heads * self.width, bias)
         self.o_proj = _linear(settings.heads * self.width, settings.d_model)
         self.q_norm = RMSNorm(self.width, settings.norm_eps) if settings.qk_norm else None
         self.k_norm = RMSNorm(self.width, settings.norm_eps) if settings.qk_norm else None
@@ -198,7 +213,7 @@ class Blocks(nn.Module):
         super().__init__()
         check_settings(settings)
         self.settings, self.layers = settings, layers
-        self.rope = Rope(head_dim(settings), settings.rope_theta, settings.seq_len)
+        self.rope = Rope(settings)
         self.model = _Model()
         self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})
         initialise(self, settings)
@@ -227,12 +242,13 @@ def build(settings: ModelSettings, stages: int, stage: int) -> Ends | Blocks:
 def initialise(module: nn.Module, settings: ModelSettings) -> None:
     """Overwrite every parameter by its initial value, a function of (init_seed, name, shape) alone.
 
-    Vectors (norms) are one. Matrices are drawn with standard deviation ``init_std``; the two
-    projections that write to the residual stream are scaled by 1/sqrt(2 layers), as in GPT-2.
+    Biases are zero, other vectors (norms) one. Matrices are drawn with standard deviation
+    ``init_std``; the two projections that write to the residual stream are scaled by 1/sqrt(2
+    layers), as in GPT-2.
     """
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
-            parameter.fill_(1.0)
+            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
             continue
         std = settings.init_std
         if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -52,21 +52,31 @@ def merged(settings, stages=2):
     return tensors
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+KINDS: dict[str, tuple[str, dict]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama 3": ("LlamaForCausalLM", {"rope_factor": 8.0, "rope_context": 16}),
+    "wide heads": ("LlamaForCausalLM", {"head_width": 24}),
+    "qwen 2": ("Qwen2ForCausalLM", {"qkv_bias": True}),
+    "qwen 3": ("Qwen3ForCausalLM", {"qk_norm": True, "head_width": 48}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [False, True])
-def test_transformers_loads_it_with_equal_logits(tmp_path, qk_norm, tied):
+def test_transformers_loads_it_with_equal_logits(tmp_path, kind, tied):
     transformers = pytest.importorskip("transformers")
-    settings = replace(SMALL, qk_norm=qk_norm, tied=tied, rope_theta=777.0, norm_eps=1e-6)
+    name, changes = KINDS[kind]
+    settings = replace(SMALL, tied=tied, rope_theta=777.0, norm_eps=1e-6, **changes)
     ours = Unsplit(settings)
     for parameter in ours.parameters():
-        if parameter.dim() == 1:  # a norm, away from one, so that one left out would show
+        if parameter.dim() == 1:  # away from what it begins with, so that one left out would show
             parameter.data.uniform_(0.5, 1.5)
     tensors = ours.ends.state_dict() | ours.blocks.state_dict()
     where = write_hf(tmp_path / "out", settings, tensors, TOKENIZER)
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
         where, output_loading_info=True
     )
-    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM")
+    assert type(theirs).__name__ == name
     assert not any(info.values()), info
     assert theirs.dtype == torch.float32
     tokens = torch.randint(0, 259, (2, 16))

@@ -3,12 +3,31 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.errors import UsageFault
+from node.model.export import config_of
+from node.model.named import SHAPES, shape_named
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, check_settings, count, layer_cut, parameter_shapes
+
+PUBLISHED = {
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "mistral-7b": 7_248_023_552,
+}
+"""Parameters, as the models' cards count them."""
 
 
 @given(st.integers(1, 40), st.data())
@@ -34,6 +53,24 @@ def test_stages_partition_the_whole_model(qk_norm, tied, stages):
     assert ("lm_head.weight" in merged) is not tied
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_published_shape_has_the_names_and_sizes_of_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    settings = ModelSettings(**shape_named(name))
+    config = transformers.AutoConfig.for_model(**config_of(settings))
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(config)
+    named = {n: tuple(p.shape) for n, p in theirs.named_parameters()}
+    assert named == all_shapes(settings)
+    assert count(all_shapes(settings)) == PUBLISHED[name]
+
+
+def test_an_unknown_shape_names_those_there_are():
+    with pytest.raises(UsageFault, match="llama-9") as caught:
+        shape_named("llama-9")
+    assert "qwen3-0.6b" in caught.value.next_step
+
+
 def test_default_model_is_as_large_as_its_matrices_say():
     layer = 2 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 384 + 2 * 128
     assert count(all_shapes(ModelSettings())) == 6 * layer + 2 * 259 * 128 + 128
@@ -51,6 +88,11 @@ def test_default_model_is_as_large_as_its_matrices_say():
         {"rope_theta": float("nan")},
         {"norm_eps": 0.0},
         {"layers": True},
+        {"head_width": 31},
+        {"head_width": -2},
+        {"rope_low": 4.0},
+        {"rope_factor": float("inf")},
+        {"qk_norm": True, "qkv_bias": True},
     ],
 )
 def test_impossible_shapes_are_refused_with_a_next_step(change):
