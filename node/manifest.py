@@ -68,6 +68,8 @@ LATER = (
     "model.rope_low",
     "model.rope_high",
     "model.rope_context",
+    "optimizer.schedule",
+    "optimizer.floor",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -167,6 +169,8 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "optimizer.weight_decay": FieldRule(0.0, 10.0),
     "optimizer.warmup": FieldRule(0, 10**9),
     "optimizer.decay": _SHARE,
+    "optimizer.schedule": FieldRule(choices=("linear", "cosine")),
+    "optimizer.floor": _SHARE,
     "data.source": FieldRule(
         pattern=r"builtin:pydoc|file:.+|hf:.+|synthetic:[0-9]{1,18}",
         says="builtin:pydoc, file:NAME, hf:NAME or synthetic:SEED",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from node.optim.settings import OptimSettings
 
-FLOOR = 0.1
-"""Share of the peak rate that is left in the last epoch."""
+SCHEDULES = ("linear", "cosine")
+DIGITS = 12
+"""Of the cosine: the last bits of a machine's own would give owners different rates."""
 
 
 def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
-    """In (0, 1]: linear from 1/warmup over the first epochs, 1, then linear to a tenth at epoch
-    ``epochs`` - 1.
+    """Of the peak rate, in [0, 1]: linear from 1/warmup over the first epochs, 1, then down to
+    ``floor`` at epoch ``epochs`` - 1, along a line or half a wave of the cosine.
 
     ``epoch`` counts from 0; ``epochs`` 0 means that the end is not known and there is no decay.
     Where warm-up and decay overlap the smaller rules. Epochs past the end keep the last rate.
@@ -19,7 +22,10 @@ def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
     start, last = epochs * (1 - settings.decay), epochs - 1
     if epochs <= 0 or settings.decay <= 0 or epoch <= start:
         return warm
-    down = FLOOR if epoch >= last else 1 - (1 - FLOOR) * (epoch - start) / (last - start)
+    gone = 1.0 if epoch >= last else (epoch - start) / (last - start)
+    if settings.schedule == "cosine":
+        gone = round((1 - math.cos(math.pi * gone)) / 2, DIGITS)
+    down = settings.floor if gone == 1.0 else 1 - (1 - settings.floor) * gone
     return min(warm, down)
 
 

@@ -47,4 +47,8 @@ class OptimSettings:
     warmup: int = 10
     """Epochs of linear warm-up."""
     decay: float = 0.4
-    """Last share of the epochs over which the rate falls linearly to a tenth."""
+    """Last share of the epochs over which the rate falls; 1: from the first one on."""
+    schedule: str = "linear"
+    """How it falls: linear | cosine (arXiv 1608.03983, without restarts)."""
+    floor: float = 0.1
+    """Share of the peak that is left in the last epoch."""

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from node.optim.schedule import learning_rate, share
+from node.optim.schedule import SCHEDULES, learning_rate, share
 from node.optim.settings import OptimSettings
 
 SETTINGS = OptimSettings(lr=0.02, adam_lr=0.003, warmup=10, decay=0.4)
@@ -32,3 +35,27 @@ def test_short_runs_never_stop_learning(epochs):
 
 def test_no_warm_up():
     assert share(OptimSettings(warmup=0), 0, 100) == 1.0
+
+
+@given(st.sampled_from(SCHEDULES), st.floats(0, 1), st.floats(0.05, 1), st.integers(3, 500))
+def test_every_schedule_falls_from_the_peak_to_the_floor(schedule, floor, decay, epochs):
+    settings = OptimSettings(warmup=0, decay=decay, schedule=schedule, floor=floor)
+    rates = [share(settings, e, epochs) for e in range(epochs)]
+    assert rates[0] == 1.0
+    assert rates == sorted(rates, reverse=True)
+    if epochs * decay >= 1:
+        assert rates[-1] == floor
+
+
+def test_a_cosine_is_that_of_torch():
+    settings, epochs = OptimSettings(warmup=0, decay=1.0, schedule="cosine", floor=0.0), 50
+    weight = torch.nn.Parameter(torch.zeros(1))
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer := torch.optim.SGD([weight], lr=1.0), epochs - 1
+    )
+    for epoch in range(epochs):
+        assert share(settings, epoch, epochs) == pytest.approx(
+            optimizer.param_groups[0]["lr"], abs=1e-9
+        )
+        optimizer.step()
+        theirs.step()
