@@ -2,10 +2,11 @@
 
     python -m benchmarks.cells --json -          # everything
     python -m benchmarks.cells --only 4 --cells 100,300 --grid 8,8,8
+    python -m benchmarks.cells --only 5 --swarms 10,200
 
 Rows are named after what was asked for: 1 one cell beside an earlier commit, 2 live cells over a
 wide-area network, and what cells lose beside one, 3 independence of cells, 4 rounds of Moshpit
-until cells agree, 5 what grows with the number of cells (simulated for 45 minutes), 6 strangers
+until cells agree, 5 what grows with the number of cells (simulated for an hour), 6 strangers
 that mean harm, 7 the mass of push-sum and the ages of pushes without a barrier, 8 bytes of an outer
 step and their price in loss, 9 faults between cells.
 """
@@ -43,12 +44,14 @@ def main() -> int:
     parser.add_argument("--cells", default="512,1024", help="4: how many, separated by commas")
     parser.add_argument("--grid", default="", help="4: the axes; as simulate's without them")
     parser.add_argument("--seeds", type=int, default=20, help="4: of every size")
+    parser.add_argument("--swarms", default="10,1000", help="5: cells of the swarms compared")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
     report, chosen = Report(), asked.only.split(",")
     sizes = [int(size) for size in asked.cells.split(",")]
     more: dict[str, dict[str, Any]] = {
-        "4": {"sizes": sizes, "grid": axes(asked.grid), "seeds": asked.seeds}
+        "4": {"sizes": sizes, "grid": axes(asked.grid), "seeds": asked.seeds},
+        "5": {"sizes": [int(cells) for cells in asked.swarms.split(",")]},
     }
     for number, name in ((number, name) for number, names in PARTS.items() for name in names):
         if number in chosen:

@@ -1,6 +1,6 @@
 """What grows with the number of cells: the services of the daemon in virtual time, in swarms of 10
-and 1,000 cells with ten peers each (at most 16 GB of memory and three quarters of an hour of a
-core). Cells are there from the beginning, as after a restart of all.
+and 1,000 cells with ten peers each (some 12 GB of memory and an hour of a core).
+Cells are there from the beginning, as after a restart of all.
 
 Every peer is a whole one: it trains, leads, averages with other cells, reads and posts. Bytes of
 the directory are counted as a DHT has them: a reader asks the nodes that hold a key, each answers
