@@ -332,6 +332,7 @@ def _directory(
 ) -> None:
     """Add what the directory costs its readers, writers and holders, and what these store."""
     dht = swarm.record_store
+    readers, writers = _by_topic(reads), _by_topic(writes)
     for topic in sorted({topic for _, topic in (*dht.reads, *dht.writes)}):
         there = dht.under(topic)
         sizes = [SEAL + len(_body(entry)) for entry in there]
@@ -342,14 +343,23 @@ def _directory(
             counts.fullest = topic, len(there)
         answer, record = sum(sizes), max(sizes, default=SEAL)
         counts.weighs(topic, answer)
-        for asked, size in ((reads, answer), (writes, record)):
-            for (peer, of), times in asked.items():
-                if of == topic:
-                    for holder in holders:
-                        counts.handled[peer] += times * size
-                        counts.handled[holder] += times * size
+        for asked, size in ((readers, answer), (writers, record)):
+            for peer, times in asked[topic]:
+                for holder in holders:
+                    counts.handled[peer] += times * size
+                    counts.handled[holder] += times * size
     for (peer, _), times in reads.items():
         counts.reads[peer] += times
+
+
+def _by_topic(
+    asked: Counter[tuple[PeerId, str]],
+) -> defaultdict[str, list[tuple[PeerId, int]]]:
+    """Who asked how often, by topic."""
+    found: defaultdict[str, list[tuple[PeerId, int]]] = defaultdict(list)
+    for (peer, topic), times in asked.items():
+        found[topic].append((peer, times))
+    return found
 
 
 def _body(entry: PeerEntry | Posting) -> bytes:
