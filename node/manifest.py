@@ -32,7 +32,7 @@ from node.core.tables import FieldRule, build, check, from_text, unknown
 from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
-from node.model.shapes import all_shapes, count
+from node.model.shapes import all_shapes, check_settings, count
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
@@ -285,33 +285,8 @@ class Manifest:
                 UPDATE,
             )
         a, d = self.averaging, self.data
+        check_settings(m)
         _refuse(
-            (
-                not m.head_width and (m.d_model % m.heads or (m.d_model // m.heads) % 2),
-                f"model.heads = {m.heads}",
-                f"must cut model.d_model = {m.d_model} into heads of equal, even width (rotary "
-                "pairs), unless model.head_width is given",
-            ),
-            (
-                m.head_width % 2,
-                f"model.head_width = {m.head_width}",
-                "must be even (rotary pairs)",
-            ),
-            (
-                m.rope_low >= m.rope_high,
-                f"model.rope_low = {m.rope_low}",
-                f"must be less than model.rope_high = {m.rope_high}",
-            ),
-            (
-                m.qk_norm and m.qkv_bias,
-                "model.qkv_bias = true",
-                "not with model.qk_norm: no model that others load has both",
-            ),
-            (
-                m.heads % m.kv_heads,
-                f"model.kv_heads = {m.kv_heads}",
-                f"must divide model.heads = {m.heads}",
-            ),
             (
                 p.stages > m.layers,
                 f"pipeline.stages = {p.stages}",

@@ -140,7 +140,7 @@ def rows(report: Report, root: Path, sizes: Sequence[int] = SIZES) -> None:
         values = [of(counts) for counts in found]
         growth = values[-1] / values[0] if values[0] else 1.0
         beside = ", ".join(
-            f"{PEERS * c.cells} peers {v:.4g}{c.by if what == LARGEST else ''}"
+            f"{PEERS * c.cells} peers {v:.4g}{' ' + c.by if what == LARGEST else ''}"
             for c, v in zip(found, values, strict=True)
         )
         report.add(

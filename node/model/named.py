@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         32, 4096, 32, 14_336, vocab=32_768, kv_heads=8, rope_theta=1e6, norm_eps=1e-5
     ),
 }
-"""Fields of :class:`~node.model.settings.ModelSettings`; of others the defaults."""
+"""Fields of :class:`~node.model.settings.ModelSettings`; of others the defaults. Mistral: 0.3."""
 
 
 def shape_named(name: str) -> dict[str, Any]:

@@ -34,40 +34,36 @@ def check_settings(settings: ModelSettings) -> None:
     for name in _POSITIVE_INTS:
         value = getattr(settings, name)
         if type(value) is not int or not 0 < value < 2**31:
-            raise UsageFault(
-                f"model.{name} is {value!r}", f"give model.{name} a whole number above 0"
-            )
+            raise UsageFault(f"model.{name} = {value!r}", "give a whole number above 0")
     for name in _POSITIVE_FLOATS:
         value = getattr(settings, name)
         if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise UsageFault(
-                f"model.{name} is {value!r}", f"give model.{name} a finite number above 0"
-            )
-    width = settings.head_width
+            raise UsageFault(f"model.{name} = {value!r}", "give a finite number above 0")
+    m, width = settings, settings.head_width
     if type(width) is not int or not 0 <= width < 2**31 or width % 2:
         raise UsageFault(
-            f"model.head_width is {width!r}",
-            "give model.head_width an even number, or 0 for d_model // heads",
+            f"model.head_width = {width!r}", "give an even number, or 0 for d_model // heads"
         )
-    if not width and settings.d_model % (2 * settings.heads):
+    if not width and m.d_model % (2 * m.heads):
         raise UsageFault(
-            f"d_model {settings.d_model} does not split into {settings.heads} heads of even width",
+            f"model.heads = {m.heads} does not cut model.d_model = {m.d_model} into heads of even "
+            "width (rotary pairs)",
             "make model.d_model a multiple of 2 x model.heads, or give model.head_width",
         )
-    if settings.heads % settings.kv_heads:
+    if m.heads % m.kv_heads:
         raise UsageFault(
-            f"{settings.heads} heads cannot share {settings.kv_heads} key/value heads",
+            f"model.kv_heads = {m.kv_heads} does not divide model.heads = {m.heads}",
             "make model.heads a multiple of model.kv_heads",
         )
-    if settings.rope_low >= settings.rope_high:
+    if m.rope_low >= m.rope_high:
         raise UsageFault(
-            f"model.rope_low is {settings.rope_low}, model.rope_high {settings.rope_high}",
-            "make model.rope_low less than model.rope_high",
+            f"model.rope_low = {m.rope_low} is not less than model.rope_high = {m.rope_high}",
+            "make it less",
         )
-    if settings.qk_norm and settings.qkv_bias:
+    if m.qk_norm and m.qkv_bias:
         raise UsageFault(
-            "model.qk_norm and model.qkv_bias",
-            "leave out model.qkv_bias or model.qk_norm: no model that others load has both",
+            "model.qkv_bias = true with model.qk_norm = true",
+            "leave out one: no model that others load has both",
         )
 
 

@@ -30,7 +30,7 @@ class LabelledChannel(grpc.aio.Channel):
     ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it
     never reached a servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for
     the owner to watch how it ends. ``meter`` counts what goes to ``peer`` and comes from it, and
-    holds it back. ``used`` (monotonic): when the last call began, or the last stream ended.
+    holds it back. ``used`` (monotonic): when the last call began or ended.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class LabelledChannel(grpc.aio.Channel):
         )
         self.peer = peer or PeerId("")
         self.used = time.monotonic()
-        self._streams = 0
+        self._open = 0
         self._made: dict[str, Any] = {}
 
     def idle_s(self, now: float) -> float:
-        """Seconds without a call; 0 while a stream is open."""
-        return 0.0 if self._streams else now - self.used
+        """Seconds since the last call; 0 while one is open."""
+        return 0.0 if self._open else now - self.used
 
     def _ended(self, _: Any) -> None:
-        self._streams -= 1
+        self._open -= 1
         self.used = time.monotonic()
 
     def _labelled(
@@ -99,7 +99,8 @@ class LabelledChannel(grpc.aio.Channel):
                     grpc.aio.Metadata(),
                     f"channel closed: {e}",
                 ) from e
-            self.used = time.monotonic()
+            self.used, self._open = time.monotonic(), self._open + 1
+            call.add_done_callback(self._ended)
             if kind == "unary_unary":
                 if self.fresh is None:
                     return call
@@ -110,8 +111,6 @@ class LabelledChannel(grpc.aio.Channel):
                     ),
                     self,
                 )
-            self._streams += 1
-            call.add_done_callback(self._ended)
             if self.on_stream is not None:
                 self.on_stream(call)
             if pace is None or not kind.endswith("stream"):

@@ -141,6 +141,27 @@ def test_a_cell_that_is_gone_is_no_longer_counted(world: World) -> None:
     assert {c: r.standing() for c, r in world.registers.items()} == standings(left)
 
 
+def test_of_a_prefix_two_cells_tell_the_counts_and_the_second_does_alone(world: World) -> None:
+    prefix = prefix_of(cell_id(6, 0))
+    mates = sorted(c for n in range(2000) if prefix_of(c := cell_id(6, n)) == prefix)[:5]
+    for cell in mates:
+        world.lead(cell)
+
+    def telling() -> set[CellId]:
+        there = world.do(CellReader(world.directory("reader")).prefix(prefix))
+        return {cell for cell, said in there.items() if said.counts}
+
+    world.time.run(6 * REFRESH_S)
+    assert telling() == set(mates[:2])
+    assert {r.told[prefix] for r in world.registers.values()} == {5}
+    world.do(world.registers.pop(mates[0]).close())
+    for _ in range(2 * LIVES):
+        world.time.run(world.time.now + REFRESH_S)
+        assert all(r.told for r in world.registers.values()), "the second's are there at once"
+    assert telling() == set(mates[1:3])
+    assert {r.told[prefix] for r in world.registers.values()} == {4}
+
+
 def test_a_hundred_writers_of_one_prefix_leave_room_for_no_more_than_it_has(world: World) -> None:
     topic, strangers = cells_topic(7), [world.directory(f"stranger-{n}") for n in range(100)]
     taken = [

@@ -5,6 +5,8 @@ Every meeting here is a real handshake between two p2pd on loopback.
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from node.core.errors import ExitCode, PeerFault, WireError
@@ -48,7 +50,9 @@ async def test_two_peers_speak_the_newest_that_both_do(swarm, here, there, agree
     b = await swarm(protocols=Protocols(*there))
     introduce(a, b)
     await a.channel(b.peer_id)
-    await a.ping(b.peer_id)  # the called side notes the handshake after it has answered
+    async with asyncio.timeout(10):
+        while a.peer_id not in b._met:  # noqa: ASYNC110 - noted only after the answer was sent
+            await asyncio.sleep(0.01)
     assert (a._met[b.peer_id].protocol, b._met[a.peer_id].protocol) == (agreed, agreed)
     assert mismatches(a) == mismatches(b) == []
 

@@ -61,7 +61,7 @@ USUAL, REMEMBERED, FAR = 4, 16, 3.0
 """Partners after which it is known how far apart cells usually are, of how many of the last that is
 the median, and how many times as far a partner may be. Before, and for what is remembered, the
 measure is how far the own training went in a window: no partner has a say in that."""
-OTHER = 0.5
+TOO_FAR = 0.5
 """A partner that is so far away, relative to the length of what is given here, has another model:
 half-way between the two is neither. Parameters drawn anew are 1.4 away."""
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
@@ -308,8 +308,8 @@ class WindowRound:
 
     def _clip(self, m: _Meeting) -> None:
         """A partner that is more than FAR times as far away as partners usually are pulls no more
-        than a usual one, and one that is OTHER away is left out: whoever gives noise, or many times
-        what it has, spoils little. Who knows neither how far partners are nor how far its own
+        than a usual one, and one that is TOO_FAR away is left out: whoever gives noise, or many
+        times what it has, spoils little. Who knows neither how far partners are nor how far its own
         training goes takes nothing yet."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
@@ -321,7 +321,7 @@ class WindowRound:
         for cell, apart in far.items():
             if apart > most:
                 given = m.came.pop(cell)
-                if usual and apart < OTHER:
+                if usual and apart < TOO_FAR:
                     m.came[cell] = nearer(given, own, usual / apart)
                 self._clipped(cell, m.number, apart, usual)
             if went:
@@ -332,7 +332,7 @@ class WindowRound:
         said = "left out: it is not known yet how far away partners are"
         if usual:
             times = f"{apart / usual:.1f} times as far away as partners usually are"
-            said = f"{times}, and {'counts for less' if apart < OTHER else 'is left out'}"
+            said = f"{times}, and {'counts for less' if apart < TOO_FAR else 'is left out'}"
         self._engines.journal.emit(
             "averaging",
             "partner-clipped",
