@@ -95,6 +95,14 @@ TokenizerPath = Annotated[
         help="Where the run's tokenizer.json is here, in the same way.",
     ),
 ]
+WeightsPath = Annotated[
+    str | None,
+    Option(
+        "--weights",
+        metavar="DIR",
+        help="Where the model is that the run begins from; without it, it is fetched from others.",
+    ),
+]
 NoOpen = Annotated[
     bool,
     Option(
@@ -152,6 +160,7 @@ def start(
     join: Joins = None,
     data: Data = None,
     tokenizer: TokenizerPath = None,
+    weights: WeightsPath = None,
     metrics_port: Annotated[
         int | None, Option(help="Port of the metrics page; 0 picks one, -1 none.")
     ] = None,
@@ -177,6 +186,7 @@ def start(
         local_devices=local_devices,
         data=data,
         tokenizer=tokenizer,
+        weights=weights,
         max_up=max_up,
         max_down=max_down,
     )
@@ -222,6 +232,7 @@ def join(
     grpc_port: GrpcPort = None,
     data: Data = None,
     tokenizer: TokenizerPath = None,
+    weights: WeightsPath = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
     config: ConfigFile = None,
@@ -242,6 +253,7 @@ def join(
         local_devices=local_devices,
         data=data,
         tokenizer=tokenizer,
+        weights=weights,
         max_up=max_up,
         max_down=max_down,
         config=config,
@@ -670,7 +682,8 @@ def swarm_init(
         Path | None,
         Option(
             "--from",
-            help="Start from this manifest; it becomes yours, a run of its own from epoch 0.",
+            help="Start from this manifest, which becomes yours, a run of its own from epoch 0; or "
+            "from the model in a Hugging Face directory.",
         ),
     ] = None,
     go_on: Annotated[
@@ -704,7 +717,7 @@ def swarm_init(
     from node.model.named import shape_named
 
     if out is None:
-        out = joining.beside(source) if source else Path("swarm.toml")
+        out = joining.beside(source) if source and source.is_file() else Path("swarm.toml")
     if out.exists() and not force:
         raise UsageFault(
             f"{out} exists already",
@@ -713,6 +726,14 @@ def swarm_init(
         )
     changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
     changes |= dict(_assignments(settings))
+    model, here = None, dict[str, str]()
+    if source is not None and source.is_dir():
+        if shape:
+            raise UsageFault("--from DIR and --shape", "give one: the directory says the shape")
+        model, source = source, None
+        changes = joining.model_fields(model) | changes
+        tokenizer = tokenizer or str(model / "tokenizer.json")
+        here = {"weights": os.path.abspath(model)}
     named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs}
     changes |= {k: v for k, v in named.items() if v is not None} | (
         {"swarm.admission": "invite"} if private else {}
@@ -721,7 +742,8 @@ def swarm_init(
         data or changes.pop("data.source", None),
         tokenizer or changes.pop("data.tokenizer", None),
     )
-    content, here = joining.named_content(data, tokenizer)
+    content, files = joining.named_content(data, tokenizer)
+    here |= files
     ours = _config({})
     identity = Identity.load_or_create(ours.identity_path)
     if source and go_on:
@@ -738,6 +760,8 @@ def swarm_init(
     made = amended(base.owned_by(identity.peer_id), content | changes)
     if go_on:
         made.check_continues(base)
+    if model is not None:
+        made = joining.with_weights(made, model)
     places = dataclasses.replace(ours.places(base.run_id), **here)
     corpus = None
     if not no_open:
@@ -760,6 +784,8 @@ def swarm_init(
         _json(document | joining.content_document(manifest, corpus))
         return ExitCode.OK
     print(f"wrote    {out}   run {manifest.run_id[:12]}, signed by {identity.name}")
+    if model is not None:
+        print(f"model    {manifest.model_said()}")
     print(f"data     {joining.content_line(manifest, corpus)}")
     print(f"start    tutti start {out}")
     print(

@@ -8,6 +8,7 @@ No manifest can change them. Precedence: flags, then ``TUTTI_*``, then ``--confi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import errno
 import json
@@ -175,6 +176,9 @@ class NodeSettings:
     where it was found last, else the path in the manifest."""
     tokenizer: str = ""
     """Where it keeps the run's tokenizer.json, in the same way."""
+    weights: str = ""
+    """Directory of the model that the run begins from; empty: where it was found last, else its
+    stage is fetched from other peers."""
     join: tuple[str, ...] = ()
     """Invites ("tutti2...") and multiaddrs ("/ip4/...") to start from."""
     admission: str = ""
@@ -408,7 +412,7 @@ class NodeConfig:
             kept = {
                 k: v for k, v in dict(found).items() if isinstance(v, str) and os.path.exists(v)
             }
-        here = {"data": self.node.data, "tokenizer": self.node.tokenizer}
+        here = {f.name: getattr(self.node, f.name) for f in dataclasses.fields(Places)}
         set_here = {k: os.path.abspath(os.path.expanduser(v)) for k, v in here.items() if v}
         return Places(**{k: set_here.get(k) or kept.get(k, "") for k in here})
 
@@ -416,7 +420,7 @@ class NodeConfig:
         """Remember them, so that the next start of this run needs no flag."""
         if places == AS_NAMED:
             return
-        kept = json.dumps({"data": places.data, "tokenizer": places.tokenizer})
+        kept = json.dumps(dataclasses.asdict(places))
         with contextlib.suppress(OSError):
             write_atomically(self.swarm_dir(run_id) / "places.json", kept.encode())
 

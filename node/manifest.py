@@ -15,6 +15,7 @@ import binascii
 import dataclasses
 import hashlib
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping
@@ -68,6 +69,7 @@ LATER = (
     "model.rope_low",
     "model.rope_high",
     "model.rope_context",
+    "model.weights",
     "optimizer.schedule",
     "optimizer.floor",
 )
@@ -293,6 +295,17 @@ class Manifest:
                 f"at most model.layers = {m.layers}: a stage holds a layer or more",
             ),
             (
+                m.weights and len(m.weights) != p.stages + 1,
+                f"model.weights has {len(m.weights)} digests",
+                f"must have {p.stages + 1}, one of the ends and one of each of pipeline.stages: "
+                "give the model again,  tutti swarm init --from DIR",
+            ),
+            (
+                not all(re.fullmatch("[0-9a-f]{64}", w) for w in m.weights),
+                "model.weights",
+                "must be digests of 64 hex digits each",
+            ),
+            (
                 t.target_batch % p.micro_batch,
                 f"training.target_batch = {t.target_batch}",
                 f"must be a multiple of pipeline.micro_batch = {p.micro_batch}",
@@ -405,6 +418,7 @@ class Manifest:
         m = self.model
         return (
             f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}"
+            + (f", begins from weights {m.weights[0][:12]}" if m.weights else "")
         )
 
     def owned_by(self, owner: PeerId) -> Manifest:

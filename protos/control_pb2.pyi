@@ -417,18 +417,22 @@ class LeaveOut(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[int]] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("text", "last", "tokens_per_s", "missing", "by")
+    __slots__ = ("text", "last", "tokens_per_s", "missing", "by", "token", "logprob")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
     text: str
     last: bool
     tokens_per_s: float
     missing: Missing
     by: str
-    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., by: _Optional[str] = ...) -> None: ...
+    token: int
+    logprob: float
+    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., by: _Optional[str] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("asked", "dead", "stages")

@@ -19,6 +19,7 @@ from benchmarks.reference.unsplit import Unsplit
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_data
 from node.manifest import Manifest
+from node.model.pretrained import Weights
 from node.optim.owner import Owner
 from node.training.state.text import Text
 
@@ -35,13 +36,17 @@ class Epoch:
 
 
 class Reference:
-    """Trains ``manifest`` alone. ``home`` is where tokenised files are cached."""
+    """Trains ``manifest`` alone. ``home`` is where tokenised files are cached, ``weights`` the
+    directory of the model that it begins from."""
 
-    def __init__(self, manifest: Manifest, home: Path) -> None:
+    def __init__(self, manifest: Manifest, home: Path, weights: Path | None = None) -> None:
         m, p, t = manifest.model, manifest.pipeline, manifest.training
         corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home)
         self.manifest = manifest
         self.model = Unsplit(m)
+        if weights is not None:
+            given = {n: t for s in (0, 1) for n, t in Weights(weights).stage(m, 1, s).items()}
+            self.model.load_state_dict(given)
         self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)
         self._sampler, self._owner, self._next = (
             Sampler(),

@@ -10,9 +10,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from node.app.capacity import check_memory
 from node.app.change import read
@@ -42,6 +44,7 @@ from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import flops_per_token
 from node.model.device import Device, set_threads
+from node.model.pretrained import Weights
 from node.model.shapes import layer_cut, parameter_shapes
 from node.model.stages import Ends, build
 from node.optim.owner import Owner
@@ -131,6 +134,8 @@ async def assemble(
     verdict.require()
     loop = asyncio.get_running_loop()
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
+    given = await loop.run_in_executor(None, _weights, config, manifest)
+    begun = given is not None and await loop.run_in_executor(None, _begin, module, given, stage)
     if len(devices) == 1:
         module.to(device.device)
     text, tokenizer = (
@@ -143,7 +148,13 @@ async def assemble(
         local = await open_stage(
             devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error
         )
-    state = StageState(module, stage, 0, placed=local.place if local else None)
+    state = StageState(
+        module,
+        stage,
+        0,
+        placed=local.place if local else None,
+        empty=bool(m.weights) and not begun,
+    )
     thread, meter = (
         DeviceThread(backward_first=config.limits.backward_first),
         PipelineMeter(journal, metrics),
@@ -183,6 +194,7 @@ async def assemble(
             facts=facts,
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
             learn=learn,
+            weights=given,
         ),
         state,
     )
@@ -233,7 +245,8 @@ class Ports:
     simulation its own. ``thread`` runs the device's work, ``heavy`` what must not hold up the
     loop; ``parts``: what can be owned of every stage; ``text`` at the ends only. ``read`` reads
     the owner's changes (None: as the manifest's owner signs them), ``facts`` gives what leaders
-    reckon with, from what the manifest says; ``ledger``: where votes are kept, None for memory."""
+    reckon with, from what the manifest says; ``ledger``: where votes are kept, None for memory;
+    ``weights`` reads any stage of the model that the run begins from, None where it is not here."""
 
     identity: Signer
     transport: PeerTransport
@@ -259,6 +272,7 @@ class Ports:
     colleagues: Colleagues | None = None
     ledger: VoteLedger | None = None
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
+    weights: Given | None = None
 
 
 @dataclass(frozen=True)
@@ -329,7 +343,14 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.colleagues,
         manifest.scheduler,
     )
-    StateService(o.transport, work, o.store.settings, clock=o.clock, on_served=work.served)
+    StateService(
+        o.transport,
+        work,
+        o.store.settings,
+        clock=o.clock,
+        on_served=work.served,
+        weights=o.weights,
+    )
     training = Training(
         o.identity,
         state.stage,
@@ -566,6 +587,29 @@ def reader(manifest: Manifest) -> Read:
     """Settings of how cells average from a plan's text. The same text comes with every plan, so its
     signature is checked once."""
     return lru_cache(4)(partial(read, manifest))
+
+
+Given = Callable[[int], Mapping[str, Tensor]]
+"""The parameters of a stage of the model that the run begins from. Blocks on the disk."""
+
+
+def _weights(config: NodeConfig, manifest: Manifest) -> Given | None:
+    """Of the directory that this peer keeps the model in; None without one."""
+    m, places = manifest.model, config.places(manifest.run_id)
+    if not m.weights or not places.weights:
+        return None
+    files = Weights(Path(places.weights))
+    config.keep_places(manifest.run_id, places)
+    stages = manifest.pipeline.stages
+    return lambda stage: files.verified(m, stages, stage, m.weights[stage])
+
+
+@torch.no_grad()
+def _begin(module: nn.Module, given: Given, stage: int) -> bool:
+    found = given(stage)
+    for name, parameter in module.named_parameters():
+        parameter.copy_(found[name])
+    return True
 
 
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Text, Tokenizer]:

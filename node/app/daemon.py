@@ -274,6 +274,7 @@ class Daemon:
             self.presence,
             self.config.incoming_dir(self.manifest.run_id, stage),
             self.journal,
+            given=weights[stage] if (weights := self.manifest.model.weights) else "",
         )
         a.training.start()
         if a.meetings is not None:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from node.app.forecast import Forecast, forecast
 from node.config import NodeConfig
@@ -187,6 +187,31 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, st
             path = Path(os.path.abspath(os.path.expanduser(tokenizer)))
             fields["data.tokenizer"], places["tokenizer"] = path.name, str(path)
     return fields, places
+
+
+def model_fields(directory: Path) -> dict[str, Any]:
+    """Fields of a manifest for the model in a Hugging Face directory. Raises what
+    :func:`model_of` raises."""
+    from node.model.pretrained import model_of  # torch takes its time to load
+
+    return {f"model.{key}": value for key, value in model_of(directory)[0].items()}
+
+
+def with_weights(manifest: Manifest, directory: Path) -> Manifest:
+    """The manifest, unsigned, with the digests of the weights in a Hugging Face directory. Raises
+    UsageFault when they are not those of its model, or when its sequences are longer than the model
+    was made for."""
+    from node.model.pretrained import Weights, model_of
+
+    m, weights, (_, most) = manifest.model, Weights(directory), model_of(directory)
+    if m.seq_len > most:
+        raise UsageFault(
+            f"model.seq_len = {m.seq_len}, and the model in {directory} sees {most} positions",
+            f"give  --set model.seq_len={most}  , or less",
+        )
+    weights.check(m)
+    digests = weights.digests(m, manifest.pipeline.stages)
+    return amended(manifest, {"model.weights": list(digests)})
 
 
 def opened(ours: NodeConfig, manifest: Manifest, places: Places) -> tuple[Corpus, Tokenizer]:

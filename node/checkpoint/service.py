@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
+import torch
 
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
@@ -21,6 +22,7 @@ from node.checkpoint.pins import Pin, PinKey, Pins, chosen
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import NoDonor, StateKind, StateProvider, StateSnapshot
 from node.core.clock import Clock, SystemClock
+from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.transport.port import TransportPort
@@ -59,6 +61,8 @@ class StateService(state_pb2_grpc.StateServicer):
     transport's server.
 
     ``on_served(kind, version, name)`` is told of every tensor whose last byte has gone out.
+    ``weights`` reads the parameters of any stage that the run begins from, where they are on the
+    disk here; it may block.
     """
 
     def __init__(
@@ -70,10 +74,12 @@ class StateService(state_pb2_grpc.StateServicer):
         clock: Clock | None = None,
         pins: Pins | None = None,
         on_served: Callable[[StateKind, Version, str], None] = lambda kind, version, name: None,
+        weights: Callable[[int], Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
         self._transport, self._provider, self._on_served = transport, provider, on_served
         self._clock = clock or SystemClock()
         self.pins = Pins() if pins is None else pins
+        self._weights = weights
         self._share = Share(settings.max_up)
         self._streams: Counter[PeerId] = Counter()
         self._hashing = asyncio.Lock()
@@ -140,8 +146,9 @@ class StateService(state_pb2_grpc.StateServicer):
         kind = StateKind.of(request.kind)
         if kind is None or len(request.names) > NAMES:
             raise _No(grpc.StatusCode.INVALID_ARGUMENT, "unknown kind of state, or too many names")
+        epoch = None if request.any_epoch else request.epoch
         pin = self._pin(
-            request.stage, kind, None if request.any_epoch else request.epoch, request.lineage
+            request.stage, kind, epoch, request.lineage, await self._given(request, kind)
         )
         if (names := chosen(pin.tensors, request.names)) is None:
             raise _No(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
@@ -167,14 +174,39 @@ class StateService(state_pb2_grpc.StateServicer):
             raise _No(grpc.StatusCode.INVALID_ARGUMENT, f"no such range in {len(view)} bytes")
         return pin, view[request.offset : end]
 
-    def _pin(self, stage: int, kind: StateKind, epoch: int | None, lineage: str) -> Pin:
+    async def _given(
+        self, request: state_pb2.DescribeRequest, kind: StateKind
+    ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
+        """What the run begins from, where that is asked for, is on the disk here and not held
+        already. Raises _No when it cannot be read."""
+        asked = not request.any_epoch and (request.epoch, request.lineage) == (0, "")
+        if self._weights is None or kind is not StateKind.PARAMETERS or not asked:
+            return None
+        stage = request.stage
+        async with self._hashing:  # who waited for it finds what the one before has read
+            here = self.pins.find(stage, kind, 0, "", self._clock.now())
+            if here or self._provider.describe(stage, kind, 0, ""):
+                return None
+            try:
+                return Version(0), await asyncio.to_thread(self._weights, stage)
+            except (LocalFault, IndexError) as e:
+                raise _No(grpc.StatusCode.NOT_FOUND, "cannot be read here") from e
+
+    def _pin(
+        self,
+        stage: int,
+        kind: StateKind,
+        epoch: int | None,
+        lineage: str,
+        given: tuple[Version, Mapping[str, torch.Tensor]] | None = None,
+    ) -> Pin:
         now = self._clock.now()
         pin = None if epoch is None else self.pins.find(stage, kind, epoch, lineage, now)
         # Spares of one version come one after the other, so an older snapshot of them may lack
         # some.
         if pin is not None and kind is not StateKind.SPARE:
             return pin
-        held = self._provider.describe(stage, kind, epoch, lineage)
+        held = given or self._provider.describe(stage, kind, epoch, lineage)
         if held is None:
             raise _No(grpc.StatusCode.NOT_FOUND, "not held here")
         if not len(self.pins):

@@ -148,7 +148,10 @@ def stop(client: ControlClient, *, now: bool) -> ExitCode:
 
 def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
     text, speed, missing, by = "", 0.0, Missing(), ""
+    tokens: list[tuple[int, float]] = []
     for piece in client.generate(request):
+        if piece.HasField("token"):
+            tokens.append((piece.token, piece.logprob))
         text, speed = text + piece.text, piece.tokens_per_s or speed
         by = _asked(by, piece.by, as_json)
         if piece.HasField("missing"):
@@ -164,6 +167,8 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
             {
                 "prompt": request.prompt,
                 "text": text,
+                "tokens": [token for token, _ in tokens],
+                "logprobs": [chance for _, chance in tokens],
                 "tokens_per_s": speed,
                 **gone,
                 **({"ends": by} if by else {}),

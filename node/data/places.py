@@ -15,6 +15,7 @@ class Places:
 
     data: str = ""
     tokenizer: str = ""
+    weights: str = ""
 
 
 AS_NAMED = Places()

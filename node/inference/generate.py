@@ -43,7 +43,7 @@ async def speak(
         return way.take(turn, lambda hops: pipeline.logits(hops, tokens))
 
     try:
-        async for text in sample(forward, a.tokenizer, request, a.seq_len):
+        async for piece in sample(forward, a.tokenizer, request, a.seq_len):
             for found in news:
                 if found.missing != missing:
                     missing = found.missing
@@ -52,7 +52,7 @@ async def speak(
                     )
             news.clear()
             count += 1
-            yield pb.Piece(text=text)
+            yield piece
     finally:
         await way.close()
     yield pb.Piece(last=True, tokens_per_s=count / max(1e-9, time.monotonic() - began))
@@ -63,8 +63,8 @@ async def sample(
     tokenizer: Tokenizer,
     request: GenerateRequest,
     window: int,
-) -> AsyncIterator[str]:
-    """Yield the continuation of ``request.prompt`` piece by piece.
+) -> AsyncIterator[pb.Piece]:
+    """Yield the continuation of ``request.prompt``, a piece for each token.
 
     ``forward(turn, tokens)`` gives the logits [1, V] of the position after ``tokens`` [1, T], of
     which it sees the last ``window``. ``temperature`` 0 takes the likeliest token; ``top_k`` 0
@@ -78,15 +78,14 @@ async def sample(
     for turn in range(request.max_tokens or 100):
         logits = (await forward(turn, torch.tensor([ids[-window:]], dtype=torch.int64)))[0].float()
         ids.append(_pick(logits, request.temperature, request.top_k, dice))
-        piece = tokenizer.decode([ids[-1]])
+        chance = float(torch.log_softmax(logits.double(), -1)[ids[-1]])
         # A byte model may be in the middle of a character: hold its bytes back until it is whole.
         text = (
             partial.decode(bytes([ids[-1]]))
             if ids[-1] < 256 and isinstance(tokenizer, ByteTokenizer)
-            else piece
+            else tokenizer.decode([ids[-1]])
         )
-        if text:
-            yield text
+        yield pb.Piece(text=text, token=ids[-1], logprob=chance)
 
 
 def _pick(logits: torch.Tensor, temperature: float, top_k: int, dice: torch.Generator) -> int:

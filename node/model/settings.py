@@ -49,3 +49,6 @@ class ModelSettings:
     init_seed: int = 1234
     """Seed of the initial weights; each parameter is drawn from (seed, name), so every cut gives
     the same model."""
+    weights: tuple[str, ...] = ()
+    """Hex digests of the stages of a given model, the ends first: the run begins from it. Empty:
+    from drawn weights."""

@@ -241,12 +241,13 @@ def build(settings: ModelSettings, stages: int, stage: int) -> Ends | Blocks:
 @torch.no_grad()
 def initialise(module: nn.Module, settings: ModelSettings) -> None:
     """Overwrite every parameter by its initial value, a function of (init_seed, name, shape) alone.
+    Where a run begins from given ``weights`` nothing is written: they have yet to be put in place.
 
     Biases are zero, other vectors (norms) one. Matrices are drawn with standard deviation
     ``init_std``; the two projections that write to the residual stream are scaled by 1/sqrt(2
     layers), as in GPT-2.
     """
-    for name, parameter in module.named_parameters():
+    for name, parameter in () if settings.weights else module.named_parameters():
         if parameter.dim() < 2:
             parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
             continue

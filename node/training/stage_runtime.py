@@ -182,7 +182,7 @@ class StageRuntime:
             return self.state_export.describe(kind, epoch, lineage)
         here = self.stage.version
         same = epoch in (None, here.epoch) and lineage in ("", here.lineage)
-        return (here, self.stage.parameters()) if same else None
+        return (here, self.stage.parameters()) if same and not self.stage.empty else None
 
     def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
         """Parts there is optimizer state of here, each with its version."""

@@ -16,7 +16,7 @@ from node.checkpoint.fetch import FetchTimeouts
 from node.checkpoint.pins import Pins
 from node.checkpoint.service import NoDonor, Partial, StateKind, StateService, fetch
 from node.checkpoint.settings import CheckpointSettings
-from node.core.errors import OutOfResources
+from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.wire.tensors import digest
@@ -685,3 +685,24 @@ async def test_a_broken_fetch_resumes_its_version_and_drops_others(
     assert (await swarm.fetch([donor], epoch=None, partial=partial)).version == Version(4, HERE), (
         "what nobody has is let go"
     )
+
+
+async def test_what_a_run_begins_from_is_read_where_it_is_kept(swarm: Swarm) -> None:
+    """The donor is long past it, and its own stage is another one."""
+    asked: list[int] = []
+
+    def weights(stage: int) -> Mapping[str, torch.Tensor]:
+        asked.append(stage)
+        if len(asked) == 1:
+            raise UsageFault("no such directory", "mount it")
+        return values()
+
+    donor = await swarm.donor("donor", Held({9: values(9)}))
+    swarm.services[donor]._weights = weights
+    with pytest.raises(NoDonor, match="cannot be read here"):
+        await swarm.fetch([donor], epoch=0)
+    first = await swarm.fetch([donor], epoch=0, expected_digest=digest(values()))
+    assert same(first.tensors, values())
+    assert same((await swarm.fetch([donor], epoch=None)).tensors, values(9))
+    assert asked == [1, 1]
+    assert not swarm.blamed()

@@ -110,7 +110,7 @@ def test_swarm_init_with_an_address_prints_an_invite_that_works(tutti, home):
 def test_a_bad_field_is_named(tutti):
     shown = tutti("swarm", "init", "--set", "model.heads=3")
     assert shown.returncode == 2
-    assert shown.stderr.startswith("tutti: model.heads = 3\n  must cut model.d_model = 128")
+    assert shown.stderr.startswith("tutti: model.heads = 3 does not cut model.d_model = 128")
 
 
 def test_validate_and_inspect(tutti, home):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from node.app.catchup import catch_up
+from node.app.catchup import TRIES, catch_up
 
 
 class Board:
@@ -14,6 +15,9 @@ class Board:
 
     def __init__(self, **records: tuple[int, str]) -> None:
         self.records, self.looks = records, 0
+
+    def others(self) -> dict[str, Any]:
+        return {p: SimpleNamespace(body=SimpleNamespace(stage=1)) for p in self.records}
 
     def replicas(self, stage: int) -> dict[str, Any]:
         self.looks += 1
@@ -88,7 +92,7 @@ async def test_donors_that_fail_are_tried_again_and_then_it_listens(
     incoming.mkdir()
     (incoming / f"{'a' * 64}.tensor").write_bytes(b"old")
     await catch_up(c.work, record_store, incoming, c.journal, 0.0)  # type: ignore[arg-type]
-    assert len(c.events("fetch-failed")) == record_store.looks == 5
+    assert len(c.events("fetch-failed")) == TRIES
     assert c.work.version.epoch == 0
     assert not incoming.exists(), "pieces of nothing are not kept for ever"
 
@@ -97,3 +101,33 @@ async def test_alone_there_is_nothing_to_fetch(rig: Any, tmp_path: Path) -> None
     (c,) = await rig.add("c")
     await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
     assert not c.events("fetch-failed")
+
+
+async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) -> None:
+    a, b, c = await rig.add("a", "b", "c")
+    given, board = a.work.stage.digest, Board(b=(0, "training"))
+    for empty in (b, c):
+        empty.work.stage.adopt({n: t + 1 for n, t in empty.parameters().items()}, 0)
+        empty.work.stage.empty = True
+    task = asyncio.create_task(
+        catch_up(c.work, board, tmp_path / "in", c.journal, 0.01, given)  # type: ignore[arg-type]
+    )
+    while not c.events("weights-awaited"):  # noqa: ASYNC110 - said after some tries
+        await asyncio.sleep(0.01)
+    assert not c.transport.faults, "b has none either, and does not pretend to"
+    board.records["a"] = (0, "training")
+    await task
+    assert (c.work.stage.digest, c.work.stage.empty) == (given, False)
+    assert not c.events("fetch-failed")
+
+
+async def test_once_the_swarm_trains_nobody_asks_for_the_beginning(
+    rig: Any, tmp_path: Path
+) -> None:
+    a, b = await rig.add("a", "b")
+    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    (c,) = await rig.add("c")
+    c.work.stage.empty = True
+    board = Board(a=(3, "training"), b=(3, "training"))
+    await catch_up(c.work, board, None, c.journal, 0.0, "ab" * 32)  # type: ignore[arg-type]
+    assert (c.work.version, c.work.stage.empty) == (a.work.version, False)

@@ -16,6 +16,7 @@ class StageState:
     """A stage's module and its version. Tensors are replaced, never written into, so a reader may
     keep them.
 
+    ``empty``: the parameters of the first version are not here yet, what the module has is none.
     ``placed`` is told of every set of parameters that is put in place, before the module has it.
     """
 
@@ -26,6 +27,7 @@ class StageState:
         epoch: int,
         lineage: str = "",
         placed: Callable[[Mapping[str, Tensor]], None] | None = None,
+        empty: bool = False,
     ) -> None:
         self.module, self.stage, self.epoch, self.lineage, self._placed = (
             module,
@@ -34,6 +36,7 @@ class StageState:
             lineage,
             placed,
         )
+        self.empty = empty
         self._live = dict(module.named_parameters())
         self._before: dict[str, Tensor] | None = None
         self._before_digest = self._before_lineage = ""
@@ -73,6 +76,7 @@ class StageState:
             self.lineage,
         )
         self._place(new)
+        self.empty = False
         self.epoch, self.lineage, self.digest = epoch, lineage, digest(new)
         return self.digest
 

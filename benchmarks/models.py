@@ -1,0 +1,43 @@
+"""Models that have a name: what of them can be trained, and whether it is the same model here.
+
+    python -m benchmarks.models --json -
+    python -m benchmarks.models --only 1
+
+Rows are named after what was asked for: 1 directories of Hugging Face, from import to export.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from benchmarks.lab.fleet import Hang, folder
+from benchmarks.report import Report
+
+PARTS = {"1": ("shapes", "directories")}
+"""Number to modules of `benchmarks.given`; each has ``rows(report, root)``."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(PARTS), help="some of the numbers above")
+    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
+    asked = parser.parse_args()
+    report, chosen = Report(), asked.only.split(",")
+    for number, name in ((number, name) for number, names in PARTS.items() for name in names):
+        if number in chosen:
+            with folder() as root:
+                try:
+                    importlib.import_module(f"benchmarks.given.{name}").rows(report, root)
+                except (Hang, RuntimeError, TimeoutError) as e:
+                    report.add(
+                        f"{number} {name} did not come to its end: {e}"[:300], 0, "", holds=False
+                    )
+    return report.end(asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

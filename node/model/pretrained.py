@@ -1,0 +1,216 @@
+"""A Hugging Face directory as the model that a run begins from. Enters: config.json and the
+safetensors of a Llama, Mistral, Qwen2 or Qwen3 decoder. Leaves: the shape, the fp32 tensors of a
+stage, their digests. Never: anything of the directory that is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from node.core.errors import Refused, UsageFault
+from node.core.tables import build
+from node.model.settings import ModelSettings
+from node.model.shapes import HEAD, parameter_shapes
+from node.wire.tensors import digest
+
+SEQ_LEN = 1024
+"""Tokens of a sequence where nobody says another number: what a model was published for is more
+than the card of a volunteer holds."""
+MOST_JSON = 64 << 20
+_KINDS = ("llama", "mistral", "qwen2", "qwen3")
+_WHAT = f"tutti trains decoders of the kinds {', '.join(_KINDS)}"
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def model_of(directory: Path) -> tuple[dict[str, Any], int]:
+    """Fields of the manifest's ``model`` for the model in ``directory``, and the most tokens of a
+    sequence it was made for.
+
+    Raises UsageFault for what is no such directory, and for a model that would compute other
+    numbers here than it does there.
+    """
+    c = _json(directory / "config.json")
+    kind = c.get("model_type")
+    if kind not in _KINDS:
+        raise UsageFault(f"{directory} holds a model of the kind {kind!r}", _WHAT)
+    _plain(c, directory)
+    try:
+        rope = c.get("rope_parameters") or {
+            "rope_theta": c.get("rope_theta", 10_000.0),
+            **(c.get("rope_scaling") or {}),
+        }
+        most = c.get("max_position_embeddings") or SEQ_LEN
+        if c.get("sliding_window") and c.get("use_sliding_window", kind == "mistral"):
+            most = min(most, c["sliding_window"])
+        fields = {
+            "layers": c["num_hidden_layers"],
+            "d_model": c["hidden_size"],
+            "heads": c["num_attention_heads"],
+            "kv_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
+            "head_width": c.get("head_dim") or (128 if kind == "qwen3" else 0),
+            "d_ff": c["intermediate_size"],
+            "vocab": c["vocab_size"],
+            "seq_len": min(SEQ_LEN, most),
+            "norm_eps": c["rms_norm_eps"],
+            "rope_theta": rope["rope_theta"],
+            "qk_norm": kind == "qwen3",
+            "qkv_bias": kind == "qwen2",
+            "tied": c.get("tie_word_embeddings", False),
+            "init_std": c.get("initializer_range", 0.02),
+            **_scaled(rope, directory),
+        }
+    except KeyError as e:
+        raise UsageFault(f"{directory}/config.json has no {e}", _WHAT) from e
+    except TypeError as e:
+        raise UsageFault(f"{directory}/config.json: {e}", _WHAT) from e
+    build(ModelSettings, fields, "model", {}, source=f"in {directory}/config.json")
+    return fields, most
+
+
+def _plain(c: Mapping[str, Any], directory: Path) -> None:
+    """Raises UsageFault for what such models may have and none here has."""
+    biased = c.get("attention_bias", False) and c["model_type"] != "qwen2"
+    for has, what in (
+        (c.get("hidden_act", "silu") != "silu", f"hidden_act = {c.get('hidden_act')!r}"),
+        (biased, "attention_bias = true"),
+        (c.get("mlp_bias", False), "mlp_bias = true"),
+        ("quantization_config" in c, "quantised weights"),
+    ):
+        if has:
+            raise UsageFault(f"the model in {directory} has {what}, which is not built here", _WHAT)
+
+
+def _scaled(rope: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return {}
+    if kind != "llama3":
+        raise UsageFault(
+            f"the model in {directory} scales its rotary embedding by {kind!r}",
+            "llama3, or none, is built here",
+        )
+    return {
+        "rope_factor": rope["factor"],
+        "rope_low": rope["low_freq_factor"],
+        "rope_high": rope["high_freq_factor"],
+        "rope_context": rope["original_max_position_embeddings"],
+    }
+
+
+class Weights:
+    """The tensors of the safetensors files in a directory, read when they are asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UsageFault for a directory without such files, or with a damaged list of them."""
+        self.directory = directory
+        self._file_of: dict[str, Path] = {}
+        index = directory / "model.safetensors.index.json"
+        if not index.is_file():
+            self._named(directory / "model.safetensors")
+            return
+        listed = _json(index).get("weight_map")
+        if not isinstance(listed, dict):
+            raise UsageFault(f"{index} has no weight_map", _AGAIN)
+        for name, file in listed.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise UsageFault(f"{index} names a file {str(file)[:80]!r}", _AGAIN)
+            self._file_of[str(name)] = directory / file
+
+    def _named(self, file: Path) -> None:
+        with self._open(file) as found:
+            self._file_of = dict.fromkeys(found.keys(), file)
+
+    def _open(self, file: Path) -> Any:
+        try:
+            return safe_open(file, framework="pt", device="cpu")
+        except (OSError, SafetensorError) as e:
+            raise UsageFault(f"cannot read the weights in {file}: {e}", _AGAIN) from e
+
+    def check(self, settings: ModelSettings) -> None:
+        """Raises UsageFault when there are tensors that the model has no place for."""
+        known = parameter_shapes(settings, 1, 0).keys() | parameter_shapes(settings, 1, 1).keys()
+        # Some files have the shared matrix twice, and tables that are computed here.
+        more = [
+            name
+            for name in self._file_of
+            if name not in known and name != HEAD and not name.endswith("rotary_emb.inv_freq")
+        ]
+        if more:
+            raise UsageFault(
+                f"{self.directory} has {len(more)} tensors that the model of its config.json does "
+                f"not: {', '.join(sorted(more)[:3])}",
+                _WHAT,
+            )
+
+    def stage(self, settings: ModelSettings, stages: int, stage: int) -> dict[str, Tensor]:
+        """Every tensor of one stage in fp32 on the CPU, by name; some lie in the file's own memory:
+        do not write into them. Blocks on the disk.
+
+        Raises UsageFault when one is missing, of another shape, or of numbers that are not fp32,
+        bf16 or fp16.
+        """
+        shapes, found = parameter_shapes(settings, stages, stage), dict[str, Tensor]()
+        by_file: dict[Path, list[str]] = {}
+        for name in shapes:
+            if name not in self._file_of:
+                raise UsageFault(f"{self.directory} has no tensor {name}", _AGAIN)
+            by_file.setdefault(self._file_of[name], []).append(name)
+        for file, names in by_file.items():
+            with self._open(file) as opened:
+                for name in names:
+                    found[name] = self._tensor(opened, name, shapes[name])
+        return found
+
+    def _tensor(self, opened: Any, name: str, shape: tuple[int, ...]) -> Tensor:
+        try:
+            tensor: Tensor = opened.get_tensor(name)
+        except SafetensorError as e:
+            raise UsageFault(f"cannot read {name} in {self.directory}: {e}", _AGAIN) from e
+        if tuple(tensor.shape) != shape or tensor.dtype not in _TYPES:
+            raise UsageFault(
+                f"{name} in {self.directory} has shape {tuple(tensor.shape)} of {tensor.dtype}, "
+                f"the model {shape}",
+                _AGAIN,
+            )
+        return tensor.to(torch.float32)
+
+    def digests(self, settings: ModelSettings, stages: int) -> tuple[str, ...]:
+        """The digest of every stage, the ends first: what the manifest names the weights by."""
+        return tuple(digest(self.stage(settings, stages, stage)) for stage in range(stages + 1))
+
+    def verified(
+        self, settings: ModelSettings, stages: int, stage: int, wanted: str
+    ) -> dict[str, Tensor]:
+        """As :meth:`stage`. Raises Refused when it has another digest than ``wanted``."""
+        found = self.stage(settings, stages, stage)
+        if (here := digest(found)) != wanted:
+            raise Refused(
+                f"the weights of stage {stage} in {self.directory} are others than the run begins "
+                f"from: {here[:16]}…, not {wanted[:16]}…",
+                "leave  --weights  away, and they are fetched from other peers",
+            )
+        return found
+
+
+_AGAIN = "give the directory of a whole model, as it was downloaded or exported"
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > MOST_JSON:
+            raise UsageFault(f"{file} is longer than {MOST_JSON} bytes", _AGAIN)
+        found = json.loads(file.read_bytes())
+    except OSError as e:
+        raise UsageFault(f"cannot read {file}: {e.strerror}", _AGAIN) from e
+    except (ValueError, RecursionError) as e:
+        raise UsageFault(f"{file} is no JSON: {e}", _AGAIN) from e
+    if not isinstance(found, dict):
+        raise UsageFault(f"{file} holds no object", _AGAIN)
+    return found

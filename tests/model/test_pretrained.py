@@ -1,0 +1,173 @@
+"""A directory as transformers writes it is the same model here, or is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from benchmarks.given.directories import KINDS, made
+from benchmarks.reference.unsplit import Unsplit
+from node.core.errors import Refused, UsageFault
+from node.model.pretrained import SEQ_LEN, Weights, model_of
+from node.model.settings import ModelSettings
+
+
+def settings_of(directory: Path) -> ModelSettings:
+    return ModelSettings(**model_of(directory)[0])
+
+
+def changed(directory: Path, **values: Any) -> Path:
+    file = directory / "config.json"
+    config = {**json.loads(file.read_bytes()), **values}
+    file.write_text(json.dumps({k: v for k, v in config.items() if v != "gone"}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("llama", tmp_path_factory.mktemp("saved") / "llama")
+
+
+@pytest.fixture
+def llama(saved: Path, tmp_path: Path) -> Path:
+    for file in saved.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("numbers", [torch.float32, torch.bfloat16])
+def test_logits_are_those_of_transformers(kind: str, numbers: torch.dtype, tmp_path: Path) -> None:
+    there = made(kind, tmp_path)
+    if numbers is torch.bfloat16:
+        model = transformers.AutoModelForCausalLM.from_pretrained(there).to(numbers)
+        for file in there.glob("*.safetensors*"):
+            file.unlink()
+        model.save_pretrained(there)  # one file
+    settings, weights = settings_of(there), Weights(there)
+    weights.check(settings)
+    model = Unsplit(settings)
+    parts = [weights.stage(settings, 2, stage) for stage in range(3)]
+    model.load_state_dict({name: t for part in parts for name, t in part.items()})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32)
+    tokens = torch.arange(64)[None] * 11 % settings.vocab
+    with torch.no_grad():
+        assert float((model(tokens) - theirs(tokens).logits).abs().max()) < 1e-5
+
+
+def test_digests_name_the_weights_of_every_stage(llama: Path) -> None:
+    settings, weights = settings_of(llama), Weights(llama)
+    ends, one, two = weights.digests(settings, 2)
+    assert len({ends, one, two}) == 3
+    assert weights.verified(settings, 2, 1, one).keys() == weights.stage(settings, 2, 1).keys()
+    with pytest.raises(Refused, match="others than the run begins from"):
+        weights.verified(settings, 2, 1, two)
+
+
+def test_sequences_are_as_long_as_the_model_was_made_for(llama: Path) -> None:
+    assert (model_of(llama)[0]["seq_len"], model_of(llama)[1]) == (64, 64)
+    long = changed(llama, max_position_embeddings=1 << 17)
+    assert (model_of(long)[0]["seq_len"], model_of(long)[1]) == (SEQ_LEN, 1 << 17)
+    window = changed(long, model_type="mistral", sliding_window=32)
+    assert (model_of(window)[0]["seq_len"], model_of(window)[1]) == (32, 32)
+    off = changed(long, model_type="qwen2", sliding_window=32, use_sliding_window=False)
+    assert model_of(off)[1] == 1 << 17
+
+
+def test_older_files_say_the_rotary_base_elsewhere(llama: Path) -> None:
+    want = settings_of(llama)
+    scaling = json.loads((llama / "config.json").read_bytes())["rope_parameters"]
+    base = scaling.pop("rope_theta")
+    scaling["type"] = scaling.pop("rope_type")
+    old = changed(llama, rope_parameters="gone", rope_theta=base, rope_scaling=scaling)
+    assert settings_of(old) == want
+    plain = changed(old, rope_scaling=None, rope_theta="gone")
+    assert settings_of(plain) == replace(
+        want, rope_theta=10_000.0, rope_factor=1.0, rope_context=8192
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2'"),
+        ({"model_type": ["llama"]}, "the kind"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"hidden_size": "gone"}, "hidden_size"),
+        ({"hidden_size": "32"}, "model.d_model"),
+        ({"num_hidden_layers": 3.5}, "model.layers"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor"),
+        ({"rope_parameters": [1]}, "config.json"),
+        ({"max_position_embeddings": "many"}, "config.json"),
+    ],
+)
+def test_what_would_be_another_model_is_refused(
+    llama: Path, values: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageFault, match=says) as fault:
+        model_of(changed(llama, **values))
+    assert fault.value.next_step
+
+
+def test_files_that_are_none_are_refused(llama: Path) -> None:
+    index, config = llama / "model.safetensors.index.json", llama / "config.json"
+    whole = json.loads(index.read_bytes())
+    for raw, says in (
+        (b"{", "no JSON"),
+        (b"[]", "no object"),
+        (b"{}", "no weight_map"),
+        (b'{"weight_map": {"a": "../../etc/passwd"}}', "names a file"),
+        (b'{"weight_map": {"a": 3}}', "names a file"),
+    ):
+        index.write_bytes(raw)
+        with pytest.raises(UsageFault, match=says):
+            Weights(llama)
+    config.write_bytes(b"[" * 100_000)
+    with pytest.raises(UsageFault, match="no JSON"):
+        model_of(llama)
+    with pytest.raises(UsageFault, match="cannot read"):
+        model_of(llama / "nowhere")
+    index.unlink()
+    with pytest.raises(UsageFault, match="cannot read the weights"):
+        Weights(llama)
+    for file in set(whole["weight_map"].values()):
+        (llama / file).write_bytes(b"\xff" * 100)
+    index.write_text(json.dumps(whole))
+    with pytest.raises(UsageFault, match="cannot read the weights"):
+        Weights(llama).stage(ModelSettings(layers=3), 2, 1)
+
+
+def test_tensors_that_do_not_fit_the_model_are_refused(llama: Path) -> None:
+    settings, tensors = settings_of(llama), dict[str, torch.Tensor]()
+    for file in llama.glob("*.safetensors"):
+        tensors |= load_file(file)
+    (llama / "model.safetensors.index.json").unlink()
+    norm = "model.layers.1.input_layernorm.weight"
+
+    def holding(**more: torch.Tensor | None) -> Weights:
+        kept = {n: t for n, t in {**tensors, **more}.items() if t is not None}
+        save_file(kept, llama / "model.safetensors")
+        return Weights(llama)
+
+    for number in (None, torch.ones(31), torch.ones(32, dtype=torch.int64)):
+        weights = holding(**{norm: number})
+        with pytest.raises(UsageFault, match=norm):
+            weights.stage(settings, 1, 1)
+        weights.stage(settings, 1, 0)
+    with pytest.raises(UsageFault, match=r"1 tensors .* extra"):
+        holding(extra=torch.ones(2)).check(settings)
+    tied = replace(settings, tied=True)
+    same = holding(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    same.check(tied)
+    assert "lm_head.weight" not in same.stage(tied, 1, 0)
