@@ -3,7 +3,8 @@
     python -m benchmarks.models --json -
     python -m benchmarks.models --only 1
 
-Rows are named after what was asked for: 1 directories of Hugging Face, from import to export.
+Rows are named after what was asked for: 1 directories of Hugging Face, from import to export,
+2 adapters (LoRA) beside PEFT.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report
 
-PARTS = {"1": ("shapes", "directories")}
+PARTS = {"1": ("shapes", "directories"), "2": ("adapters",)}
 """Number to modules of `benchmarks.given`; each has ``rows(report, root)``."""
 
 

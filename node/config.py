@@ -367,6 +367,10 @@ class NodeConfig:
         """Pieces of a stage's state that are still coming."""
         return self.swarm_dir(run_id) / "incoming" / f"stage-{stage}"
 
+    def base_dir(self, run_id: str, stage: int) -> Path:
+        """The fetched weights of a stage beside which adapters are trained."""
+        return self.swarm_dir(run_id) / "base" / f"stage-{stage}"
+
     def remember(self, manifest: Manifest, invite: str = "") -> Path:
         """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs.
         Returns its file."""

@@ -70,6 +70,9 @@ LATER = (
     "model.rope_high",
     "model.rope_context",
     "model.weights",
+    "model.adapter",
+    "model.adapter_alpha",
+    "model.adapter_targets",
     "optimizer.schedule",
     "optimizer.floor",
 )
@@ -123,6 +126,8 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.norm_eps": FieldRule(1e-12, 0.1),
     "model.init_std": FieldRule(1e-6, 10.0),
     "model.init_seed": _SEED,
+    "model.adapter": FieldRule(0, 4096),
+    "model.adapter_alpha": FieldRule(1e-6, 1e6),
     "pipeline.stages": FieldRule(1, 4096),
     "pipeline.micro_batch": FieldRule(1, 65536),
     "pipeline.wire": _WIRE,

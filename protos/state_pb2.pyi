@@ -17,6 +17,7 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SNAPSHOT: _ClassVar[Kind]
     MEAN: _ClassVar[Kind]
     OUTER: _ClassVar[Kind]
+    BASE: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 PARAMETERS: Kind
 OPTIMIZER: Kind
@@ -24,6 +25,7 @@ SPARE: Kind
 SNAPSHOT: Kind
 MEAN: Kind
 OUTER: Kind
+BASE: Kind
 
 class DescribeRequest(_message.Message):
     __slots__ = ("stage", "kind", "epoch", "any_epoch", "names", "lineage")

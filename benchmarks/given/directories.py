@@ -87,7 +87,7 @@ def with_box(report: Report, kind: str, there: Path, root: Path) -> None:
     box = swarm(root / "still", there, STILL)
     try:
         ours, chances = generated(box)
-        theirs = judged(there, ours)
+        theirs = judged(transformers.AutoModelForCausalLM.from_pretrained(there), ours)
         apart = max(abs(a - b) for a, b in zip(chances, theirs, strict=True))
         fetched = sum(len(p.events("state-fetched")) for p in box.live)
     finally:
@@ -124,7 +124,8 @@ def with_box(report: Report, kind: str, there: Path, root: Path) -> None:
         f"at most {LOSSES:g}",
         holds=worst <= LOSSES,
     )
-    apart = max(abs(a - b) for a, b in zip(chances, judged(out, ours), strict=True))
+    exported = transformers.AutoModelForCausalLM.from_pretrained(out)
+    apart = max(abs(a - b) for a, b in zip(chances, judged(exported, ours), strict=True))
     report.add(
         f"1 {kind}: largest difference of {DRAWN} log-probabilities after {STEPS} epochs",
         apart,
@@ -135,8 +136,7 @@ def with_box(report: Report, kind: str, there: Path, root: Path) -> None:
     )
     tokens = torch.arange(64)[None] * 7 % 259
     with torch.no_grad():
-        model = transformers.AutoModelForCausalLM.from_pretrained(out)
-        differ = float((model(tokens).logits - twin.model(tokens)).abs().max())
+        differ = float((exported(tokens).logits - twin.model(tokens)).abs().max())
     report.add(
         f"1 {kind}: largest difference of a logit of the exported model",
         differ,
@@ -147,8 +147,11 @@ def with_box(report: Report, kind: str, there: Path, root: Path) -> None:
     )
 
 
-def swarm(root: Path, there: Path, changes: dict[str, Any]) -> Box:
-    """Three daemons, up to the end of their run. The manifest is made as a user makes it."""
+def swarm(
+    root: Path, there: Path, changes: dict[str, Any], nodes: Sequence[int] = (1, 1, 1)
+) -> Box:
+    """So many daemons of the ends and of each block stage, up to the end of their run. The manifest
+    is made as a user makes it."""
     root.mkdir(parents=True)
     box, file = Box(root, settings=()), root / "swarm.toml"
     words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
@@ -161,7 +164,7 @@ def swarm(root: Path, there: Path, changes: dict[str, Any]) -> Box:
     box.manifest = read_manifest(file)
     key = Identity.load(root / "ends-0" / "identity.key").peer_id
     box.doors[named(0, "0")] = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{key}"
-    peers = [box.member(stage, "0") for stage in range(STAGES + 1)]
+    peers = [box.member(s, str(i)) for s, count in enumerate(nodes) for i in range(count)]
     try:
         box.start(*peers)
         box.wait("the end of the run", lambda: all(p.status().state == "finished" for p in peers))
@@ -182,9 +185,8 @@ def generated(box: Box) -> tuple[list[int], list[float]]:
     return said["tokens"], said["logprobs"]
 
 
-def judged(directory: Path, drawn: Sequence[int]) -> list[float]:
-    """The same by transformers; NaN where the window was full."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+def judged(model: Any, drawn: Sequence[int]) -> list[float]:
+    """The log-probabilities that a model of transformers gives these tokens."""
     prompt = list(PROMPT.encode())
     with torch.no_grad():
         logits = model(torch.tensor([prompt + list(drawn)])).logits[0].double()

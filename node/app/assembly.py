@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from node.app.capacity import check_memory
@@ -35,7 +34,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
-from node.core.errors import LocalFault
+from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_data
@@ -46,7 +45,7 @@ from node.model.cost import flops_per_token
 from node.model.device import Device, set_threads
 from node.model.pretrained import Weights
 from node.model.shapes import layer_cut, parameter_shapes
-from node.model.stages import Ends, build
+from node.model.stages import Ends, base_of, build
 from node.optim.owner import Owner
 from node.optim.ownership import assign
 from node.optim.parts import ParameterPart, parts_of
@@ -134,8 +133,9 @@ async def assemble(
     verdict.require()
     loop = asyncio.get_running_loop()
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
-    given = await loop.run_in_executor(None, _weights, config, manifest)
-    begun = given is not None and await loop.run_in_executor(None, _begin, module, given, stage)
+    given, begun = await loop.run_in_executor(
+        None, _begin, config, manifest, stage, module, journal
+    )
     if len(devices) == 1:
         module.to(device.device)
     text, tokenizer = (
@@ -154,6 +154,7 @@ async def assemble(
         0,
         placed=local.place if local else None,
         empty=bool(m.weights) and not begun,
+        frozen=base_of(module) if m.adapter else None,
     )
     thread, meter = (
         DeviceThread(backward_first=config.limits.backward_first),
@@ -459,6 +460,11 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     """Names of the devices that hold the stage, and the CPU threads of each (0: all cores)."""
     if config.node.local_devices == 1:
         return [config.node.device], config.node.threads
+    if manifest.model.adapter:
+        raise UsageFault(
+            f"{config.node.local_devices} local devices in a run that trains adapters",
+            "take one:  --local-devices 1",
+        )
     # One device needs nothing of torch's distributed half, which takes a second to load.
     from node.local.opening import device_names, threads_each
     from node.local.split import check_devices
@@ -593,23 +599,42 @@ Given = Callable[[int], Mapping[str, Tensor]]
 """The parameters of a stage of the model that the run begins from. Blocks on the disk."""
 
 
-def _weights(config: NodeConfig, manifest: Manifest) -> Given | None:
-    """Of the directory that this peer keeps the model in; None without one."""
+def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None:
+    """Of the directory that this peer keeps the model in, or of the stage that it fetched; None
+    where there is neither."""
     m, places = manifest.model, config.places(manifest.run_id)
-    if not m.weights or not places.weights:
+    kept = config.base_dir(manifest.run_id, stage)
+    where = Path(places.weights) if places.weights else kept
+    if not m.weights or not where.is_dir():
         return None
-    files = Weights(Path(places.weights))
+    files, stages = Weights(where), manifest.pipeline.stages
     config.keep_places(manifest.run_id, places)
-    stages = manifest.pipeline.stages
-    return lambda stage: files.verified(m, stages, stage, m.weights[stage])
+
+    def read(stage: int) -> Mapping[str, Tensor]:
+        if not 0 <= stage <= stages:
+            raise UsageFault(f"there is no stage {stage}", f"there are {stages}")
+        return files.verified(m, stages, stage, m.weights[stage])
+
+    return read
 
 
-@torch.no_grad()
-def _begin(module: nn.Module, given: Given, stage: int) -> bool:
-    found = given(stage)
-    for name, parameter in module.named_parameters():
-        parameter.copy_(found[name])
-    return True
+def _begin(
+    config: NodeConfig, manifest: Manifest, stage: int, module: nn.Module, journal: Journal
+) -> tuple[Given | None, bool]:
+    """Put what the run begins from in place, where it is on the disk here: how it is read, and
+    whether that was done. Raises LocalFault for a directory that the user named."""
+    try:
+        given = _weights(config, manifest, stage)
+        found = given(stage) if given is not None else {}
+    except LocalFault as e:
+        if config.node.weights:
+            raise
+        journal.emit("checkpoint", "weights-unusable", f"{e}; they are fetched", "warning")
+        return None, False
+    base = base_of(module)
+    for name, tensor in found.items():
+        base[name].copy_(tensor)
+    return given, given is not None
 
 
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Text, Tokenizer]:

@@ -23,7 +23,7 @@ def check_memory(
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     states = [part.state for part in parts]
     # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
-    mine = max(*states, -(-sum(states) // max(1, shares)))
+    mine = max([*states, -(-sum(states) // max(1, shares))])
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})
     verdict = fits(
         m,

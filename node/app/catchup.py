@@ -10,7 +10,8 @@ from statistics import median_high
 
 from node.checkpoint.partial import Partial
 from node.core.errors import OutOfResources, PeerFault, Refused
-from node.core.ids import ENDS
+from node.core.ids import ENDS, PeerId
+from node.model.pretrained import keep_weights
 from node.telemetry.events import Journal
 from node.training.presence import Presence
 from node.training.stage_runtime import StageRuntime
@@ -23,6 +24,55 @@ DONORS, SAID = 16, 10
 is said again and they are asked more rarely."""
 
 
+async def begin(
+    work: StageRuntime,
+    presence: Presence,
+    partial: Partial,
+    journal: Journal,
+    given: str,
+    retry_s: float = RETRY_S,
+    keep: Path | None = None,
+) -> None:
+    """Wait until what the stage begins from is in place, of the digest ``given``. Without adapters
+    it is not needed any more where others have trained: their newest state is taken instead. With
+    adapters it is needed at every start, so it stays in the directory ``keep``."""
+    for tries in itertools.count():
+        if not work.stage.empty:
+            return
+        if work.stage.frozen is None and _newest(work, presence)[0]:
+            return
+        there = presence.others()
+        likely = work.stage.stage, ENDS
+        near = sorted(there, key=lambda p: there[p].body.stage not in likely)
+        try:
+            await work.take_base(near[:DONORS], given, partial)
+            break
+        except (PeerFault, OutOfResources) as e:
+            if isinstance(e, OutOfResources):
+                partial = Partial()
+            if tries % SAID == 0:
+                text = f"the weights that the run begins from are awaited: {e}; its owner has them"
+                journal.emit("checkpoint", "weights-awaited", text, "warning")
+        await asyncio.sleep(retry_s * (SAID if tries > SAID else 1))
+    if keep is not None and work.stage.frozen is not None:
+        try:
+            await asyncio.to_thread(keep_weights, keep, work.stage.frozen)
+        except OutOfResources as e:
+            journal.emit("checkpoint", "weights-not-kept", f"{e}; {e.next_step}", "warning")
+
+
+def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, int]]:
+    """The epoch that others hold the stage at, as most of them say, and who says which."""
+    held = {
+        p: e.body.epoch
+        for p, e in presence.replicas(work.stage.stage).items()
+        if e.body.state in ("training", "ready", "finished")
+        and e.body.epoch <= work.settings.epochs
+    }
+    held = {p: epoch for p, epoch in held.items() if p in work.colleagues} or held
+    return (median_high(held.values()) if held else 0), held
+
+
 async def catch_up(
     work: StageRuntime,
     presence: Presence,
@@ -30,10 +80,11 @@ async def catch_up(
     journal: Journal,
     retry_s: float = RETRY_S,
     given: str = "",
+    keep: Path | None = None,
 ) -> None:
     """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over
     failures and restarts (None: in memory, over failures). ``given``: the digest of what the stage
-    begins from, where that is not drawn; while nobody has trained yet it is waited for.
+    begins from, where that is not drawn; ``keep``: where it stays, if it is needed again.
 
     Which epoch others hold is what most of them say, and where any of them is there whom this peer
     has worked with, only those are asked: one stranger's word sends nobody after parameters that do
@@ -53,24 +104,12 @@ async def catch_up(
         )
         break
     partial = Partial(incoming)
-    for tries in itertools.count():
-        held = {
-            p: e.body.epoch
-            for p, e in presence.replicas(work.stage.stage).items()
-            if e.body.state in ("training", "ready", "finished")
-            and e.body.epoch <= work.settings.epochs
-        }
-        held = {p: epoch for p, epoch in held.items() if p in work.colleagues} or held
-        newest = median_high(held.values()) if held else 0
-        first = work.stage.empty and newest == 0
-        if (newest <= work.version.epoch or tries >= TRIES) and not first:
+    await begin(work, presence, partial, journal, given, retry_s, keep)
+    for _ in range(TRIES):
+        newest, held = _newest(work, presence)
+        if newest <= work.version.epoch:
             break
         try:
-            if first:
-                likely, there = (work.stage.stage, ENDS), presence.others()
-                near = sorted(there, key=lambda p: there[p].body.stage not in likely)
-                await work.join(near[:DONORS], 0, given, partial)
-                return
             if not await work.join(
                 sorted(p for p, epoch in held.items() if epoch >= newest - 1), None, partial=partial
             ):
@@ -84,16 +123,7 @@ async def catch_up(
                 break
             return
         except PeerFault as e:
-            if not first:
-                journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
-            elif tries % SAID == 0:
-                journal.emit(
-                    "checkpoint",
-                    "weights-awaited",
-                    f"the run begins from a model that nobody in reach gives yet ({e}); whoever "
-                    "owns the run has it; asking again",
-                    "warning",
-                )
+            journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
         except OutOfResources as e:
             journal.emit(
                 "checkpoint",
@@ -102,6 +132,6 @@ async def catch_up(
                 "error",
             )
             partial = Partial()
-        await asyncio.sleep(retry_s * (SAID if first and tries > SAID else 1))
+        await asyncio.sleep(retry_s)
     # The first round it takes part in brings every fresh parameter anyway: it joins as a listener.
     await asyncio.to_thread(Partial(incoming).clear)

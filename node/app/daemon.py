@@ -275,6 +275,7 @@ class Daemon:
             self.config.incoming_dir(self.manifest.run_id, stage),
             self.journal,
             given=weights[stage] if (weights := self.manifest.model.weights) else "",
+            keep=self.config.base_dir(self.manifest.run_id, stage),
         )
         a.training.start()
         if a.meetings is not None:

@@ -18,7 +18,7 @@ from node.core.journey import Plan
 from node.data.places import Places
 from node.data.tokenizer import open_tokenizer
 from node.manifest import Manifest
-from node.model.export import write_hf
+from node.model.export import write_adapter, write_hf
 from node.model.shapes import parameter_shapes
 from node.transport.port import TransportPort
 
@@ -75,7 +75,10 @@ async def gather(
         for tensors, _ in got
         for name, t in tensors.items()
     }
-    await asyncio.to_thread(write_hf, directory, m.model, cpu, tokenizer.to_json())
+    if m.model.adapter:
+        await asyncio.to_thread(write_adapter, directory, m.model, cpu)
+    else:
+        await asyncio.to_thread(write_hf, directory, m.model, cpu, tokenizer.to_json())
     text = (
         f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm went on meanwhile)"
     )

@@ -439,7 +439,7 @@ class _Fetch:
         self.sources[donor.peer] += size
         self.done_bytes += size
         self.came += size
-        self.transport.count(donor.peer, received=size)
+        self.transport.count(donor.peer, received=size, plane="state")
         if self.progress is not None:
             rate = self.came / max(self.clock.now() - self.began, 1e-3)
             self.progress(self.done_bytes, self.total, rate, donor.peer)

@@ -115,7 +115,7 @@ class StateService(state_pb2_grpc.StateServicer):
                         # in use: does not expire under its reader
                         self.pins.get(pin.key, self._clock.now())
                         self.bytes_given[peer] += len(data)
-                        self._transport.count(peer, sent=len(data))
+                        self._transport.count(peer, sent=len(data), plane="state")
                     if request.offset + request.length == len(pin.views[request.name]):
                         self._on_served(pin.key.kind, pin.key.version, request.name)
                 finally:
@@ -179,8 +179,7 @@ class StateService(state_pb2_grpc.StateServicer):
     ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
         """What the run begins from, where that is asked for, is on the disk here and not held
         already. Raises _No when it cannot be read."""
-        asked = not request.any_epoch and (request.epoch, request.lineage) == (0, "")
-        if self._weights is None or kind is not StateKind.PARAMETERS or not asked:
+        if self._weights is None or kind is not StateKind.BASE:
             return None
         stage = request.stage
         async with self._hashing:  # who waited for it finds what the one before has read

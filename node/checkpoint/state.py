@@ -1,4 +1,4 @@
-"""What state is: six kinds of it, where a donor takes it from, what a joiner ends up
+"""What state is: seven kinds of it, where a donor takes it from, what a joiner ends up
 with."""
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class StateKind(StrEnum):
     peer owns, named "<part>/<state>"; ``SPARE``: copies it keeps of other owners' optimizer state,
     named alike; ``OUTER``: anchor and outer momentum of the stage, "<part>/anchor" and
     "<part>/momentum". ``SNAPSHOT``: what a cell gives others in a window, whose number stands where
-    else the epoch does, and ``MEAN``: what it made of that and its partners'."""
+    else the epoch does, and ``MEAN``: what it made of that and its partners'. ``BASE``: the weights
+    that the run begins from, or trains adapters beside, at epoch 0."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer"
@@ -32,6 +33,7 @@ class StateKind(StrEnum):
     OUTER = "outer"
     SNAPSHOT = "snapshot"
     MEAN = "mean"
+    BASE = "base"
 
     @property
     def code(self) -> state_pb2.Kind:
@@ -50,6 +52,7 @@ _CODES = {
     StateKind.OUTER: state_pb2.OUTER,
     StateKind.SNAPSHOT: state_pb2.SNAPSHOT,
     StateKind.MEAN: state_pb2.MEAN,
+    StateKind.BASE: state_pb2.BASE,
 }
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
 from node.model.settings import ModelSettings
-from node.model.shapes import EMBEDDING, count, head_dim, layer_cut, parameter_shapes
+from node.model.shapes import EMBEDDING, base_shapes, count, head_dim, layer_cut, parameter_shapes
 
 RESERVE = 0.1
 """Share of the memory that a plan leaves free."""
@@ -109,10 +109,11 @@ def stage_bytes(
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
-    parameters = 4 * count(parameter_shapes(settings, stages, stage))
+    trained = 4 * count(parameter_shapes(settings, stages, stage))
+    kept = 4 * count(base_shapes(settings, stages, stage)) if settings.adapter else 0
     return StageBytes(
-        parameters=parameters,
-        gradients=parameters,
+        parameters=kept + trained,
+        gradients=trained,
         optimizer=optimizer,
         stash=in_flight * stash_bytes(settings, stages, stage, micro_batch),
         work=work_bytes(settings, stage, micro_batch),
@@ -121,14 +122,15 @@ def stage_bytes(
 
 
 def flops_per_token(settings: ModelSettings, stages: int, stage: int) -> int:
-    """Floating-point operations one token costs at ``stage``: 2 a weight forward, 4 backward, plus
-    the attention scores.
+    """Floating-point operations one token costs at ``stage``: 2 a weight forward, 4 backward (2
+    where the weight is not trained), plus the attention scores.
 
     Attention counts the causal half: T/2 keys a query on average. An embedding look-up is free, the
     head is a matrix.
     """
-    shapes = parameter_shapes(settings, stages, stage)
+    shapes = base_shapes(settings, stages, stage)
     weights = sum(count({n: s}) for n, s in shapes.items() if len(s) == 2 and n != EMBEDDING)
+    trained = count(parameter_shapes(settings, stages, stage)) if settings.adapter else 0
     scores = 0
     if stage == ENDS:
         weights += settings.vocab * settings.d_model if settings.tied else 0
@@ -136,6 +138,8 @@ def flops_per_token(settings: ModelSettings, stages: int, stage: int) -> int:
         scores = (
             len(layer_cut(settings, stages)[stage - 1]) * 2 * settings.seq_len * settings.d_model
         )
+    if settings.adapter:
+        return 4 * weights + 6 * trained + 3 * scores
     return 3 * (2 * weights + scores)
 
 

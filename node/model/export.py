@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from torch import Tensor
 
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.model.settings import ModelSettings
-from node.model.shapes import all_shapes, head_dim
+from node.model.shapes import all_shapes, head_dim, parameter_shapes
 
 MARK = "tutti"
-"""Key in config.json by which a directory is known as an export of this program."""
+MARKED = ("config.json", "tutti.json")
+"""Key, and the files that may have it, by which a directory is known as an export of this
+program."""
 
 
 def config_of(
@@ -104,7 +106,17 @@ def write_hf(
     shape; Refused when ``directory`` holds something that is not an export of this program;
     OutOfResources when the disk is full, leaving what was there.
     """
-    _check(settings, tensors)
+    _check(all_shapes(settings), tensors)
+    return _write(directory, lambda staged: _fill(staged, settings, tensors, tokenizer_json))
+
+
+def write_adapter(directory: Path, settings: ModelSettings, tensors: Mapping[str, Tensor]) -> Path:
+    """Write the adapters of all stages as PEFT has them. As :func:`write_hf` otherwise."""
+    _check(parameter_shapes(settings, 1, 1), tensors)
+    return _write(directory, lambda staged: _fill_adapter(staged, settings, tensors))
+
+
+def _write(directory: Path, fill: Callable[[Path], None]) -> Path:
     directory = Path(directory).absolute()
     if not replaceable(directory):
         raise Refused(
@@ -114,7 +126,9 @@ def write_hf(
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         staged.mkdir()
-        _fill(staged, settings, tensors, tokenizer_json)
+        fill(staged)
+        for file in staged.iterdir():
+            _sync(file)
         _swap(staged, directory)
     except (OSError, SafetensorError) as e:
         if _disk_full(e):
@@ -139,13 +153,15 @@ def replaceable(directory: Path) -> bool:
     if not any(directory.iterdir()):
         return True
     try:
-        return isinstance(json.loads((directory / "config.json").read_bytes()).get(MARK), dict)
+        file = next(directory / name for name in MARKED if (directory / name).exists())
+        return isinstance(json.loads(file.read_bytes()).get(MARK), dict)
+    except StopIteration:
+        return False
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def _check(settings: ModelSettings, tensors: Mapping[str, Tensor]) -> None:
-    shapes = all_shapes(settings)
+def _check(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
     missing, unknown = (
         sorted(shapes.keys() - tensors.keys()),
         sorted(tensors.keys() - shapes.keys()),
@@ -196,8 +212,28 @@ def _fill(
                 **words,
             },
         )
-    for file in staged.iterdir():
-        _sync(file)
+
+
+def _fill_adapter(staged: Path, settings: ModelSettings, tensors: Mapping[str, Tensor]) -> None:
+    named = {
+        f"base_model.model.{name}": tensors[name].detach().to("cpu", torch.float32).contiguous()
+        for name in sorted(tensors)
+    }
+    save_file(named, staged / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": settings.adapter,
+        "lora_alpha": settings.adapter_alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(settings.adapter_targets),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    _json(staged / "adapter_config.json", config)
+    _json(staged / "tutti.json", {MARK: {"format": 1}})
 
 
 def _disk_full(error: OSError | SafetensorError) -> bool:

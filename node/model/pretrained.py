@@ -5,6 +5,7 @@ stage, their digests. Never: anything of the directory that is executed or unpic
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from node.core.errors import Refused, UsageFault
+from node.core.errors import OutOfResources, Refused, UsageFault
 from node.core.tables import build
 from node.model.settings import ModelSettings
-from node.model.shapes import HEAD, parameter_shapes
+from node.model.shapes import HEAD, base_shapes
 from node.wire.tensors import digest
 
 SEQ_LEN = 1024
@@ -135,7 +137,7 @@ class Weights:
 
     def check(self, settings: ModelSettings) -> None:
         """Raises UsageFault when there are tensors that the model has no place for."""
-        known = parameter_shapes(settings, 1, 0).keys() | parameter_shapes(settings, 1, 1).keys()
+        known = base_shapes(settings, 1, 0).keys() | base_shapes(settings, 1, 1).keys()
         # Some files have the shared matrix twice, and tables that are computed here.
         more = [
             name
@@ -156,7 +158,7 @@ class Weights:
         Raises UsageFault when one is missing, of another shape, or of numbers that are not fp32,
         bf16 or fp16.
         """
-        shapes, found = parameter_shapes(settings, stages, stage), dict[str, Tensor]()
+        shapes, found = base_shapes(settings, stages, stage), dict[str, Tensor]()
         by_file: dict[Path, list[str]] = {}
         for name in shapes:
             if name not in self._file_of:
@@ -197,6 +199,23 @@ class Weights:
                 "leave  --weights  away, and they are fetched from other peers",
             )
         return found
+
+
+def keep_weights(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write ``tensors`` so that :class:`Weights` reads them there. Blocks on the disk. Raises
+    OutOfResources where there is no room."""
+    half = directory / "model.half"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, half)
+        half.rename(directory / "model.safetensors")
+    except (OSError, SafetensorError) as e:
+        with contextlib.suppress(OSError):
+            half.unlink()
+        raise OutOfResources(
+            f"cannot keep the weights that the run begins from in {directory}: {e}",
+            "free some space, or they are fetched again at the next start",
+        ) from e
 
 
 _AGAIN = "give the directory of a whole model, as it was downloaded or exported"

@@ -52,3 +52,10 @@ class ModelSettings:
     weights: tuple[str, ...] = ()
     """Hex digests of the stages of a given model, the ends first: the run begins from it. Empty:
     from drawn weights."""
+    adapter: int = 0
+    """Rank of the adapters (LoRA, arXiv 2106.09685): low-rank matrices that are trained beside
+    weights that stay as they are; 0: the weights are trained."""
+    adapter_alpha: float = 16.0
+    """What an adapter says is multiplied by this over its rank."""
+    adapter_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    """Matrices of a layer that have one, by their last name."""

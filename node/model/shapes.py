@@ -26,7 +26,17 @@ _POSITIVE_INTS = (
     "seq_len",
     "rope_context",
 )
-_POSITIVE_FLOATS = ("rope_theta", "rope_factor", "rope_low", "rope_high", "norm_eps", "init_std")
+_POSITIVE_FLOATS = (
+    "rope_theta",
+    "rope_factor",
+    "rope_low",
+    "rope_high",
+    "norm_eps",
+    "init_std",
+    "adapter_alpha",
+)
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Of a layer, by the last name."""
 
 
 def check_settings(settings: ModelSettings) -> None:
@@ -64,6 +74,14 @@ def check_settings(settings: ModelSettings) -> None:
         raise UsageFault(
             "model.qkv_bias = true with model.qk_norm = true",
             "leave out one: no model that others load has both",
+        )
+    rank, targets = m.adapter, m.adapter_targets
+    if type(rank) is not int or not 0 <= rank < 2**31:
+        raise UsageFault(f"model.adapter = {rank!r}", "give a rank, or 0 for none")
+    if rank and (not targets or len({*targets}) < len(targets) or not {*targets} <= {*MATRICES}):
+        raise UsageFault(
+            f"model.adapter_targets = {list(targets)}",
+            f"name some of {', '.join(MATRICES)}, each once",
         )
 
 
@@ -126,10 +144,9 @@ def layer_shapes(settings: ModelSettings, layer: int) -> dict[str, tuple[int, ..
     return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
 
 
-def parameter_shapes(
-    settings: ModelSettings, stages: int, stage: int
-) -> dict[str, tuple[int, ...]]:
-    """Name to shape of everything ``stage`` holds, of a model cut into ``stages`` block stages.
+def base_shapes(settings: ModelSettings, stages: int, stage: int) -> dict[str, tuple[int, ...]]:
+    """Name to shape of everything ``stage`` holds of the model itself, cut into ``stages`` block
+    stages.
 
     Raises UsageFault for a cut or a stage number that does not exist.
     """
@@ -144,9 +161,26 @@ def parameter_shapes(
     return shapes
 
 
+def parameter_shapes(
+    settings: ModelSettings, stages: int, stage: int
+) -> dict[str, tuple[int, ...]]:
+    """Name to shape of what is trained of ``stage``: everything, or its adapters, of which the ends
+    have none. Raises UsageFault as :func:`base_shapes`."""
+    base = base_shapes(settings, stages, stage)
+    if not settings.adapter:
+        return base
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in base.items():
+        path = name.removesuffix(".weight")
+        if stage != ENDS and path.rpartition(".")[2] in settings.adapter_targets and path != name:
+            shapes[f"{path}.lora_A.weight"] = (settings.adapter, shape[1])
+            shapes[f"{path}.lora_B.weight"] = (shape[0], settings.adapter)
+    return shapes
+
+
 def all_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
-    """Name to shape of the whole model."""
-    return parameter_shapes(settings, 1, 0) | parameter_shapes(settings, 1, 1)
+    """Name to shape of the whole model, without adapters."""
+    return base_shapes(settings, 1, 0) | base_shapes(settings, 1, 1)
 
 
 def count(shapes: dict[str, tuple[int, ...]]) -> int:

@@ -121,6 +121,27 @@ class Attention(nn.Module):
         return self.o_proj(out_BHTW.transpose(1, 2).reshape(B, T, -1))
 
 
+class Adapted(nn.Module):
+    """x W^T + b + alpha / r (x A^T) B^T: a matrix that stays as it is, and what is learned beside
+    it (arXiv 2106.09685). B begins as zero, A with the deviation that PEFT's has."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, matrix: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", matrix.weight.data)
+        self.register_buffer("bias", None if matrix.bias is None else matrix.bias.data)
+        self.lora_A, self.lora_B = (
+            _linear(matrix.in_features, rank),
+            _linear(rank, matrix.out_features),
+        )
+        self.scale = alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias) + self.lora_B(self.lora_A(x)) * self.scale
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)) (arXiv 2002.05202)."""
 
@@ -173,6 +194,7 @@ class Ends(nn.Module):
         self.model.norm = RMSNorm(settings.d_model, settings.norm_eps)
         self.lm_head = None if settings.tied else _linear(settings.d_model, settings.vocab)
         initialise(self, settings)
+        adapt(self, settings)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Token ids [B, T] int64 to hidden states [B, T, D] fp32. An id outside the vocabulary
@@ -217,6 +239,7 @@ class Blocks(nn.Module):
         self.model = _Model()
         self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})
         initialise(self, settings)
+        adapt(self, settings)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
         """[B, T, D] to [B, T, D]; positions are 0..T-1."""
@@ -255,6 +278,35 @@ def initialise(module: nn.Module, settings: ModelSettings) -> None:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             std /= (2 * settings.layers) ** 0.5
         _draw(parameter, f"{settings.init_seed}:{name}", std)
+
+
+@torch.no_grad()
+def adapt(module: nn.Module, settings: ModelSettings) -> None:
+    """Where the run trains adapters: give the matrices that have one theirs, and make everything
+    else of the module a buffer, which is no parameter."""
+    if not settings.adapter:
+        return
+    for inner in list(module.modules()):
+        for name, child in list(inner.named_children()):
+            if name in settings.adapter_targets and isinstance(child, nn.Linear):
+                setattr(inner, name, Adapted(child, settings.adapter, settings.adapter_alpha))
+    for path, inner in module.named_modules():
+        if path.endswith((".lora_A", ".lora_B")):
+            continue
+        for name, parameter in list(inner.named_parameters(recurse=False)):
+            delattr(inner, name)
+            inner.register_buffer(name, parameter.data)
+    for name, parameter in module.named_parameters():
+        if name.endswith(".lora_A.weight"):
+            _draw(parameter, f"{settings.init_seed}:{name}", (3 * parameter.shape[1]) ** -0.5)
+        else:
+            parameter.fill_(0.0)
+
+
+def base_of(module: nn.Module) -> dict[str, Tensor]:
+    """Name to tensor of the model itself, in the module's own memory: parameters, and buffers where
+    adapters are trained."""
+    return {name: t for name, t in module.state_dict().items() if ".lora_" not in name}
 
 
 def _draw(parameter: Tensor, seed: str, std: float) -> None:

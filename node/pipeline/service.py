@@ -347,11 +347,11 @@ class Pipeline:
 
     def sent(self, peer: PeerId, nbytes: int) -> None:
         self.telemetry.bytes(nbytes, 0)
-        self.transport.count(peer, sent=nbytes)
+        self.transport.count(peer, sent=nbytes, plane="pipeline")
 
     def received(self, peer: PeerId, nbytes: int) -> None:
         self.telemetry.bytes(0, nbytes)
-        self.transport.count(peer, received=nbytes)
+        self.transport.count(peer, received=nbytes, plane="pipeline")
 
     def time_left(self, path: Path) -> float:
         """Seconds a micro-batch that starts now may take."""

@@ -73,8 +73,9 @@ class StageMath:
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self._names = [n for n, _ in named]
         self._parameters = [p for _, p in named]
-        self._device = next((p.device for _, p in named), torch.device("cpu"))
-        self._own = {p.untyped_storage().data_ptr() for p in self._parameters}
+        held = [*module.parameters(), *module.buffers()]
+        self._device = held[0].device if held else torch.device("cpu")
+        self._own = {t.untyped_storage().data_ptr() for t in held}
         self.graph_bytes: dict[tuple[int, ...], int] = {}
 
     # Block stages
@@ -141,7 +142,10 @@ class StageMath:
         work.upstream, work.share = self._encode(_some(dh, h)), self._share(grads)
 
     def embed_backward(self, work: VisitBuffers) -> None:
-        """Gradient of the hidden states → the embedding's share."""
+        """Gradient of the hidden states → the embedding's share; none where it is not trained."""
+        if not self._parameters:
+            work.share = self._share([])
+            return
         work.share = self._share(
             self._grad(_there(work.y), self._parameters, self._take(_there(work.gradient)))
         )

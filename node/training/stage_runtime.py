@@ -178,6 +178,9 @@ class StageRuntime:
             return self.anchor.describe(epoch, lineage)
         if kind in (StateKind.SNAPSHOT, StateKind.MEAN):
             return self._outer.describe(kind, epoch)
+        if kind is StateKind.BASE:
+            base = self.stage.base()
+            return None if base is None else (Version(0), base)
         if kind is not StateKind.PARAMETERS:
             return self.state_export.describe(kind, epoch, lineage)
         here = self.stage.version
@@ -426,6 +429,12 @@ class StageRuntime:
         self.tokens = 0
         return True
 
+    async def take_base(self, donors: Sequence[PeerId], digest: str, partial: Partial) -> None:
+        """Fetch what the run begins from and put it in place. Raises NoDonor, OutOfResources."""
+        found = await self._fetch(donors, Version(0), digest, partial, StateKind.BASE)
+        await self.engines.aside(self.stage.begin, found.tensors)
+        self.anchor.begin()
+
     def _holds_nothing(self, version: Version) -> None:
         """Parameters came from elsewhere: no state here belongs to them."""
         self.state_export.hold_nothing()
@@ -437,8 +446,12 @@ class StageRuntime:
         version: Version | None,
         digest: str | None,
         partial: Partial | None = None,
+        kind: StateKind = StateKind.PARAMETERS,
     ) -> StateSnapshot:
         e = self.engines
+        frozen, shapes = self.stage.frozen, self._shapes
+        if kind is StateKind.BASE and frozen is not None:
+            shapes = {name: tuple(t.shape) for name, t in frozen.items()}
 
         def progress(done: int, total: int, rate: float, donor: PeerId) -> None:
             self.fetching, self.fetched_at = done / total if total else 1.0, time.monotonic()
@@ -449,9 +462,9 @@ class StageRuntime:
                 e.transport,
                 list(donors),
                 self.stage.stage,
-                StateKind.PARAMETERS,
+                kind,
                 None if version is None else version.epoch,
-                self._shapes,
+                shapes,
                 progress,
                 lineage="" if version is None else version.lineage,
                 expected_digest=digest,
@@ -464,8 +477,8 @@ class StageRuntime:
         e.journal.emit(
             "checkpoint",
             "state-fetched",
-            f"fetched {size / 1e6:.1f} MB of epoch {snapshot.epoch} from {len(snapshot.sources)} "
-            "peers",
+            f"fetched {size / 1e6:.1f} MB of {kind} of epoch {snapshot.epoch} from "
+            f"{len(snapshot.sources)} peers",
             epoch=snapshot.epoch,
             bytes=size,
         )

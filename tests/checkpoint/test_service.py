@@ -700,8 +700,8 @@ async def test_what_a_run_begins_from_is_read_where_it_is_kept(swarm: Swarm) -> 
     donor = await swarm.donor("donor", Held({9: values(9)}))
     swarm.services[donor]._weights = weights
     with pytest.raises(NoDonor, match="cannot be read here"):
-        await swarm.fetch([donor], epoch=0)
-    first = await swarm.fetch([donor], epoch=0, expected_digest=digest(values()))
+        await swarm.fetch([donor], epoch=0, kind="base")
+    first = await swarm.fetch([donor], 0, kind="base", expected_digest=digest(values()))
     assert same(first.tensors, values())
     assert same((await swarm.fetch([donor], epoch=None)).tensors, values(9))
     assert asked == [1, 1]

@@ -7,7 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from node.app.catchup import TRIES, catch_up
+from node.wire.tensors import digest
 
 
 class Board:
@@ -131,3 +135,20 @@ async def test_once_the_swarm_trains_nobody_asks_for_the_beginning(
     board = Board(a=(3, "training"), b=(3, "training"))
     await catch_up(c.work, board, None, c.journal, 0.0, "ab" * 32)  # type: ignore[arg-type]
     assert (c.work.version, c.work.stage.empty) == (a.work.version, False)
+
+
+async def test_a_late_joiner_of_adapters_fetches_the_weights_beside_them_too(
+    rig: Any, tmp_path: Path
+) -> None:
+    a, b = await rig.add("a", "b")
+    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    (c,) = await rig.add("c")
+    base = {"w": torch.arange(6.0), "v": torch.ones(2, 2)}
+    a.work.stage.frozen = base
+    c.work.stage.frozen, c.work.stage.empty = {n: t * 0 for n, t in base.items()}, True
+    board, keep = Board(a=(3, "training")), tmp_path / "base"
+    given = digest(base)
+    await catch_up(c.work, board, None, c.journal, 0.0, given, keep)  # type: ignore[arg-type]
+    assert c.work.version == a.work.version
+    assert not c.work.stage.empty
+    assert digest(c.work.stage.frozen) == digest(load_file(keep / "model.safetensors")) == given

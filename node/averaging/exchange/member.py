@@ -151,7 +151,7 @@ class Exchanges:
                 call.cancel()
         finally:
             upload.over()
-        self._transport.count(self._owner, sent=upload.sent, received=received)
+        self._transport.count(self._owner, sent=upload.sent, received=received, plane="averaging")
         return ExchangeResult(held, upload.sent + received)
 
     def _coded(self, names: Sequence[str]) -> list[Part]:

@@ -286,7 +286,7 @@ class ExchangeServer:
                     return
                 reader.feed(parcel.payload(message))
             line.reader = None
-            self._transport.count(line.peer, received=reader.nbytes)
+            self._transport.count(line.peer, received=reader.nbytes, plane="averaging")
             given, fault = await asyncio.to_thread(
                 self._fit, attempt.request, expected, reader.raw(), line.tokens
             )
@@ -343,7 +343,7 @@ class ExchangeServer:
         await context.write(averaging_pb2.Fresh(head=head).SerializeToString())
         for message in parcel.messages((h.data for h in held), self._chunk):
             await context.write(message)
-        self._transport.count(line.peer, sent=sum(h.data.numel() for h in held))
+        self._transport.count(line.peer, sent=sum(h.data.numel() for h in held), plane="averaging")
 
     # The machine's hands
 

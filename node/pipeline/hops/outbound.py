@@ -89,7 +89,7 @@ class Outbound:
                     took = self._clock.now() - began
                     self._telemetry.spent("wire", took)
                     self._telemetry.bytes(nbytes, 0)
-                    self._transport.count(peer, sent=nbytes)
+                    self._transport.count(peer, sent=nbytes, plane="pipeline")
                     accepted(took - max(0.0, receipt.waited_s))
                 case pb.DONE:
                     return StreamOutcome(None, compute_s=receipt.compute_s)
@@ -131,7 +131,7 @@ class Outbound:
                 reader = reader_of(first.head.tensor)
                 await read_chunks(call.read, reader)
                 self._telemetry.bytes(0, reader.nbytes)
-                self._transport.count(peer, received=reader.nbytes)
+                self._transport.count(peer, received=reader.nbytes, plane="pipeline")
                 return reader
         except TimeoutError as e:
             raise PeerFault(peer, f"no activation in {timeout:.1f} s") from e

@@ -149,6 +149,11 @@ class Anchor:
             self.state, self._before, self._moved = self._before, None, False
         self.residual.rolled_back()
 
+    def begin(self) -> None:
+        """The parameters in place are those the run begins from."""
+        self.forget()
+        self.state = OuterState.begin(self._stage.parameters()) if self.kept else None
+
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
         self.state, self._before, self._moved = None, None, False

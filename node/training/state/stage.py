@@ -16,7 +16,8 @@ class StageState:
     """A stage's module and its version. Tensors are replaced, never written into, so a reader may
     keep them.
 
-    ``empty``: the parameters of the first version are not here yet, what the module has is none.
+    ``frozen``: the weights beside which adapters are trained, None where there are none.
+    ``empty``: these, or the parameters of the first version, are not here yet.
     ``placed`` is told of every set of parameters that is put in place, before the module has it.
     """
 
@@ -28,6 +29,7 @@ class StageState:
         lineage: str = "",
         placed: Callable[[Mapping[str, Tensor]], None] | None = None,
         empty: bool = False,
+        frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.module, self.stage, self.epoch, self.lineage, self._placed = (
             module,
@@ -36,7 +38,7 @@ class StageState:
             lineage,
             placed,
         )
-        self.empty = empty
+        self.empty, self.frozen = empty, frozen
         self._live = dict(module.named_parameters())
         self._before: dict[str, Tensor] | None = None
         self._before_digest = self._before_lineage = ""
@@ -76,9 +78,27 @@ class StageState:
             self.lineage,
         )
         self._place(new)
-        self.empty = False
+        self.empty = self.empty and self.frozen is not None
         self.epoch, self.lineage, self.digest = epoch, lineage, digest(new)
         return self.digest
+
+    @torch.no_grad()
+    def begin(self, base: Mapping[str, Tensor]) -> None:
+        """Put in place what the run begins from: as parameters of the first version, or as the
+        frozen weights. Raises as :meth:`adopt`."""
+        if self.frozen is None:
+            self.adopt(base, 0)
+            self.settle()
+            return
+        for name, tensor in self.frozen.items():
+            tensor.copy_(base[name])  # nobody reads them while they are not here
+        self.empty = False
+
+    def base(self) -> Mapping[str, Tensor] | None:
+        """What the run begins from, while it is here."""
+        if self.empty or (self.frozen is None and self.version != Version(0)):
+            return None
+        return self.parameters() if self.frozen is None else self.frozen
 
     def roll_back(self, epoch: int) -> None:
         """Undo the last :meth:`adopt`. Raises ValueError when nothing is kept."""
