@@ -17,7 +17,7 @@ from node.sim.scenarios import LAYS, lay
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from tests.sim.outcomes import finished, held
 
-RANDOM, BATCH = 20, 5
+RANDOM, BATCH = 12, 4
 
 
 def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
