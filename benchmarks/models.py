@@ -4,7 +4,7 @@
     python -m benchmarks.models --only 1
 
 Rows are named after what was asked for: 1 directories of Hugging Face, from import to export,
-2 adapters (LoRA) beside PEFT.
+2 adapters (LoRA) beside PEFT, 4 memory, and what is computed again instead of kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report
 
-PARTS = {"1": ("shapes", "directories"), "2": ("adapters",)}
+PARTS = {"1": ("shapes", "directories"), "2": ("adapters",), "4": ("memory",)}
 """Number to modules of `benchmarks.given`; each has ``rows(report, root)``."""
 
 

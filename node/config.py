@@ -120,8 +120,9 @@ NODE_RULES: dict[str, FieldRule] = {
     "checkpoint.fetch_chunk": FieldRule(1 << 10, 1 << 22),
     "checkpoint.fetch_parallel": FieldRule(1, 64),
     "checkpoint.max_up": _RATE,
-    "limits.stash_bytes": FieldRule(1 << 16, 1 << 50),
+    "limits.stash_bytes": FieldRule(0, 1 << 50),
     "limits.in_flight": FieldRule(1, 10000),
+    "limits.recompute": FieldRule(choices=("auto", "off", "layers", "stage")),
 }
 SECTIONS: dict[str, type] = {
     "transport": TransportSettings,

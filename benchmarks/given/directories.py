@@ -38,6 +38,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 24},
     "mistral": {"sliding_window": None},
 }
+AGAIN = {"qwen2": "layers", "qwen3": "stage"}
+"""What the stages of these compute again for a backward."""
 TINY = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -100,7 +102,8 @@ def with_box(report: Report, kind: str, there: Path, root: Path) -> None:
         f"at most {CLOSE:g}",
         holds=apart <= CLOSE and fetched == STAGES,
     )
-    box = swarm(root / "trains", there, {"training.epochs": STEPS})
+    again = f"limits.recompute={AGAIN.get(kind, 'auto')}"
+    box = swarm(root / "trains", there, {"training.epochs": STEPS}, again=again)
     try:
         chief = box.made["ends-0"]
         live = {
@@ -148,12 +151,16 @@ def with_box(report: Report, kind: str, there: Path, root: Path) -> None:
 
 
 def swarm(
-    root: Path, there: Path, changes: dict[str, Any], nodes: Sequence[int] = (1, 1, 1)
+    root: Path,
+    there: Path,
+    changes: dict[str, Any],
+    nodes: Sequence[int] = (1, 1, 1),
+    again: str = "limits.recompute=auto",
 ) -> Box:
     """So many daemons of the ends and of each block stage, up to the end of their run. The manifest
     is made as a user makes it."""
     root.mkdir(parents=True)
-    box, file = Box(root, settings=()), root / "swarm.toml"
+    box, file = Box(root, settings=(again,)), root / "swarm.toml"
     words = ["swarm", "init", str(file), "--from", str(there), "--stages", str(STAGES)]
     words += ["--tokenizer", "bytes", "--data", "synthetic:7"]
     for key, value in {**SETTINGS, **changes}.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from node.app.capacity import check_memory
+from node.app.capacity import check_memory, stash_limit
 from node.app.change import read
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
@@ -187,10 +187,10 @@ async def assemble(
                 manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None
             ),
             parts_of_stages(manifest),
-            config.limits,
+            replace(config.limits, stash_bytes=stash_limit(config, manifest, stage, verdict)),
             text,
             device.autocast,
-            local.math if local else StageMath,
+            local.math if local else partial(StageMath, recompute=verdict.recompute),
             local.gradients if local else None,
             facts=facts,
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),

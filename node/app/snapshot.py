@@ -215,7 +215,7 @@ class SnapshotBuilder:
             memory_used=a.device.memory_used(),
             memory_limit=a.memory_limit,
             stash_bytes=a.pipeline.stash.used,
-            stash_limit=d.config.limits.stash_bytes,
+            stash_limit=a.pipeline.stash.limit,
             micro_batches=a.meter.micro_batches,
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
             time_s=d.metrics.totals(),

@@ -18,6 +18,10 @@ from node.model.shapes import EMBEDDING, base_shapes, count, head_dim, layer_cut
 
 RESERVE = 0.1
 """Share of the memory that a plan leaves free."""
+RECOMPUTE = ("off", "layers", "stage")
+"""What a block stage keeps of a micro-batch for its backward, most first: everything; the input of
+every layer, which is computed again one by one; the input of the stage, which is computed again
+whole. The gradients are the same to the bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +36,26 @@ class StageBytes:
     stash: int
     work: int
     outer: int = 0
+    before: int = 0
+    """The parameters of the version before, until the new one is settled."""
 
     @property
     def total(self) -> int:
         return (
-            self.parameters + self.gradients + self.optimizer + self.stash + self.work + self.outer
+            self.parameters
+            + self.before
+            + self.gradients
+            + self.optimizer
+            + self.stash
+            + self.work
+            + self.outer
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``spare`` what is left
-    for optimizer state."""
+    for optimizer state, ``recompute`` one of :data:`RECOMPUTE`."""
 
     ok: bool
     needed: int
@@ -51,6 +63,7 @@ class Verdict:
     text: str
     spare: int = 0
     next_step: str = ""
+    recompute: str = "off"
 
     def require(self) -> None:
         """Raises OutOfResources when it does not fit."""
@@ -58,17 +71,28 @@ class Verdict:
             raise OutOfResources(self.text, self.next_step)
 
 
-def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: int) -> int:
+def stash_bytes(
+    settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: str = "off"
+) -> int:
     """Bytes kept for one micro-batch of ``micro_batch`` sequences from its forward to its backward,
     fp32.
 
-    That is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU. The
-    ends keep token ids and the hidden states they sent and got back.
+    That is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU, and
+    the output, or what ``recompute`` leaves of it. The ends keep token ids and the hidden states
+    they sent and got back.
     """
     tokens, d = micro_batch * settings.seq_len, settings.d_model
     if stage == ENDS:
         return tokens * (2 * 4 * d + 2 * 8)
     layers = len(layer_cut(settings, stages)[stage - 1])
+    if recompute != "off":
+        return tokens * 4 * d * (layers + 1 if recompute == "layers" else 1)
+    return layers * graph_bytes(settings, tokens) + tokens * 4 * d
+
+
+def graph_bytes(settings: ModelSettings, tokens: int) -> int:
+    """Bytes that autograd keeps of one layer for so many tokens, fp32."""
+    d = settings.d_model
     q, kv = settings.heads * head_dim(settings), settings.kv_heads * head_dim(settings)
     # Each norm keeps its input, the normalised input, its output (input of the projections) and one
     # root a token.
@@ -80,18 +104,22 @@ def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: i
         per_token += 2 * (q + kv) + settings.heads + settings.kv_heads
     # SwiGLU keeps gate, silu(gate), up and their product.
     per_token += 4 * settings.d_ff
-    return layers * tokens * 4 * per_token
+    return tokens * 4 * per_token
 
 
-def work_bytes(settings: ModelSettings, stage: int, micro_batch: int) -> int:
-    """The largest passing tensors of one backward: logits and their gradients at the ends, the
-    SwiGLU's gradients in a block."""
+def work_bytes(
+    settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: str = "off"
+) -> int:
+    """The largest passing tensors of one backward: logits and their gradients at the ends; in a
+    block the SwiGLU's gradients, and what is computed again."""
     tokens = micro_batch * settings.seq_len
     if stage == ENDS:
         # logits, log-probabilities, gradient; pieces of the loss are bounded
         # (stages.LOGITS_AT_ONCE)
         return 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
-    return 4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
+    again = {"off": 0, "layers": 1, "stage": len(layer_cut(settings, stages)[stage - 1])}[recompute]
+    passing = 4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
+    return passing + again * graph_bytes(settings, tokens)
 
 
 def stage_bytes(
@@ -103,6 +131,7 @@ def stage_bytes(
     in_flight: int = 8,
     optimizer: int = 0,
     outer: int = 0,
+    recompute: str = "off",
 ) -> StageBytes:
     """What ``stage`` takes on one peer that keeps ``optimizer`` bytes of optimizer state and
     ``outer`` for rounds between cells, with ``in_flight`` micro-batches stashed.
@@ -115,9 +144,10 @@ def stage_bytes(
         parameters=kept + trained,
         gradients=trained,
         optimizer=optimizer,
-        stash=in_flight * stash_bytes(settings, stages, stage, micro_batch),
-        work=work_bytes(settings, stage, micro_batch),
+        stash=in_flight * stash_bytes(settings, stages, stage, micro_batch, recompute),
+        work=work_bytes(settings, stages, stage, micro_batch, recompute),
         outer=outer,
+        before=trained,
     )
 
 
@@ -153,6 +183,7 @@ def fits(
     in_flight: int = 8,
     optimizer: int = 0,
     outer: int = 0,
+    recompute: str = "off",
 ) -> Verdict:
     """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free.
 
@@ -166,12 +197,14 @@ def fits(
         in_flight=in_flight,
         optimizer=optimizer,
         outer=outer,
+        recompute=recompute,
     )
     ok = need.total <= available * (1 - RESERVE)
     parts = ", ".join(
         f"{label} {human(value)}"
         for label, value in (
             ("parameters", need.parameters),
+            ("the version before", need.before),
             ("gradients", need.gradients),
             ("optimizer", need.optimizer),
             (f"activations of {in_flight} micro-batches", need.stash),
@@ -185,9 +218,11 @@ def fits(
         f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} "
         f"({RESERVE:.0%} kept free): {parts}"
     )
+    if recompute != "off":
+        text += f"; of a micro-batch the input of {_KEPT[recompute]} is kept"
     spare = int(available * (1 - RESERVE)) - (need.total - need.optimizer)
     if ok:
-        return Verdict(ok, need.total, available, text, max(0, spare))
+        return Verdict(ok, need.total, available, text, max(0, spare), recompute=recompute)
 
     def other(
         stages: int = stages,
@@ -205,6 +240,7 @@ def fits(
             in_flight=in_flight,
             optimizer=int(optimizer * share),
             outer=int(outer * share),
+            recompute=recompute,
         )
         return size.total <= available * (1 - RESERVE)
 
@@ -231,7 +267,10 @@ def fits(
     else:
         cuts = (n for n in range(stages + 1, settings.layers + 1) if other(stages=n, stage=1))
         steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
-    return Verdict(ok, need.total, available, text, next_step=_one_of(steps))
+    return Verdict(ok, need.total, available, text, next_step=_one_of(steps), recompute=recompute)
+
+
+_KEPT = {"layers": "every layer", "stage": "the stage"}
 
 
 def _one_of(steps: Sequence[str]) -> str:

@@ -229,12 +229,14 @@ class Ends(nn.Module):
 
 class Blocks(nn.Module):
     """A block stage: layers ``layers`` (global numbers) in order, hidden states to hidden states.
-    Initialised on construction."""
+    Initialised on construction. With ``recompute`` what is inside a layer is not kept for backward,
+    but computed again."""
 
     def __init__(self, settings: ModelSettings, layers: range) -> None:
         super().__init__()
         check_settings(settings)
         self.settings, self.layers = settings, layers
+        self.recompute = False
         self.rope = Rope(settings)
         self.model = _Model()
         self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})
@@ -243,8 +245,13 @@ class Blocks(nn.Module):
 
     def forward(self, h_BTD: Tensor) -> Tensor:
         """[B, T, D] to [B, T, D]; positions are 0..T-1."""
+        again = self.recompute and torch.is_grad_enabled()
         for layer in self.model.layers.values():
-            h_BTD = layer(h_BTD, self.rope)
+            h_BTD = (
+                checkpoint(layer, h_BTD, self.rope, use_reentrant=False, preserve_rng_state=False)
+                if again
+                else layer(h_BTD, self.rope)
+            )
         return h_BTD
 
 

@@ -32,7 +32,7 @@ from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import MicroBatchDone, Origin
 from node.pipeline.route import fewest_hops
-from node.pipeline.settings import PipelineLimits, PipelineSettings
+from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
 from node.pipeline.telemetry import Silence, Telemetry
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
@@ -97,7 +97,7 @@ class Pipeline:
         self._autocast, self._math = autocast, math
         self.host(stage, module)
         self.machine = machine(self.me, fewest_hops(settings.stages, settings.may_skip))
-        self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes)
+        self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes or STASH)
         self.tasks = Tasks("pipeline", self._on_error)
         self.sender = Sender(self)
         self.timing = self.sender.timing

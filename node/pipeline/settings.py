@@ -26,13 +26,21 @@ class PipelineSettings:
     refused; 0: none is."""
 
 
+STASH = 1 << 30
+"""Bytes of activations that a peer keeps where nobody says how many, and there is memory."""
+
+
 @dataclass(frozen=True)
 class PipelineLimits:
     """Of this peer."""
 
-    stash_bytes: int = 1 << 30
-    """Activations kept for backward; a forward beyond it is answered BUSY."""
+    stash_bytes: int = 0
+    """Activations kept for backward; a forward beyond it is answered BUSY. 0: room for
+    ``in_flight`` micro-batches, and for more of them up to 1 GiB where there is memory."""
     in_flight: int = 8
     """Micro-batches an ends peer keeps under way at once."""
+    recompute: str = "auto"
+    """What a block stage computes again for a backward instead of keeping it: off, layers, stage;
+    auto: as little as makes it fit into the memory."""
     backward_first: bool = True
     """Backward jobs go before forward ones on the device; False serves them in order of arrival."""

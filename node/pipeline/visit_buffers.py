@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,14 @@ class EndsModule(Protocol):
     def embed(self, tokens_BT: Tensor) -> Tensor: ...
     def logits(self, h_BTD: Tensor) -> Tensor: ...
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]: ...
+
+
+@runtime_checkable
+class Recomputes(Protocol):
+    """A module that keeps the input of each of its layers instead of what is in them, while
+    ``recompute``."""
+
+    recompute: bool
 
 
 @dataclass(slots=True)
@@ -66,11 +74,24 @@ class StageMath:
     half-way leaves nothing behind. Every job raises NotFinite rather than leave a result behind
     that is not finite. ``graph_bytes`` tells what one micro-batch of a shape keeps for backward,
     measured at its first forward; before that it is 0.
+
+    ``recompute``: "layers" has the module keep the input of every layer and compute the layer again
+    in backward, "stage" keeps the input of the module alone; "off" keeps everything.
     """
 
-    def __init__(self, module: nn.Module, wire: str, autocast: Autocast = nullcontext) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        wire: str,
+        autocast: Autocast = nullcontext,
+        recompute: str = "off",
+    ) -> None:
         self.module, self.wire, self.autocast = module, wire, autocast
+        self._again = recompute == "stage"
+        if isinstance(module, Recomputes):
+            module.recompute = recompute == "layers"
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self._frozen = not named
         self._names = [n for n, _ in named]
         self._parameters = [p for _, p in named]
         held = [*module.parameters(), *module.buffers()]
@@ -82,9 +103,15 @@ class StageMath:
     # ------------------------------------------------------------
 
     def forward(self, work: VisitBuffers) -> None:
-        """Input → output, graph kept."""
+        """Input → output; the graph is kept, or what it is made again from."""
         work.x = self._take(_there(work.input)).requires_grad_()
         work.input = None
+        if self._again:
+            with torch.no_grad():
+                y = self._module(work.x)
+            self.graph_bytes[work.shape] = 0
+            work.output, work.tokens = self._encode(y), work.shape[0] * work.shape[1]
+            return
         if work.shape in self.graph_bytes:
             work.y = self._module(work.x)
         else:
@@ -96,7 +123,8 @@ class StageMath:
     def backward(self, work: VisitBuffers) -> None:
         """Output gradient → input gradient and this micro-batch's share of the parameter
         gradients."""
-        x, y, reader = _there(work.x), _there(work.y), _there(work.gradient)
+        x, reader = _there(work.x), _there(work.gradient)
+        y = self._module(x) if self._again else _there(work.y)
         dx, *grads = self._grad(y, [x, *self._parameters], self._take(reader))
         work.upstream, work.share = self._encode(_some(dx, x)), self._share(grads)
 
@@ -143,7 +171,7 @@ class StageMath:
 
     def embed_backward(self, work: VisitBuffers) -> None:
         """Gradient of the hidden states → the embedding's share; none where it is not trained."""
-        if not self._parameters:
+        if self._frozen:
             work.share = self._share([])
             return
         work.share = self._share(

@@ -18,6 +18,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest
+from node.pipeline.settings import PipelineLimits
 from node.training.rounds import window
 from node.training.rounds.memory import OuterBytes, outer_bytes
 from tests.training.conftest import SHAPES, Peer, Rig
@@ -136,7 +137,8 @@ def test_every_setting_that_keeps_something_is_counted() -> None:
 
 @pytest.mark.parametrize("name", ["diloco-top-k", "ring", "diloco-streaming"])
 def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path: Path) -> None:
-    config, manifest = NodeConfig(tmp_path), Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())
+    config = NodeConfig(tmp_path, limits=PipelineLimits(recompute="off"))
+    manifest = Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())
     plain = replace(manifest, outer=OuterSettings())
     ample = 1 << 40
     whole, without = (check_memory(config, m, 1, ample) for m in (manifest, plain))
@@ -173,3 +175,30 @@ def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> 
     assert not check_memory(config, manifest, 1, 1 << 10, ample).ok, (
         "the device's own counts as before"
     )
+
+
+def test_a_stage_that_does_not_fit_computes_again_what_it_cannot_keep(tmp_path: Path) -> None:
+    demo, ample = Manifest.default_demo(), 1 << 40
+
+    def config(recompute: str) -> NodeConfig:
+        return NodeConfig(tmp_path, limits=PipelineLimits(recompute=recompute))
+
+    needed = {
+        mode: check_memory(config(mode), demo, 1, ample).needed
+        for mode in ("off", "layers", "stage")
+    }
+    assert needed["off"] > needed["layers"]
+    for available, mode in (
+        (ample, "off"),
+        (int(needed["off"] / 0.9) + 1, "off"),
+        (needed["off"], "layers"),
+        (int(needed["layers"] / 0.9) + 1, "layers"),
+    ):
+        verdict = check_memory(config("auto"), demo, 1, available)
+        assert (verdict.ok, verdict.recompute) == (True, mode)
+        assert ("the input of every layer is kept" in verdict.text) == (mode == "layers")
+    refused = check_memory(config("auto"), demo, 1, 1 << 10)
+    assert not refused.ok
+    assert refused.needed == min(needed.values()), "the advice begins from what needs least"
+    assert not check_memory(config("off"), demo, 1, needed["off"]).ok
+    assert check_memory(config("stage"), demo, 0, ample).recompute == "off", "the ends keep little"

@@ -182,8 +182,10 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
     from node.config import NodeConfig
     from node.manifest import Manifest, amended
     from node.model.shapes import parameter_shapes
+    from node.pipeline.settings import PipelineLimits
 
-    config, demo = NodeConfig(tmp_path), Manifest.default_demo()
+    config = NodeConfig(tmp_path, limits=PipelineLimits(recompute="off"))
+    demo = Manifest.default_demo()
     needed = {
         (name, peers): check_memory(
             config,
