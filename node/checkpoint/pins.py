@@ -140,6 +140,14 @@ class Pins:
         pin.extend(tensors)
         return pin
 
+    def others(self, stage: int, kind: StateKind, now: float) -> bool:
+        """Whether state of this kind of another stage is being read, or was a moment ago."""
+        self.expire(now)
+        return any(
+            key.kind is kind and key.stage != stage and (pin.readers or now - pin.used <= SPARE_S)
+            for key, pin in self._pins.items()
+        )
+
     def expire(self, now: float) -> None:
         """Let go of what nobody read for ``idle_s``, and of everything older than ``longest_s``."""
         for key in [

@@ -186,6 +186,12 @@ class StateService(state_pb2_grpc.StateServicer):
             here = self.pins.find(stage, kind, 0, "", self._clock.now())
             if here or self._provider.describe(stage, kind, 0, ""):
                 return None
+            # Each is a stage in memory: they go out one after the other.
+            if self.pins.others(stage, kind, self._clock.now()):
+                raise _No(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "another stage is given out, ask again later",
+                )
             try:
                 return Version(0), await asyncio.to_thread(self._weights, stage)
             except (LocalFault, IndexError) as e:

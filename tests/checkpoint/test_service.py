@@ -705,4 +705,7 @@ async def test_what_a_run_begins_from_is_read_where_it_is_kept(swarm: Swarm) -> 
     assert same(first.tensors, values())
     assert same((await swarm.fetch([donor], epoch=None)).tensors, values(9))
     assert asked == [1, 1]
+    with pytest.raises(NoDonor, match="another stage is given out"):
+        await fetch(swarm.me, [donor], 2, "base", 0, SHAPES, settings=SETTINGS, patience=QUICK)
+    assert asked == [1, 1], "one stage at a time is in memory"
     assert not swarm.blamed()
