@@ -5,7 +5,7 @@
 
 Rows are named after what was asked for: 1 directories of Hugging Face, from import to export,
 2 adapters (LoRA) beside PEFT, 4 memory, and what is computed again instead of kept,
-7 the guide, every command of it on three machines.
+5 a device that runs out of memory, 7 the guide, every command of it on three machines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ import sys
 from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report
 
-PARTS = {"1": ("shapes", "directories"), "2": ("adapters",), "4": ("memory",), "7": ("guide",)}
+PARTS = {
+    "1": ("shapes", "directories"),
+    "2": ("adapters",),
+    "4": ("memory",),
+    "5": ("short",),
+    "7": ("guide",),
+}
 """Number to modules of `benchmarks.given`; each has ``rows(report, root)``."""
 
 

@@ -216,6 +216,7 @@ class SnapshotBuilder:
             memory_limit=a.memory_limit,
             stash_bytes=a.pipeline.stash.used,
             stash_limit=a.pipeline.stash.limit,
+            recompute=a.pipeline.math.recompute,
             micro_batches=a.meter.micro_batches,
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
             time_s=d.metrics.totals(),
@@ -248,6 +249,10 @@ class SnapshotBuilder:
                 "healed"
             )
         s.warnings.extend(self._troubles)
+        if n := a.pipeline.math.slice:
+            s.warnings.append(f"memory ran out: {n} sequences are computed at once; see --memory")
+        if times := work.engines.owner.singly:
+            s.warnings.append(f"memory ran out in {times} steps, which took one matrix at a time")
         if s.replicas == 1 and m.training.epochs > s.epoch:
             what = "the ends have" if here == ENDS else f"stage {here} has"
             alone, waits = "", "training"

@@ -725,8 +725,9 @@ def _caps(s: Snapshot) -> str:
 def _memory(s: Snapshot) -> str:
     used = size(s.memory_used) + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
     stash = f"   stash {size(s.stash_bytes)} of {size(s.stash_limit)}" if s.stash_limit else ""
+    again = f"   recompute {s.recompute}" if s.recompute not in ("", "off") else ""
     owned = f"   optimizer state {size(s.optimizer_bytes)}" if s.optimizer_bytes else ""
-    return used + stash + owned
+    return used + stash + again + owned
 
 
 def _line(label: str, value: str, style: str = "") -> Text:

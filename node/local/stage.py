@@ -137,6 +137,10 @@ class CutMath(StageMath):
             self._graphs[output] = handle
         return output
 
+    def _shrink(self, sequences: int) -> bool:
+        # A rank that ran out of memory has ended, and all of them with it.
+        return False
+
     def _module(self, x: Tensor) -> Tensor:
         self.hidden(x)
         handle = self.kept()

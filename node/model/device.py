@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 from dataclasses import dataclass
@@ -16,6 +17,20 @@ from node.core.errors import OutOfResources, UsageFault
 PRODUCT, PRODUCTS = 512, 3
 """Side of the product by which a device's speed is first told, and how many are made after one that
 warms up."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch says that memory ran out, on a GPU or on the CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def free_cached() -> None:
+    """Give back what nobody uses any more: cycles, and what torch keeps of a GPU's memory."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from node.core.errors import StepFault, UsageFault
+from node.model.device import free_cached, out_of_memory
 from node.optim.coefficients import coefficients as chosen
 from node.optim.muon import State, adamw, muon, muon_direction, muon_fresh, next_counts
 from node.optim.newton_schulz import MatrixBatch, in_jobs
@@ -58,6 +59,8 @@ class Owner:
             )
         self._orthogonalise = orthogonalise
         self._settings, self._total = settings, total_epochs
+        self.singly = 0
+        """Steps that were made a part at a time because memory ran out."""
         self._state: dict[str, State] = {}
         self._through: dict[str, int] = {}
         self._staged: dict[int, dict[str, State]] = {}
@@ -90,9 +93,26 @@ class Owner:
                     AGAIN,
                 )
         with torch.no_grad():
-            fresh, staged = self._step(parameters, mean_gradients, epoch)
+            try:
+                fresh, staged = self._step(parameters, mean_gradients, epoch)
+            except (RuntimeError, MemoryError) as e:
+                if not out_of_memory(e):
+                    raise
+                fresh, staged = self._one_by_one(parameters, mean_gradients, epoch)
         self._staged.setdefault(epoch, {}).update(staged)
         return fresh
+
+    def _one_by_one(
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int
+    ) -> tuple[dict[str, Tensor], dict[str, State]]:
+        """A step that takes the memory of one part at a time. Fresh parameters leave the device."""
+        fresh, staged = dict[str, Tensor](), dict[str, State]()
+        self.singly += 1
+        for name in sorted(gradients):
+            free_cached()
+            new, state = self._step(parameters, {name: gradients[name]}, epoch)
+            fresh[name], staged[name] = new[name].cpu(), state[name]
+        return fresh, staged
 
     def commit(self, epoch: int, names: Iterable[str] | None = None) -> frozenset[str]:
         """Make the state staged for ``epoch`` the state, of ``names`` only if given, and drop all

@@ -111,6 +111,7 @@ class Pipeline:
         self._handled = asyncio.Event()
         self._plan_until = 0.0
         self._idle_seen = 0.0
+        self._sliced = 0
         add_PipelineServicer_to_server(
             Inbound(self, self.forward_requests.receive), transport.server
         )
@@ -438,6 +439,7 @@ class Pipeline:
                 self.do(ev.Broken(key, way, str(e)[:200], lost))
             return
         self._account(seconds)
+        self._say_slices()
         now = self.clock.now()
         if self.at_origin(key) and key.position:
             self.timing.loss.add(seconds, now)
@@ -464,6 +466,17 @@ class Pipeline:
             if key.position == 0
             else (self.math.loss, Priority.LOSS)
         )
+
+    def _say_slices(self) -> None:
+        if self.math.slice != self._sliced:
+            self._sliced = self.math.slice
+            self.telemetry.emit(
+                "memory-short",
+                f"out of memory: {self._sliced} sequences of a micro-batch are computed at once "
+                "from now on, and its input alone is kept",
+                "warning",
+                slice=self._sliced,
+            )
 
     def _account(self, seconds: float) -> None:
         self.telemetry.spent("compute", seconds)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from node.core.errors import WireError
+from node.model.device import free_cached, out_of_memory
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
 from node.wire.tensors import TensorReader, encode
@@ -72,7 +73,8 @@ class StageMath:
 
     Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails
     half-way leaves nothing behind. Every job raises NotFinite rather than leave a result behind
-    that is not finite. ``graph_bytes`` tells what one micro-batch of a shape keeps for backward,
+    that is not finite. Where memory runs out, fewer sequences are computed at once from then on.
+    ``graph_bytes`` tells what one micro-batch of a shape keeps for backward,
     measured at its first forward; before that it is 0.
 
     ``recompute``: "layers" has the module keep the input of every layer and compute the layer again
@@ -87,7 +89,9 @@ class StageMath:
         recompute: str = "off",
     ) -> None:
         self.module, self.wire, self.autocast = module, wire, autocast
-        self._again = recompute == "stage"
+        self.recompute = recompute
+        self.slice = 0
+        """Sequences that are computed at once since memory ran out; 0: all of a micro-batch."""
         if isinstance(module, Recomputes):
             module.recompute = recompute == "layers"
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
@@ -104,29 +108,39 @@ class StageMath:
 
     def forward(self, work: VisitBuffers) -> None:
         """Input → output; the graph is kept, or what it is made again from."""
-        work.x = self._take(_there(work.input)).requires_grad_()
+        x = work.x = self._take(_there(work.input)).requires_grad_()
         work.input = None
-        if self._again:
-            with torch.no_grad():
-                y = self._module(work.x)
+        y = self._in_memory(work.shape[0], lambda: self._forward(work, x))
+        work.output, work.tokens = self._encode(y), work.shape[0] * work.shape[1]
+
+    def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
+        if self.recompute == "stage":
             self.graph_bytes[work.shape] = 0
-            work.output, work.tokens = self._encode(y), work.shape[0] * work.shape[1]
-            return
+            with torch.no_grad():
+                return torch.cat([self._module(part) for part in x.split(self.slice or len(x))])
         if work.shape in self.graph_bytes:
-            work.y = self._module(work.x)
+            work.y = self._module(x)
         else:
             with self._measured(work.shape):
-                work.y = self._module(work.x)
-        work.output = self._encode(work.y)
-        work.tokens = work.shape[0] * work.shape[1]
+                work.y = self._module(x)
+        return work.y
 
     def backward(self, work: VisitBuffers) -> None:
         """Output gradient → input gradient and this micro-batch's share of the parameter
         gradients."""
-        x, reader = _there(work.x), _there(work.gradient)
-        y = self._module(x) if self._again else _there(work.y)
-        dx, *grads = self._grad(y, [x, *self._parameters], self._take(reader))
+        x, dy = _there(work.x), self._take(_there(work.gradient))
+        dx, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
         work.upstream, work.share = self._encode(_some(dx, x)), self._share(grads)
+
+    def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
+        if self.recompute != "stage":
+            return self._grad(_there(work.y), [x, *self._parameters], dy)
+        work.y = None  # of before memory ran out
+
+        def part(x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
+            return self._grad(self._module(x), [x, *self._parameters], dy)
+
+        return self._by_slices(part, x, dy)
 
     @torch.no_grad()
     def forward_only(
@@ -161,13 +175,23 @@ class StageMath:
         """Hidden states → loss sum in nats, gradient of the hidden states, the head's share.
         ``targets`` come with the work."""
         h = self._take(_there(work.input)).requires_grad_()
-        with self.autocast():
-            total, work.tokens = self._ends.loss(h, _there(work.targets).to(self._device))
-        dh, *grads = self._grad(total, [h, *self._parameters], None)
-        work.loss_sum = total.item()
+        targets = _there(work.targets).to(self._device)
+        dh, *grads = self._in_memory(len(h), lambda: self._loss(work, h, targets))
         if not torch.isfinite(torch.tensor(work.loss_sum)):
             raise ValueError("the loss is not finite")
         work.upstream, work.share = self._encode(_some(dh, h)), self._share(grads)
+
+    def _loss(self, work: VisitBuffers, h: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
+        work.loss_sum, work.tokens = 0.0, 0
+
+        def part(h: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
+            with self.autocast():
+                total, tokens = self._ends.loss(h, targets)
+            found = self._grad(total, [h, *self._parameters], None)
+            work.loss_sum, work.tokens = work.loss_sum + total.item(), work.tokens + tokens
+            return found
+
+        return self._by_slices(part, h, targets)
 
     def embed_backward(self, work: VisitBuffers) -> None:
         """Gradient of the hidden states → the embedding's share; none where it is not trained."""
@@ -197,6 +221,45 @@ class StageMath:
 
     # Shared
     # ------------------------------------------------------------
+
+    def _in_memory(self, sequences: int, compute: Callable[[], T]) -> T:
+        """What ``compute`` gives; tried again in smaller slices while memory runs out."""
+        while True:
+            try:
+                return compute()
+            except (RuntimeError, MemoryError) as e:
+                if not out_of_memory(e) or not self._shrink(sequences):
+                    raise
+
+    def _shrink(self, sequences: int) -> bool:
+        """From now on at most half as many sequences are computed at once, and a block keeps its
+        input alone. False where that is as little as there is."""
+        if self.recompute == "stage" and self.slice == 1:
+            return False
+        self.recompute, self.slice = "stage", max(1, (self.slice or sequences) // 2)
+        free_cached()
+        return True
+
+    def _by_slices(
+        self,
+        part: Callable[[Tensor, Tensor], Sequence[Tensor | None]],
+        x: Tensor,
+        beside: Tensor,
+    ) -> Sequence[Tensor | None]:
+        """Gradients of ``x`` and the parameters, made by ``part`` of some sequences of ``x`` and
+        of ``beside`` at a time."""
+        if not 0 < self.slice < len(x):
+            return part(x, beside)
+        inputs: list[Tensor] = []
+        total: list[Tensor | None] = [None] * len(self._parameters)
+        for some, other in zip(x.split(self.slice), beside.split(self.slice), strict=True):
+            some = some.detach().requires_grad_()
+            dx, *grads = part(some, other)
+            inputs.append(_some(dx, some))
+            for i, g in enumerate(grads):
+                here = total[i]
+                total[i] = g if here is None else here if g is None else here.add_(g)
+        return [torch.cat(inputs), *total]
 
     def _take(self, reader: TensorReader) -> Tensor:
         return reader.finish()[0].to(self._device)

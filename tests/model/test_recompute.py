@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from benchmarks.lab.visits import visit
+from benchmarks.lab.visits import read, visit
 from node.model.cost import RECOMPUTE, graph_bytes, stash_bytes
 from node.model.settings import ModelSettings
 from node.model.stages import build
-from node.pipeline.visit_buffers import StageMath
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
+from node.pipeline.visit_buffers import StageMath, VisitBuffers
 
 SMALL = ModelSettings(layers=3, d_model=32, d_ff=48, seq_len=16, qk_norm=True)
 SHAPE = (2, 16, 32)
@@ -45,3 +50,106 @@ def test_what_is_kept_is_the_input_of_the_stage_or_of_every_layer() -> None:
     assert stash_bytes(SMALL, 1, 1, 2, "stage") == entry
     assert stash_bytes(SMALL, 1, 1, 2, "layers") == 3 * entry + entry  # and the output
     assert stash_bytes(SMALL, 1, 1, 2) == 3 * graph_bytes(SMALL, 32) + entry
+
+
+class Scarce(StageMath):
+    """A device on which more than ``most`` sequences at once are too many, in what is named."""
+
+    def __init__(self, where: str, most: int, module: torch.nn.Module, **more: Any) -> None:
+        super().__init__(module, "fp32", **more)
+        self.where, self.most, self.failed = where, most, 0
+
+    def _refuse(self, where: str, sequences: int) -> None:
+        if where == self.where and sequences > self.most:
+            self.failed += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def _module(self, x: torch.Tensor) -> torch.Tensor:
+        self._refuse("forward", len(x))
+        return super()._module(x)
+
+    def _grad(self, output: torch.Tensor, inputs: Any, gradient: Any) -> Any:
+        self._refuse("backward", len(inputs[0]))
+        return super()._grad(output, inputs, gradient)
+
+
+def close(a: Any, b: Any) -> bool:
+    return a.keys() == b.keys() and all(torch.allclose(a[n], b[n], atol=1e-6) for n in a)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("mode", RECOMPUTE)
+def test_a_block_that_runs_out_of_memory_takes_smaller_slices(
+    where: str, most: int, mode: str
+) -> None:
+    x, dy = torch.randn(7, 16, 32), torch.randn(7, 16, 32)
+    whole = visit(StageMath(build(SMALL, 1, 1), "fp32"), x, dy)
+    scarce = Scarce(where, most, build(SMALL, 1, 1), recompute=mode)
+    for _ in range(2):
+        found = visit(scarce, x, dy)
+        for got, want in zip(found[:2], whole[:2], strict=True):
+            a, b = (torch.frombuffer(bytearray(raw), dtype=torch.float32) for raw in (got, want))
+            assert torch.allclose(a, b, atol=1e-5)
+        assert close(found[2], whole[2])
+    assert (scarce.slice, scarce.recompute) == ({1: 1, 2: 1, 3: 3}[most], "stage")
+    assert scarce.failed == {1: 2, 2: 2, 3: 1}[most], "once smaller, it stays so"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_loss_that_runs_out_of_memory_takes_smaller_slices(most: int) -> None:
+    h, tokens = torch.randn(4, 16, 32), torch.randint(0, 259, (4, 16))
+
+    def loss(math: StageMath) -> VisitBuffers:
+        work = VisitBuffers(float("inf"), (4, 16, 32), targets=tokens, input=read(h))
+        math.loss(work)
+        return work
+
+    whole = loss(StageMath(build(SMALL, 1, 0), "fp32"))
+    scarce = Scarce("backward", most, build(SMALL, 1, 0))
+    found = loss(scarce)
+    assert (found.tokens, found.loss_sum) == (64, pytest.approx(whole.loss_sum, rel=1e-6))
+    assert close(found.share, whole.share)
+    assert scarce.slice == most
+
+
+def test_what_is_too_much_for_one_sequence_fails_as_before() -> None:
+    scarce = Scarce("forward", 0, build(SMALL, 1, 1))
+    with pytest.raises(torch.OutOfMemoryError):
+        visit(scarce, torch.randn(SHAPE), torch.randn(SHAPE))
+    assert scarce.slice == 1
+
+
+def test_other_errors_shrink_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    math = StageMath(build(SMALL, 1, 1), "fp32")
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("cuDNN error")
+
+    monkeypatch.setattr(math, "_module", broken)
+    with pytest.raises(RuntimeError, match="cuDNN"):
+        visit(math, torch.randn(SHAPE), torch.randn(SHAPE))
+    assert (math.slice, math.recompute) == (0, "off")
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw", "soap", "shampoo"])
+def test_a_step_that_runs_out_of_memory_takes_one_matrix_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = {n: p.data for n, p in build(SMALL, 1, 1).named_parameters()}
+    owners = [Owner(OptimSettings(name=name, warmup=0), 9) for _ in range(2)]
+    step: Callable[..., Any] = owners[1]._step
+
+    def scarce(here: Any, gradients: Any, epoch: int) -> Any:
+        if len(gradients) > 1:
+            raise MemoryError("too much")
+        return step(here, gradients, epoch)
+
+    monkeypatch.setattr(owners[1], "_step", scarce)
+    for epoch in range(2):
+        gradients = {n: torch.randn_like(p) for n, p in parameters.items()}
+        whole, singly = (o.step_parts(parameters, gradients, epoch) for o in owners)
+        assert whole.keys() == singly.keys()
+        assert all(torch.allclose(whole[n], singly[n], atol=1e-5) for n in whole)
+        assert owners[0].commit(epoch) == owners[1].commit(epoch) == frozenset(parameters)
+    assert (owners[0].singly, owners[1].singly) == (0, 2)
