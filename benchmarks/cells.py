@@ -14,11 +14,10 @@ step and their price in loss, 9 faults between cells.
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from typing import Any
 
-from benchmarks.lab.fleet import Hang, folder
+from benchmarks.lab.parts import run_parts
 from benchmarks.report import Report
 from node.sim.averaging import axes
 
@@ -53,16 +52,7 @@ def main() -> int:
         "4": {"sizes": sizes, "grid": axes(asked.grid), "seeds": asked.seeds},
         "5": {"sizes": [int(cells) for cells in asked.swarms.split(",")]},
     }
-    for number, name in ((number, name) for number, names in PARTS.items() for name in names):
-        if number in chosen:
-            with folder() as root:
-                try:
-                    part = importlib.import_module(f"benchmarks.between.{name}")
-                    part.rows(report, root, **more.get(number, {}))
-                except (Hang, RuntimeError, TimeoutError) as e:
-                    report.add(
-                        f"{number} {name} did not come to its end: {e}"[:300], 0, "", holds=False
-                    )
+    run_parts(report, "benchmarks.between", PARTS, chosen, more)
     return report.end(asked.json)
 
 

@@ -11,10 +11,9 @@ Rows are named after what was asked for: 1 directories of Hugging Face, from imp
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 
-from benchmarks.lab.fleet import Hang, folder
+from benchmarks.lab.parts import run_parts
 from benchmarks.report import Report
 
 PARTS = {
@@ -34,16 +33,8 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help="some of the numbers above")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
-    report, chosen = Report(), asked.only.split(",")
-    for number, name in ((number, name) for number, names in PARTS.items() for name in names):
-        if number in chosen:
-            with folder() as root:
-                try:
-                    importlib.import_module(f"benchmarks.given.{name}").rows(report, root)
-                except (Hang, RuntimeError, TimeoutError) as e:
-                    report.add(
-                        f"{number} {name} did not come to its end: {e}"[:300], 0, "", holds=False
-                    )
+    report = Report()
+    run_parts(report, "benchmarks.given", PARTS, asked.only.split(","))
     return report.end(asked.json)
 
 

@@ -120,7 +120,8 @@ def _gives(bent: Callable[[int, Mapping[str, Tensor]], dict[str, Tensor]]) -> No
         found = was(self, kind, window)
         if found is None or kind is not StateKind.SNAPSHOT:
             return found
-        self._engines.journal.emit("lab", "harm", "gives what it does not have", window=window)  # pyright: ignore[reportPrivateUsage]
+        engines = self._engines  # pyright: ignore[reportPrivateUsage]
+        engines.journal.emit("lab", "harm", "gives what it does not have", window=window)
         return found[0], bent(found[0].epoch, found[1])
 
     _bend(WindowRound, describe=describe)
