@@ -326,6 +326,11 @@ def demo(
     from node.manifest import read_manifest
 
     chosen = read_manifest(manifest) if manifest else None
+    if chosen and chosen.model.weights:
+        raise UsageFault(
+            f"{manifest} begins from a model, which the homes of the demo do not have",
+            f"host every stage on this machine:  tutti start {manifest}",
+        )
     nodes = spread(ends, chosen.pipeline.stages if chosen else stages, replicas, peers)
     home = Path(HOME["home"]) if "home" in HOME else None
     options = DemoOptions(

@@ -93,12 +93,14 @@ class Owner:
                     AGAIN,
                 )
         with torch.no_grad():
+            found = None
             try:
-                fresh, staged = self._step(parameters, mean_gradients, epoch)
+                found = self._step(parameters, mean_gradients, epoch)
             except (RuntimeError, MemoryError) as e:
                 if not out_of_memory(e):
                     raise
-                fresh, staged = self._one_by_one(parameters, mean_gradients, epoch)
+            # Only now: the error held what was computed so far.
+            fresh, staged = found or self._one_by_one(parameters, mean_gradients, epoch)
         self._staged.setdefault(epoch, {}).update(staged)
         return fresh
 

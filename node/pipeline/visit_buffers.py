@@ -74,12 +74,16 @@ class StageMath:
     Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails
     half-way leaves nothing behind. Every job raises NotFinite rather than leave a result behind
     that is not finite. Where memory runs out, fewer sequences are computed at once from then on.
-    ``graph_bytes`` tells what one micro-batch of a shape keeps for backward,
-    measured at its first forward; before that it is 0.
+    ``graph_bytes`` tells what one micro-batch of a shape keeps for backward, measured at its first
+    forward; before that it is 0.
 
     ``recompute``: "layers" has the module keep the input of every layer and compute the layer again
     in backward, "stage" keeps the input of the module alone; "off" keeps everything.
     """
+
+    recompute: str = "off"
+    slice: int = 0
+    """Sequences that are computed at once since memory ran out; 0: all of a micro-batch."""
 
     def __init__(
         self,
@@ -90,8 +94,6 @@ class StageMath:
     ) -> None:
         self.module, self.wire, self.autocast = module, wire, autocast
         self.recompute = recompute
-        self.slice = 0
-        """Sequences that are computed at once since memory ran out; 0: all of a micro-batch."""
         if isinstance(module, Recomputes):
             module.recompute = recompute == "layers"
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
@@ -230,6 +232,7 @@ class StageMath:
             except (RuntimeError, MemoryError) as e:
                 if not out_of_memory(e) or not self._shrink(sequences):
                     raise
+            free_cached()  # only now: the error held what was computed so far
 
     def _shrink(self, sequences: int) -> bool:
         """From now on at most half as many sequences are computed at once, and a block keeps its
@@ -237,7 +240,6 @@ class StageMath:
         if self.recompute == "stage" and self.slice == 1:
             return False
         self.recompute, self.slice = "stage", max(1, (self.slice or sequences) // 2)
-        free_cached()
         return True
 
     def _by_slices(

@@ -7,9 +7,11 @@ import json
 import pytest
 import tokenizers
 
+from benchmarks.given import directories
 from node.config import NodeConfig
 from node.data.places import Places
 from node.manifest import Manifest, amended, read_manifest
+from node.model.pretrained import Weights
 from tests.cli.conftest import refused
 
 TEXT = "the cat sat on the mat and looked at the rain\n" * 200
@@ -171,3 +173,23 @@ def test_a_place_is_remembered_until_it_is_gone(home, ours, corpus):
     for rubbish in (b"[1]", b"{", b"\xff", b'{"data": 3}', b'{"data": "\\u0000"}'):
         (ours.swarm_dir("f" * 64) / "places.json").write_bytes(rubbish)
         assert ours.places("f" * 64) == Places()
+
+
+def test_init_begins_from_the_model_in_a_directory(tutti, home, ours, tmp_path):
+    model = directories.made("qwen3", tmp_path / "model")
+    words = ["swarm", "init", "--from", str(model), "--data", "synthetic:7", "--stages", "2"]
+    refused(tutti(*words), 2, "tokenizer.json")
+    words += ["--tokenizer", "bytes"]
+    refused(tutti(*words, "--set", "model.seq_len=65"), 2, "sees 64 positions")
+    refused(tutti(*words, "--set", "model.layers=2"), 2, "tensors that the model")
+    refused(tutti(*words, "--shape", "qwen3-0.6b"), 2, "--from DIR and --shape")
+    assert "begins from weights" in tutti(*words).good()
+    made = read_manifest(home.parent / "swarm.toml")
+    assert made.model.weights == Weights(model).digests(made.model, 2)
+    assert (made.model.vocab, made.model.head_width, made.model.seq_len) == (300, 24, 64)
+    assert ours.places(made.run_id) == Places(weights=str(model))
+    assert str(tmp_path) not in (home.parent / "swarm.toml").read_text()
+    assert Manifest.parse(made.to_toml()).run_id == made.run_id
+    again = ["swarm", "init", "--from", "swarm.toml", "more.toml"]
+    refused(tutti(*again, "--stages", "3"), 2, "model.weights has 3 digests")
+    refused(tutti("demo", "--manifest", "swarm.toml"), 2, "begins from a model")
