@@ -51,10 +51,12 @@ def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path) -> None:
             for a, b in itertools.combinations_with_replacement(ROUTERS, 2)
         ]
         for one, other in pairs:
-            wait(
-                f"a way from {one.name} to {other.name}",
-                lambda o=one, p=other.peer: "path" in o.do(do="way", peer=p),
-            )
+            # Each side finds its own: one may hear of the other's relay before it is heard of.
+            for near, far in ((one, other), (other, one)):
+                wait(
+                    f"a way from {near.name} to {far.name}",
+                    lambda n=near, p=far.peer: "path" in n.do(do="way", peer=p),
+                )
             got = [
                 one.do(do="fetch", peer=other.peer, bytes=PIECE),
                 other.do(do="fetch", peer=one.peer, bytes=PIECE),
