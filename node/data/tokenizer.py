@@ -155,8 +155,12 @@ class FileTokenizer:
     def encode(self, text: str | bytes) -> np.ndarray:
         """As :meth:`Tokenizer.encode`, uint32."""
         whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
+        # One call for each piece, by the call for many: only that one lets other threads go on.
         ids = [
-            np.asarray(self._inner.encode(p, add_special_tokens=False).ids, dtype=np.uint32)
+            np.asarray(
+                self._inner.encode_batch_fast([p], add_special_tokens=False)[0].ids,
+                dtype=np.uint32,
+            )
             for p in pieces(whole)
         ]
         return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
