@@ -677,7 +677,7 @@ def swarm_init(
         Option(metavar="NAME", help="The shape of a published model, e.g. qwen3-0.6b."),
     ] = None,
     data: Annotated[
-        str | None, Option(help="A file, hf:NAME, synthetic:SEED or builtin:pydoc.")
+        str | None, Option(help="A file, http(s)://…, hf:NAME, synthetic:SEED or builtin:pydoc.")
     ] = None,
     tokenizer: Annotated[str | None, Option(help='A tokenizer.json, or "bytes".')] = None,
     private: Annotated[
@@ -1176,6 +1176,20 @@ def version(as_json: Json = False) -> int:
         _json({"tutti": VERSION, **spoken, "python": sys.version.split()[0]})
     else:
         print(f"tutti {VERSION}   {PROTOCOLS}   python {sys.version.split()[0]}")
+    return ExitCode.OK
+
+
+@app.command(rich_help_panel=ABOUT)
+def config(file: ConfigFile = None, settings: Sets = None, as_json: Json = False) -> int:
+    """Every setting of this node with its meaning and its value, as a config.toml to begin with:
+    tutti config > config.toml"""
+    from node.config import config_document, config_toml
+
+    ours = _config(dict(config=file, **_assignments(settings)))
+    if as_json:
+        _json(config_document(ours))
+    else:
+        print(config_toml(ours), end="")
     return ExitCode.OK
 
 

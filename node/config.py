@@ -28,7 +28,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, TooNew, UsageFault
 from node.core.home import control_socket, home_named, user_dir
 from node.core.ids import is_cell
-from node.core.tables import FieldRule, check, from_text, show, unknown
+from node.core.tables import FieldRule, check, commented, from_text, meanings, show, unknown
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
@@ -45,6 +45,8 @@ __all__ = [
     "Manifest",
     "NodeConfig",
     "NodeSettings",
+    "config_document",
+    "config_toml",
     "read_manifest",
     "write_atomically",
 ]
@@ -89,6 +91,7 @@ NODE_RULES: dict[str, FieldRule] = {
         pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?",
         says='a share such as "80%" or a size such as "20GiB"',
     ),
+    "data_disk": FieldRule(1 << 27, 1 << 50),
     "admission": FieldRule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
     "metrics_port": FieldRule(-1, 65535),
     "log_format": FieldRule(choices=("auto", "text", "json")),
@@ -175,6 +178,8 @@ class NodeSettings:
     data: str = ""
     """Where this peer keeps the data of the run: the file, or a directory that holds it; empty:
     where it was found last, else the path in the manifest."""
+    data_disk: int = 8 << 30
+    """Most bytes of a stream of data to keep on this disk."""
     tokenizer: str = ""
     """Where it keeps the run's tokenizer.json, in the same way."""
     weights: str = ""
@@ -539,6 +544,46 @@ class NodeConfig:
                 f"{path} is damaged: {why}", "join again with a fresh invite:  tutti join INVITE"
             ) from e
         return text
+
+
+def config_toml(config: NodeConfig) -> str:
+    """A config.toml with every setting and its meaning: those that a flag, the environment or a
+    file has set with their values, the others behind a # with their defaults."""
+    import tomlkit
+
+    lines = [
+        "# Settings of this peer: ~/.config/tutti/config.toml, or config.toml in the directory",
+        "# that --home names. Those behind a # have their defaults. TUTTI_* in the environment",
+        "# and flags come before this file.",
+    ]
+    section = ""
+    for name, value, source, meaning in _settings(config):
+        table, _, key = name.rpartition(".")
+        if table != section:
+            section = table
+            lines += ["", f"[{table}]"]
+        item = tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
+        lines += ["", *commented(meaning)]
+        lines.append(f"{'' if source else '# '}{key} = {item}")
+    return "\n".join(lines) + "\n"
+
+
+def config_document(config: NodeConfig) -> dict[str, dict[str, Any]]:
+    """The same for machines: value, source ("" for built in) and meaning by the setting's name."""
+    return {
+        name: {"value": value, "source": source, "meaning": meaning}
+        for name, value, source, meaning in _settings(config)
+    }
+
+
+def _settings(config: NodeConfig) -> Iterator[tuple[str, Any, str, str]]:
+    """(name, value, source, meaning) of every setting."""
+    for section, kind in (("", NodeSettings), *SECTIONS.items()):
+        values, said = getattr(config, section or "node"), meanings(kind)
+        for one in dataclasses.fields(kind):
+            name = f"{section}.{one.name}" if section else one.name
+            value = getattr(values, one.name)
+            yield name, value, config.sources.get(name, ""), said.get(one.name, "")
 
 
 def _kept(path: Path) -> str:

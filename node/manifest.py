@@ -29,7 +29,7 @@ from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
 from node.core.errors import Refused, TooNew, UsageFault, WireError
 from node.core.ids import PeerId, RunId
-from node.core.tables import FieldRule, build, check, from_text, unknown
+from node.core.tables import FieldRule, build, check, commented, from_text, meanings, unknown
 from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
@@ -59,6 +59,8 @@ _HEADERS = {
 _DEFAULTS_SAID = "# Settings behind a # have their defaults."
 LATER = (
     "data.tokenizer_sha256",
+    "data.windows",
+    "data.column",
     "swarm.salt",
     "swarm.continues",
     "outer.window_s",
@@ -179,9 +181,11 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "optimizer.schedule": FieldRule(choices=("linear", "cosine")),
     "optimizer.floor": _SHARE,
     "data.source": FieldRule(
-        pattern=r"builtin:pydoc|file:.+|hf:.+|synthetic:[0-9]{1,18}",
-        says="builtin:pydoc, file:NAME, hf:NAME or synthetic:SEED",
+        pattern=r"builtin:pydoc|file:.+|hf:.+|https?://.+|synthetic:[0-9]{1,18}",
+        says="builtin:pydoc, file:NAME, hf:NAME, http(s)://… or synthetic:SEED",
     ),
+    "data.windows": FieldRule(0, 1 << 20),
+    "data.column": FieldRule(pattern=r".{1,256}", says="the name of a field"),
     "data.sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
     "data.tokenizer": FieldRule(
         pattern=r".{1,4096}", says='"bytes" or the name of a tokenizer.json'
@@ -465,6 +469,7 @@ class Manifest:
             doc.add(tomlkit.comment(_DEFAULTS_SAID.removeprefix("# ")))
             doc.add("format", tomlkit.item(self.format))
         tables: dict[str, Table] = {}
+        said = {name: meanings(kind) for name, kind in SECTIONS.items()}
         for name, kind in SECTIONS.items():
             tables[name] = tomlkit.table()
             tables[name].comment((kind.__doc__ or "").strip().splitlines()[0])
@@ -473,6 +478,10 @@ class Manifest:
                 continue
             table = tables.setdefault(section, tomlkit.table())
             item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
+            if self.format > 1:
+                table.add(tomlkit.nl())
+                for line in commented(said[section].get(key, "")):
+                    table.add(tomlkit.comment(line.removeprefix("# ")))
             if kept:
                 table.add(key, item)
             elif self.format > 1:

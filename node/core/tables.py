@@ -1,12 +1,15 @@
 """A table of plain values (from TOML, the environment, flags) into a frozen dataclass, with
-complaints people can act on."""
+complaints people can act on; and what its fields mean."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
 import math
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +18,8 @@ from typing import Any, TypeVar
 from node.core.errors import UsageFault
 
 T = TypeVar("T")
+WIDTH = 96
+"""Of a comment in a file, without its mark."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,3 +231,24 @@ def _where(source: str) -> str:
 
 def _plain(number: float) -> str:
     return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else f"{number:g}"
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """What the strings below the fields of a dataclass say, by field, each one paragraph."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    found = dict[str, str]()
+    lines = body.body if isinstance(body, ast.ClassDef) else []
+    for line, below in zip(lines, lines[1:], strict=False):
+        if (
+            isinstance(line, ast.AnnAssign)
+            and isinstance(line.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        ):
+            found[line.target.id] = " ".join(str(below.value.value).replace("``", "").split())
+    return found
+
+
+def commented(text: str) -> list[str]:
+    """The text as comments of a TOML file."""
+    return [f"# {line}" for line in textwrap.wrap(text, WIDTH)]

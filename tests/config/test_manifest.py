@@ -79,7 +79,7 @@ def test_a_run_goes_on_only_as_what_it_was():
         ("averaging", "trim = 0.5", "averaging.trim = 0.5"),
         ("averaging", "clip = 0.0", "averaging.clip = 0.0"),
         ("averaging", "clip_iterations = 0", "averaging.clip_iterations = 0"),
-        ("data", 'source = "http://x"', "data.source"),
+        ("data", 'source = "ftp://x"', "data.source"),
         ("data", 'sha256 = "zz"', "data.sha256"),
         ("swarm", 'name = "a b\\u001b[2J"', "swarm.name"),
         ("swarm", "protocol = 99", "swarm.protocol = 99"),
