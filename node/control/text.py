@@ -502,7 +502,7 @@ def consent_lines(
     data: str,
     cut: str,
     work: str,
-    fetches_data: bool,
+    fetched_from: str,
     traffic: Sequence[str] = (),
     width: int = 80,
 ) -> list[str]:
@@ -534,10 +534,11 @@ def consent_lines(
             "activations and their gradients that you send on",
         ),
     ]
-    if fetches_data:
+    if fetched_from:
         lines.append(
             _plain(
-                "download", "a peer that hosts the ends fetches this data from the Hugging Face hub"
+                "download",
+                f"a peer that hosts the ends fetches this data from {clean(fetched_from, 256)}",
             )
         )
     return [part for line in lines for part in wrapped(line, width)]

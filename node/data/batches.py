@@ -37,6 +37,12 @@ def held_out_batch(corpus: Corpus, i: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _tensors(text: np.ndarray, seq_len: int, windows: Iterable[int]) -> tuple[Tensor, Tensor]:
-    rows = np.stack([text[w * seq_len : (w + 1) * seq_len + 1] for w in windows]).astype(np.int64)
+    return pair(
+        np.stack([text[w * seq_len : (w + 1) * seq_len + 1] for w in windows]).astype(np.int64)
+    )
+
+
+def pair(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """(tokens, targets) of token ids, int64 [B, T + 1]."""
     both = torch.from_numpy(rows)
     return both[:, :-1].contiguous(), both[:, 1:].contiguous()

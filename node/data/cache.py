@@ -23,7 +23,8 @@ from node.core.errors import OutOfResources, UsageFault
 from node.data.tokenizer import Tokenizer
 
 _FORMAT = 2
-_SUM = hashlib.sha256().digest_size
+SUM = hashlib.sha256().digest_size
+"""Bytes of the sum at the end of a file."""
 _log = logging.getLogger("tutti.data")
 
 
@@ -39,10 +40,9 @@ def cached(
     written.
     """
     key = hashlib.sha256(json.dumps([_FORMAT, source, tokenizer.digest, end]).encode()).hexdigest()
-    # An end mark of a byte tokenizer is the id 257, so that one byte is too narrow even there.
-    dtype = np.dtype("<u2") if tokenizer.vocab <= 1 << 16 else np.dtype("<u4")
+    dtype = id_type(tokenizer)
     path = home / "data" / f"{key[:32]}.{dtype.name}"
-    if not _whole(path):
+    if not whole(path):
         if path.exists():
             _log.warning("the tokenised text %s is damaged and made anew", path)
         try:
@@ -56,20 +56,31 @@ def cached(
                 f"cannot keep tokenised text in {path.parent}: {e}",
                 "choose a home you may write to",
             ) from e
-    ids = (path.stat().st_size - _SUM) // dtype.itemsize
+    ids = (path.stat().st_size - SUM) // dtype.itemsize
     return np.memmap(path, dtype=dtype, mode="r", shape=(ids,)) if ids else np.empty(0, dtype=dtype)
 
 
-def _whole(path: Path) -> bool:
-    """Whether what is there is a file that :func:`_write` has finished; reads all of it."""
+def id_type(tokenizer: Tokenizer) -> np.dtype:
+    """What an id is kept as. An end mark of a byte tokenizer is the id 257, so that one byte is too
+    narrow even there."""
+    return np.dtype("<u2") if tokenizer.vocab <= 1 << 16 else np.dtype("<u4")
+
+
+def with_sum(ids: bytes) -> bytes:
+    """The content of a file of ids."""
+    return ids + hashlib.sha256(ids).digest()
+
+
+def whole(path: Path) -> bool:
+    """Whether a file was written to its end and not changed since; reads all of it."""
     found = hashlib.sha256()
     try:
         with open(path, "rb") as file:
-            left = os.fstat(file.fileno()).st_size - _SUM
+            left = os.fstat(file.fileno()).st_size - SUM
             while left > 0 and (piece := file.read(min(left, 1 << 22))):
                 found.update(piece)
                 left -= len(piece)
-            return left == 0 and file.read(_SUM + 1) == found.digest()
+            return left == 0 and file.read(SUM + 1) == found.digest()
     except OSError:
         return False
 

@@ -10,11 +10,17 @@ class DataSettings:
     """A source of tokens and its order."""
 
     source: str = "builtin:pydoc"
-    """builtin:pydoc | file:NAME (txt, jsonl, parquet, bin) | hf:NAME[:SPLIT[:COLUMN]] |
+    """builtin:pydoc | file:NAME (txt, jsonl, parquet, bin; SHA256SUMS for shards beside it) |
+    http(s)://… (SHA256SUMS, one shard, or shards x-{000..012}.jsonl) | hf:NAME[:CONFIG]:SPLIT |
     synthetic:SEED. The name of a file may be a path, where it lies at peers that say nothing else;
-    its ending is the format."""
+    its ending is the format. Sources of shards are streamed."""
     sha256: str = ""
-    """Hex hash of the source's bytes, compared by everybody who opens it; empty: not compared."""
+    """Hex hash of the source's bytes, of a stream that of its list of shards, compared by everybody
+    who opens it; empty: not compared."""
+    windows: int = 0
+    """Samples that a stream takes from each piece of 1 MiB, as stored; found by ``swarm init``."""
+    column: str = "text"
+    """The field of a stream's documents that is the text."""
     tokenizer: str = "bytes"
     """"bytes", or the name of a Hugging Face tokenizer.json; a path as in ``source``."""
     tokenizer_sha256: str = ""

@@ -19,9 +19,14 @@ from node.data import readers
 from node.data.cache import cached
 from node.data.places import AS_NAMED, Places, local, meant_for_one
 from node.data.settings import DataSettings
+from node.data.streamed.opening import open_stream
+from node.data.streamed.shards import is_streamed
+from node.data.streamed.stream import Stream
 from node.data.synthetic import MarkovLanguage
 from node.data.tokenizer import Tokenizer, open_tokenizer
 
+DATA_DISK = 8 << 30
+"""Bytes of a stream that are kept, where nothing else is said."""
 SYNTHETIC_TOKENS = 1 << 20
 """Length of the synthetic text."""
 
@@ -54,24 +59,70 @@ class Corpus:
     def tokens(self) -> int:
         return len(self.train) + len(self.held_out)
 
+    @property
+    def said(self) -> str:
+        """How much text it is, for people."""
+        return f"{self.tokens:,} tokens"
+
+
+def open_source(
+    settings: DataSettings,
+    seq_len: int,
+    vocab: int,
+    home: Path,
+    places: Places = AS_NAMED,
+    cap: int = DATA_DISK,
+) -> tuple[Corpus | Stream, Tokenizer]:
+    """What a peer that holds the ends of a model with ``vocab`` token ids needs: a corpus, or a
+    stream of what is read in pieces, of which at most ``cap`` bytes are kept.
+
+    Raises as :func:`open_data` and :func:`open_stream` do.
+    """
+    if not streams(settings, places):
+        return open_data(settings, seq_len, vocab, home, places)
+    tokenizer = _tokenizer(settings, vocab, places)
+    _check_lengths(settings, seq_len)
+    if meant_for_one(places.data) and not settings.source.startswith("file:"):
+        raise _no_file(settings, places)
+    if not settings.windows:
+        raise UsageFault(
+            f"data.windows = 0, and {settings.source} is a stream: nobody has looked how much text "
+            "its pieces have",
+            "make a manifest with  tutti swarm init , without --no-open",
+        )
+    stream = open_stream(settings, seq_len, tokenizer, home, places.data, cap)
+    _check_hash(stream.sha256, settings.sha256)
+    return stream, tokenizer
+
 
 def open_data(
     settings: DataSettings, seq_len: int, vocab: int, home: Path, places: Places = AS_NAMED
 ) -> tuple[Corpus, Tokenizer]:
-    """What a peer that holds the ends of a model with ``vocab`` token ids needs: what
-    ``settings.source`` names, read, hashed, tokenised and split. Tokenised files are kept under
-    ``home/data``.
+    """What ``settings.source`` names, whole: read, hashed, tokenised and split. Tokenised files are
+    kept under ``home/data``.
 
     Raises UsageFault for a source that does not exist, does not parse, or is too short for one
     window of training text, for a place of a source that is no file, and when the model could meet
     an id it has no embedding for, in the data or in a prompt; Refused when a hash is not that of
     ``settings``; OutOfResources when the disk is full.
     """
-    tokenizer = open_tokenizer(settings, places)
-    _require(vocab, tokenizer.vocab, f"the tokenizer {settings.tokenizer}")
+    tokenizer = _tokenizer(settings, vocab, places)
     corpus = _open(settings, seq_len, tokenizer, home, places)
     _require(vocab, corpus.vocab, f"the data {settings.source}")
     return corpus, tokenizer
+
+
+def _tokenizer(settings: DataSettings, vocab: int, places: Places) -> Tokenizer:
+    tokenizer = open_tokenizer(settings, places)
+    _require(vocab, tokenizer.vocab, f"the tokenizer {settings.tokenizer}")
+    return tokenizer
+
+
+def streams(settings: DataSettings, places: Places) -> bool:
+    """Whether a source is read in pieces. Runs on a data set of the Hub that were made before that
+    read it whole."""
+    old = settings.source.startswith("hf:") and settings.sha256 and not settings.windows
+    return not old and is_streamed(settings.source, places.data)
 
 
 def _require(vocab: int, ids: int, what: str) -> None:
@@ -84,20 +135,12 @@ def _require(vocab: int, ids: int, what: str) -> None:
 def _open(
     settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, places: Places
 ) -> Corpus:
-    if not 0 <= settings.holdout < 1:
-        raise UsageFault(f"data.holdout is {settings.holdout}", "give a share from 0 to below 1")
-    if seq_len < 1:
-        raise UsageFault(f"model.seq_len is {seq_len}", "give a whole number above 0")
+    _check_lengths(settings, seq_len)
     kind, colon, name = settings.source.partition(":")
     if not colon or not name:
         raise UsageFault(f"unknown data source {settings.source!r}", _SOURCES)
     if kind in ("builtin", "synthetic") and meant_for_one(places.data):
-        raise UsageFault(
-            f"this run trains on {settings.source}, which is no file, and  data = {places.data}  "
-            "is set here",
-            "leave  --data  away, or make a run on that file:  tutti swarm init --data "
-            f"{places.data}",
-        )
+        raise _no_file(settings, places)
     if kind == "builtin":
         tokens, digest, vocab = _builtin(name, tokenizer)
     elif kind == "synthetic":
@@ -114,7 +157,22 @@ def _open(
     return _split(tokens, settings, seq_len, digest, vocab)
 
 
-_SOURCES = "use builtin:pydoc, file:NAME, hf:NAME[:SPLIT[:COLUMN]] or synthetic:SEED"
+_SOURCES = "use builtin:pydoc, file:NAME, http(s)://…, hf:NAME[:CONFIG]:SPLIT or synthetic:SEED"
+
+
+def _check_lengths(settings: DataSettings, seq_len: int) -> None:
+    if not 0 <= settings.holdout < 1:
+        raise UsageFault(f"data.holdout is {settings.holdout}", "give a share from 0 to below 1")
+    if seq_len < 1:
+        raise UsageFault(f"model.seq_len is {seq_len}", "give a whole number above 0")
+
+
+def _no_file(settings: DataSettings, places: Places) -> UsageFault:
+    return UsageFault(
+        f"this run trains on {settings.source}, which is no file, and  data = {places.data}  "
+        "is set here",
+        f"leave  --data  away, or make a run on that file:  tutti swarm init --data {places.data}",
+    )
 
 
 def _builtin(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:

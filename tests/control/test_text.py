@@ -481,7 +481,7 @@ def test_the_consent_sheet_lists_what_is_accepted():
         data="builtin:pydoc",
         cut="3 stages",
         work="10 epochs",
-        fetches_data=False,
+        fetched_from="",
     )
     text = "\n".join(sheet)
     for words in (
@@ -524,7 +524,7 @@ def test_the_consent_sheet_wraps_between_words(width):
         data="file:" + "x" * 190,
         cut="3 stages",
         work="10 epochs",
-        fetches_data=True,
+        fetched_from="the Hugging Face hub",
         traffic=[said, "and more"],
         width=width,
     )

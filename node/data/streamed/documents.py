@@ -1,0 +1,153 @@
+"""The documents of one part of a shard: plain text, JSON lines and parquet, also packed.
+
+A document belongs to the part in which it begins, so that parts that lie side by side give each
+document once. Of text without documents a part gives the characters that begin in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from node.core.errors import LocalFault, UsageFault
+from node.data.streamed.files import BLOCK, Files, Ranges, Shard, kind_of
+from node.data.streamed.pieces import Part
+
+LONGEST = 64 << 20
+"""Bytes of one document, at most."""
+MOST_GROUP = 1 << 30
+"""Bytes of the column of one row group, decoded, at most."""
+_log = logging.getLogger("tutti.data")
+
+
+class Documents:
+    """``column``: the field, or the column, that is the text."""
+
+    def __init__(self, files: Files, column: str) -> None:
+        self._files, self._column = files, column
+
+    def of(self, shard: Shard, part: Part) -> tuple[Iterator[bytes], bool]:
+        """UTF-8 text of the documents of a part, and whether each is to be ended by a mark.
+
+        Raises NetworkFault, UsageFault for what is no such shard, LocalFault where there is no
+        space.
+        """
+        kind = kind_of(shard.name)
+        if kind.form == "parquet":
+            return self._rows(shard, part), True
+        start, stop = part.start, part.stop
+        if kind.packed:
+            stored, shard = shard.size, self._files.unpacked(shard, kind.packed)
+            start, stop = (at * shard.size // stored for at in (start, stop))
+        if kind.form == "text":
+            return iter((self._characters(shard, start, stop),)), False
+        return self._lines(shard, start, stop), True
+
+    def _characters(self, shard: Shard, start: int, stop: int) -> bytes:
+        raw = self._files.read(shard, start, stop + 3)
+        return raw[_boundary(raw, 0) : _boundary(raw, stop - start)]
+
+    def _lines(self, shard: Shard, start: int, stop: int) -> Iterator[bytes]:
+        # From one byte before: whether a line begins at ``start`` shows there.
+        first = max(0, start - 1)
+        raw = self._files.read(shard, first, stop)
+        begin = 0 if start == 0 else raw.find(b"\n") + 1
+        if start and not begin:
+            return  # the middle of a long line, which begins in a part before
+        at = first + len(raw)
+        rest = [raw[begin:]] if len(raw) > begin else []
+        while rest and not rest[-1].endswith(b"\n") and at < shard.size:
+            more = self._files.read(shard, at, at + BLOCK)
+            at += len(more)
+            rest.append(more[: more.find(b"\n") + 1] or more)
+            if sum(map(len, rest)) > LONGEST + stop - start:
+                raise UsageFault(
+                    f"{shard.name} has a line of more than {LONGEST >> 20} MiB at byte {start}",
+                    "split that document",
+                )
+        bad = 0
+        for line in b"".join(rest).split(b"\n"):
+            if line.strip():
+                try:
+                    yield json.loads(line)[self._column].encode("utf-8", errors="replace")
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    bad += 1
+        if bad:
+            _log.warning(
+                "%s, bytes %d to %d: %d lines are no JSON object with a string %r and are left out",
+                shard.name, start, stop, bad, self._column,
+            )  # fmt: skip
+
+    def _rows(self, shard: Shard, part: Part) -> Iterator[bytes]:
+        pyarrow, pq = _arrow()
+        try:
+            with pq.ParquetFile(Ranges(self._files, shard), pre_buffer=False) as file:
+                names, meta = file.schema_arrow.names, file.metadata
+                if self._column not in names:
+                    raise UsageFault(
+                        f"{shard.name} has no column {self._column!r}",
+                        f"data.column: one of {', '.join(names[:8])}",
+                    )
+                first, last = (at * meta.num_rows // shard.size for at in (part.start, part.stop))
+                seen = 0
+                for group in range(meta.num_row_groups):
+                    rows = meta.row_group(group).num_rows
+                    begin, end = max(first, seen) - seen, min(last, seen + rows) - seen
+                    seen += rows
+                    if begin < end:
+                        self._small(shard, meta, group)
+                        column = file.read_row_group(group, columns=[self._column]).column(0)
+                        yield from _texts(column.slice(begin, end - begin), shard)
+        except (pyarrow.ArrowException, OSError) as e:
+            raise _cause(e) or UsageFault(
+                f"cannot read {shard.name}: {e}", "check that it is a parquet file"
+            ) from e
+
+    def _small(self, shard: Shard, meta: Any, group: int) -> None:
+        found = meta.row_group(group)
+        columns = (found.column(i) for i in range(found.num_columns))
+        size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._column)
+        if size > MOST_GROUP:
+            raise UsageFault(
+                f"row group {group} of {shard.name} has {size} bytes of {self._column!r}",
+                f"write it in row groups of at most {MOST_GROUP >> 20} MiB",
+            )
+
+
+def _boundary(raw: bytes, at: int) -> int:
+    """The first byte from ``at`` on that begins a UTF-8 character, at most three further."""
+    stop = min(len(raw), at + 3)
+    while at < stop and raw[at] & 0xC0 == 0x80:
+        at += 1
+    return at
+
+
+def _texts(column: Any, shard: Shard) -> Iterator[bytes]:
+    for value in column.to_pylist():
+        if isinstance(value, str):
+            yield value.encode("utf-8", errors="replace")
+        elif value is not None:
+            raise UsageFault(
+                f"{shard.name} holds {type(value).__name__}, not text", "name a column of strings"
+            )
+
+
+def _cause(e: BaseException) -> LocalFault | None:
+    """The fault of ours that a library has wrapped."""
+    found: BaseException | None = e
+    while found is not None and not isinstance(found, LocalFault):
+        found = found.__cause__ or found.__context__
+    return found
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as pq
+    except ImportError as e:
+        raise UsageFault(
+            "reading parquet needs pyarrow, which is not installed", 'pip install "tutti[data]"'
+        ) from e
+    return pyarrow, pq

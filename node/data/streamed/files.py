@@ -1,0 +1,398 @@
+"""Bytes of shards: of a web server, in ranges; of a disk; and whole shards kept on this disk below
+a cap.
+
+Every failure is raised; whoever asked decides whether to ask again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+
+from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
+
+WHOLE = 64 << 20
+"""A shard of at most so many bytes is fetched whole, and its hash is compared; of a larger one only
+what is needed, if its format has parts."""
+BLOCK = 1 << 20
+"""Bytes that are fetched at once where a library reads here and there, and kept."""
+TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
+"""Seconds without a byte after which a server is held to be gone."""
+ABANDONED_S = 600.0
+"""Since the last write to an unfinished file, after which its writer is held to be gone."""
+_UNPACKED = 1 << 22
+_TRY_LATER = (408, 425, 429)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """``name``: its URL or path; ``size`` in bytes as stored. ``sha256`` in hex and ``etag`` are
+    "" where nobody says them."""
+
+    name: str
+    size: int
+    sha256: str = ""
+    etag: str = ""
+
+    @property
+    def remote(self) -> bool:
+        return self.name.startswith(("http://", "https://"))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``form``: text, lines (JSON) or parquet; ``packed``: zstd, gzip or ""."""
+
+    form: str
+    packed: str
+
+
+_FORMS = {".txt": "text", ".jsonl": "lines", ".ndjson": "lines", ".json": "lines",
+          ".parquet": "parquet"}  # fmt: skip
+_PACKED = {".zst": "zstd", ".gz": "gzip"}
+
+
+def kind_of(name: str) -> Kind:
+    """The format that a shard's name says. Raises UsageFault for one that cannot be read."""
+    path = Path(name.partition("?")[0])
+    packed = _PACKED.get(path.suffix.lower(), "")
+    form = _FORMS.get((path.with_suffix("") if packed else path).suffix.lower())
+    if form is None or (packed and form == "parquet"):
+        raise UsageFault(
+            f"cannot read {name}: unknown ending",
+            "use .txt, .jsonl or .parquet, the first two also with .zst or .gz",
+        )
+    return Kind(form, packed)
+
+
+@contextlib.contextmanager
+def asked(
+    url: str, client: httpx2.Client, method: str, headers: dict[str, str] | None = None
+) -> Iterator[httpx2.Response]:
+    """The answer of a server, its body not read yet. Raises NetworkFault when it does not answer,
+    or asks for patience, and UsageFault for any other refusal; also while the body is read."""
+    try:
+        with client.stream(method, url, headers=headers) as answer:
+            if answer.status_code in _TRY_LATER or answer.status_code >= 500:
+                raise NetworkFault(
+                    f"{url}: the server says {answer.status_code}", "it is asked again"
+                )
+            if not answer.is_success:
+                raise UsageFault(
+                    f"{url}: the server says {answer.status_code}",
+                    "ask who owns the run where its data is",
+                )
+            yield answer
+    except httpx2.HTTPError as e:
+        raise NetworkFault(f"cannot fetch {url}: {e or type(e).__name__}", "check the network, "
+                           "and whether that server runs") from e  # fmt: skip
+    except httpx2.InvalidURL as e:
+        raise UsageFault(f"{url} is no address: {e}", "give http://… or https://…") from e
+
+
+class Files:
+    """All calls may block, and come from any thread."""
+
+    def __init__(self, client: httpx2.Client, folder: Path, cap: int) -> None:
+        """``cap``: bytes that everything below ``folder`` may take."""
+        self._client, self.folder, self.cap = client, folder, cap
+        self._lock = threading.Lock()
+        self._making = dict[str, threading.Lock]()
+        self._holding = dict[Path, int]()
+        """Files that are written or read just now, and how many bytes they will have."""
+        self._compared = set[Path]()
+        self.received = 0
+        """Bytes that came over the network."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(".*.tmp"):
+            # Not what another process, such as a daemon beside ``tutti doctor``, writes just now.
+            if (s := _stat(left)) is not None and time.time() - s.st_mtime > ABANDONED_S:
+                left.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def read(self, shard: Shard, start: int, stop: int) -> bytes:
+        """Bytes ``start`` to ``stop`` of a shard, which end with it.
+
+        Raises NetworkFault, and LocalFault for a shard that is not what the list says, and where
+        there is no space.
+        """
+        stop = min(stop, shard.size)
+        if start >= stop:
+            return b""
+        if not shard.remote or shard.size <= WHOLE:
+            with open(self.whole(shard), "rb") as file:
+                file.seek(start)
+                return file.read(stop - start)
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        if shard.etag:
+            headers["If-Match"] = shard.etag
+        with asked(shard.name, self._client, "GET", headers) as answer:
+            if answer.status_code != 206 or not answer.headers.get("content-range", "").endswith(
+                f"/{shard.size}"
+            ):
+                raise UsageFault(
+                    f"{shard.name}: the server gives no parts of {shard.size} bytes",
+                    f"use another server, or shards of at most {WHOLE >> 20} MiB",
+                )
+            return self._body(answer, stop - start)
+
+    def _body(self, answer: httpx2.Response, length: int) -> bytes:
+        body = bytearray()
+        for piece in answer.iter_raw():
+            body += piece
+            self.received += len(piece)
+            if len(body) > length:
+                break
+        if len(body) != length:
+            raise NetworkFault(
+                f"{answer.url}: {len(body)} bytes came of {length}", "it is asked again"
+            )
+        return bytes(body)
+
+    def whole(self, shard: Shard) -> Path:
+        """Where a shard lies whole on this disk, its hash compared when it was fetched, or first
+        read; what had come of it before a failure is not fetched again. Raises as :meth:`read`
+        does."""
+        path = self._path(shard, "shard") if shard.remote else Path(shard.name)
+        with self._alone(path):
+            if not shard.remote:
+                self._own(shard, path)
+            elif not self.used(path):
+                self._fetch(shard, path)
+            return path
+
+    def unpacked(self, shard: Shard, packed: str) -> Shard:
+        """The text of a shard that is packed, as a shard of this disk. Raises as :meth:`read` does,
+        and OutOfResources when it does not fit below the cap."""
+        path = self._path(shard, "text")
+        with self._alone(path):
+            if not self.used(path):
+                self._unpack(self.whole(shard), packed, path)
+                if shard.remote:
+                    self.whole(shard).unlink(missing_ok=True)
+            return Shard(str(path), path.stat().st_size)
+
+    def block(self, shard: Shard, number: int) -> bytes:
+        """The ``number``-th :data:`BLOCK` of a shard, kept. Raises as :meth:`read` does."""
+        start = number * BLOCK
+        if not shard.remote or shard.size <= WHOLE:
+            return self.read(shard, start, start + BLOCK)
+        path = self._path(shard, f"{number}.block")
+        with self._alone(path):
+            if self.used(path):
+                return path.read_bytes()
+            found = self.read(shard, start, start + BLOCK)
+            self.put(path, found)
+            return found
+
+    def _path(self, shard: Shard, ending: str) -> Path:
+        key = hashlib.sha256(f"{shard.name}\n{shard.size}\n{shard.sha256}".encode()).hexdigest()
+        return self.folder / f"{key[:32]}.{ending}"
+
+    def _alone(self, path: Path) -> threading.Lock:
+        """Held by the one thread that makes a file, so that no other makes it too."""
+        with self._lock:
+            return self._making.setdefault(path.name, threading.Lock())
+
+    def _own(self, shard: Shard, path: Path) -> None:
+        """Compare a shard that somebody keeps on this disk, once."""
+        if path in self._compared or path.parent == self.folder:
+            return
+        try:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest() if shard.sha256 else ""
+                size = os.fstat(file.fileno()).st_size
+        except OSError as e:
+            raise UsageFault(f"cannot read {path}: {e.strerror}", "check  --data PATH") from e
+        _compare(shard, size, digest)
+        self._compared.add(path)
+
+    def _unpack(self, stored: Path, packed: str, path: Path) -> None:
+        staged = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
+        with self._held({stored: 0}), self._held({staged: 0}) as grow:
+            try:
+                with self._room(), open(staged, "wb") as file:
+                    for text in _unpacked(stored, packed):
+                        grow({staged: file.tell() + len(text)})
+                        file.write(text)
+                os.replace(staged, path)
+            finally:
+                staged.unlink(missing_ok=True)
+
+    def used(self, path: Path) -> bool:
+        """Whether a file is there; it is then the last to make room for others."""
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _fetch(self, shard: Shard, path: Path) -> None:
+        part = path.with_suffix(".part")
+        with self._held({part: shard.size}):
+            self._fetch_into(part, shard)
+            os.replace(part, path)
+
+    def _fetch_into(self, part: Path, shard: Shard) -> None:
+        have = part.stat().st_size if self.used(part) else 0
+        if have > shard.size:
+            part.unlink()
+            have = 0
+        if have < shard.size:
+            headers = {"Range": f"bytes={have}-"} if have else {}
+            if shard.etag and have:
+                headers["If-Range"] = shard.etag
+            with asked(shard.name, self._client, "GET", headers) as answer, self._room():
+                # A server that knows no ranges, or has another version now, sends all of it.
+                with open(part, "ab" if answer.status_code == 206 else "wb") as file:
+                    for piece in answer.iter_raw():
+                        if file.tell() + len(piece) > shard.size:
+                            part.unlink()
+                            raise UsageFault(
+                                f"{shard.name} is not the shard of the list: it has more than "
+                                f"{shard.size} bytes",
+                                "ask who owns the run; there may be a newer version",
+                            )
+                        file.write(piece)
+                        self.received += len(piece)
+        got = part.stat().st_size
+        if got < shard.size:
+            raise NetworkFault(
+                f"{shard.name}: {got} bytes came of {shard.size}", "it is asked again"
+            )
+        with open(part, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            _compare(shard, got, digest)
+        except UsageFault:
+            part.unlink()
+            raise
+
+    def put(self, path: Path, content: bytes) -> None:
+        """Write a file at once, with room made for it."""
+        staged = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
+        with self._held({staged: len(content)}), self._room():
+            staged.write_bytes(content)
+            os.replace(staged, path)
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            if isinstance(e, TimeoutError | ConnectionError):
+                raise
+            raise OutOfResources(
+                f"cannot keep data in {self.folder}: {e.strerror}", "free some space"
+            ) from e
+
+    @contextlib.contextmanager
+    def _held(self, sizes: dict[Path, int]) -> Iterator[Callable[[dict[Path, int]], None]]:
+        """Files that are not deleted meanwhile, with room made for as many bytes as they will have;
+        what is given takes larger numbers. Raises OutOfResources where they do not fit."""
+        self._make_room(sizes)
+        try:
+            yield self._make_room
+        finally:
+            with self._lock:
+                for path in sizes:
+                    del self._holding[path]
+
+    def _make_room(self, sizes: dict[Path, int]) -> None:
+        """Delete what was used longest ago until files that will have so many bytes fit below the
+        cap, beside those that others hold."""
+        with self._lock:
+            before, self._holding = self._holding, self._holding | sizes
+            there = {p: s for p in self.folder.iterdir() if (s := _stat(p)) is not None}
+            held = {p: max(n, there[p].st_size if p in there else 0)
+                    for p, n in self._holding.items() if p.parent == self.folder}  # fmt: skip
+            rest = [p for p in there if p not in held and p.suffix != ".tmp"]
+            total = sum(held.values()) + sum(s.st_size for p, s in there.items() if p not in held)
+            for path in sorted(rest, key=lambda p: there[p].st_mtime_ns):
+                if total <= self.cap:
+                    break
+                path.unlink(missing_ok=True)
+                total -= there[path].st_size
+            if total > self.cap:
+                self._holding = before
+                raise OutOfResources(
+                    f"{total} bytes of data that are read at once do not fit below data_disk = "
+                    f"{self.cap}",
+                    "give a larger  data_disk",
+                )
+
+
+def _compare(shard: Shard, size: int, sha256: str) -> None:
+    if size != shard.size or (shard.sha256 and sha256 != shard.sha256):
+        raise UsageFault(
+            f"{shard.name} is not the shard of the list: {size} bytes, sha256 {sha256[:16]}…",
+            "ask who owns the run; there may be a newer version",
+        )
+
+
+def _unpacked(stored: Path, packed: str) -> Iterator[bytes]:
+    """The text of a packed file in pieces. Raises UsageFault for what is none."""
+    try:
+        import pyarrow
+    except ImportError as e:
+        raise UsageFault(
+            "reading .zst and .gz needs pyarrow, which is not installed",
+            'pip install "tutti[data]"',
+        ) from e
+    try:
+        with pyarrow.input_stream(str(stored), compression=packed) as source:
+            while text := source.read(_UNPACKED):
+                yield text
+    except (pyarrow.ArrowException, OSError) as e:
+        raise UsageFault(f"cannot unpack {stored}: {e}", "check that shard") from e
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+class Ranges(io.RawIOBase):
+    """A shard as a file that can be read at any place, for libraries that want one."""
+
+    def __init__(self, files: Files, shard: Shard) -> None:
+        self._files, self._shard, self._at = files, shard, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._shard.size}[whence]
+        )
+        return self._at
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        number, begin = divmod(self._at, BLOCK)
+        try:
+            got = self._files.block(self._shard, number)[begin : begin + len(view)]
+        except LocalFault as e:
+            raise OSError(str(e)) from e
+        view[: len(got)] = got
+        self._at += len(got)
+        return len(got)

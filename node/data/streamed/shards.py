@@ -1,0 +1,248 @@
+"""Which shards a source has: a list of checksums, a pattern of addresses, or a data set of the Hub.
+
+Enters: the answers of the server that keeps them. Never: text.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import httpx2
+
+from node.core.errors import NetworkFault, UsageFault
+from node.data.streamed.files import Shard, asked, kind_of
+
+MOST_SHARDS = 100_000
+MOST_LIST = 16 << 20
+"""Bytes of a list of checksums."""
+AT_ONCE = 16
+"""Questions for a shard's size."""
+SUMS = "SHA256SUMS"
+"""How a list of checksums is called, as ``sha256sum`` writes it; an ending may follow."""
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def is_streamed(source: str, place: str = "") -> bool:
+    """Whether a source is read in pieces; ``place``: where this peer keeps it, if anywhere."""
+    kind, _, name = source.partition(":")
+    if kind == "hf":
+        return not Path(place or name.partition(":")[0]).expanduser().exists()
+    return kind in ("http", "https") or (kind == "file" and _is_list(place or name))
+
+
+def _is_list(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(SUMS)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a source was found to have. ``source`` names this very state of it."""
+
+    source: str
+    shards: tuple[Shard, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Hex hash of every shard's name, size and, where the list says it, hash."""
+        body = [[s.name.rpartition("/")[2], s.size, s.sha256] for s in self.shards]
+        return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        return json.dumps({"source": self.source, "shards": [astuple(s) for s in self.shards]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Listing:
+        """Raises ValueError, TypeError or KeyError for anything else."""
+        found = json.loads(text)
+        return cls(found["source"], tuple(Shard(*shard) for shard in found["shards"]))
+
+
+def listed(source: str, place: str, client: httpx2.Client) -> Listing:
+    """The shards of a source that :func:`is_streamed`.
+
+    Raises NetworkFault when the server does not answer, UsageFault for what is not there or is no
+    list of shards, and for a shard of a format that cannot be read.
+    """
+    kind, _, name = source.partition(":")
+    if kind == "hf":
+        listing = _hub(name, client)
+    elif kind == "file":
+        listing = Listing(source, _local(Path(place or name).expanduser()))
+    elif _is_list(_path(source)):
+        sums = _sums(_text(source, client), source)
+        named = [Shard(urljoin(source, file), 0, digest) for file, digest in sums]
+        listing = Listing(source, _sized(named, client))
+    else:
+        listing = Listing(source, _sized([Shard(url, 0) for url in _expanded(source)], client))
+    shards = tuple(s for s in listing.shards if s.size)
+    if not shards:
+        raise UsageFault(f"{source} has no text", "name a source with at least one shard")
+    for shard in shards:
+        kind_of(shard.name)  # before anything is read
+    return replace(listing, shards=shards)
+
+
+def _path(url: str) -> str:
+    try:
+        return urlsplit(url).path
+    except ValueError as e:
+        raise UsageFault(f"{url} is no address: {e}", "give http://… or https://…") from e
+
+
+def _expanded(source: str) -> list[str]:
+    """``x-{000..012}.jsonl`` as 13 addresses; numbers have the width of the first."""
+    found = _RANGE.search(source)
+    if found is None:
+        return [source]
+    first, last = int(found[1]), int(found[2])
+    if last < first or last - first >= MOST_SHARDS:
+        raise UsageFault(
+            f"{found[0]} in {source} is {last - first + 1} shards",
+            f"give a range that rises, of at most {MOST_SHARDS}",
+        )
+    width, before, after = len(found[1]), source[: found.start()], source[found.end() :]
+    return [f"{before}{n:0{width}}{after}" for n in range(first, last + 1)]
+
+
+def _sums(text: str, where: str) -> list[tuple[str, str]]:
+    """(name, hex sha256) of each line that ``sha256sum`` has written."""
+    found: list[tuple[str, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.rstrip("\r"))
+        if match is None or len(found) >= MOST_SHARDS:
+            why = "not a hash and a name" if match is None else f"more than {MOST_SHARDS} shards"
+            raise UsageFault(f"{where}, line {number}: {why}", "write it with  sha256sum")
+        found.append((match[2], match[1].lower()))
+    return found
+
+
+def _text(url: str, client: httpx2.Client) -> str:
+    with asked(url, client, "GET") as answer:
+        body = b""
+        for piece in answer.iter_bytes():
+            body += piece
+            if len(body) > MOST_LIST:
+                raise UsageFault(f"{url} is larger than {MOST_LIST} bytes", "name a list of shards")
+    return body.decode("utf-8", errors="replace")
+
+
+def _sized(shards: Sequence[Shard], client: httpx2.Client) -> tuple[Shard, ...]:
+    """The shards with the sizes and versions that their server says."""
+
+    def look(shard: Shard) -> Shard:
+        with asked(shard.name, client, "HEAD") as answer:
+            length = answer.headers.get("content-length", "")
+            if not length.isdigit():
+                raise UsageFault(f"the server says no size of {shard.name}", "use another server")
+            # A weak tag (W/) says that two versions mean the same, not that their bytes do.
+            tag = answer.headers.get("etag", "")
+            return replace(shard, size=int(length), etag="" if tag.startswith("W/") else tag)
+
+    with ThreadPoolExecutor(AT_ONCE, "shards") as pool:
+        return tuple(pool.map(look, shards))
+
+
+def _local(path: Path) -> tuple[Shard, ...]:
+    """The shards of a list beside them on this disk."""
+    try:
+        if path.is_dir():
+            path = next(p for p in sorted(path.iterdir()) if p.name.startswith(SUMS))
+        sums = _sums(path.read_text(errors="replace"), str(path))
+        return tuple(
+            Shard(str(path.parent / file), (path.parent / file).stat().st_size, digest)
+            for file, digest in sums
+        )
+    except StopIteration:
+        raise UsageFault(
+            f"{path} has no list of checksums", f"cd {path} && sha256sum * > {SUMS}"
+        ) from None
+    except OSError as e:
+        raise UsageFault(
+            f"cannot read {e.filename or path}: {e.strerror}", "name the list with  --data PATH"
+        ) from e
+
+
+def _hub(name: str, client: httpx2.Client) -> Listing:
+    """NAME[@REVISION][:CONFIG]:SPLIT of the Hugging Face Hub, at one commit."""
+    try:
+        from huggingface_hub import HfApi, hf_hub_url
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError as e:
+        raise UsageFault(
+            "hf: needs the datasets library, which is not installed", 'pip install "tutti[data]"'
+        ) from e
+    where, *rest = name.split(":")
+    repository, _, revision = where.partition("@")
+    config, split = rest[:2] if len(rest) > 1 else ("", *rest, "train")[:2]
+    try:
+        info = HfApi().dataset_info(repository, revision=revision or None, files_metadata=True)
+    except HfHubHTTPError as e:
+        if e.response is not None and e.response.status_code >= 500:
+            raise NetworkFault(f"the Hub says {e.response.status_code}", "try again later") from e
+        raise UsageFault(
+            f"the Hub has no data set {repository!r} for us: {e}",
+            "check hf:NAME:CONFIG:SPLIT, and HF_TOKEN where one must be admitted",
+        ) from e
+    except (httpx2.HTTPError, OSError) as e:
+        raise NetworkFault(f"cannot reach the Hub: {e}", "check the network") from e
+    files = {f.rfilename: f for f in info.siblings or ()}
+    chosen = _of_split(files, _configurations(info.card_data), config, split)
+    if not chosen:
+        raise UsageFault(
+            f"{repository} has no files of {':'.join((config, split)) if config else split}",
+            "check hf:NAME:CONFIG:SPLIT",
+        )
+    shards = tuple(
+        Shard(
+            hf_hub_url(repository, file, repo_type="dataset", revision=info.sha),
+            int(files[file].size or 0),
+            str(lfs.sha256) if (lfs := files[file].lfs) else "",
+        )
+        for file in chosen
+    )
+    return Listing(":".join(("hf", f"{repository}@{info.sha}", *rest)), shards)
+
+
+def _configurations(card: Any) -> dict[str, Any]:
+    """The configurations that a data set's card names, by their names."""
+    named = (card.to_dict() if card is not None else {}).get("configs") or []
+    return {str(c.get("config_name", "default")): c for c in named if isinstance(c, dict)}
+
+
+def _of_split(files: Iterable[str], configs: dict[str, Any], config: str, split: str) -> list[str]:
+    """Names of the files of a split: by the patterns of the card; without a card those that are
+    called like the split, below the configuration's directory where there is one."""
+    readable = sorted(filter(_readable, files))
+    chosen = configs.get(config or next(iter(configs), ""))
+    if chosen is None:
+        below = [f for f in readable if not config or config in f.split("/")[:-1]]
+        return [f for f in below if re.search(rf"(^|[^a-z]){re.escape(split)}([^a-z]|$)", f)]
+    patterns: list[str] = []
+    given = chosen.get("data_files", [])
+    for entry in given if isinstance(given, list) else [given]:
+        if isinstance(entry, dict) and entry.get("split", "train") == split:
+            paths = entry.get("path", [])
+            patterns += paths if isinstance(paths, list) else [str(paths)]
+        elif isinstance(entry, str) and split == "train":
+            patterns.append(entry)
+    return [f for f in readable if any(fnmatch.fnmatch(f, p.removeprefix("./")) for p in patterns)]
+
+
+def _readable(name: str) -> bool:
+    try:
+        kind_of(name)
+    except UsageFault:
+        return False
+    return True

@@ -1,0 +1,276 @@
+"""Text that is larger than the disk: pieces of it are fetched, tokenised by threads, kept below a
+cap, and forgotten.
+
+Only what is asked for, and what follows it, is fetched. A server that is gone is asked again for as
+long as somebody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import heapq
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from node.core.errors import LocalFault, UsageFault
+from node.core.newest import Newest
+from node.core.tasks import Tasks
+from node.data.cache import SUM, id_type, whole, with_sum
+from node.data.settings import DataSettings
+from node.data.streamed.documents import Documents
+from node.data.streamed.files import Files
+from node.data.streamed.pieces import Pieces
+from node.data.streamed.shards import Listing
+from node.data.tokenizer import Tokenizer
+
+WORKERS = 4
+"""Threads that fetch and tokenise, where there are so many cores."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Between two tries to fetch what could not be had."""
+SAMPLED = 4
+"""Pieces that are read to tell how many windows one has."""
+_FORMAT = 1
+_NOW, _SOON, _LATER = range(3)
+_log = logging.getLogger("tutti.data")
+
+
+class Stream:
+    """Windows of ``seq_len + 1`` tokens of a listing's text, by the position of their sample.
+
+    Pieces are kept as token ids in ``files``, the folder of this stream. ``again`` looks at the
+    source anew, where the server says that a shard is another one now.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        settings: DataSettings,
+        seq_len: int,
+        tokenizer: Tokenizer,
+        files: Files,
+        again: Callable[[], Listing],
+    ) -> None:
+        """Raises UsageFault when there is nothing to train on."""
+        self.listing, self.seq_len, self.files = listing, seq_len, files
+        self.pieces = Pieces(
+            [s.size for s in listing.shards], settings.windows, settings.holdout, settings.seed
+        )
+        self.tokenised = 0
+        """Tokens made since the start."""
+        self._column = settings.column
+        self.documents = Documents(files, settings.column)
+        self._tokenizer, self._again = tokenizer, again
+        self._kind = id_type(tokenizer)
+        self._named = [_FORMAT, listing.sha256, settings.column, settings.holdout, settings.seed]
+        self._sound = Newest[int, None](4 * self.pieces.lanes)
+        """Pieces whose file was found sound since the start."""
+        self._making = dict[int, asyncio.Future[None]]()
+        self._queue = list[tuple[int, int, int]]()
+        self._under_way = set[int]()
+        self._waiting_again = set[int]()
+        """Pieces that could not be had at the last try."""
+        self._queued = self._working = 0
+        self._pause = self._looked = 0.0
+        self._warned = False
+        self._workers = min(WORKERS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._workers, "data")
+        self._tasks = Tasks("data")
+
+    tokens = None
+    """Nobody has counted them."""
+
+    @property
+    def sha256(self) -> str:
+        return self.listing.sha256
+
+    @property
+    def said(self) -> str:
+        """How much text it is, for people."""
+        total = sum(self.pieces.sizes)
+        return f"{total / 1e6:,.1f} MB in {len(self.pieces.sizes)} shards, streamed"
+
+    @property
+    def held_out_windows(self) -> int:
+        return self.pieces.held * self.pieces.windows
+
+    def measured(self) -> int:
+        """Windows that a piece has on average, by a few of them; at least 1. Blocks. Raises what
+        :meth:`Documents.of` raises."""
+        count = min(SAMPLED, self.pieces.count)
+        numbers = [i * self.pieces.count // count for i in range(count)]
+        ids = sum(map(len, self._pool.map(self._tokenised, numbers)))
+        if not ids:
+            raise UsageFault(
+                f"{self.listing.source} has no text in the field {self._column!r} where it was "
+                "read",
+                "name the field of its documents:  --set data.column=NAME",
+            )
+        return max(1, ids // count // self.seq_len)
+
+    def expect(self, positions: Iterable[int]) -> None:
+        """These samples are wanted soon, in this order."""
+        for number in dict.fromkeys(self.pieces.place(p)[0] for p in positions):
+            self._want(number, _SOON)
+
+    async def rows(self, positions: Sequence[int]) -> np.ndarray:
+        """Token ids of the samples at these positions, int64 [B, T + 1]; waits until they can be
+        had."""
+        places = [self.pieces.place(p) for p in positions]
+        found = await self._rows(places)
+        for number in dict.fromkeys(n for n, _ in places):
+            self._want(self.pieces.following(number), _LATER)
+        return found
+
+    async def held_out_rows(self, i: int, size: int) -> np.ndarray:
+        """Token ids of the ``i``-th ``size`` held-out windows, round again at the end, as
+        :meth:`rows` gives them. Raises UsageFault when nothing is held out."""
+        if not self.held_out_windows:
+            raise UsageFault(
+                "no text is held out", "set data.holdout above 0, or training.eval_every to 0"
+            )
+        return await self._rows([self.pieces.held_out(i * size + j) for j in range(size)])
+
+    async def close(self) -> None:
+        """Nothing is fetched any more; what waits is cancelled."""
+        await self._tasks.close()
+        for future in self._making.values():
+            future.cancel()
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+        self.files.close()
+
+    # ------------------------------------------------------------ on the loop
+
+    async def _rows(self, places: Sequence[tuple[int, int]]) -> np.ndarray:
+        numbers = dict.fromkeys(number for number, _ in places)
+        while True:
+            missing = [n for n in numbers if not self._there(n)]
+            if not missing:
+                found = await asyncio.to_thread(self._read, places)
+                if found is not None:
+                    return found
+            await asyncio.gather(*(asyncio.shield(self._want(n, _NOW)) for n in missing))
+
+    def _there(self, number: int) -> bool:
+        return number in self._sound and self.files.used(self._path(number))
+
+    def _want(self, number: int, urgency: int) -> asyncio.Future[None]:
+        future = self._making.get(number)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            if self._there(number):
+                future.set_result(None)
+                return future
+            self._making[number] = future
+        self._queued += 1
+        heapq.heappush(self._queue, (urgency, self._queued, number))
+        if self._working < self._workers:
+            self._working += 1
+            self._tasks.spawn(self._work(), "tokenise")
+        return future
+
+    async def _work(self) -> None:
+        """Make pieces, the most urgent first, until none is left."""
+        try:
+            while self._queue:
+                urgency, _, number = heapq.heappop(self._queue)
+                future = self._making.get(number)
+                if future is None or number in self._under_way:
+                    continue  # asked for twice
+                self._under_way.add(number)
+                try:
+                    await asyncio.get_running_loop().run_in_executor(self._pool, self._make, number)
+                except (LocalFault, OSError) as e:
+                    self._waiting_again.add(number)
+                    await self._failed(e)
+                    self._queued += 1
+                    heapq.heappush(self._queue, (urgency, self._queued, number))
+                else:
+                    self._waiting_again.discard(number)
+                    self._worked()
+                    self._sound[number] = None
+                    del self._making[number]
+                    if not future.done():
+                        future.set_result(None)
+                finally:
+                    self._under_way.discard(number)
+        finally:
+            self._working -= 1
+
+    async def _failed(self, e: Exception) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._warned:
+            self._warned = True
+            step = f"; {e.next_step}" if isinstance(e, LocalFault) else ""
+            _log.warning("text for training cannot be had: %s%s; tried again", e, step)
+        if isinstance(e, UsageFault) and loop.time() - self._looked > LONGEST_PAUSE_S:
+            # The server has other shards, or only other names for the versions of the same ones.
+            self._looked = loop.time()
+            with contextlib.suppress(LocalFault, OSError):
+                listing = await loop.run_in_executor(self._pool, self._again)
+                if listing.sha256 == self.listing.sha256:
+                    self.listing = listing
+        self._pause = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause))
+        await asyncio.sleep(self._pause)
+
+    def _worked(self) -> None:
+        self._pause = 0.0
+        if self._warned and not self._waiting_again:
+            self._warned = False
+            _log.info("text for training can be had again")
+
+    # ------------------------------------------------------------ on threads
+
+    def _make(self, number: int) -> None:
+        """Tokenise a piece, unless that was done before."""
+        path = self._path(number)
+        if self.files.used(path) and whole(path):
+            return
+        for _ in range(self.pieces.count + self.pieces.held):
+            ids = self._tokenised(number)
+            if len(ids):
+                break
+            number = self.pieces.after(number)
+        else:
+            raise UsageFault(f"{self.listing.source} has no text", "ask who owns the run")
+        self.files.put(path, with_sum(ids.astype(self._kind).tobytes()))
+
+    def _tokenised(self, number: int) -> np.ndarray:
+        """Token ids of a piece, none for one in which no document begins."""
+        ids: list[np.ndarray] = []
+        for part in self.pieces.parts(number):
+            documents, ended = self.documents.of(self.listing.shards[part.shard], part)
+            mark = [self._tokenizer.eos] if ended and self._tokenizer.eos is not None else []
+            for document in documents:
+                ids += [self._tokenizer.encode(document), np.asarray(mark, dtype=self._kind)]
+        found = np.concatenate(ids) if ids else np.empty(0, dtype=self._kind)
+        self.tokenised += len(found)
+        return found
+
+    def _path(self, number: int) -> Path:
+        parts = [[p.shard, p.start, p.stop] for p in self.pieces.parts(number)]
+        name = json.dumps([*self._named, self._tokenizer.digest, parts])
+        return self.files.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.ids"
+
+    def _read(self, places: Sequence[tuple[int, int]]) -> np.ndarray | None:
+        """The windows at these places, or None when a piece has been deleted meanwhile."""
+        length, rows = self.seq_len + 1, np.empty((len(places), self.seq_len + 1), dtype=np.int64)
+        for row, (number, window) in zip(rows, places, strict=True):
+            try:
+                with open(self._path(number), "rb") as file:
+                    ids = (os.fstat(file.fileno()).st_size - SUM) // self._kind.itemsize
+                    spare = ids - length
+                    if spare > 0 and self.pieces.windows > 1:
+                        file.seek(window * spare // (self.pieces.windows - 1) * self._kind.itemsize)
+                    read = file.read(min(ids, length) * self._kind.itemsize)
+            except FileNotFoundError:
+                return None
+            row[:] = np.resize(np.frombuffer(read, dtype=self._kind), length)
+        return rows

@@ -1,0 +1,70 @@
+"""Shards on a disk, and a stream of what a server has of them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+import threading
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet as pq
+
+from benchmarks.lab.file_server import FileServer
+from node.data.settings import DataSettings
+from node.data.streamed.opening import open_stream
+from node.data.streamed.stream import Stream
+from node.data.tokenizer import ByteTokenizer
+
+CAP = 64 << 20
+
+
+def documents(count: int, seed: int = 1) -> list[str]:
+    """Texts of many lengths, none the same, with characters of one to four bytes."""
+    rng = random.Random(seed)
+    return [
+        f"<{seed}.{i}>" + "".join(rng.choices("abc 🤖éü\n", k=rng.choice((0, 3, 40, 400))))
+        for i in range(count)
+    ]
+
+
+def zstd(content: bytes) -> bytes:
+    return pyarrow.Codec("zstd").compress(content, asbytes=True)
+
+
+def write(path: Path, texts: list[str], frames: int = 3) -> Path:
+    """A shard of these texts in the format that its name says."""
+    lines = [json.dumps({"text": t}).encode() + b"\n" for t in texts]
+    if path.suffix == ".parquet":
+        table = pyarrow.table({"id": list(range(len(texts))), "text": texts})
+        pq.write_table(table, path, row_group_size=max(1, len(texts) // 4))
+        return path
+    content = lines if ".jsonl" in path.name else [t.encode() for t in texts]
+    cuts = [len(content) * i // frames for i in range(frames + 1)]
+    parts = [b"".join(content[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    pack = {".zst": zstd, ".gz": gzip.compress}.get(path.suffix, bytes)
+    path.write_bytes(b"".join(pack(p) for p in parts))
+    return path
+
+
+def listed(directory: Path) -> Path:
+    """A list of checksums of everything in a directory."""
+    names = sorted(p for p in directory.iterdir() if p.name != "SHA256SUMS")
+    lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in names]
+    (directory / "SHA256SUMS").write_text("".join(lines))
+    return directory / "SHA256SUMS"
+
+
+def stream(source: str, home: Path, *, windows: int = 8, seq_len: int = 16, cap: int = CAP,
+           sha256: str = "", holdout: float = 0.05) -> Stream:  # fmt: skip
+    settings = DataSettings(source=source, windows=windows, sha256=sha256, holdout=holdout)
+    return open_stream(settings, seq_len, ByteTokenizer(), home, "", cap)
+
+
+def served(directory: Path) -> FileServer:
+    """A server of a directory that runs on a thread until it is shut down."""
+    server = FileServer(directory)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    return server

@@ -1,0 +1,337 @@
+"""A stream against a real server that stops, lies and comes back; and its cap."""
+
+import asyncio
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from node.core.errors import NetworkFault, OutOfResources, Refused, UsageFault
+from node.data.settings import DataSettings
+from node.data.sources import open_source
+from node.data.streamed import files, pieces, shards
+from node.data.streamed import stream as stream_module
+from node.data.streamed.shards import is_streamed
+from tests.data.streamed import documents, listed, served, stream, write
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE", 4096)
+    monkeypatch.setattr(pieces, "LANES", 4)
+    monkeypatch.setattr(stream_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(stream_module, "LONGEST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def web(tmp_path):
+    """A server of eight shards of text of 20,000 bytes, and of a list of them."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    for i in range(8):
+        text = "".join(f"{i}.{j:05} " for j in range(2500))[:20000]
+        (folder / f"part-{i:03}.txt").write_text(text)
+    listed(folder)
+    server = served(folder)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+async def rows(made, count: int, at_once: int = 16) -> np.ndarray:
+    """The first samples, some at a time."""
+    found = [await made.rows(range(i, i + at_once)) for i in range(0, count, at_once)]
+    return np.concatenate(found)
+
+
+def text_of(row: np.ndarray) -> bytes:
+    return bytes(row.astype(np.uint8))
+
+
+async def test_samples_are_windows_of_the_text_and_the_same_wherever_one_begins(web, tmp_path):
+    source = f"{web.url}/SHA256SUMS"
+    one, two = (stream(source, tmp_path / name, windows=200) for name in ("a", "b"))
+    wholes = [p.read_bytes() for p in sorted(web.directory.glob("*.txt"))]
+    first = await rows(one, 512)
+    for row in first:
+        # Two shards that lie side by side may meet in a window.
+        assert any(text_of(row)[:8] in whole for whole in wholes)
+    assert len({row.tobytes() for row in first}) > 480
+    later = await two.rows(range(300, 316))
+    assert (later == first[300:316]).all()
+    assert one.sha256 == two.sha256
+    await one.close()
+    await two.close()
+
+
+async def test_held_out_text_is_never_trained_on(web, tmp_path):
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path, windows=255, holdout=0.05)
+    assert made.held_out_windows
+    held = await made.held_out_rows(0, 16)
+    text = b"".join(p.read_bytes() for p in sorted(web.directory.glob("*.txt")))
+    edge = int(len(text) * 0.95)
+    assert all(text.find(text_of(row)) >= edge for row in held)
+    trained = await rows(made, made.pieces.count // 4 * 255 // 16 * 16)
+    assert max(text.find(text_of(row)) for row in trained) < edge
+    await made.close()
+    none = stream(f"{web.url}/SHA256SUMS", tmp_path, holdout=0.0)
+    with pytest.raises(UsageFault, match="no text is held out"):
+        await none.held_out_rows(0, 1)
+    await none.close()
+
+
+async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, caplog):
+    caplog.set_level("INFO")
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path)
+    web.down = True
+    asking = asyncio.ensure_future(made.rows(range(8)))
+    await asyncio.sleep(0.3)
+    assert not asking.done()
+    assert caplog.text.count("cannot be had") == 1
+    web.down = False
+    found = await asyncio.wait_for(asking, 20)
+    assert "can be had again" in caplog.text
+    other = stream(f"{web.url}/SHA256SUMS", tmp_path / "other")
+    assert (await other.rows(range(8)) == found).all()
+    await made.close()
+    await other.close()
+
+
+async def test_what_came_of_a_shard_is_not_fetched_again(web, tmp_path):
+    made = stream(f"{web.url}/part-000.txt", tmp_path)
+    web.cut, web.asked[:] = 12000, []
+    await asyncio.wait_for(made.rows(range(8)), 20)
+    assert made.files.received == 20000
+    assert [r for m, _, r in web.asked if m == "GET"] == ["", "bytes=12000-"]
+    await made.close()
+
+
+async def test_large_shards_are_read_in_parts_alone(web, tmp_path, monkeypatch):
+    whole = stream(f"{web.url}/part-{{000..007}}.txt", tmp_path / "whole")
+    wanted = await whole.rows(range(8))
+    monkeypatch.setattr(files, "WHOLE", 0)
+    made = stream(f"{web.url}/part-{{000..007}}.txt", tmp_path)
+    assert (await made.rows(range(8)) == wanted).all()
+    assert 0 < made.files.received < 8 * 20000 / 2
+    web.parts = False
+    with pytest.raises(UsageFault, match="gives no parts"):
+        made.files.read(made.listing.shards[7], 0, 10)
+    web.parts = True
+    os.utime(web.directory / "part-007.txt", (1, 1))
+    with pytest.raises(UsageFault, match="412"):  # another version, by its tag
+        made.files.read(made.listing.shards[7], 0, 10)
+    await whole.close()
+    await made.close()
+
+
+async def test_parts_of_a_shard_that_only_its_tag_changed_of_are_read_after_a_new_look(
+    web, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "WHOLE", 0)
+    made = stream(f"{web.url}/part-{{000..007}}.txt", tmp_path)
+    for path in web.directory.glob("*.txt"):
+        os.utime(path, (1, 1))
+    assert len(await asyncio.wait_for(made.rows(range(8)), 20)) == 8
+    await made.close()
+
+
+async def test_a_shard_with_another_hash_is_never_trained_on(web, tmp_path, caplog):
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path)
+    for path in web.directory.glob("*.txt"):
+        path.write_bytes(b"x" * 20000)
+    asking = asyncio.ensure_future(made.rows(range(8)))
+    await asyncio.sleep(0.5)
+    assert not asking.done()
+    assert "is not the shard of the list" in caplog.text
+    asking.cancel()
+    await made.close()
+    assert not list((tmp_path / "data" / "stream").glob("*.ids"))
+
+
+async def test_the_cap_is_never_exceeded_and_every_sample_comes(web, tmp_path):
+    cap, most = 120_000, 0
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path, windows=250, cap=cap)
+    folder, stat = tmp_path / "data" / "stream", files._stat
+
+    def watched():
+        nonlocal most
+        sizes = [s.st_size for p in folder.iterdir() if (s := stat(p)) is not None]
+        most = max(most, sum(sizes))
+
+    count, ended = made.pieces.count * 250 // 50 * 50, threading.Event()
+    watching = asyncio.create_task(asyncio.to_thread(_until, ended, watched))
+    assert len(await asyncio.wait_for(rows(made, count, 50), 120)) == count
+    ended.set()
+    await watching
+    assert cap / 2 < most <= cap
+    await made.close()
+
+
+def _until(ended: threading.Event, do: Callable[[], None]) -> None:
+    while not ended.is_set():
+        do()
+
+
+async def test_a_cap_below_what_is_read_by_turns_is_refused(web, tmp_path):
+    with pytest.raises(OutOfResources, match="are read by turns"):
+        stream(f"{web.url}/SHA256SUMS", tmp_path, cap=30_000)
+
+
+async def test_a_restart_needs_no_server_for_what_is_here(web, tmp_path):
+    source = f"{web.url}/SHA256SUMS"
+    made = stream(source, tmp_path)
+    digest, found = made.sha256, await made.rows(range(8))
+    await made.close()
+    web.down = True
+    again = stream(source, tmp_path, sha256=digest)
+    assert (await asyncio.wait_for(again.rows(range(8)), 20) == found).all()
+    await again.close()
+    with pytest.raises(NetworkFault, match="503"):
+        stream(source, tmp_path)
+
+
+async def test_damaged_tokens_on_the_disk_are_made_anew(web, tmp_path):
+    source = f"{web.url}/SHA256SUMS"
+    made = stream(source, tmp_path)
+    found = await made.rows(range(8))
+    await made.close()
+    for path in (tmp_path / "data" / "stream").glob("*.ids"):
+        path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+    again = stream(source, tmp_path)
+    assert (await again.rows(range(8)) == found).all()
+    await again.close()
+
+
+async def test_what_is_expected_is_there_before_it_is_asked_for(web, tmp_path):
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path)
+    made.expect(range(64))
+    await asyncio.wait_for(asyncio.gather(*made._making.values()), 20)
+    web.down = True
+    assert len(await asyncio.wait_for(rows(made, 64), 20)) == 64
+    await made.close()
+
+
+async def test_closing_cancels_who_waits(web, tmp_path):
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path)
+    web.down = True
+    asking = asyncio.ensure_future(made.rows(range(8)))
+    await asyncio.sleep(0.1)
+    await asyncio.wait_for(made.close(), 10)
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+async def test_text_without_a_document_in_a_piece_is_that_of_the_next(tmp_path):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    write(folder / "a.jsonl", ["x" * 20000, *documents(200)])
+    made = stream(f"file:{listed(folder)}", tmp_path, holdout=0.0)
+    found = await asyncio.wait_for(rows(made, 64), 20)
+    assert len(found) == 64
+    await made.close()
+
+
+async def test_packed_shards_and_whole_ones_give_the_same_samples(tmp_path):
+    found = {}
+    for name in ("plain", "packed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for i in range(2):
+            ending = ".jsonl" if name == "plain" else ".jsonl.zst"
+            write(folder / f"a{i}{ending}", documents(300, i), frames=1)
+        made = stream(f"file:{listed(folder)}", folder, windows=20, holdout=0.0)
+        found[name] = {d for n in range(made.pieces.count) for d in _text(made, n)}
+        await made.close()
+    assert (
+        found["plain"]
+        == found["packed"]
+        == {d.encode() for i in range(2) for d in documents(300, i)}
+    )
+
+
+def _text(made, number: int):
+    for part in made.pieces.parts(number):
+        yield from made.documents.of(made.listing.shards[part.shard], part)[0]
+
+
+def test_open_source_compares_the_list_and_asks_for_the_measure(web, tmp_path):
+    def opened(**more):
+        settings = DataSettings(source=f"{web.url}/SHA256SUMS", **more)
+        return open_source(settings, 16, 300, tmp_path)[0]
+
+    with pytest.raises(UsageFault, match=r"data\.windows = 0"):
+        opened()
+    made = opened(windows=1)
+    assert made.measured() == 4096 // 16 - 1 or made.measured() == 4096 // 16
+    asyncio.run(made.close())
+    with pytest.raises(Refused, match="sha256"):
+        opened(windows=1, sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("source", "streamed"),
+    [
+        ("http://host/a.jsonl", True),
+        ("https://host/SHA256SUMS", True),
+        ("file:/x/SHA256SUMS", True),
+        ("file:SHA256SUMS.txt", True),
+        ("file:/x/a.txt", False),
+        ("hf:owner/name:train", True),
+        ("hf:/:train", False),
+        ("builtin:pydoc", False),
+        ("synthetic:3", False),
+    ],
+)
+def test_which_sources_are_streamed(source, streamed):
+    assert is_streamed(source) == streamed
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("absent.txt", "404"),
+        ("SHA256SUMS.bad", "line 2: not a hash and a name"),
+        ("SHA256SUMS.empty", "has no text"),
+        ("SHA256SUMS.far", "404"),
+        ("a.csv", "unknown ending"),
+        ("a-{9..2}.txt", "is -6 shards"),
+        ("a-{0..999999999}.txt", "is 1000000000 shards"),
+    ],
+)
+def test_what_is_no_source_is_said(web, tmp_path, path, why):
+    folder = web.directory
+    (folder / "a.csv").write_text("x")
+    good = (folder / "SHA256SUMS").read_text().splitlines()[0]
+    (folder / "SHA256SUMS.bad").write_text(f"{good}\nno hash here\n")
+    (folder / "SHA256SUMS.empty").write_text("")
+    (folder / "SHA256SUMS.far").write_text(f"{'0' * 64}  gone.txt\n")
+    with pytest.raises(UsageFault, match=why):
+        stream(f"{web.url}/{path}", tmp_path)
+
+
+def test_an_address_that_nobody_serves(tmp_path):
+    with pytest.raises(NetworkFault, match="cannot fetch"):
+        stream("http://127.0.0.1:9/SHA256SUMS", tmp_path)
+    with pytest.raises(UsageFault, match="no address"):
+        stream("http://[broken/a.txt", tmp_path)
+
+
+def test_a_list_that_is_too_long(web, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MOST_SHARDS", 3)
+    with pytest.raises(UsageFault, match="more than 3 shards"):
+        stream(f"{web.url}/SHA256SUMS", tmp_path)
+    monkeypatch.setattr(shards, "MOST_LIST", 100)
+    with pytest.raises(UsageFault, match="larger than 100 bytes"):
+        stream(f"{web.url}/SHA256SUMS", tmp_path)
+
+
+def test_the_hash_of_a_list_says_names_sizes_and_hashes(web, tmp_path):
+    before = stream(f"{web.url}/SHA256SUMS", tmp_path / "a").sha256
+    assert before == stream(f"file:{web.directory}/SHA256SUMS", tmp_path / "b").sha256
+    (web.directory / "part-003.txt").write_bytes(b"y" * 20000)
+    listed(web.directory)
+    assert stream(f"{web.url}/SHA256SUMS", tmp_path / "c").sha256 != before
+    assert len(hashlib.sha256().hexdigest()) == len(before)

@@ -1,0 +1,95 @@
+"""Parts of shards of every format: each document comes once, wherever the parts are cut."""
+
+import json
+import random
+
+import httpx2
+import pytest
+
+from node.core.errors import UsageFault
+from node.data.streamed import files as files_module
+from node.data.streamed.documents import Documents
+from node.data.streamed.files import Files, Shard
+from node.data.streamed.pieces import Part
+from tests.data.streamed import CAP, documents, write
+
+NAMES = ("a.txt", "a.txt.zst", "a.txt.gz", "a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.parquet")
+
+
+def shard_of(path) -> Shard:
+    return Shard(str(path), path.stat().st_size)
+
+
+def opened(tmp_path, column: str = "text") -> Documents:
+    return Documents(Files(httpx2.Client(), tmp_path / "kept", CAP), column)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_side_by_side_give_each_document_once(tmp_path, name, seed):
+    texts = documents(120, seed)
+    shard = shard_of(write(tmp_path / name, texts))
+    rng = random.Random(seed)
+    inside = [rng.randrange(shard.size) for _ in range(rng.choice((0, 1, 5, 60)))]
+    cuts = sorted({0, *inside, shard.size})
+    read, found = opened(tmp_path), []
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        given, ended = read.of(shard, Part(0, start, stop))
+        found += [d.decode() for d in given]
+        assert ended == (".txt" not in name)
+    if ".txt" in name:
+        assert "".join(found) == "".join(texts)
+    else:
+        assert found == texts
+
+
+def test_a_line_that_is_no_document_is_left_out_and_said(tmp_path, caplog):
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": "one"}), "{broken", "[]", "7", '{"other": 1}', '{"text": 3}']
+    path.write_text("\n".join([*lines, "", json.dumps({"text": "two"})]))
+    given, _ = opened(tmp_path).of(shard_of(path), Part(0, 0, path.stat().st_size))
+    assert list(given) == [b"one", b"two"]
+    assert "5 lines are no JSON object with a string 'text'" in caplog.text
+
+
+def test_a_column_of_another_name(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "x", "text": "y"}\n')
+    given, _ = opened(tmp_path, "body").of(shard_of(path), Part(0, 0, path.stat().st_size))
+    assert list(given) == [b"x"]
+
+
+def test_a_line_that_never_ends_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("node.data.streamed.documents.LONGEST", 1 << 20)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"x" * (5 << 20))
+    given, _ = opened(tmp_path).of(shard_of(path), Part(0, 0, 100))
+    with pytest.raises(UsageFault, match="a line of more than 1 MiB"):
+        list(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column", "why"),
+    [
+        ("a.parquet", b"no parquet", "text", "cannot read"),
+        ("a.parquet", None, "absent", "no column 'absent'"),
+        ("a.parquet", None, "id", "holds int"),
+        ("a.txt.zst", b"no zstd", "text", "cannot unpack"),
+        ("a.txt.gz", b"no gzip at all", "text", "cannot unpack"),
+    ],
+)
+def test_a_shard_that_is_not_what_its_name_says(tmp_path, name, content, column, why):
+    path = write(tmp_path / name, ["a", "b"])
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageFault, match=why):
+        list(opened(tmp_path, column).of(shard_of(path), Part(0, 0, path.stat().st_size))[0])
+
+
+def test_a_packed_shard_that_grows_above_the_cap_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.txt.zst", ["x" * (9 << 20)], frames=1)
+    monkeypatch.setattr(files_module, "_UNPACKED", 1 << 20)
+    read = Documents(Files(httpx2.Client(), tmp_path / "kept", 4 << 20), "text")
+    with pytest.raises(Exception, match="not fit below data_disk"):
+        read.of(shard_of(path), Part(0, 0, path.stat().st_size))
+    assert not any((tmp_path / "kept").iterdir())
