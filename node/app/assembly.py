@@ -37,7 +37,8 @@ from node.core.clock import Clock
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.data.order import SampleOrder, Sampler
-from node.data.sources import open_data
+from node.data.sources import open_source
+from node.data.streamed.stream import Stream
 from node.data.tokenizer import Tokenizer
 from node.identity.keys import Signer
 from node.manifest import Manifest
@@ -74,7 +75,7 @@ from node.training.state.engines import Engines
 from node.training.state.ledger import VoteLedger
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
-from node.training.state.text import Text
+from node.training.state.text import Samples, StreamedText, Text
 from node.transport.port import PeerTransport
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ class Ports:
     owner: Owner
     parts: Mapping[int, tuple[ParameterPart, ...]]
     limits: PipelineLimits
-    text: Text | None = None
+    text: Samples | None = None
     autocast: Autocast = nullcontext
     math: Callable[[nn.Module, str, Autocast], StageMath] = StageMath
     gradients: GradientSum | None = None
@@ -637,10 +638,12 @@ def _begin(
     return given, given is not None
 
 
-def _text(config: NodeConfig, manifest: Manifest) -> tuple[Text, Tokenizer]:
-    m, places = manifest.model, config.places(manifest.run_id)
-    corpus, tokenizer = open_data(manifest.data, m.seq_len, m.vocab, config.home, places)
+def _text(config: NodeConfig, manifest: Manifest) -> tuple[Samples, Tokenizer]:
+    m, places, size = manifest.model, config.places(manifest.run_id), manifest.pipeline.micro_batch
+    found, tokenizer = open_source(
+        manifest.data, m.seq_len, m.vocab, config.home, places, config.node.data_disk
+    )
     config.keep_places(manifest.run_id, places)
-    return Text(
-        corpus, SampleOrder(corpus.windows, manifest.data.seed), manifest.pipeline.micro_batch
-    ), tokenizer
+    if isinstance(found, Stream):
+        return StreamedText(found, size), tokenizer
+    return Text(found, SampleOrder(found.windows, manifest.data.seed), size), tokenizer

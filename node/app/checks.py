@@ -467,7 +467,7 @@ def _damaged(ours: NodeConfig, folder: Path, bad: dict[str, str]) -> DoctorCheck
 def data(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the data and the tokenizer of the swarm used last can be opened and are those of the
     run."""
-    from node.data.sources import open_data
+    from node.data.sources import open_source
 
     manifest = _manifest(ours)
     if manifest is None:
@@ -477,13 +477,13 @@ def data(ours: NodeConfig) -> list[DoctorCheck]:
         return [passed("data", "a block stage needs none")]
     try:
         m = manifest.model
-        corpus, _ = open_data(d, m.seq_len, m.vocab, ours.home, ours.places(manifest.run_id))
+        places, cap = ours.places(manifest.run_id), ours.node.data_disk
+        found, _ = open_source(d, m.seq_len, m.vocab, ours.home, places, cap)
     except LocalFault as e:
         needed = ours.node.role == "ends" or _founded(ours, manifest)
         return [fault("data", ExitCode.DATA_UNFIT, e.what, e.next_step, warning=not needed)]
     told = "as the run asks" if d.sha256 else "the run asks for no hash"
-    tokens = len(corpus.train) + len(corpus.held_out)
-    return [passed("data", f"{d.source}: {tokens:,} tokens, sha256 {corpus.sha256[:12]}, {told}")]
+    return [passed("data", f"{d.source}: {found.said}, sha256 {found.sha256[:12]}, {told}")]
 
 
 def _founded(ours: NodeConfig, manifest: Manifest) -> bool:

@@ -450,6 +450,8 @@ class Daemon:
                 await a.meetings.close()
             for service in (a.training, a.work, a.pipeline, a.cell):
                 await service.close()
+            if a.work.engines.text is not None:
+                await a.work.engines.text.close()
             a.thread.close()
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)

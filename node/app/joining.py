@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from node.app.forecast import Forecast, forecast
 from node.config import NodeConfig
@@ -42,6 +43,7 @@ from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:
     from node.data.sources import Corpus
+    from node.data.streamed.stream import Stream
     from node.data.tokenizer import Tokenizer
     from node.reach.nearby import Found
 
@@ -164,17 +166,18 @@ def _invite_of(ours: NodeConfig, manifest: Manifest) -> str:
         return ""
 
 
-def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, str], dict[str, str]]:
+def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, Any], dict[str, str]]:
     """Fields of a manifest for what the owner of a new run names on the command line, and fields of
     :class:`Places` for where that lies here.
 
     A file goes into the manifest by its name: its path is nobody else's business.
     """
-    fields, places = dict[str, str](), dict[str, str]()
+    fields, places = dict[str, Any](), dict[str, str]()
     if data is not None:
         kind, _, rest = data.partition(":")
         fields["data.source"], fields["data.sha256"], places["data"] = data, "", ""
-        if kind not in ("builtin", "hf", "synthetic"):
+        fields["data.windows"] = 0
+        if kind not in ("builtin", "hf", "http", "https", "synthetic"):
             path = Path(os.path.abspath(os.path.expanduser(rest if kind == "file" else data)))
             fields["data.source"], places["data"] = f"file:{path.name}", str(path)
     if tokenizer is not None:
@@ -214,23 +217,36 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
     return amended(manifest, {"model.weights": list(digests)})
 
 
-def opened(ours: NodeConfig, manifest: Manifest, places: Places) -> tuple[Corpus, Tokenizer]:
+def opened(
+    ours: NodeConfig, manifest: Manifest, places: Places
+) -> tuple[Corpus | Stream, Tokenizer]:
     """The data of a run and its tokenizer, opened as an ends peer opens them. Raises what
-    :func:`open_data` raises."""
-    from node.data.sources import open_data  # takes its time to load
+    :func:`open_source` raises."""
+    from node.data.sources import open_source  # takes its time to load
 
     m = manifest.model
-    return open_data(manifest.data, m.seq_len, m.vocab, ours.home, places)
+    return open_source(manifest.data, m.seq_len, m.vocab, ours.home, places, ours.node.data_disk)
 
 
-def with_hashes(ours: NodeConfig, manifest: Manifest, places: Places) -> tuple[Manifest, Corpus]:
+def with_hashes(
+    ours: NodeConfig, manifest: Manifest, places: Places
+) -> tuple[Manifest, Corpus | Stream]:
     """The manifest, unsigned, with the hashes of its data and tokenizer, both opened; those it has
-    already are compared.
+    already are compared. Of a stream that nobody has looked at a few pieces are read.
 
-    Raises what :func:`open_data` raises.
+    Raises what :func:`open_source` raises.
     """
+    from node.data.sources import streams
+    from node.data.streamed.stream import Stream
+
+    fresh = streams(manifest.data, places) and not manifest.data.windows
+    if fresh:
+        manifest = amended(manifest, {"data.windows": 1})
     corpus, tokenizer = opened(ours, manifest, places)
-    hashes = {"data.sha256": corpus.sha256}
+    hashes: dict[str, Any] = {"data.sha256": corpus.sha256}
+    if isinstance(corpus, Stream):
+        hashes["data.source"] = corpus.listing.source
+        hashes |= {"data.windows": corpus.measured()} if fresh else {}
     if manifest.data.tokenizer != "bytes":
         hashes["data.tokenizer_sha256"] = tokenizer.digest
     return amended(manifest, hashes), corpus
@@ -462,18 +478,29 @@ def sheet(manifest: Manifest, *, signed: bool) -> list[str]:
         f"{manifest.averaging.wire}",
         work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, "
         f"{manifest.optimizer.name}",
-        fetches_data=manifest.data.source.startswith("hf:"),
+        fetched_from=_host(manifest.data.source),
         traffic=traffic_lines(manifest),
         width=shutil.get_terminal_size().columns,
     )
 
 
-def content_line(manifest: Manifest, corpus: Corpus | None) -> str:
+def _host(source: str) -> str:
+    """Where the text of a run is fetched from, "" for what peers have."""
+    kind = source.partition(":")[0]
+    if kind == "hf":
+        return "the Hugging Face hub"
+    try:
+        return urlsplit(source).netloc if kind in ("http", "https") else ""
+    except ValueError:
+        return source
+
+
+def content_line(manifest: Manifest, corpus: Corpus | Stream | None) -> str:
     """What a manifest names, and what was found here; None for a corpus that was not opened."""
     d = manifest.data
     if corpus is None:
         return f"{d.source}, {_hash(d.sha256)}; not opened"
-    said = f"{d.source}, {corpus.tokens:,} tokens, sha256 {corpus.sha256[:12]}"
+    said = f"{d.source}, {corpus.said}, sha256 {corpus.sha256[:12]}"
     return (
         said
         if d.sha256
@@ -482,7 +509,7 @@ def content_line(manifest: Manifest, corpus: Corpus | None) -> str:
     )
 
 
-def content_document(manifest: Manifest, corpus: Corpus | None) -> dict[str, object]:
+def content_document(manifest: Manifest, corpus: Corpus | Stream | None) -> dict[str, object]:
     """The same for machines: hashes as the manifest has them, "" for none; ``tokens`` None where
     nothing was opened."""
     d, tokens = manifest.data, corpus.tokens if corpus else None

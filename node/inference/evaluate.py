@@ -39,7 +39,7 @@ class HeldOut(Protocol):
     """The part of the text that is needed: (tokens, targets) of the i-th held-out batch, and how
     many there are."""
 
-    def held_out(self, i: int) -> tuple[Tensor, Tensor]: ...
+    def fetch_held_out(self, i: int) -> Coroutine[Any, Any, tuple[Tensor, Tensor]]: ...
     def held_out_count(self) -> int: ...
 
 
@@ -193,5 +193,5 @@ async def _loss(
 
 
 async def _batch(pipeline: Forward, text: HeldOut, way: ForwardRouter, i: int) -> tuple[float, int]:
-    inputs, targets = text.held_out(i)
+    inputs, targets = await text.fetch_held_out(i)
     return await way.take(i, lambda hops: pipeline.evaluate(hops, inputs, targets))

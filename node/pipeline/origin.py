@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -13,6 +12,9 @@ from node.core.journey import Path
 from node.pipeline.events import Drop, Key, Start
 from node.pipeline.hops.port import PipelinePort
 from node.pipeline.visit_buffers import VisitBuffers
+
+BatchOf = Callable[[Path], Awaitable[Callable[[], tuple[Tensor, Tensor]]]]
+"""Waits for the text of a path; what it gives makes (tokens, targets) of it, on any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Origin:
     async def run(
         self,
         paths: Iterable[Path],
-        batch_of: Callable[[Path], tuple[Tensor, Tensor]],
+        batch_of: BatchOf,
         on_result: Callable[[MicroBatchDone], None],
     ) -> None:
         """See ``Pipeline.run``."""
@@ -54,14 +56,22 @@ class Origin:
     async def _walk(
         self,
         queue: Iterator[Path],
-        batch_of: Callable[[Path], tuple[Tensor, Tensor]],
+        batch_of: BatchOf,
         on_result: Callable[[MicroBatchDone], None],
     ) -> None:
         for path in queue:
-            on_result(await self._one(path, partial(batch_of, path)))
+            on_result(await self._one(path, batch_of))
 
-    async def _one(self, path: Path, batch: Callable[[], tuple[Tensor, Tensor]]) -> MicroBatchDone:
+    async def _one(self, path: Path, batch_of: BatchOf) -> MicroBatchDone:
         pipeline, index = self._pipeline, path.index
+        late = pipeline.time_left(path)
+        try:
+            async with asyncio.timeout(max(0.0, late)):
+                batch = await batch_of(path)
+        except TimeoutError:
+            why = f"its text did not come in {late:.1f} s"
+            pipeline.telemetry.emit("micro-batch-dropped", why, "warning", index=index)
+            return MicroBatchDone(index, False)
         plan, left = pipeline.machine.plan, pipeline.time_left(path)
         if plan is None or pipeline.machine.paths.get(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is not in force any more

@@ -30,7 +30,7 @@ from node.pipeline.hops.inbound import Inbound
 from node.pipeline.hops.port import Waiter
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.origin import MicroBatchDone, Origin
+from node.pipeline.origin import BatchOf, MicroBatchDone, Origin
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
@@ -229,13 +229,14 @@ class Pipeline:
     async def run(
         self,
         paths: Iterable[Path],
-        batch_of: Callable[[Path], Batch],
+        batch_of: BatchOf,
         on_result: Callable[[MicroBatchDone], None],
     ) -> None:
         """Origin: take every path through the swarm, ``limits.in_flight`` at a time, and report
         each exactly once.
 
-        ``batch_of`` gives (tokens, targets), int64 [B, T]; it is called on the device thread.
+        ``batch_of`` waits until the text of a path is there, no longer than the path has time, and
+        gives what makes (tokens, targets), int64 [B, T], of it on the device thread.
         ``on_result`` is called on the loop. Returns when all have ended, counted or not; cancelling
         drops what is under way, unreported.
         """

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from torch import Tensor
 
@@ -46,6 +47,7 @@ from node.training.state.local_checkpoints import (
 from node.training.state.stage import StageState
 from node.training.state.state_export import StateExport
 from node.training.state.state_import import WAIT_SHARE
+from node.training.state.text import Batch
 
 __all__ = ["Engines", "StageRuntime"]
 
@@ -255,9 +257,10 @@ class StageRuntime:
         def finished(result: MicroBatchDone) -> None:
             done(ev.MicroBatchResult(result.index, result.counted, result.loss_sum, result.tokens))
 
-        def batch_of(path: Path) -> tuple[Tensor, Tensor]:
-            return text.at(path.samples)
+        def batch_of(path: Path) -> Coroutine[Any, Any, Callable[[], Batch]]:
+            return text.fetch(path.samples)
 
+        text.expect(position for path in mine for position in path.samples)
         await self.engines.pipeline.run(mine, batch_of, finished)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
@@ -507,9 +510,8 @@ class StageRuntime:
         text = self.engines.text
         if text is None:
             return 0.0
-        pairs = [
-            text.held_out(i) for i in range(min(self.settings.eval_batches, text.held_out_count()))
-        ]
+        count = min(self.settings.eval_batches, text.held_out_count())
+        pairs = [await text.fetch_held_out(i) for i in range(count)]
         hops = [self.route(plan, i) for i in range(len(pairs))]
         sums = await asyncio.gather(
             *(

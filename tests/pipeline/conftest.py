@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -155,6 +156,9 @@ class Swarm:
         )
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
+    async def fetch(self, path: Path) -> Callable[[], tuple[Tensor, Tensor]]:
+        return partial(self.batch, path)
+
     def adopt(self, plan: Plan) -> Plan:
         """Put the plan in force at every peer; the plan."""
         for pipeline in self.pipelines.values():
@@ -166,7 +170,7 @@ class Swarm:
         or none, be ``counted``."""
         self.results = []
         await asyncio.wait_for(
-            self.pipelines["s0a"].run(plan.paths, self.batch, self.results.append), 60
+            self.pipelines["s0a"].run(plan.paths, self.fetch, self.results.append), 60
         )
         assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
         await self.settle()

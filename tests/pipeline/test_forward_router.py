@@ -168,7 +168,7 @@ class Batches:
     def __init__(self, swarm) -> None:
         self.pairs = [swarm.batch(SimpleNamespace(index=i, samples=range(4))) for i in range(3)]
 
-    def held_out(self, i: int):
+    async def fetch_held_out(self, i: int):
         return self.pairs[i]
 
     def held_out_count(self) -> int:

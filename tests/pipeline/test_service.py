@@ -14,7 +14,7 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
 from node.pipeline.hops.outbound import AlreadyThere
-from node.pipeline.service import STRETCH_MOST
+from node.pipeline.service import STRETCH_MOST, Pipeline
 from node.pipeline.settings import PipelineLimits
 from tests.pipeline.conftest import begun
 
@@ -90,7 +90,7 @@ async def test_a_cancelled_run_is_dropped_without_a_report(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s2a"))
     origin, results = swarm.pipelines["s0a"], []
-    running = asyncio.ensure_future(origin.run(plan.paths, swarm.batch, results.append))
+    running = asyncio.ensure_future(origin.run(plan.paths, swarm.fetch, results.append))
     while not origin.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
         await asyncio.sleep(0.01)
     running.cancel()
@@ -126,7 +126,7 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm)
 
     plan = swarm.adopt(swarm.plan(4))
     outbound.counted = slow
-    await swarm.pipelines["s0a"].run(plan.paths, swarm.batch, swarm.results.append)
+    await swarm.pipelines["s0a"].run(plan.paths, swarm.fetch, swarm.results.append)
     # As in a swarm: the end of the epoch is known before the origin's last notes have arrived
     # everywhere.
     assert swarm.pipelines["s1a"].machine.unsure() == 2
@@ -263,6 +263,26 @@ async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
     swarm.batch = bad
     done = await swarm.run(plan)
     assert [done[i].counted for i in range(3)] == [True, False, True]
+
+
+async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm, monkeypatch):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
+    origin, left = swarm.pipelines["s0a"], Pipeline.time_left
+    monkeypatch.setattr(
+        Pipeline,
+        "time_left",
+        lambda self, path: 0.2 if self is origin and path.index == 1 else left(self, path),
+    )
+    good = swarm.fetch
+
+    async def late(path):
+        await asyncio.sleep(3600 if path.index == 1 else 0)
+        return await good(path)
+
+    swarm.fetch = late
+    done = await swarm.run(plan)
+    assert [done[i].counted for i in range(3)] == [True, False, True]
+    assert "micro-batch-dropped" in swarm.ears["s0a"].events
 
 
 async def test_two_stages_that_are_gone_are_more_than_may_be_left_out(make_swarm):

@@ -9,6 +9,7 @@ from typing import Any
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId, short, short_cell
 from node.core.journey import Electorate, Plan, Version
+from node.core.samples import rows as cursor_rows
 from node.scheduler.placement import Move
 from node.training.leader.attempt import EpochAttempt
 from node.training.protocol.events import RecordFact
@@ -161,6 +162,7 @@ def epoch_planned(plan: Plan, left_out: Sequence[int], paths: Mapping[str, Any])
         "listeners": listeners,
         "cursor": sum(c.taken for c in plan.cursor),
         "returned": sum(len(c.returned) for c in plan.cursor),
+        "positions": cursor_rows(plan.cursor),
         "tokens": plan.tokens,
         "micro_batches": len(plan.paths),
         "peers": [m.peer for m in plan.members],

@@ -16,7 +16,7 @@ from node.pipeline.service import Pipeline
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.state.meter import PipelineMeter
-from node.training.state.text import Text
+from node.training.state.text import Samples
 from node.transport.port import TransportPort
 
 
@@ -34,7 +34,7 @@ class Engines:
     journal: Journal
     metrics: Metrics
     meter: PipelineMeter
-    text: Text | None = None
+    text: Samples | None = None
 
     async def aside(self, fn: Callable[..., Any], *args: Any) -> Any:
         """What ``fn`` gives, called on the thread for what must not hold up the loop."""

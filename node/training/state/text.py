@@ -2,33 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
-from node.data.batches import batch, held_out_batch
+from node.data.batches import batch, held_out_batch, pair
 from node.data.order import SampleOrder
 from node.data.sources import Corpus
+from node.data.streamed.stream import Stream
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Samples(Protocol):
+    """Micro-batches of (tokens, targets), int64 [B, T] each; ``size``: sequences of one."""
+
+    @property
+    def size(self) -> int: ...
+
+    def expect(self, samples: Iterable[int]) -> None:
+        """The samples at these positions are wanted soon."""
+        ...
+
+    async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
+        """What makes the batch of the samples at these positions, on any thread; waits until they
+        can be had."""
+        ...
+
+    def held_out_count(self) -> int:
+        """Whole micro-batches of held-out text, at least 1 when there is any."""
+        ...
+
+    async def fetch_held_out(self, i: int) -> Batch:
+        """The ``i``-th held-out micro-batch."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what is kept open."""
+        ...
 
 
 @dataclass(frozen=True)
 class Text:
-    """``size``: sequences of one micro-batch."""
+    """Samples of a corpus that is here as a whole."""
 
     corpus: Corpus
     order: SampleOrder
     size: int
 
-    def at(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def at(self, samples: Sequence[int]) -> Batch:
         """(tokens, targets), int64 [B, T], of the samples at these positions."""
         return batch(self.corpus, self.order, samples)
 
-    def held_out_count(self) -> int:
-        """Whole micro-batches of held-out text, at least 1 when there is any."""
-        windows = self.corpus.held_out_windows
-        return max(1, windows // self.size) if windows else 0
+    def expect(self, samples: Iterable[int]) -> None:
+        pass
 
-    def held_out(self, i: int) -> tuple[Tensor, Tensor]:
+    async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
+        return partial(self.at, samples)
+
+    def held_out_count(self) -> int:
+        return _batches(self.corpus.held_out_windows, self.size)
+
+    def held_out(self, i: int) -> Batch:
         """The ``i``-th held-out micro-batch."""
         return held_out_batch(self.corpus, i, self.size)
+
+    async def fetch_held_out(self, i: int) -> Batch:
+        return self.held_out(i)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class StreamedText:
+    """Samples of a stream."""
+
+    stream: Stream
+    size: int
+
+    def expect(self, samples: Iterable[int]) -> None:
+        self.stream.expect(samples)
+
+    async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
+        return partial(pair, await self.stream.rows(samples))
+
+    def held_out_count(self) -> int:
+        return _batches(self.stream.held_out_windows, self.size)
+
+    async def fetch_held_out(self, i: int) -> Batch:
+        return pair(await self.stream.held_out_rows(i, self.size))
+
+    async def close(self) -> None:
+        await self.stream.close()
+
+
+def _batches(windows: int, size: int) -> int:
+    return max(1, windows // size) if windows else 0

@@ -1,0 +1,74 @@
+"""A run on shards of a web server: made, looked at, and joined."""
+
+import json
+
+import pytest
+
+from node.app.joining import sheet
+from node.manifest import Manifest, amended, read_manifest
+from tests.cli.conftest import refused
+from tests.data.streamed import documents, listed, served, write
+
+
+@pytest.fixture
+def web(tmp_path):
+    folder = tmp_path / "web"
+    folder.mkdir()
+    for i in range(3):
+        write(folder / f"part-{i}.jsonl", documents(2000, i))
+    listed(folder)
+    server = served(folder)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_init_measures_a_stream_and_validate_finds_it_again(tutti, home, web):
+    source = f"{web.url}/SHA256SUMS"
+    said = json.loads(tutti("swarm", "init", "--data", source, "--json").good())
+    made = read_manifest(home.parent / "swarm.toml")
+    assert made.data.source == source
+    assert said["data"]["sha256"] == made.data.sha256
+    assert 1 < made.data.windows < 8192
+    assert "in 3 shards, streamed" in tutti("swarm", "validate", "swarm.toml").good()
+    # Another version of the data is another run.
+    (web.directory / "part-1.jsonl").write_text('{"text": "other"}\n')
+    listed(web.directory)
+    elsewhere = ("--home", str(home.parent / "guest"))
+    refused(tutti("swarm", "validate", "swarm.toml", *elsewhere), 5, "the data's sha256 is")
+
+
+def test_what_cannot_be_streamed_is_refused(tutti, home, web):
+    source = f"{web.url}/SHA256SUMS"
+    cases = (
+        ((f"{web.url}/gone.txt",), "404"),
+        ((f"{web.url}/x.csv",), "404"),
+        ((source, "--set", "data.column=body"), "body"),
+    )
+    for words, *says in cases:
+        refused(tutti("swarm", "init", "--data", *words), 2, *says)
+    assert not (home.parent / "swarm.toml").exists()
+
+
+def test_a_cap_that_is_too_small_is_refused_with_one_that_would_do(tutti, home, web):
+    (web.directory / "a.jsonl.zst").write_bytes(b"x" * (80 << 20))
+    home.mkdir()
+    (home / "config.toml").write_text(f"data_disk = {1 << 27}\n")
+    said = tutti("swarm", "init", "--data", f"{web.url}/a.jsonl.zst")
+    refused(said, said.returncode, "320 MiB are read by turns, and data_disk is 128 MiB", "config")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("https://data.example/SHA256SUMS", "fetches this data from data.example"),
+        ("hf:owner/name:train", "fetches this data from the Hugging Face hub"),
+        ("http://[broken/a.txt", "fetches this data from http://[broken/a.txt"),
+        ("builtin:pydoc", ""),
+    ],
+)
+def test_the_sheet_says_from_where_data_is_fetched(source, says):
+    made = amended(Manifest.default_demo(), {"data.source": source, "data.sha256": ""})
+    text = " ".join(" ".join(sheet(made, signed=False)).split())
+    assert says in text
+    assert ("fetches this data" in text) == bool(says)
