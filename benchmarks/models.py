@@ -4,8 +4,9 @@
     python -m benchmarks.models --only 1
 
 Rows are named after what was asked for: 1 directories of Hugging Face, from import to export,
-2 adapters (LoRA) beside PEFT, 4 memory, and what is computed again instead of kept,
-5 a device that runs out of memory, 7 the guide, every command of it on three machines.
+2 adapters (LoRA) beside PEFT, 3 data larger than the disk, 4 memory, and what is computed again
+instead of kept, 5 a device that runs out of memory, 7 the guide, every command of it on three
+machines.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.report import Report
 PARTS = {
     "1": ("shapes", "directories"),
     "2": ("adapters",),
+    "3": ("streamed",),
     "4": ("memory",),
     "5": ("short",),
     "7": ("guide",),
