@@ -21,7 +21,7 @@ PARTS = {
     "1": ("shapes", "directories"),
     "2": ("adapters",),
     "3": ("streamed",),
-    "4": ("memory",),
+    "4": ("memory", "daemon_memory"),
     "5": ("short",),
     "7": ("guide",),
 }

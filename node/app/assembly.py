@@ -36,6 +36,7 @@ from node.config import NodeConfig
 from node.core.clock import Clock
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS, PeerId
+from node.core.memory import LARGEST, SCARCE, keep_freed
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_source
 from node.data.streamed.stream import Stream
@@ -132,6 +133,8 @@ async def assemble(
     main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
     verdict = check_memory(config, manifest, stage, limit, main)
     verdict.require()
+    # Main memory is taken in holes too, where there is room for them.
+    keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
     loop = asyncio.get_running_loop()
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
     given, begun = await loop.run_in_executor(

@@ -3,12 +3,24 @@ Arithmetic only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from node.averaging.exchange.groups import LET_IN
 from node.config import NodeConfig
 from node.core.ids import ENDS
 from node.manifest import Manifest
-from node.model.cost import RECOMPUTE, RESERVE, Verdict, fits, fits_beside, stash_bytes
+from node.model.cost import (
+    RECOMPUTE,
+    RESERVE,
+    RoundBytes,
+    Verdict,
+    fits,
+    fits_beside,
+    frames_bytes,
+    stash_bytes,
+)
 from node.model.shapes import parameter_shapes
-from node.optim.parts import parts_of
+from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
 from node.pipeline.settings import STASH
 from node.training.rounds.memory import outer_bytes
 
@@ -19,15 +31,10 @@ def check_memory(
     """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep
     of it into the ``beside`` bytes of main memory, where that is not the device's (0). Of what may
     be computed again for a backward, as little is as makes it fit."""
-    m, p, t, outer = manifest.model, manifest.pipeline, manifest.training, manifest.outer
-    # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of
-    # another's.
-    shares = t.min_replicas if t.min_replicas < 2 or not t.buddy_every else t.min_replicas // 2
+    m, p, outer = manifest.model, manifest.pipeline, manifest.outer
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
-    states = [part.state for part in parts]
-    # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
-    mine = max([*states, -(-sum(states) // max(1, shares))])
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})
+    rounds = _rounds(parts, manifest, kept.device if beside else kept.main + kept.device)
     asked = config.limits.recompute
     modes = RECOMPUTE if asked == "auto" and config.node.local_devices == 1 else (asked,)
     tried: list[Verdict] = []
@@ -40,8 +47,7 @@ def check_memory(
                 limit,
                 micro_batch=p.micro_batch,
                 in_flight=config.limits.in_flight,
-                optimizer=mine,
-                outer=kept.device if beside else kept.main + kept.device,
+                rounds=rounds,
                 recompute=mode if mode != "auto" else "off",
             )
         )
@@ -54,6 +60,31 @@ def check_memory(
     return verdict if found.ok else found
 
 
+def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> RoundBytes:
+    t, group = manifest.training, manifest.averaging.group_bytes
+    members, sizes = max(1, t.min_replicas), [part.bytes for part in parts]
+    # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of
+    # another's.
+    shares = members // 2 if members > 1 and t.buddy_every else members
+    states = [part.state for part in parts]
+    # An owner holds two groups of every other member, and their means.
+    together = max(group, *sizes) + (LET_IN - 1) * group
+    step = step_scratch(parts, manifest.optimizer, group)
+    return RoundBytes(
+        optimizer=_share(states, shares),
+        staged=_share(states, members),
+        exchange=members * min(_share(sizes, members), together),
+        step=step,
+        shelf=min(step, SCRATCH_KEPT),
+        outer=outer,
+    )
+
+
+def _share(sizes: Sequence[int], among: int) -> int:
+    # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
+    return max(*sizes, -(-sum(sizes) // among))
+
+
 def stash_limit(config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict) -> int:
     """Bytes of activations that a peer keeps: as many as it was told, else what the planned
     micro-batches take with the tensors that come and go, and more of them up to :data:`STASH` where
@@ -62,7 +93,6 @@ def stash_limit(config: NodeConfig, manifest: Manifest, stage: int, verdict: Ver
         return asked
     m, p = manifest.model, manifest.pipeline
     kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute)
-    frames = 2 * 4 * p.micro_batch * m.seq_len * m.d_model
-    planned = config.limits.in_flight * (kept + frames)
+    planned = config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
     free = max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
     return max(planned, min(STASH, planned + free))

@@ -7,8 +7,8 @@ fragmentation) is covered by ``RESERVE``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from node.core.errors import OutOfResources
@@ -25,31 +25,72 @@ whole. The gradients are the same to the bit."""
 
 
 @dataclass(frozen=True, slots=True)
+class RoundBytes:
+    """What averaging and stepping take on one peer, in the same memory as the stage. ``optimizer``:
+    what it keeps of the cell's optimizer state; ``staged``: the state that a step leaves of what it
+    owns, until the new version is settled; ``exchange``: contributions and fresh parts of the
+    groups under way; ``step``: what a step takes beside what it leaves, and ``shelf``: of that,
+    what is kept for the next one; ``outer``: what rounds between cells keep."""
+
+    optimizer: int = 0
+    staged: int = 0
+    exchange: int = 0
+    step: int = 0
+    shelf: int = 0
+    outer: int = 0
+
+    def shared(self, part: float) -> RoundBytes:
+        """As :class:`RoundBytes` of ``part`` of the layers: state and outer rounds grow with them,
+        groups and steps with their largest matrix."""
+        return replace(
+            self,
+            optimizer=int(self.optimizer * part),
+            staged=int(self.staged * part),
+            outer=int(self.outer * part),
+        )
+
+
+NO_ROUNDS = RoundBytes()
+
+
+@dataclass(frozen=True, slots=True)
 class StageBytes:
-    """Bytes of one stage on one peer. ``optimizer`` is what it keeps of the cell's optimizer state,
-    ``work`` what one forward and backward needs beside the stashes, ``outer`` what rounds between
-    cells keep in the same memory."""
+    """Bytes of one stage on one peer. ``stash``, ``shares`` (gradients of ``uncounted``
+    micro-batches) and ``work`` (what one forward and backward needs beside them) are taken while
+    micro-batches pass; ``before``, the fresh parameters and then those of the version before, while
+    gradients are averaged and stepped. Never both: the stash is empty when a round begins, and what
+    a round took is gone before the next plan."""
 
     parameters: int
     gradients: int
-    optimizer: int
     stash: int
+    shares: int
+    uncounted: int
     work: int
-    outer: int = 0
-    before: int = 0
-    """The parameters of the version before, until the new one is settled."""
+    before: int
+    rounds: RoundBytes
+
+    @property
+    def kept(self) -> int:
+        """Held all the time."""
+        r = self.rounds
+        return self.parameters + self.gradients + r.optimizer + r.outer + r.shelf
+
+    @property
+    def passes(self) -> int:
+        """Taken while micro-batches pass."""
+        return self.stash + self.shares + self.work
+
+    @property
+    def round(self) -> int:
+        """Taken while gradients are averaged and stepped."""
+        r = self.rounds
+        return self.before + r.staged + r.exchange + r.step - r.shelf
 
     @property
     def total(self) -> int:
-        return (
-            self.parameters
-            + self.before
-            + self.gradients
-            + self.optimizer
-            + self.stash
-            + self.work
-            + self.outer
-        )
+        """The most at any time."""
+        return self.kept + max(self.passes, self.round)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +131,11 @@ def stash_bytes(
     return layers * graph_bytes(settings, tokens) + tokens * 4 * d
 
 
+def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
+    """Bytes in fp32 of what comes in and goes out of a block stage for one micro-batch."""
+    return 2 * 4 * micro_batch * settings.seq_len * settings.d_model
+
+
 def graph_bytes(settings: ModelSettings, tokens: int) -> int:
     """Bytes that autograd keeps of one layer for so many tokens, fp32."""
     d = settings.d_model
@@ -107,11 +153,21 @@ def graph_bytes(settings: ModelSettings, tokens: int) -> int:
     return tokens * 4 * per_token
 
 
+def uncounted_shares(hops: int) -> int:
+    """Micro-batches whose gradients of the parameters a peer holds at once, where ``hops`` backward
+    passes are between its own and the end of the path, at which a micro-batch counts.
+
+    One is being made. The others wait: a backward takes two thirds of the time in which a peer ends
+    one, and waits for half a forward, so that a hop takes five sixths of it.
+    """
+    return 1 + (5 * hops + 3) // 6
+
+
 def work_bytes(
     settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: str = "off"
 ) -> int:
     """The largest passing tensors of one backward: logits and their gradients at the ends; in a
-    block the SwiGLU's gradients, and what is computed again."""
+    block the SwiGLU's gradients, what comes and goes, and what is computed again."""
     tokens = micro_batch * settings.seq_len
     if stage == ENDS:
         # logits, log-probabilities, gradient; pieces of the loss are bounded
@@ -119,6 +175,7 @@ def work_bytes(
         return 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
     again = {"off": 0, "layers": 1, "stage": len(layer_cut(settings, stages)[stage - 1])}[recompute]
     passing = 4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
+    passing += frames_bytes(settings, micro_batch)
     return passing + again * graph_bytes(settings, tokens)
 
 
@@ -129,25 +186,29 @@ def stage_bytes(
     *,
     micro_batch: int = 16,
     in_flight: int = 8,
-    optimizer: int = 0,
-    outer: int = 0,
+    rounds: RoundBytes = NO_ROUNDS,
     recompute: str = "off",
 ) -> StageBytes:
-    """What ``stage`` takes on one peer that keeps ``optimizer`` bytes of optimizer state and
-    ``outer`` for rounds between cells, with ``in_flight`` micro-batches stashed.
+    """What ``stage`` takes on one peer beside and with what ``rounds`` take, with ``in_flight``
+    micro-batches stashed.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
     trained = 4 * count(parameter_shapes(settings, stages, stage))
     kept = 4 * count(base_shapes(settings, stages, stage)) if settings.adapter else 0
+    waiting = stash_bytes(settings, stages, stage, micro_batch, recompute)
+    # Of a micro-batch there are activations or gradients, both of the one in its backward.
+    most = min(in_flight, uncounted_shares(stages if stage == ENDS else stage))
+    uncounted = most if trained > waiting else 1
     return StageBytes(
         parameters=kept + trained,
         gradients=trained,
-        optimizer=optimizer,
-        stash=in_flight * stash_bytes(settings, stages, stage, micro_batch, recompute),
+        stash=(in_flight + 1 - uncounted) * waiting,
+        shares=uncounted * trained,
+        uncounted=uncounted,
         work=work_bytes(settings, stages, stage, micro_batch, recompute),
-        outer=outer,
         before=trained,
+        rounds=rounds,
     )
 
 
@@ -181,8 +242,7 @@ def fits(
     *,
     micro_batch: int = 16,
     in_flight: int = 8,
-    optimizer: int = 0,
-    outer: int = 0,
+    rounds: RoundBytes = NO_ROUNDS,
     recompute: str = "off",
 ) -> Verdict:
     """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free.
@@ -195,24 +255,30 @@ def fits(
         stage,
         micro_batch=micro_batch,
         in_flight=in_flight,
-        optimizer=optimizer,
-        outer=outer,
+        rounds=rounds,
         recompute=recompute,
     )
     ok = need.total <= available * (1 - RESERVE)
-    parts = ", ".join(
-        f"{label} {human(value)}"
-        for label, value in (
-            ("parameters", need.parameters),
-            ("the version before", need.before),
-            ("gradients", need.gradients),
-            ("optimizer", need.optimizer),
-            (f"activations of {in_flight} micro-batches", need.stash),
-            ("work space", need.work),
-            ("rounds between cells", need.outer),
-        )
-        if value or label != "rounds between cells"
-    )
+    kept = {
+        "parameters": need.parameters,
+        "gradients": need.gradients,
+        "optimizer": rounds.optimizer,
+        "rounds between cells": rounds.outer,
+        "steps": rounds.shelf,
+    }
+    passes = {
+        f"activations of {in_flight + 1 - need.uncounted} micro-batches": need.stash,
+        f"gradients of {need.uncounted}": need.shares,
+        "work space": need.work,
+    }
+    stepped = {
+        "the version before": need.before,
+        "its optimizer state": rounds.staged,
+        "groups under way": rounds.exchange,
+        "steps": rounds.step - rounds.shelf,
+    }
+    parts = f"{_listed(kept)}; while micro-batches pass {_listed(passes)}; "
+    parts += f"while they are averaged and stepped {_listed(stepped)}"
     verb = "needs" if ok else "does not fit: it needs"
     text = (
         f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} "
@@ -220,7 +286,9 @@ def fits(
     )
     if recompute != "off":
         text += f"; of a micro-batch the input of {_KEPT[recompute]} is kept"
-    spare = int(available * (1 - RESERVE)) - (need.total - need.optimizer)
+    free = int(available * (1 - RESERVE)) - (need.kept - rounds.optimizer)
+    # State that is owned stands twice in a round.
+    spare = min(free - need.passes, (free - (need.round - rounds.staged)) // 2)
     if ok:
         return Verdict(ok, need.total, available, text, max(0, spare), recompute=recompute)
 
@@ -230,7 +298,6 @@ def fits(
         micro_batch: int = micro_batch,
         in_flight: int = in_flight,
     ) -> bool:
-        # Optimizer state and what outer rounds keep grow with the layers held.
         share = layers(stages, stage) / held
         size = stage_bytes(
             settings,
@@ -238,8 +305,7 @@ def fits(
             stage,
             micro_batch=micro_batch,
             in_flight=in_flight,
-            optimizer=int(optimizer * share),
-            outer=int(outer * share),
+            rounds=rounds.shared(share),
             recompute=recompute,
         )
         return size.total <= available * (1 - RESERVE)
@@ -268,6 +334,10 @@ def fits(
         cuts = (n for n in range(stages + 1, settings.layers + 1) if other(stages=n, stage=1))
         steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
     return Verdict(ok, need.total, available, text, next_step=_one_of(steps), recompute=recompute)
+
+
+def _listed(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{label} {human(size)}" for label, size in values.items() if size)
 
 
 _KEPT = {"layers": "every layer", "stage": "the stage"}

@@ -7,7 +7,8 @@ No torch: the planner, the simulator and the check of a peer's state read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.optim.settings import OptimSettings
@@ -26,6 +27,9 @@ ROOT_FLOPS = 180
 by the coupled Newton iteration of the library that steps it; an eigendecomposition, which the
 planner counts, would take 11. Same core, a = 512 and 1024."""
 FP32 = 4
+SCRATCH_KEPT = 1 << 26
+"""Bytes of scratch space that all threads of a process together keep from a step for the next one:
+a box may have a hundred threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +142,29 @@ def _part(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Paramet
         FP32 * math.prod(shape),
         state_bytes(name, shape, settings),
     )
+
+
+def step_scratch(parts: Sequence[ParameterPart], settings: OptimSettings, group: int) -> int:
+    """Most bytes that a step takes beside what it leaves, when parts of at most ``group`` bytes are
+    stepped together.
+
+    Matrices of one shape are orthogonalised in one stack: the direction, what is iterated and where
+    to, and five products of the short sides. Of the others one is stepped at a time. The factors
+    are the growth of the resident set in a step of one matrix of 2 to 16 MiB.
+    """
+    alike = Counter(part.shape for part in parts)
+    most = 0
+    for part in parts:
+        short, long = min(part.shape, default=1), max(part.shape, default=1)
+        match method_of(part.name, part.shape, settings):
+            case "muon":
+                stacked = min(alike[part.shape], max(1, group // part.bytes))
+                scratch = stacked * (3 * part.bytes + 5 * FP32 * short**2)
+            case "soap":
+                scratch = 15 * part.bytes // 2 + 3 * FP32 * long**2 // 2
+            case "shampoo":
+                scratch = 8 * part.bytes + FP32 * long**2
+            case _:
+                scratch = 2 * part.bytes
+        most = max(most, scratch)
+    return most

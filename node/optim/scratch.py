@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from node.optim.parts import SCRATCH_KEPT
+
 KEPT = 1 << 22
 """Bytes of the largest tensor that is kept under a name; larger ones are fresh each time."""
-ALL = 1 << 26
-"""Bytes that all threads together keep: a box may have a hundred."""
 
 
 class _Shelf(threading.local):
@@ -30,8 +30,8 @@ class _Shelf(threading.local):
 
 
 class _Room:
-    """How much of ``ALL`` is left. What a thread kept is not given back when it ends: the threads
-    of a step stay."""
+    """How much of ``SCRATCH_KEPT`` is left. What a thread kept is not given back when it ends: the
+    threads of a step stay."""
 
     def __init__(self, left: int) -> None:
         self.left, self._lock = left, threading.Lock()
@@ -43,7 +43,7 @@ class _Room:
             return fits
 
 
-_shelf, _room = _Shelf(), _Room(ALL)
+_shelf, _room = _Shelf(), _Room(SCRATCH_KEPT)
 
 
 @contextmanager

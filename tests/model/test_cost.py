@@ -7,7 +7,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
-from node.model.cost import fits, fits_beside, flops_per_token, human, stage_bytes, stash_bytes
+from node.model.cost import (
+    RoundBytes,
+    fits,
+    fits_beside,
+    flops_per_token,
+    human,
+    stage_bytes,
+    stash_bytes,
+)
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, count
 from node.model.stages import Blocks
@@ -52,16 +60,50 @@ def test_stage_bytes_add_up_over_the_model():
     stages = [stage_bytes(settings, 3, s) for s in range(4)]
     assert sum(b.parameters for b in stages) == 4 * count(all_shapes(settings))
     assert all(b.gradients == b.parameters for b in stages)
-    assert stages[1].total == sum(
-        (
-            stages[1].parameters,
-            stages[1].before,
-            stages[1].gradients,
-            stages[1].optimizer,
-            stages[1].stash,
-            stages[1].work,
+    for size in stages:
+        assert size.total == (
+            size.parameters
+            + size.gradients
+            + max(size.stash + size.shares + size.work, size.before)
         )
-    )
+
+
+def test_a_stage_takes_the_larger_of_its_micro_batches_and_its_rounds() -> None:
+    """The stash is empty in a round: what one takes is there for the other."""
+    settings = ModelSettings(layers=2, d_model=64, heads=2, kv_heads=2, d_ff=256, seq_len=64)
+    rounds = RoundBytes(optimizer=100, staged=50, exchange=7 << 20, step=30, shelf=20, outer=4)
+    idle = stage_bytes(settings, 1, 1, micro_batch=1, in_flight=1, rounds=rounds)
+    assert idle.kept == idle.parameters + idle.gradients + 100 + 20 + 4
+    assert idle.total == idle.kept + idle.before + 50 + (7 << 20) + 10
+    busy = stage_bytes(settings, 1, 1, micro_batch=1, in_flight=999, rounds=rounds)
+    assert busy.total == busy.kept + busy.stash + busy.shares + busy.work
+    assert busy.kept == idle.kept
+
+
+def test_gradients_wait_until_their_micro_batch_counts() -> None:
+    """A share of the stage's gradients for each micro-batch on its way home, where activations were
+    before."""
+    settings = ModelSettings(layers=8, d_model=128, heads=2, kv_heads=2, d_ff=512, seq_len=8)
+    size = {"micro_batch": 1, "in_flight": 6}
+    first, last, ends = (stage_bytes(settings, 4, stage, **size) for stage in (1, 4, ENDS))
+    assert (first.uncounted, last.uncounted, ends.uncounted) == (2, 4, 4)
+    for found in (first, last):
+        assert found.shares == found.uncounted * found.gradients
+        one = stash_bytes(settings, 4, 1, 1)
+        assert found.stash == (size["in_flight"] + 1 - found.uncounted) * one
+    assert stage_bytes(settings, 4, 4, micro_batch=1, in_flight=1).uncounted == 1
+
+
+def test_state_that_is_left_room_for_fits_twice() -> None:
+    """What a peer owns stands twice in a round: the leader hears of so much as fits."""
+    settings = ModelSettings(layers=2, d_model=256, heads=2, kv_heads=2, d_ff=512, seq_len=8)
+    size = {"micro_batch": 1, "in_flight": 1}
+    available = 2 * stage_bytes(settings, 1, 1, **size).total
+    spare = fits(settings, 1, 1, available, **size).spare
+    assert spare > 0
+    assert fits(settings, 1, 1, available, **size, rounds=RoundBytes(spare, spare)).ok
+    more = spare + 2
+    assert not fits(settings, 1, 1, available, **size, rounds=RoundBytes(more, more)).ok
 
 
 def test_a_model_too_large_is_refused_with_numbers():
@@ -111,7 +153,9 @@ def test_more_stages_are_not_advised_where_they_cannot_help():
 def test_a_tenth_is_kept_free():
     settings = ModelSettings()
     need = stage_bytes(settings, 3, 1).total
-    assert stage_bytes(settings, 3, 1, optimizer=100).total == need + 100
+    assert stage_bytes(settings, 3, 1, rounds=RoundBytes(optimizer=100)).total == need + 100
+    rounds = stage_bytes(settings, 3, 1, in_flight=1, rounds=RoundBytes(exchange=1 << 30))
+    assert rounds.total == rounds.kept + rounds.before + (1 << 30)
     assert not fits(settings, 3, 1, need).ok
     assert fits(settings, 3, 1, int(need / 0.89)).ok
 

@@ -149,8 +149,9 @@ def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path
     with pytest.raises(OutOfResources):
         refused.require()
     assert check_memory(config, manifest, 1, int(whole.needed / 0.9) + 1).ok
-    assert whole.spare == without.spare - (whole.needed - without.needed), (
-        "the leader hears of what is left for optimizer state"
+    more = whole.needed - without.needed
+    assert without.spare - more <= whole.spare <= without.spare - more // 2, (
+        "the leader hears of what is left for optimizer state, which stands twice in a round"
     )
 
 
