@@ -278,7 +278,7 @@ def join(
         )
     manifest, text = joining.look(ours, invite)
     joining.check(ours, Invite.decode(text), begin + LIMIT_S - time.monotonic())
-    _say("\n".join(joining.sheet(manifest, signed=True)))
+    _say("\n".join(joining.sheet(ours, manifest, signed=True)))
     if not yes:
         if not sys.stdin.isatty():
             raise UsageFault(
@@ -872,7 +872,7 @@ def swarm_inspect(
         signed = manifest.signature is not None
         _json({"run_id": manifest.run_id, "format": manifest.format, "signed": signed, **parts})
     else:
-        print("\n".join(joining.sheet(manifest, signed=manifest.signature is not None)))
+        print("\n".join(joining.sheet(ours, manifest, signed=manifest.signature is not None)))
     return ExitCode.OK
 
 

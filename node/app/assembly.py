@@ -43,7 +43,7 @@ from node.data.streamed.stream import Stream
 from node.data.tokenizer import Tokenizer
 from node.identity.keys import Signer
 from node.manifest import Manifest
-from node.model.cost import flops_per_token
+from node.model.cost import Verdict, flops_per_token
 from node.model.device import Device, set_threads
 from node.model.pretrained import Weights
 from node.model.shapes import layer_cut, parameter_shapes
@@ -92,6 +92,7 @@ class Assembled:
     tokenizer: Tokenizer | None
     device: Device
     device_said: str
+    memory: Verdict
     memory_limit: int
     main_memory: int
     """Bytes beside the device's own; 0 where they are the same."""
@@ -216,6 +217,7 @@ async def assemble(
         tokenizer,
         device,
         told,
+        verdict,
         limit,
         main,
         said,

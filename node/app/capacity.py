@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from node.averaging.exchange.groups import LET_IN
 from node.config import NodeConfig
-from node.core.ids import ENDS
+from node.core.ids import ENDS, stage_name
 from node.manifest import Manifest
 from node.model.cost import (
     RECOMPUTE,
@@ -17,6 +17,8 @@ from node.model.cost import (
     fits,
     fits_beside,
     frames_bytes,
+    human,
+    in_words,
     stash_bytes,
 )
 from node.model.shapes import parameter_shapes
@@ -83,6 +85,25 @@ def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> R
 def _share(sizes: Sequence[int], among: int) -> int:
     # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
     return max(*sizes, -(-sum(sizes) // among))
+
+
+def hosted(config: NodeConfig) -> list[int]:
+    """Stages that tell what a peer with these settings may have to hold: the one it names, else the
+    ends and the first block stage, which is as large as any, as far as its role allows."""
+    wanted = [config.stage] if config.stage is not None else [ENDS, 1]
+    blocks = [stage for stage in wanted if stage != ENDS]
+    return {"ends": [ENDS], "stage": blocks}.get(config.node.role, wanted)
+
+
+def planned_memory(config: NodeConfig, manifest: Manifest) -> list[str]:
+    """What a stage takes by the plan, for who has not joined yet: a line for each of
+    :func:`hosted`, and its parts."""
+    limit, found = config.memory_limit(1 << 60), list[str]()
+    for stage in hosted(config):
+        verdict = check_memory(config, manifest, stage, limit)
+        found += [f"up to {human(verdict.needed)} for {stage_name(stage)}:"]
+        found += in_words(verdict.table)
+    return found
 
 
 def stash_limit(config: NodeConfig, manifest: Manifest, stage: int, verdict: Verdict) -> int:

@@ -236,7 +236,7 @@ def p2p_daemon() -> Path | None:
 
 def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the device is there, and which stages of the swarm used last fit into it."""
-    from node.app.capacity import check_memory
+    from node.app.capacity import check_memory, hosted
     from node.model.device import Device
 
     code = ExitCode.DEVICE_UNFIT
@@ -251,24 +251,15 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
         ours.node.local_devices if chosen.is_cuda else 1
     )
     main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
-    wanted = [ours.stage] if ours.stage is not None else [ENDS, 1]
-    wanted = {"ends": [ENDS], "stage": [s for s in wanted if s != ENDS]}.get(ours.node.role, wanted)
-    verdicts = [check_memory(ours, manifest, stage, limit, main) for stage in wanted]
+    verdicts = [check_memory(ours, manifest, stage, limit, main) for stage in hosted(ours)]
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):
         return [fault("device", code, f"{said}: {bad[-1].text}", bad[-1].next_step)]
+    found = [passed("device", said), *(passed("device", v.text) for v in verdicts if v.ok)]
     if bad:
-        return [
-            passed("device", said),
-            fault(
-                "device",
-                code,
-                bad[0].text,
-                "nothing, if somebody else holds that stage; else " + bad[0].next_step,
-                warning=True,
-            ),
-        ]
-    return [passed("device", f"{said}; {clean(manifest.swarm.name, 40)} fits")]
+        next_step = "nothing, if somebody else holds that stage; else " + bad[0].next_step
+        found.append(fault("device", code, bad[0].text, next_step, warning=True))
+    return found
 
 
 # ------------------------------------------------------------ disk

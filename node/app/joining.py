@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from node.app.capacity import planned_memory
 from node.app.forecast import Forecast, forecast
 from node.config import NodeConfig
 from node.control.diagnose import fault_of
@@ -461,8 +462,8 @@ def invite_text(
     return Invite(manifest.run_id, manifest.swarm.owner, addresses, token).encode()
 
 
-def sheet(manifest: Manifest, *, signed: bool) -> list[str]:
-    """What joining means."""
+def sheet(ours: NodeConfig, manifest: Manifest, *, signed: bool) -> list[str]:
+    """What joining with these settings means."""
     m, t, p = manifest.model, manifest.training, manifest.pipeline
     return consent_lines(
         name=manifest.swarm.name,
@@ -479,6 +480,7 @@ def sheet(manifest: Manifest, *, signed: bool) -> list[str]:
         work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, "
         f"{manifest.optimizer.name}",
         fetched_from=_host(manifest.data.source),
+        memory=planned_memory(ours, manifest),
         traffic=traffic_lines(manifest),
         width=shutil.get_terminal_size().columns,
     )

@@ -20,7 +20,7 @@ from node.app.capacity import check_memory
 from node.app.ports import Hosted, MovingPort
 from node.config import MOVED, NodeConfig
 from node.core.errors import TimedOut
-from node.core.ids import ENDS, CellId
+from node.core.ids import ENDS, CellId, stage_name
 from node.manifest import Manifest
 from node.scheduler.choosing import able
 from node.transport.addresses import part_of
@@ -53,14 +53,14 @@ class Mover:
         goes, else why not."""
         d = self._d
         if self.target is not None:
-            return f"it is on its way to {place(self.target)}"
+            return f"it is on its way to {stage_name(self.target)}"
         if self.going or d.assembled is None or d.manifest is None or d.draining or d.ending:
             return "it is coming or going itself"
         taken = stage == ENDS and d.presence is not None and d.presence.ends()
         known = under(d.manifest, d.assembled.training.standing.known)
         why = self._refuses(known, stage)
         if why := "somebody else is at the ends" if taken else why:
-            text = f"asked to host {place(stage)}: {why}"
+            text = f"asked to host {stage_name(stage)}: {why}"
             d.journal.emit("daemon", "move-refused", text, stage=stage)
             return why
         self.target = stage
@@ -107,13 +107,14 @@ class Mover:
 
     async def _move(self, a: Hosted, stage: int) -> None:
         d = self._d
-        text = f"moving to {place(stage)}: finishes the epoch under way and hands over what it owns"
+        to = stage_name(stage)
+        text = f"moving to {to}: finishes the epoch under way and hands over what it owns"
         d.journal.emit("daemon", "moving", text, stage=stage, source=a.stage.stage)
         if d.presence is not None:
             d.presence.changed()
         try:
             async with asyncio.timeout(MOVE_S):
-                await a.training.leave(f"moves to {place(stage)}")
+                await a.training.leave(f"moves to {stage_name(stage)}")
                 await a.work.local_checkpoints.saved()
         except TimeoutError:
             why = f"the epoch did not end in {MOVE_S:.0f} s; moving all the same"
@@ -121,12 +122,7 @@ class Mover:
         if d.draining:
             return  # its operator wants it to end, and is told so by who carries that out
         self.done = stage, p2p_port(d.addresses())
-        d.stop(f"moving to {place(stage)}")
-
-
-def place(stage: int) -> str:
-    """A stage, for people."""
-    return "the ends" if stage == ENDS else f"stage {stage}"
+        d.stop(f"moving to {stage_name(stage)}")
 
 
 def no_way(here: int, stage: int, stages: int, open_to: str) -> str:
@@ -135,7 +131,7 @@ def no_way(here: int, stage: int, stages: int, open_to: str) -> str:
     if not open_to:
         return "its operator wants it where it is"
     if stage == here or not {here, stage} <= set(able(open_to, stages)):
-        return f"there is no way from {place(here)} to {place(stage)}"
+        return f"there is no way from {stage_name(here)} to {stage_name(stage)}"
     return ""
 
 

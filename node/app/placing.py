@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from node.app.moving import place
 from node.app.ports import ChoosingPort
 from node.core.errors import LocalFault, UsageFault
-from node.core.ids import ENDS
+from node.core.ids import ENDS, stage_name
 from node.reach.standing import Standing
 from node.scheduler.choosing import LOOK_S, Choosing, able
 from node.training.presence import HASTE_S, Presence
@@ -91,7 +90,7 @@ class Placing:
                     presence.placed(self._stages), d.clock.now(), closed=self._closed()
                 )
             ) is not None:
-                d.journal.emit("daemon", "claimed", f"claims {place(stage)}", stage=stage)
+                d.journal.emit("daemon", "claimed", f"claims {stage_name(stage)}", stage=stage)
                 presence.changed()
             if not machine.may_build:
                 await asyncio.sleep(HASTE_S)

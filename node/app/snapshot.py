@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from node.app.moving import place
 from node.app.posting import Posting, state_of
 from node.cells.tally import CellTally
 from node.control.text import doing
-from node.core.ids import ENDS, PeerId, short
+from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Plan
 from node.core.version import VERSION
 from node.dht.record import PeerBody
@@ -209,11 +208,17 @@ class SnapshotBuilder:
             replicas=1 + len(d.presence.replicas(here)) if d.presence else 1,
             epoch=a.stage.epoch,
             digest=a.stage.digest,
-            phase=training.member.state.value if to is None else f"to {place(to)}",
+            phase=training.member.state.value if to is None else f"to {stage_name(to)}",
             leader=training.leader_id() or "",
             device=a.device_said,
             memory_used=a.device.memory_used(),
             memory_limit=a.memory_limit,
+            memory_planned=a.memory.needed,
+            memory_plan=[
+                pb.MemoryLine(when=when, what=what, bytes=nbytes)
+                for when, what, nbytes in a.memory.table
+                if nbytes
+            ],
             stash_bytes=a.pipeline.stash.used,
             stash_limit=a.pipeline.stash.limit,
             recompute=a.pipeline.math.recompute,

@@ -36,8 +36,9 @@ from node.control.words import (
     stacked,
 )
 from node.core.errors import WireError
-from node.core.ids import ENDS, PeerId, short, short_cell
+from node.core.ids import ENDS, PeerId, short, short_cell, stage_name
 from node.core.version import PROTOCOLS, Protocols
+from node.model.cost import MemoryRow, in_words
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
@@ -101,6 +102,7 @@ def status_lines(s: Snapshot) -> list[Text]:
         ("reachable", clean(s.reachable, 100)),
         ("device", clean(s.device, 66)),
         ("memory", _memory(s) if s.device else ""),
+        *(("", line) for line in _memory_plan(s)),
         ("metrics", clean(s.metrics_url)),
         ("leader", leader if s.leader else ""),
     ]
@@ -124,7 +126,7 @@ def _my_work(s: Snapshot) -> str:
         return "chooses the stage that most needs a peer"
     if not (s.role or s.layers):
         return ""
-    place = "the ends" if s.stage == ENDS else f"stage {s.stage} of {s.swarm.stages}"
+    place = stage_name(s.stage) + (f" of {s.swarm.stages}" if s.stage != ENDS else "")
     last = (
         f"last useful work {span(s.last_work_s)} ago" if s.micro_batches else "no micro-batch yet"
     )
@@ -207,7 +209,7 @@ def _wrapped(line: Text, width: int) -> list[Text]:
 def doing(s: Snapshot) -> tuple[str, str]:
     """What a daemon is doing, for the terminal it was started in: a word that changes when there is
     news, and a sentence."""
-    place = "the ends" if s.stage == ENDS else f"stage {s.stage}"
+    place = stage_name(s.stage)
     if s.state == "joining":
         return "joining", f"fetching the state of {place} from others: {s.progress:.0%} is here"
     if not s.healthy:
@@ -503,6 +505,7 @@ def consent_lines(
     cut: str,
     work: str,
     fetched_from: str,
+    memory: Sequence[str] = (),
     traffic: Sequence[str] = (),
     width: int = 80,
 ) -> list[str]:
@@ -517,11 +520,7 @@ def consent_lines(
         ),
         _plain("", signature),
         _plain("model", f"{count(parameters)} parameters: {clean(model)}"),
-        _plain(
-            "memory",
-            f"{size(4 * parameters)} of parameters in all, as much again for gradients; you hold "
-            "one stage",
-        ),
+        *(_plain("" if i else "memory", text) for i, text in enumerate(memory)),
         _plain("data", clean(data)),
         _plain("pipeline", clean(cut)),
         _plain("work", clean(work)),
@@ -729,6 +728,11 @@ def _memory(s: Snapshot) -> str:
     again = f"   recompute {s.recompute}" if s.recompute not in ("", "off") else ""
     owned = f"   optimizer state {size(s.optimizer_bytes)}" if s.optimizer_bytes else ""
     return used + stash + again + owned
+
+
+def _memory_plan(s: Snapshot) -> list[str]:
+    rows = in_words(MemoryRow(clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
+    return [f"planned {size(s.memory_planned)} at most", *rows] if rows else []
 
 
 def _line(label: str, value: str, style: str = "") -> Text:

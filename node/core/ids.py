@@ -22,6 +22,11 @@ ENDS = 0
 """Stage number of the ends (embedding, final norm, head, data). Block stages are 1..S."""
 
 
+def stage_name(stage: int) -> str:
+    """A stage, for people."""
+    return "the ends" if stage == ENDS else f"stage {stage}"
+
+
 class RoundId(NamedTuple):
     """One attempt at averaging. ``attempt`` grows with every repair inside an epoch."""
 

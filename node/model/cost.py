@@ -7,12 +7,13 @@ fragmentation) is covered by ``RESERVE``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
+from typing import NamedTuple
 
 from node.core.errors import OutOfResources
-from node.core.ids import ENDS
+from node.core.ids import ENDS, stage_name
 from node.model.settings import ModelSettings
 from node.model.shapes import EMBEDDING, base_shapes, count, head_dim, layer_cut, parameter_shapes
 
@@ -53,16 +54,33 @@ class RoundBytes:
 NO_ROUNDS = RoundBytes()
 
 
+class MemoryRow(NamedTuple):
+    """A line of the plan of memory: bytes of ``what``, there while ``when``."""
+
+    when: str
+    what: str
+    nbytes: int
+
+
+def in_words(rows: Iterable[MemoryRow]) -> list[str]:
+    """The plan as one phrase for each time, rows without bytes left out."""
+    return [
+        f"{when} {', '.join(f'{what} {human(nbytes)}' for _, what, nbytes in of)}"
+        for when, of in groupby((row for row in rows if row.nbytes), lambda row: row.when)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """Bytes of one stage on one peer. ``stash``, ``shares`` (gradients of ``uncounted``
-    micro-batches) and ``work`` (what one forward and backward needs beside them) are taken while
-    micro-batches pass; ``before``, the fresh parameters and then those of the version before, while
-    gradients are averaged and stepped. Never both: the stash is empty when a round begins, and what
-    a round took is gone before the next plan."""
+    """Bytes of one stage on one peer. ``stash`` (activations of ``stashed`` micro-batches),
+    ``shares`` (gradients of ``uncounted`` micro-batches) and ``work`` (what one forward and
+    backward needs beside them) are taken while micro-batches pass; ``before``, the fresh parameters
+    and then those of the version before, while gradients are averaged and stepped. Never both: the
+    stash is empty when a round begins, and what a round took is gone before the next plan."""
 
     parameters: int
     gradients: int
+    stashed: int
     stash: int
     shares: int
     uncounted: int
@@ -92,6 +110,34 @@ class StageBytes:
         """The most at any time."""
         return self.kept + max(self.passes, self.round)
 
+    @property
+    def table(self) -> tuple[MemoryRow, ...]:
+        """Its parts: those that are always there, those of micro-batches, those of rounds."""
+        r, parted = self.rounds, ("always", "while micro-batches pass", "in averaging and steps")
+        always = {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "optimizer": r.optimizer,
+            "rounds between cells": r.outer,
+            "kept for steps": r.shelf,
+        }
+        passes = {
+            f"activations of {self.stashed} micro-batches": self.stash,
+            f"gradients of {self.uncounted} under way": self.shares,
+            "work space": self.work,
+        }
+        stepped = {
+            "the version before": self.before,
+            "its optimizer state": r.staged,
+            "groups under way": r.exchange,
+            "steps": r.step - r.shelf,
+        }
+        return tuple(
+            MemoryRow(when, what, nbytes)
+            for when, of in zip(parted, (always, passes, stepped), strict=True)
+            for what, nbytes in of.items()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -105,6 +151,7 @@ class Verdict:
     spare: int = 0
     next_step: str = ""
     recompute: str = "off"
+    table: tuple[MemoryRow, ...] = ()
 
     def require(self) -> None:
         """Raises OutOfResources when it does not fit."""
@@ -203,6 +250,7 @@ def stage_bytes(
     return StageBytes(
         parameters=kept + trained,
         gradients=trained,
+        stashed=in_flight + 1 - uncounted,
         stash=(in_flight + 1 - uncounted) * waiting,
         shares=uncounted * trained,
         uncounted=uncounted,
@@ -259,30 +307,14 @@ def fits(
         recompute=recompute,
     )
     ok = need.total <= available * (1 - RESERVE)
-    kept = {
-        "parameters": need.parameters,
-        "gradients": need.gradients,
-        "optimizer": rounds.optimizer,
-        "rounds between cells": rounds.outer,
-        "steps": rounds.shelf,
-    }
-    passes = {
-        f"activations of {in_flight + 1 - need.uncounted} micro-batches": need.stash,
-        f"gradients of {need.uncounted}": need.shares,
-        "work space": need.work,
-    }
-    stepped = {
-        "the version before": need.before,
-        "its optimizer state": rounds.staged,
-        "groups under way": rounds.exchange,
-        "steps": rounds.step - rounds.shelf,
-    }
-    parts = f"{_listed(kept)}; while micro-batches pass {_listed(passes)}; "
-    parts += f"while they are averaged and stepped {_listed(stepped)}"
-    verb = "needs" if ok else "does not fit: it needs"
+    table = need.table
+    where = stage_name(stage) + (f" of {stages}" if stage != ENDS else "")
+    verb = "take" if ok else "do not fit: they take"
+    if stage != ENDS:
+        verb = "takes" if ok else "does not fit: it takes"
     text = (
-        f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} "
-        f"({RESERVE:.0%} kept free): {parts}"
+        f"{where} {verb} {human(need.total)} of {human(available)} "
+        f"({RESERVE:.0%} kept free): {'; '.join(in_words(table))}"
     )
     if recompute != "off":
         text += f"; of a micro-batch the input of {_KEPT[recompute]} is kept"
@@ -290,7 +322,7 @@ def fits(
     # State that is owned stands twice in a round.
     spare = min(free - need.passes, (free - (need.round - rounds.staged)) // 2)
     if ok:
-        return Verdict(ok, need.total, available, text, max(0, spare), recompute=recompute)
+        return Verdict(ok, need.total, available, text, max(0, spare), "", recompute, table)
 
     def other(
         stages: int = stages,
@@ -333,11 +365,7 @@ def fits(
     else:
         cuts = (n for n in range(stages + 1, settings.layers + 1) if other(stages=n, stage=1))
         steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
-    return Verdict(ok, need.total, available, text, next_step=_one_of(steps), recompute=recompute)
-
-
-def _listed(values: Mapping[str, int]) -> str:
-    return ", ".join(f"{label} {human(size)}" for label, size in values.items() if size)
+    return Verdict(ok, need.total, available, text, 0, _one_of(steps), recompute, table)
 
 
 _KEPT = {"layers": "every layer", "stage": "the stage"}

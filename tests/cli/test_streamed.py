@@ -5,6 +5,7 @@ import json
 import pytest
 
 from node.app.joining import sheet
+from node.config import NodeConfig
 from node.manifest import Manifest, amended, read_manifest
 from tests.cli.conftest import refused
 from tests.data.streamed import documents, listed, served, write
@@ -67,8 +68,8 @@ def test_a_cap_that_is_too_small_is_refused_with_one_that_would_do(tutti, home, 
         ("builtin:pydoc", ""),
     ],
 )
-def test_the_sheet_says_from_where_data_is_fetched(source, says):
+def test_the_sheet_says_from_where_data_is_fetched(source, says, tmp_path):
     made = amended(Manifest.default_demo(), {"data.source": source, "data.sha256": ""})
-    text = " ".join(" ".join(sheet(made, signed=False)).split())
+    text = " ".join(" ".join(sheet(NodeConfig(tmp_path), made, signed=False)).split())
     assert says in text
     assert ("fetches this data" in text) == bool(says)

@@ -9,6 +9,7 @@ import pytest
 
 from node.app.forecast import OVERHEAD, Forecast, forecast
 from node.app.joining import sheet
+from node.config import NodeConfig
 from node.manifest import Manifest, amended
 from node.model.shapes import parameter_shapes
 
@@ -67,9 +68,9 @@ def test_an_hour_is_its_epochs_and_its_seconds():
     assert f.over(60, 3600, leads=True) == (60 * 1110 + 7200, 60 * 1100 + 7200)
 
 
-def test_the_sheet_names_activations_and_what_caps_them(monkeypatch):
+def test_the_sheet_names_activations_and_what_caps_them(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "70")
-    lines = sheet(manifest(), signed=True)
+    lines = sheet(NodeConfig(tmp_path), manifest(), signed=True)
     text = " ".join(" ".join(lines).split())
     for words in (
         "of activations and their gradients",

@@ -118,6 +118,17 @@ def test_status_fits_any_screen_and_keeps_what_is_wrong(
         assert "metrics" in "\n".join(lines)  # nothing is left out where there is room
 
 
+def test_status_shows_the_plan_of_memory():
+    s = training_snapshot()
+    s.memory_planned = 3 << 30
+    for when, what in (("always", "parameters"), ("always", "gradients"), ("in steps", "groups")):
+        s.memory_plan.add(when=when, what=what, bytes=1 << 30)
+    text = "\n".join(shown(*status_lines(s)))
+    assert "planned 3.0 GiB at most" in text
+    assert "always parameters 1.0 GiB, gradients 1.0 GiB\n" in text
+    assert "in steps groups 1.0 GiB" in text
+
+
 def test_a_truncated_screen_names_the_full_command():
     lines = shown(*fitted(status_lines(worst()), 80, 23))
     assert "tutti status --plain" in lines[-1]

@@ -75,6 +75,11 @@ def test_a_stage_takes_the_larger_of_its_micro_batches_and_its_rounds() -> None:
     idle = stage_bytes(settings, 1, 1, micro_batch=1, in_flight=1, rounds=rounds)
     assert idle.kept == idle.parameters + idle.gradients + 100 + 20 + 4
     assert idle.total == idle.kept + idle.before + 50 + (7 << 20) + 10
+    parts = dict[str, int]()
+    for row in idle.table:
+        parts[row.when] = parts.get(row.when, 0) + row.nbytes
+    always, *others = parts.values()
+    assert always + max(others) == idle.total
     busy = stage_bytes(settings, 1, 1, micro_batch=1, in_flight=999, rounds=rounds)
     assert busy.total == busy.kept + busy.stash + busy.shares + busy.work
     assert busy.kept == idle.kept

@@ -19,7 +19,7 @@ from statistics import median_high
 from typing import Any
 
 from node.core.errors import OutOfResources
-from node.core.ids import ENDS, NO_CELL, CellId, PeerId
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId, stage_name
 from node.core.journey import Electorate, Hop, Plan, Version, Window
 from node.scheduler.proven import NoWay
 from node.training.leader import reports
@@ -334,11 +334,7 @@ class Leader:
         young = self.base is None and all(c.at == GENESIS for c in self.roster.candidates.values())
         need = facts.min_replicas if young else 1
         thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
-        nobody = (
-            "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin)
-            if thin
-            else ""
-        )
+        nobody = "a peer for " + ", ".join(map(stage_name, thin)) if thin else ""
         if thin and (young or ENDS in thin or len(thin) > facts.spare):
             self.waiting_for = self._not_joined(thin, need) or nobody
             return self._mend(thin, now)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from node.core.errors import OutOfResources
-from node.core.ids import ENDS, PeerId, short, short_cell
+from node.core.ids import PeerId, short, short_cell, stage_name
 from node.core.journey import Electorate, Plan, Version
 from node.core.samples import rows as cursor_rows
 from node.scheduler.placement import Move
@@ -57,7 +57,7 @@ def out_of_room(why: OutOfResources) -> RecordFact:
 
 def agreement_lost(stages: Sequence[int]) -> RecordFact:
     """Nobody who would take part holds what these stages had agreed on."""
-    where = ", ".join("the ends" if s == ENDS else f"stage {s}" for s in stages)
+    where = ", ".join(map(stage_name, stages))
     return RecordFact(
         "agreement-lost",
         f"nobody has the parameters that were agreed on at {where}: goes on from what the peers "
