@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from statistics import mean
 
 from node.core.ids import ENDS, PeerId, short
@@ -15,7 +16,7 @@ from node.core.journey import Path, Plan
 from node.scheduler.costs import Costs
 
 SHOWN = 8
-"""Micro-batches told one by one."""
+"""Different ways that are told."""
 APART = 1.15
 """A peer that is so many times slower or farther than a sibling is said to be."""
 
@@ -24,16 +25,30 @@ def reasons(plan: Plan, stages: int, costs: Costs | None = None) -> list[str]:
     """How the micro-batches of ``plan`` go over ``stages`` block stages, and why the replicas of a
     stage get unequal work."""
     live = {m.stage for m in plan.members if m.current}
-    lines = [_path(path, stages, live) for path in plan.paths[:SHOWN]]
-    if len(plan.paths) > SHOWN:
-        lines.append(f"and {len(plan.paths) - SHOWN} more")
+    ways: dict[str, list[int]] = {}
+    for path in plan.paths:
+        ways.setdefault(_way(path, stages, live), []).append(path.index)
+    lines = [f"{_numbers(ways[way])} {way}" for way in islice(ways, SHOWN)]
+    if more := sum(map(len, islice(ways.values(), SHOWN, None))):
+        lines.append(f"and {more} more")
     work = Counter(hop.peer for path in plan.paths for hop in path.hops)
     for stage in range(1, stages + 1):
         lines += _shares(plan, stage, work, costs)
     return lines
 
 
-def _path(path: Path, stages: int, live: set[int]) -> str:
+def _numbers(indices: Sequence[int]) -> str:
+    """Ascending numbers, runs of them by their ends: 0-3, 5."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1][1:] = [index]
+        else:
+            runs.append([index])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _way(path: Path, stages: int, live: set[int]) -> str:
     hops = [hop.stage for hop in path.hops]
     why: list[str] = []
     for stage in sorted(set(range(1, stages + 1)) - set(hops)):
@@ -44,9 +59,7 @@ def _path(path: Path, stages: int, live: set[int]) -> str:
             why.append(f"stage {stage} after {front} (shorter so)")
         front = max(front, stage)
     way = " > ".join(f"{hop.stage}:{short(hop.peer)}" for hop in path.hops)
-    return f"{path.index} from {short(path.origin)} > {way}" + (
-        f"  {', '.join(why)}" if why else ""
-    )
+    return f"from {short(path.origin)} > {way}" + (f"  {', '.join(why)}" if why else "")
 
 
 def _shares(plan: Plan, stage: int, work: Counter[PeerId], costs: Costs | None) -> list[str]:

@@ -27,7 +27,15 @@ def test_skips_swaps_and_slow_or_far_replicas_are_named() -> None:
     assert reasons(p, 3, Costs({A: 1.0, B: 1.0}))[-1].endswith("the rest does not divide")
 
 
-def test_many_micro_batches_are_counted_instead_of_listed() -> None:
-    lines = reasons(plan([[(1, A)]] * (SHOWN + 5), [(E, 0, 0.0), (A, 1, 1.0)]), 1)
-    assert lines[-1] == "and 5 more"
+def test_micro_batches_of_one_way_share_a_line() -> None:
+    members = [(E, 0, 0.0), (A, 1, 1.0), (B, 1, 1.0)]
+    lines = reasons(plan([[(1, A)], [(1, A)], [(1, B)], [(1, A)]], members), 1)
+    assert lines[0] == f"0-1, 3 from {short(E)} > 1:{short(A)}"
+    assert lines[1] == f"2 from {short(E)} > 1:{short(B)}"
+
+
+def test_many_ways_are_counted_instead_of_listed() -> None:
+    rows = [[(s, A) for s in range(1, 5) if n >> s - 1 & 1] for n in range(1, SHOWN + 3)]
+    lines = reasons(plan([*rows, rows[-1]], [(E, 0, 0.0), (A, 1, 1.0)]), 4)
+    assert lines[-1] == "and 3 more"
     assert len(lines) == SHOWN + 1
