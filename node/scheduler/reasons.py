@@ -17,6 +17,8 @@ from node.scheduler.costs import Costs
 
 SHOWN = 8
 """Different ways that are told."""
+RUNS = 3
+"""Runs of micro-batches that are told of one way."""
 APART = 1.15
 """A peer that is so many times slower or farther than a sibling is said to be."""
 
@@ -38,14 +40,16 @@ def reasons(plan: Plan, stages: int, costs: Costs | None = None) -> list[str]:
 
 
 def _numbers(indices: Sequence[int]) -> str:
-    """Ascending numbers, runs of them by their ends: 0-3, 5."""
+    """Ascending numbers, runs of them by their ends: 0-3, 5. Of many runs the first ones."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][-1] + 1:
             runs[-1][1:] = [index]
         else:
             runs.append([index])
-    return ", ".join("-".join(map(str, run)) for run in runs)
+    said = ["-".join(map(str, run)) for run in runs[:RUNS]]
+    more = len(indices) - sum(run[-1] - run[0] + 1 for run in runs[:RUNS])
+    return ", ".join([*said, f"{more} more"] if more else said)
 
 
 def _way(path: Path, stages: int, live: set[int]) -> str:

@@ -32,6 +32,8 @@ def test_micro_batches_of_one_way_share_a_line() -> None:
     lines = reasons(plan([[(1, A)], [(1, A)], [(1, B)], [(1, A)]], members), 1)
     assert lines[0] == f"0-1, 3 from {short(E)} > 1:{short(A)}"
     assert lines[1] == f"2 from {short(E)} > 1:{short(B)}"
+    turns = reasons(plan([[(1, A)], [(1, B)]] * 9, members), 1)
+    assert turns[1] == f"1, 3, 5, 6 more from {short(E)} > 1:{short(B)}"
 
 
 def test_many_ways_are_counted_instead_of_listed() -> None:
