@@ -212,6 +212,7 @@ class SnapshotBuilder:
             leader=training.leader_id() or "",
             device=a.device_said,
             memory_used=a.device.memory_used(),
+            memory_peak=a.device.memory_peak(),
             memory_limit=a.memory_limit,
             memory_planned=a.memory.needed,
             memory_plan=[

@@ -724,6 +724,7 @@ def _caps(s: Snapshot) -> str:
 
 def _memory(s: Snapshot) -> str:
     used = size(s.memory_used) + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
+    used += f", at most {size(s.memory_peak)}" if s.memory_peak else ""
     stash = f"   stash {size(s.stash_bytes)} of {size(s.stash_limit)}" if s.stash_limit else ""
     again = f"   recompute {s.recompute}" if s.recompute not in ("", "off") else ""
     owned = f"   optimizer state {size(s.optimizer_bytes)}" if s.optimizer_bytes else ""
@@ -732,7 +733,7 @@ def _memory(s: Snapshot) -> str:
 
 def _memory_plan(s: Snapshot) -> list[str]:
     rows = in_words(MemoryRow(clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
-    return [f"planned {size(s.memory_planned)} at most", *rows] if rows else []
+    return [f"planned at most {size(s.memory_planned)}", *rows] if rows else []
 
 
 def _line(label: str, value: str, style: str = "") -> Text:

@@ -95,6 +95,15 @@ class Device:
             else psutil.Process().memory_info().rss
         )
 
+    def memory_peak(self) -> int:
+        """Most bytes that tensors took on a CUDA device, or that were resident on the CPU, since
+        this process began; 0 where the system does not tell."""
+        if self.is_cuda:
+            return torch.cuda.max_memory_allocated(self.device)
+        with contextlib.suppress(OSError), open("/proc/self/status") as file:
+            return 1024 * next((int(line.split()[1]) for line in file if "VmHWM" in line), 0)
+        return 0
+
     def memory_limit(self) -> int:
         """Bytes the device has, whoever uses them; on the CPU the container's limit when that is
         lower than the machine's."""

@@ -124,7 +124,7 @@ def test_status_shows_the_plan_of_memory():
     for when, what in (("always", "parameters"), ("always", "gradients"), ("in steps", "groups")):
         s.memory_plan.add(when=when, what=what, bytes=1 << 30)
     text = "\n".join(shown(*status_lines(s)))
-    assert "planned 3.0 GiB at most" in text
+    assert "planned at most 3.0 GiB" in text
     assert "always parameters 1.0 GiB, gradients 1.0 GiB\n" in text
     assert "in steps groups 1.0 GiB" in text
 

@@ -42,6 +42,13 @@ def test_unknown_names_are_refused(name):
     assert "auto" in caught.value.next_step
 
 
+def test_the_peak_remembers_memory_that_is_free_again():
+    device = Device.pick("cpu")
+    held = torch.ones(1 << 24)
+    del held
+    assert device.memory_peak() - device.memory_used() > 60 << 20
+
+
 def test_device_memory_is_reported_in_bytes():
     device = Device.pick("cpu")
     assert 10 << 20 < device.memory_used() < device.memory_limit()
