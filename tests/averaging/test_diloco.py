@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.reference.mixing import mixing
-from node.averaging.coding.codecs import settle
 from node.averaging.strategies.diloco import (
     OuterState,
     outer_step,
     pseudo_gradient,
 )
-from node.averaging.strategies.gossip import Pairs
 from node.averaging.strategies.outer import OuterSettings
 
 torch.set_num_threads(1)
@@ -154,22 +151,6 @@ def test_the_state_is_a_copy() -> None:
     assert float(state.anchor["a"].abs().sum()) > 1
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
-def test_members_stay_bit_identical_under_every_codec(codec: str) -> None:
-    model, workers = Model(), [slice(16 * i, 16 * i + 16) for i in range(4)]
-    states = [OuterState.begin(model.start) for _ in workers]
-    for _ in range(4):
-        sent = []
-        for state, rows in zip(states, workers, strict=True):
-            local = sgd(model, state.anchor, rows, 3, 0.1)
-            sent.append({n: settle(d, codec)[1] for n, d in pseudo_gradient(state, local).items()})
-        mean = {n: settle(d, codec)[1] for n, d in mean_of(sent).items()}
-        states = [outer_step(state, mean, DILOCO) for state in states]
-    for state in states[1:]:
-        assert all(torch.equal(state.anchor[n], states[0].anchor[n]) for n in state.anchor)
-        assert all(torch.equal(state.momentum[n], states[0].momentum[n]) for n in state.anchor)
-
-
 def test_merging_steps_is_stepping_the_merged() -> None:
     """Why anchors and momenta go along over partial groups: the step is linear."""
     model = Model()
@@ -193,30 +174,3 @@ def test_merging_steps_is_stepping_the_merged() -> None:
     other = outer_step(merged(states, weights), mean, DILOCO)
     assert close(one.anchor, other.anchor, 1e-5)
     assert close(one.momentum, other.momentum, 1e-5)
-
-
-@pytest.mark.parametrize("with_state", [True, False])
-def test_gossip_contracts_only_when_anchors_and_momenta_average(with_state: bool) -> None:
-    model, workers = Model(), [slice(8 * i, 8 * i + 8) for i in range(8)]
-    states = [OuterState.begin(model.start) for _ in workers]
-    spreads = []
-    for number in range(30):
-        local = [
-            sgd(model, s.anchor, rows, 2, 0.05) for s, rows in zip(states, workers, strict=True)
-        ]
-        matrix = mixing(Pairs().meet(8, number, 0), torch.ones(8, dtype=torch.bool).numpy())
-        rows = [[(j, float(w)) for j, w in enumerate(row) if w] for row in matrix]
-        if with_state:
-            stepped = [
-                outer_step(s, pseudo_gradient(s, one), DILOCO)
-                for s, one in zip(states, local, strict=True)
-            ]
-            states = [merged([stepped[j] for j, _ in row], [w for _, w in row]) for row in rows]
-        else:
-            deltas = [pseudo_gradient(s, one) for s, one in zip(states, local, strict=True)]
-            states = [
-                outer_step(states[i], mean_of([deltas[j] for j, _ in row]), DILOCO)
-                for i, row in enumerate(rows)
-            ]
-        spreads.append(float(torch.stack([s.anchor["a"] for s in states]).std(0).mean()))
-    assert (max(spreads[-5:]) < 0.3) is with_state

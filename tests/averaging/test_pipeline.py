@@ -88,7 +88,8 @@ async def test_listeners_and_spoiled_members_get_every_group(cut, bits, grads):
     }
     outcomes = await cell.run_all(requests)
     assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
-    assert cell.steps[p3] == []
+    assert cell.steps[p3] == cell.transports[p0].faults == []
+    assert "not finite" in outcomes[p2].refused[p2]
 
 
 async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
@@ -171,6 +172,9 @@ async def test_a_failed_step_keeps_earlier_groups_and_is_repaired(cut, bits):
     failing = cell.rounds[p1].run_round(cell.request(p1, owners=owners), broken)
     good, bad = await asyncio.gather(cell.run(cell.request(p0, owners=owners), p0), failing)
     assert "refused our exchange, failed" in good.failed[p1]
+    assert "RuntimeError" in bad.failed[p1]
+    assert "out of memory" not in good.failed[p1], "our exceptions are not for other peers"
+    assert [str(e) for e in cell.errors] == ["out of memory"]
     done = [name for names in cell.steps[p1] for name in names]
     assert bits(bad.fresh, cell.expected(cell.peers, done))
     assert bits(good.fresh, cell.expected(cell.peers, list(good.fresh)))

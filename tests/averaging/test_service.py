@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 import torch
@@ -136,57 +135,6 @@ async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bit
             by = (p0, p2) if name in p1_owns else (p0, p1, p2)
             assert (part.contributors, part.tokens) == (by, sum(map(cell.tokens, by)))
             assert bits({name: outcome.fresh[name]}, cell.expected(list(by), [name]))
-
-
-async def test_an_owner_that_dies_while_stepping_fails_alone(cell_of, bits):
-    cell, p0, p1, p2 = await with_peers(cell_of(3))
-    stuck, loop = threading.Event(), asyncio.get_running_loop()
-    stepping = asyncio.Event()
-
-    def hang(means):
-        loop.call_soon_threadsafe(stepping.set)
-        stuck.wait(20)
-        return means
-
-    victim = asyncio.ensure_future(cell.rounds[p2].run_round(cell.request(p2), hang))
-    others = [asyncio.ensure_future(cell.run(cell.request(p), p)) for p in (p0, p1)]
-    await stepping.wait()
-    await cell.net.kill(p2)
-    stuck.set()
-    left, right = await asyncio.gather(*others)
-    victim.cancel()
-    await asyncio.gather(victim, return_exceptions=True)
-    assert set(left.failed) == set(right.failed) == {p2}
-    assert left.missing == tuple(sorted(n for n, o in cell.owners().items() if o == p2))
-    assert bits(left.fresh, right.fresh)
-
-
-async def test_own_gradients_that_are_not_finite_make_a_listener(cell_of, bits, grads):
-    cell, p0, p1, p2 = await with_peers(cell_of(3))
-    spoiled = grads(p2)
-    spoiled["a.weight"][0, 0] = float("nan")
-    requests = {p: cell.request(p) for p in (p0, p1)} | {p2: cell.request(p2, gradients=spoiled)}
-    outcomes = await cell.run_all(requests)
-    assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
-    assert "not finite" in outcomes[p2].refused[p2]
-    assert cell.transports[p0].faults == []
-
-
-async def test_a_step_that_fails_fails_the_owner_and_can_be_repaired(cell_of, bits):
-    cell, p0, p1 = await with_peers(cell_of(2))
-
-    def broken(means):
-        raise RuntimeError("out of memory")
-
-    failing = cell.rounds[p1].run_round(cell.request(p1), broken)
-    good, bad = await asyncio.gather(cell.run(cell.request(p0), p0), failing)
-    assert set(good.failed) == set(bad.failed) == {p1}
-    assert "RuntimeError" in bad.failed[p1]
-    assert "out of memory" not in good.failed[p1], "our exceptions are not for other peers"
-    assert [str(e) for e in cell.errors] == ["out of memory"]
-    repaired = dict.fromkeys(cell.owners(), p0)
-    outcomes = await cell.run_all({p: cell.repair(p, [p0, p1], repaired) for p in (p0, p1)})
-    assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes.values())
 
 
 async def test_a_mean_that_cannot_be_sent_back_fails_the_round_only(cell_of):

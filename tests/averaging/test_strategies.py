@@ -28,7 +28,6 @@ from node.averaging.strategies.strategy import (
     dice,
     order,
 )
-from node.core.ids import PeerId
 from node.sim.agreement import grouped, neighbourly
 
 ALL = {
@@ -45,10 +44,6 @@ ALL = {
 
 def values_of(count: int, width: int = 1, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((count, width))
-
-
-def peers_of(count: int) -> list[PeerId]:
-    return [PeerId(f"p{i:03}") for i in range(count)]
 
 
 def everybody(count: int) -> np.ndarray:
@@ -226,17 +221,6 @@ def test_one_peer_exponential_graph_is_exact_after_log2_rounds(bits: int) -> Non
         assert values.var() > 1e-6
         values = mixing(Exponential().meet(count, number, 0), everybody(count)) @ values
     assert np.abs(values - mean).max() < 1e-14
-
-
-def test_without_making_good_what_was_lost_mass_is_gone() -> None:
-    """What books with receipts are for: a share that is lost is gone from the sum."""
-    weight, matrix = np.ones(8), np.random.default_rng(0)
-    for number in range(60):
-        kept, edges = weight / 2, Exponential().meet(8, number, 0)
-        arrives = matrix.random(8) >= 0.05
-        weight = kept.copy()
-        np.add.at(weight, edges.target[arrives], kept[edges.source[arrives]])
-    assert weight.sum() < 4
 
 
 # ------------------------------------------------------------ servers

@@ -11,9 +11,6 @@ from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.model.stages import Ends, build
 from node.pipeline.events import Direction, Settled
-from node.scheduler.costs import Costs
-from node.scheduler.router import Router, search
-from node.scheduler.settings import SchedulerSettings
 
 WAYS = ((2, 1, 3), (1, 3, 2), (3, 2), (2, 1), (1, 2, 3), (3, 1, 2))
 
@@ -104,32 +101,3 @@ async def test_a_stage_that_is_gone_is_left_out_of_any_order(make_swarm, gone):
         ),
     )
     await swarm.check(left, expected=in_one_process(swarm, left))
-
-
-async def test_what_the_planner_swaps_runs(make_swarm):
-    """Ways that make swaps pay, so that the planner's own paths have some."""
-    swarm = await make_swarm().fill(replicas=1)
-    ends, blocks = [(PeerId("s0a"), 1.0)], {s: [(PeerId(f"s{s}a"), 1.0)] for s in (1, 2, 3)}
-    names = [PeerId(n) for n in swarm.pipelines]
-    near = {("s0a", "s2a"), ("s2a", "s1a"), ("s1a", "s3a"), ("s3a", "s0a")}
-    ways = {
-        (a, b): 0.01 if (a, b) in near or (b, a) in near else 1.0
-        for a in names
-        for b in names
-        if a != b
-    }
-    costs = Costs(compute=dict.fromkeys(names, 0.03), ways=ways)
-    plan = swarm.plan(4)
-    router = Router(SchedulerSettings("planned", max_swaps=2), 3)
-    laid = router.lay(ends, blocks, [p.samples for p in plan.paths], costs)
-    job = router.job(laid, costs)
-    assert job is not None
-    router.improved(job, *search(job, moves=400))
-    laid = router.lay(ends, blocks, [p.samples for p in plan.paths], costs)
-    assert any([h.stage for h in p.hops] == [2, 1, 3] for p in laid.paths), [
-        p.hops for p in laid.paths
-    ]
-    plan = replace(plan, paths=laid.paths)
-    swarm.adopt(plan)
-    await swarm.run(plan, counted=True)
-    await swarm.check(plan, expected=in_one_process(swarm, plan))
