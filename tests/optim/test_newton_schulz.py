@@ -7,7 +7,7 @@ import torch
 
 from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import NAMES, coefficients
-from node.optim.kernel_rule import CPU, KernelRule, way
+from node.optim.kernel_rule import CPU, KernelRule
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all
 from tests.optim.conftest import matrix_by_matrix
 
@@ -157,12 +157,6 @@ def test_a_stack_is_cut_where_it_would_take_too_much(monkeypatch):
     ms = [matrix((128, 128), i) for i in range(7)]
     for m, x in zip(ms, newton_schulz_all(ms, 5, True, rule=BF16), strict=True):
         assert distance(x, reference(m)) < 0.1
-
-
-def test_a_small_matrix_on_a_cpu_is_worked_in_fp32():
-    assert way(32, 64, MIXED).precision == "fp32"
-    (found,) = newton_schulz_all([matrix((32, 64))], 5, True, rule=MIXED)
-    assert found.dtype is torch.float32
 
 
 @pytest.mark.parametrize(

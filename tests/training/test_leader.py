@@ -150,7 +150,7 @@ def test_a_claim_of_more_tokens_holds_nobody_up_for_long() -> None:
             now += 10.0
             following = the_plan(leader.handle(ev.ClockTick(), now))
         assert following is not None
-        plan, now = following, now + 5.0
+        plan, now = following, now + 15.0
     assert waited == 4, "after 1, 3, 7 and 15 minutes: twice as long each time"
 
 
@@ -396,6 +396,19 @@ def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
         done = leader.handle(ev.Incomplete(other, plan.hash, attempt, (), (owner,)), 3.0)
         (again,) = (a for a in done if isinstance(a, ev.SendRound))
         assert again.owners == ({} if attempt == 0 else {"s1": other}), "once may be chance"
+
+
+def test_every_so_many_epochs_and_the_last_are_evaluated() -> None:
+    leader, plan = begun(eval_every=2, epochs=3)
+    asked = []
+    for now in (3.0, 5.0, 7.0):
+        done = commits(leader, plan, now)
+        for wanted in (a for a in done if isinstance(a, ev.Evaluate)):
+            assert the_plan(done) is None, "it is waited for"
+            done = leader.handle(ev.Evaluated(wanted.epoch, 2.0), now + 1.0)
+            asked += [a.text for a in done if getattr(a, "kind", "") == "evaluated"]
+        plan = next_plan(done)
+    assert asked == [f"held-out loss 2.000 at epoch {epoch}" for epoch in (2, 3)]
 
 
 def test_members_receive_the_list_of_the_dead() -> None:

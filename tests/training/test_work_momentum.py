@@ -129,17 +129,6 @@ async def test_without_a_copy_the_loss_is_reported_with_its_reason(rig: Any, alo
     ) == (2, 0, 0)
 
 
-async def test_an_owner_gone_between_two_epochs(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 4, alone)
-    await rig.net.kill(a.me)
-    # Nobody is named as the donor: the copy, of version 2 as the one of 4 was not made yet, is
-    # found when the plan begins.
-    await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
-    same(c.parameters(), alone.stepped("bc", 4, dict.fromkeys(OF_A, 2)))
-    assert [e.fields["age"] for e in c.events("momentum-old")] == [2]
-    assert c.work.state_export.taking.age == 2
-
-
 async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 3)
     moved = dict.fromkeys(OF_A, a)
