@@ -200,6 +200,14 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(
     assert stranger.peer_id not in await made[0].read()
     await both_see(eventually, made[0], made[1])
 
+    async def exchanged() -> bool:
+        for directory in made[:2]:
+            await directory.post("outer/3/all", b"here", 60.0)
+        looks = [set(await directory.look("outer/3/all")) for directory in made[:2]]
+        return looks == [{owner.peer_id, guest.peer_id}] * 2
+
+    assert await eventually(exchanged), "postings carry the token as well"
+
 
 async def test_postings_outlive_a_p2pd_and_are_not_posted_again(
     swarm, addresses, eventually
@@ -228,34 +236,6 @@ async def test_postings_outlive_a_p2pd_and_are_not_posted_again(
     assert await other.post("outer/2/all", b"nobody hears it", 300.0) is False
     assert (await other.look(topics[0]))[one.me] == first, "what was heard still holds"
     assert all(d._record_store.refused == d._topics.refused == 0 for d in (one, other))
-
-
-async def test_in_a_private_run_postings_carry_the_token(
-    swarm, run_id, addresses, eventually
-) -> None:
-    owner, guest = swarm.identity(), swarm.identity()
-    gate = Gate(run_id, owner.peer_id, private=True)
-    grant = admission_token(owner, run_id, None, time.time() + 600)
-    seeds: tuple[str, ...] = ()
-    made: list[Directory] = []
-    for who, admission in ((owner, b""), (guest, shown(grant, guest, run_id))):
-        knobs = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2, lookup_timeout_s=3.0)
-        directory = Directory(
-            who, knobs, SystemClock(), run_id, admit=gate.admit, admission=admission
-        )
-        swarm.directories.append(directory)
-        p2p = await swarm.p2p(who)
-        await directory.attach(p2p, seeds)
-        seeds = seeds or await addresses(p2p)
-        made.append(directory)
-
-    async def exchanged() -> bool:
-        for directory in made:
-            await directory.post("outer/3/all", b"here", 60.0)
-        looks = [await directory.look("outer/3/all") for directory in made]
-        return all(set(found) == {owner.peer_id, guest.peer_id} for found in looks)
-
-    assert await eventually(exchanged)
 
 
 class Busy:

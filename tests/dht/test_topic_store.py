@@ -144,6 +144,7 @@ def test_hostile_postings_are_refused_and_take_no_room() -> None:
         (PAIR, ALICE, sealed(ALICE, body=bytes(2049)), until),
         (PAIR, ALICE, sealed(ALICE, body=bytes(1 << 20)), until),
         (PAIR, ALICE, sealed(ALICE), until + 1),  # stored for longer than was signed
+        (PAIR, ALICE, sealed(ALICE), float("nan")),
         (PAIR, ALICE, sealed(ALICE, until=NOW), NOW),
         (PAIR, ALICE, sealed(ALICE, until=NOW + 601), NOW + 601),
         ("peers", ALICE, sealed(ALICE, "peers"), until),

@@ -127,12 +127,6 @@ async def test_from_start_to_close(rig: Rig, router: FakeRouter) -> None:
     await rig.mapper.close()
 
 
-async def test_natpmp_alone(rig: Rig, router: FakeRouter) -> None:
-    router.speaks = {"natpmp"}
-    assert {m.how for m in await rig.mapped()} == {"NAT-PMP"}
-    assert rig.mapper.tried["PCP"] == "the router speaks NAT-PMP, but not PCP"
-
-
 async def test_a_service_that_comes_up_later(
     rig: Rig,
     router: FakeRouter,
@@ -152,14 +146,6 @@ async def test_a_service_that_comes_up_later(
     monkeypatch.setattr(natpmp, "WAITS_S", PATIENT)
     router.speaks = {"pcp"}
     assert {m.how for m in await rig.change()} == {"PCP"}
-
-
-async def test_a_router_that_restarts(rig: Rig, router: FakeRouter) -> None:
-    before = await rig.mapped()
-    router.restart()
-    await rig.until(lambda: set(router.table) == set(PORTS))
-    assert rig.mapper.mappings == before
-    assert rig.changes == 1
 
 
 async def test_a_router_that_moves_and_is_gone_and_back(

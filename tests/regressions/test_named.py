@@ -48,6 +48,7 @@ from node.transport.tls import ServerCertificate, check_certificate, make_certif
 from node.wire.tensors import TensorReader, digest, expected_head
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
+from tests.transport.test_silence import lost, noticed, proxied
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 E, S1, S2 = PeerId("ends"), PeerId("stage1"), PeerId("stage2")
@@ -79,7 +80,7 @@ print("alive", MSGPackSerializer.loads(MSGPackSerializer.dumps((1, (2,)))))
 
 
 def test_02_a_stranger_cannot_fill_a_directory_nodes_memory(apart) -> None:
-    """Endless, absurd and missing expiries, values of a megabyte and 100,000 keys: nothing is
+    """Endless, absurd and missing expiries, values of a megabyte and 20,000 keys: nothing is
     stored, little memory is taken."""
     said = apart("""
 import asyncio, math, gc, psutil
@@ -123,7 +124,7 @@ async def main():
     for who in crowd[5:45]:
         stored += await store(who, [key], pack(bytes(1 << 20)), clock.wall() + 10)
     sent = 0
-    while sent < 100_000:
+    while sent < 20_000:
         keys = [(sent + i).to_bytes(20, "big") for i in range(8)]
         stored += await store(crowd[sent // 8 % 200], keys, pack(bytes(100)), clock.wall() + 10)
         sent += 8
@@ -396,28 +397,20 @@ async def test_08_pending_calls_fail_as_soon_as_p2pd_is_killed(peers, record_pro
         assert await reading == b""
     record_property("pending calls failed after", time.monotonic() - began)
     print(f"pending calls failed after {time.monotonic() - began:.3f} s")
-    assert all(isinstance(e, PeerFault) for e in ended)
+    assert {type(e) for e in ended} == {PeerFault}
+    assert all("our own p2p daemon went away" in str(e) for e in ended)
     writer.close()
 
 
-async def test_09_a_wire_that_went_dead_in_one_direction_is_noticed(
-    peers, one_way, record_property
-) -> None:
+async def test_09_a_wire_that_went_dead_in_one_direction_is_noticed(peers, record_property) -> None:
     """Replies vanish, nothing is closed: the line is given up within 15 s, with the settings as
     they come."""
-    port, proxy = one_way
-    a, b = await peers(), await peers(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",))
-    a.learn(b.peer_id, b.p2p.addresses())
-    gone = asyncio.Event()
-    a.on_lost(lambda peer: gone.set())
-    await a.channel(b.peer_id)
-    assert a.path(b.peer_id) == "direct"
-    proxy.silent, began = True, time.monotonic()
-    async with asyncio.timeout(15.0):
-        await gone.wait()
-    record_property("one-way partition noticed after", time.monotonic() - began)
-    print(f"one-way partition noticed after {time.monotonic() - began:.2f} s")
-    assert a.path(b.peer_id) == ""
+    async with proxied(peers) as (a, b, proxy):
+        gone = await lost(a, b.peer_id)
+        assert a.path(b.peer_id) == "direct"
+        proxy.swallow_replies = True
+        await noticed(gone, 15.0, record_property, "silent replies")
+        assert a.path(b.peer_id) == ""
 
 
 def test_10_who_slept_through_an_epoch_wakes_to_closed_doors() -> None:

@@ -55,30 +55,6 @@ async def introduced(source, other) -> str:
     return other.peer_id
 
 
-async def test_pending_streams_fail_at_once_when_p2pd_dies(swarm):
-    a, b = await swarm(), await swarm()
-    entered = asyncio.Event()
-
-    async def silent(peer, reader, writer) -> None:
-        entered.set()
-        await reader.read()
-
-    await b.p2p.add_stream("/test/silent/1", silent)
-    await introduced(a, b)
-    reader, writer = await a.p2p.open_stream(b.peer_id, "/test/silent/1")
-    await entered.wait()
-    # A frozen p2pd never answers the second opening; its death must end the wait.
-    os.kill(a.p2p.pid, signal.SIGSTOP)
-    opening = asyncio.ensure_future(a.p2p.open_stream(b.peer_id, "/test/silent/1", timeout=100))
-    reading = asyncio.ensure_future(reader.read())
-    await asyncio.sleep(0)
-    os.kill(a.p2p.pid, signal.SIGKILL)
-    with pytest.raises(PeerFault, match="our own p2p daemon went away"):
-        await asyncio.wait_for(opening, 20)
-    assert await asyncio.wait_for(reading, 20) == b""
-    writer.close()
-
-
 async def test_dead_initial_peers_neither_stop_the_start_nor_hide(swarm):
     a = await swarm()
     b = await swarm(peers=[NOBODY, a.p2p.addresses()[0]])
