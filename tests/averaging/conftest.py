@@ -1,7 +1,5 @@
 """A cell of peers in one process, and the answer it should give."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """Few bits: what comes back, what is refused, and that everybody has the same."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -33,13 +31,10 @@ def normal(count: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("codec", FORMATS)
 @pytest.mark.parametrize("count", SIZES)
 def test_every_length_round_trips_in_the_announced_bytes(codec: str, count: int) -> None:
-    tensor = normal(count)
-    data = encode(tensor, codec)
-    assert data.dtype == torch.uint8
-    assert data.numel() == nbytes_of(count, codec)
+    data = encode(normal(count), codec)
+    assert (data.dtype, data.numel()) == (torch.uint8, nbytes_of(count, codec))
     again = decode(data, count, codec)
-    assert again.dtype == torch.float32
-    assert again.shape == (count,)
+    assert (again.dtype, again.shape) == (torch.float32, (count,))
     assert torch.equal(again, decode(data.numpy().tobytes(), count, codec))
 
 

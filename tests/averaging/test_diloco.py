@@ -1,7 +1,5 @@
 """DiLoCo: what it must be equal to, and what may not happen to anchors and momentum."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """One of four lies on the wire or is killed: the benchmark's rows, without their clocks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The owner's decisions, with no network and time turned by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -261,8 +259,7 @@ def test_the_first_fault_latches_until_the_next_attempt():
 
 
 def test_a_round_without_any_gradients_is_a_fault():
-    machine = opened(tokens=0, members=frozenset({A, B}))
-    actions = feed(machine, began(1, B, tokens=0))
+    actions = feed(opened(tokens=0, members=frozenset({A, B})), began(1, B, tokens=0))
     assert actions[0] == Wait(1)
     assert actions[1].kind is Kind.FAILED
     assert isinstance(actions[2], Fail)

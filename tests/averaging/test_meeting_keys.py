@@ -1,7 +1,5 @@
 """Under which keys cells look for each other."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

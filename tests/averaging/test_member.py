@@ -1,7 +1,5 @@
 """A member's exchanges with one owner end together, however one of them ends."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

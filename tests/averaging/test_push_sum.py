@@ -1,8 +1,6 @@
 """Push-sum's mass in virtual time: messages are lost, repeated and late, leaders and cells die, and
 not one unit is made or lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which settings hold together, and why the others do not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Leaders of cells in virtual time: the daemon's service over the simulated network, a directory
 that takes its time, and clocks that differ."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -224,8 +222,7 @@ class Accepter(Recorder):
         if request.WhichOneof("say") != "offer":
             return pb.CellsReply(accepts=True)
         await asyncio.sleep(self.slow)
-        note = notes.acceptance_note(self.says(request))
-        return pb.CellsReply(accepts=True, acceptance=note)
+        return pb.CellsReply(accepts=True, acceptance=notes.acceptance_note(self.says(request)))
 
     def says(self, request: pb.CellsNote) -> Acceptance:
         return Accepting(self.signer, RUN).accept(

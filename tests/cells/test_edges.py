@@ -1,7 +1,5 @@
 """Who is at the ends of a cell's edges, in virtual time and over a slow directory."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Notes and postings as others write them: whole ones come back, all others are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What a daemon says of its cell and of the windows it has been through."""
 
-from __future__ import annotations
-
 import pytest
 
 from node.cells.tally import CellTally

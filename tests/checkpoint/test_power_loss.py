@@ -1,8 +1,6 @@
 """A power cut after every single call a checkpoint makes: the loader finds the old one, the new
 one, whole."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

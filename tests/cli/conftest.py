@@ -72,8 +72,7 @@ def tutti(
 
     def run(*words: str) -> Shown:
         capsys.readouterr()
-        code = cli.main(["--home", str(home), *words])
-        return Shown(code, *capsys.readouterr())
+        return Shown(cli.main(["--home", str(home), *words]), *capsys.readouterr())
 
     return run
 

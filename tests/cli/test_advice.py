@@ -1,8 +1,6 @@
 """What the command line says when something is wrong can be followed, and its help shows all that
 it was given."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator
@@ -118,8 +116,7 @@ def test_a_manifest_is_made_from_another_without_naming_a_file(tutti, home):
     path = home.parent / "swarm.toml"
     path.write_text(path.read_text().replace("# epochs = 120", "epochs = 121"))
     for name in ("swarm-2.toml", "swarm-3.toml"):
-        again = tutti("swarm", "init", "--from", "swarm.toml")
-        assert f"tutti start {name}" in again.good()
+        assert f"tutti start {name}" in tutti("swarm", "init", "--from", "swarm.toml").good()
         made = Manifest.parse((home.parent / name).read_bytes())
         made.verify()
         assert made.training.epochs == 121

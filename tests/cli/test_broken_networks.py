@@ -1,7 +1,5 @@
 """Networks that are broken in eight ways: who cannot join is told which one it is, in time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

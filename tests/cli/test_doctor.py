@@ -1,8 +1,6 @@
 """Each check of ``tutti doctor`` seen failing with an exit code of its own, passing, and mended
 where it can be."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -278,8 +276,7 @@ def test_checkpoints_that_ask_for_more_than_the_disk_has(first, home):
         model__d_ff=32768,
         pipeline__stages=1,
     )
-    said = first(ExitCode.DISK_UNFIT, "disk", "--set", "checkpoint.keep=1000")
-    assert "TiB" in said["cause"]
+    assert "TiB" in first(ExitCode.DISK_UNFIT, "disk", "--set", "checkpoint.keep=1000")["cause"]
 
 
 def test_a_damaged_checkpoint_is_moved_aside(first, home):

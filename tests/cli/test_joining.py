@@ -29,8 +29,7 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
     file = home / "other.toml"
     file.write_bytes(Manifest.default_demo().sign(OWNER))
     place = ADDRESS + OWNER.peer_id
-    with_join = NodeConfig.load({"home": home, "join": [place]}, {})
-    manifest, invite = choose(with_join, str(file))
+    manifest, invite = choose(NodeConfig.load({"home": home, "join": [place]}, {}), str(file))
     assert manifest is not None
     assert invite is not None
     assert (invite.run_id, invite.owner, invite.addresses) == (

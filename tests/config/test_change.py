@@ -1,7 +1,5 @@
 """What the owner may change in a running swarm, and that nobody else can."""
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import replace
@@ -146,8 +144,7 @@ def test_a_forged_or_damaged_change_is_refused(
 
 def test_a_change_names_whom_it_revokes(manifest: Manifest, owner: Identity) -> None:
     gone = Identity.ephemeral().peer_id
-    text = signed(manifest, manifest, 3, owner, {mark(gone)})
-    rules = read(manifest, text)
+    rules = read(manifest, signed(manifest, manifest, 3, owner, {mark(gone)}))
     assert rules.revokes(gone)
     assert not rules.revokes(owner.peer_id)
     assert not read(manifest, signed(manifest, manifest, 4, owner)).revoked

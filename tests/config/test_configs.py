@@ -1,8 +1,6 @@
 """Every manifest under configs/ is read, is what its name says, and comes back from the file it is
 written to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """What taking part will move, from the manifest alone. That it is right is measured:
 benchmarks/hour/caps.py."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """How paths are laid, as a manifest says it: what cannot be, or cannot hold together, is refused
 with the next step."""
 
-from __future__ import annotations
-
 import pytest
 
 from node.core.errors import UsageFault

@@ -1,7 +1,5 @@
 """The terminal of a daemon keeps telling what it does."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 
@@ -59,8 +57,7 @@ async def test_join_reports_trouble_with_the_next_step_and_its_end(monkeypatch):
         next_step="invite one",
     )
     said = await told(monkeypatch, training_snapshot(), waiting, waiting, training_snapshot())
-    assert len(said) == 3
-    assert said[1] == "waiting for a peer for stage 3; invite one"
+    assert (len(said), said[1]) == (3, "waiting for a peer for stage 3; invite one")
 
 
 async def test_join_reports_a_finished_run_once(monkeypatch):

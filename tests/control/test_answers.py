@@ -1,8 +1,6 @@
 """What strangers learn over libp2p: of an open run its manifest and its peers, of a private one
 nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any
@@ -58,8 +56,7 @@ async def test_a_listed_peer_is_called_first_one_at_a_time() -> None:
     open_._d.transport = SimpleNamespace(ask=call)  # type: ignore[assignment]
 
     async def called(peer: str) -> bool:
-        answer = await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers(call=peer)))
-        return answer.peers.called
+        return (await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers(call=peer)))).peers.called
 
     assert not await called("12D3KooWOther"), "nobody who is not listed is called"
     first = asyncio.ensure_future(called(line.peer))

@@ -1,7 +1,5 @@
 """Which of many findings is reported, with which code and words; and who else uses an identity."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

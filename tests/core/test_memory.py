@@ -1,7 +1,5 @@
 """What is freed is there for the next round."""
 
-from __future__ import annotations
-
 import platform
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Shards on a disk, and a stream of what a server has of them."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -116,8 +116,7 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
 
 def test_the_note_beside_an_array_of_ids_is_content(tmp_path):
     path = tmp_path / "ids.bin"
-    ids = np.arange(400, dtype="<u4") % 200
-    ids.tofile(path)
+    (np.arange(400, dtype="<u4") % 200).tofile(path)
     note = tmp_path / "ids.bin.json"
     note.write_text('{"dtype": "uint32", "vocab": 200}')
     settings = DataSettings(source=f"file:{path}")

@@ -27,8 +27,7 @@ def test_pydoc_is_the_joined_help_text(tmp_path):
     assert bytes(ids_of(corpus)) == raw
     assert corpus.sha256 == hashlib.sha256(raw).hexdigest()
     assert len(corpus.held_out) == int(len(raw) * 0.05)
-    assert corpus.windows == (len(corpus.train) - 1) // 128
-    assert corpus.vocab == 259
+    assert (corpus.windows, corpus.vocab) == ((len(corpus.train) - 1) // 128, 259)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -88,8 +87,7 @@ def test_documents_end_with_eos_and_are_tokenised_once(tmp_path, monkeypatch, na
     assert ids_of(corpus) == expected()
     assert corpus.train.dtype == np.uint16
     assert corpus.sha256 == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
-    files = list((tmp_path / "home" / "data").iterdir())
-    assert len(files) == 1
+    assert len(list((tmp_path / "home" / "data").iterdir())) == 1
 
     monkeypatch.setattr(ByteTokenizer, "encode", lambda *_: pytest.fail("tokenised again"))
     again = open_source(settings, 16, tmp_path / "home")

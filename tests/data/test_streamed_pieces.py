@@ -35,8 +35,7 @@ def test_a_pass_has_every_byte_once_and_none_that_is_held_out(sizes, windows, ho
     made = Pieces(sizes, windows, holdout, seed)
     held = bytes_of(made, range(-made.held, 0))
     for data_pass in range(3):
-        numbers = range(data_pass * made.count, (data_pass + 1) * made.count)
-        trained = bytes_of(made, numbers)
+        trained = bytes_of(made, range(data_pass * made.count, (data_pass + 1) * made.count))
         assert set(trained.values()) == {1}
         assert not trained.keys() & held.keys()
         assert trained.keys() | held.keys() == {
@@ -55,12 +54,10 @@ def test_a_pass_has_every_window_of_every_piece_once(sizes, windows, seed):
     assert sorted(places) == [
         (number, window) for number in range(columns * made.lanes) for window in range(windows)
     ]
-    read = Counter(number for number, _ in places)
-    assert set(read.values()) == {windows}
+    assert set(Counter(number for number, _ in places).values()) == {windows}
     # What follows a piece is what its lane reads next.
     for position, (number, _) in enumerate(places[: 2 * made.lanes * windows]):
-        later = made.place(position + made.lanes * windows)[0]
-        assert later == made.following(number)
+        assert made.place(position + made.lanes * windows)[0] == made.following(number)
 
 
 def test_classes_of_positions_read_other_pieces():

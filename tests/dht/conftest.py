@@ -1,7 +1,5 @@
 """Directories over real p2pd processes and over the in-process wall, under one roof."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path

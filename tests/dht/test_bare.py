@@ -1,7 +1,5 @@
 """A package whose modules can be had without its __init__."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One suite for the adapter and the fake: what every DirectoryPort promises."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The directory over real p2pd processes: first peer, bootstrap peers that come late, restarts."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 
@@ -39,8 +37,7 @@ async def test_a_bootstrap_peer_that_starts_later_is_found(
     assert set(await early.read()) == {early.me}
 
     directory = swarm.directory(late)
-    p2p = await swarm.p2p(late, host_maddrs=(address.rpartition("/p2p/")[0],))
-    await directory.attach(p2p)
+    await directory.attach(await swarm.p2p(late, host_maddrs=(address.rpartition("/p2p/")[0],)))
     await directory.publish(body("late"))
     await both_see(eventually, early, directory)
 

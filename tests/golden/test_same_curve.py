@@ -1,8 +1,6 @@
 """A swarm of seven peers in one process learns exactly what one process learns alone, and the curve
 is the one on file."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Bans: when, how long, how they grow and are forgiven, and that strangers cannot fill the book."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -17,9 +15,7 @@ A, B = PeerId("a"), PeerId("b")
 def test_the_third_strike_bans_only_its_peer() -> None:
     book = FaultBook()
     assert [book.count(A, 1, t) for t in (0.0, 1.0, 2.0)] == [0, 0, 10]
-    assert book.banned(A, 2.0) == 10
-    assert book.banned(A, 11.5) == 0.5
-    assert book.banned(A, 12.0) == 0
+    assert (book.banned(A, 2.0), book.banned(A, 11.5), book.banned(A, 12.0)) == (10, 0.5, 0)
     assert book.banned(B, 2.0) == 0
 
 
@@ -30,9 +26,7 @@ def test_old_faults_do_not_count() -> None:
 
 def test_weights_add_up() -> None:
     book = FaultBook()
-    assert book.count(A, 0.5, 0) == 0
-    assert book.count(A, 2.5, 0) == 10
-    assert book.count(B, 5, 0) == 10
+    assert (book.count(A, 0.5, 0), book.count(A, 2.5, 0), book.count(B, 5, 0)) == (0, 10, 10)
 
 
 def test_nobodys_fault_leaves_no_trace() -> None:
@@ -54,16 +48,14 @@ def test_bans_double_up_to_a_limit_and_are_forgiven_in_time() -> None:
         lengths.append(book.count(A, 3, now))
         now += lengths[-1]
     assert lengths == [10, 20, 40, 60, 60]
-    assert book.count(A, 3, now + 499) == 60
-    assert book.count(A, 3, now + 499 + 60 + 500) == 10
+    assert (book.count(A, 3, now + 499), book.count(A, 3, now + 499 + 60 + 500)) == (60, 10)
 
 
 def test_further_faults_during_a_ban_do_not_lengthen_it() -> None:
     book = FaultBook()
     book.count(A, 3, 0)
     assert [book.count(A, 3, t) for t in (1.0, 5.0, 9.9)] == [0, 0, 0]
-    assert book.banned(A, 9.9) == pytest.approx(0.1)
-    assert book.count(A, 1, 10) == 0
+    assert (book.banned(A, 9.9), book.count(A, 1, 10)) == (pytest.approx(0.1), 0)
 
 
 def test_a_thousand_bans_do_not_overflow() -> None:
@@ -94,8 +86,7 @@ def test_a_ban_comes_from_enough_weight_within_the_window(
         length = book.count(peer, weight, now)
         if free and weight:
             counted[peer].append((now, weight))
-            enough = sum(w for at, w in counted[peer] if now - at < 100) >= 3
-            assert (length > 0) == enough
+            assert (length > 0) == (sum(w for at, w in counted[peer] if now - at < 100) >= 3)
         else:
             assert length == 0
         if length:

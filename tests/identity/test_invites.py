@@ -1,7 +1,5 @@
 """Invites that survive mail and say what is wrong."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest
@@ -98,8 +96,7 @@ def test_no_multiaddr_of_a_peer_makes_an_invite_impossible(address: str) -> None
 def test_an_invite_round_trips_with_a_peers_addresses_together(addresses: list[str]) -> None:
     made = Invite(RUN, OWNER.peer_id, tuple(addresses))
     assert Invite.decode(made.encode()) == made
-    assert set(made.addresses) == set(addresses)
-    assert len(made.addresses) == len(set(addresses))
+    assert (set(made.addresses), len(made.addresses)) == (set(addresses), len(set(addresses)))
     assert list(dict.fromkeys(map(peer_of_address, made.addresses))) == list(
         dict.fromkeys(map(peer_of_address, addresses))
     )

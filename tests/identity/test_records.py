@@ -1,7 +1,5 @@
 """Records: only the writer, only the key, only for a while, and no bytes that break the reader."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """A stage over two CPU processes beside the same stage on one device. One at a time: a process is
 in one group of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ Writes FOLDER/<ranks>-<rank>-<scene>.safetensors with the shards of the updates,
 matrices as well, and FOLDER/<ranks>-<rank>.json with what else is asked.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -94,8 +92,7 @@ def stepped(
     step: TensorParallelStep, shards: dict[str, Tensor | None]
 ) -> tuple[dict[str, Tensor], frozenset[str]]:
     got: dict[str, Tensor] = {}
-    names = step.run(shards, lambda name, update: got.update({name: update.clone()}))
-    return got, names
+    return got, step.run(shards, lambda name, update: got.update({name: update.clone()}))
 
 
 def training(here: Rank) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """A block stage cut over two processes computes, trains and fails as one device does."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -133,8 +131,7 @@ def test_bad_numbers_break_a_micro_batch_and_not_the_devices(blocks, monkeypatch
 
 def test_the_graph_of_a_device_is_measured(blocks):
     fresh = blocks.local.math(blocks.local.module, "fp32", None)
-    work = blocks.two.work(x=numbers(9, 3, 16, 32))
-    fresh.forward(work)
+    fresh.forward(blocks.two.work(x=numbers(9, 3, 16, 32)))
     alone = blocks.one.math.graph_bytes[3, 16, 32]
     assert 0.3 * alone < fresh.graph_bytes[3, 16, 32] < alone
 

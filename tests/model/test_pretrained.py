@@ -1,7 +1,5 @@
 """A directory as transformers writes it is the same model here, or is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is computed again for a backward instead of kept: the same gradients, a smaller stash."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +29,7 @@ def test_gradients_are_the_same_to_the_bit() -> None:
         assert math.graph_bytes[SHAPE] == kept + tables
     output, upstream, share = found["off"]
     for mode in ("layers", "stage"):
-        assert found[mode][:2] == (output, upstream)
-        assert found[mode][2].keys() == share.keys()
+        assert (found[mode][:2], found[mode][2].keys()) == ((output, upstream), share.keys())
         assert all(torch.equal(found[mode][2][name], share[name]) for name in share)
 
 

@@ -1,7 +1,5 @@
 """Products that are the same to the bit whatever library makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The Gram iteration, and symmetric products by panels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -103,8 +101,7 @@ def test_a_stack_of_gram_iterations_is_each_by_itself():
 @pytest.mark.parametrize("m", [1, 31, 32, 33, 128, 160, 257])
 @pytest.mark.parametrize("plus", [False, True])
 def test_panels_are_the_symmetric_product(m, plus):
-    g = torch.Generator().manual_seed(m)
-    x = torch.randn(m, 50, generator=g, dtype=torch.float64)
+    x = torch.randn(m, 50, generator=torch.Generator().manual_seed(m), dtype=torch.float64)
     r = x @ x.mT
     added = {"plus": r @ r, "beta": -2.0, "alpha": 0.5} if plus else {}
     expected = 0.5 * r - 2 * (r @ r) if plus else r

@@ -1,7 +1,5 @@
 """The rule that chooses between the ways of multiplying, and how it follows from times."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -57,8 +55,7 @@ def test_the_rule_of_a_shape():
     assert way(64, 64, MIXED).precision == "bf16"
     assert way(64, 64, MIXED).stacked
     assert not way(1024, 1024, MIXED).stacked
-    assert way(1024, 1024, MIXED).precision == "bf16"
-    assert way(16, 16, MIXED).precision == "fp32"
+    assert (way(1024, 1024, MIXED).precision, way(16, 16, MIXED).precision) == ("bf16", "fp32")
     assert way(16, 16, MIXED).stacked
     for rule in (CPU, MIXED):
         assert way(1024, 3072, rule).gram
@@ -122,8 +119,7 @@ def test_bf16_that_loses_on_the_largest_is_never_taken():
 
 def test_hopeless_bf16_is_tried_on_one_size_only():
     times, groups = measured(machine(dict.fromkeys(SQUARES, 0.01)))
-    tried = [trial for trial in times if trial.precision == "bf16"]
-    assert {trial.rows for trial in tried} == {64}
+    assert {trial.rows for trial in [trial for trial in times if trial.precision == "bf16"]} == {64}
     assert {trial.precision for group in groups[1:] for trial in group} == {"fp32"}
     assert rule_from(times).bf16_from == 0
     assert {trial.rows for trial in measured(machine(NONE))[0] if trial.precision == "bf16"} == set(

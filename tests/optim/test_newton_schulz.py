@@ -1,7 +1,5 @@
 """The fast iteration against its slow twin and against torch's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

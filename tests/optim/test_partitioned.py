@@ -1,8 +1,6 @@
 """Many owners are one optimizer: through a death and a newcomer, and through checkpoints of other
 group sizes."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.exactness import METHODS, Group, compared

@@ -1,8 +1,6 @@
 """Memory kept for the next step: the same within the block, fresh outside, and never more than
 there is room for."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -50,8 +48,7 @@ def test_threads_share_only_the_total_scratch_size():
         with scratch.reuse():
             found.extend(scratch.empty("a", (512,), like) for _ in range(2))  # 2 KiB of the 4
 
-    threads = [threading.Thread(target=act) for _ in range(3)]
-    for thread in threads:
+    for thread in [threading.Thread(target=act) for _ in range(3)]:
         thread.start()
         thread.join()
     same = [found[i].data_ptr() == found[i + 1].data_ptr() for i in (0, 2, 4)]

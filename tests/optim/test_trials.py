@@ -1,8 +1,6 @@
 """Timing the ways of multiplying: everything the rule asks for is run, the shortest time counts,
 and it can be stopped."""
 
-from __future__ import annotations
-
 import threading
 from itertools import count
 

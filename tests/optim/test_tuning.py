@@ -1,8 +1,6 @@
 """The file of times: read when it is good, measured anew and written over when it is anything else,
 never an error."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

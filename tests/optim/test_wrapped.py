@@ -1,8 +1,6 @@
 """Optimizers of other libraries as functions: their own numbers, nothing kept, nothing changed, the
 same bits every time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

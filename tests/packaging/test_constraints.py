@@ -1,7 +1,5 @@
 """constraints.txt pins everything, satisfies pyproject.toml, and is what is installed here."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.metadata import PackageNotFoundError, version

@@ -1,8 +1,6 @@
 """The import contracts hold, and they would notice: every one of them is broken on purpose in a
 copy."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """Rules of the house that no tool knows, read from the syntax trees. Each rule is also shown a
 violation."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,8 +1,6 @@
 """Paths that change the order of stages, and leave some out, through whole pipelines: the same
 numbers as that order in one process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -56,8 +54,7 @@ async def test_any_order_computes_what_it_computes_in_one_process(make_swarm):
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
     plan = reordered(swarm, WAYS)
     swarm.adopt(plan)
-    done = await swarm.run(plan)
-    assert all(r.counted and r.tokens == 32 for r in done.values())
+    assert all(r.counted and r.tokens == 32 for r in (await swarm.run(plan)).values())
     await swarm.check(plan, expected=in_one_process(swarm, plan))
     assert all(not ear.events for ear in swarm.ears.values()), {
         n: e.events for n, e in swarm.ears.items()

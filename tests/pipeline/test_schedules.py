@@ -1,8 +1,6 @@
 """Swarms of real machines and no network: whatever can happen next is drawn at random, faults
 included, in virtual time."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable

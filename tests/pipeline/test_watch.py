@@ -1,7 +1,5 @@
 """Sizes in, verdicts out."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -61,8 +59,7 @@ def test_a_change_of_the_model_is_learned_after_few_refusals():
 
 def test_a_sole_remaining_sender_is_not_refused_for_ever():
     watch = fed((A, B))
-    refused = sum(bool(watch.odd(LANE, A, 1e3)) for _ in range(100))
-    assert 1 <= refused < RECENT
+    assert 1 <= sum(bool(watch.odd(LANE, A, 1e3)) for _ in range(100)) < RECENT
 
 
 def test_a_sender_is_held_to_its_own_history_too():
@@ -79,10 +76,8 @@ def test_slow_growth_is_no_blow_up():
 
 
 def test_lanes_are_apart_and_zero_switches_it_off():
-    watch = fed((A, B))
-    assert not watch.odd((2, "backward"), A, 1e4)
-    off = fed((A, B), limit=0.0)
-    assert not off.odd(LANE, A, 1e5)
+    assert not fed((A, B)).odd((2, "backward"), A, 1e4)
+    assert not fed((A, B), limit=0.0).odd(LANE, A, 1e5)
 
 
 def test_a_track_finds_mean_and_mean_absolute_deviation():

@@ -1,7 +1,5 @@
 """What one host of the lab does with node.reach.nearby; a JSON line for all that happens."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

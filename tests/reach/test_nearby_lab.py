@@ -1,7 +1,5 @@
 """Discovery on a private segment of hosts in namespaces: IPv4 only, IPv6 only; both loops."""
 
-from __future__ import annotations
-
 import json
 import queue
 import subprocess

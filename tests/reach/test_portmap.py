@@ -69,8 +69,7 @@ class Rig:
 
     def _ways(self, gateway: Gateway) -> tuple[GatewayProtocol, ...]:
         port = self.router.port
-        nonce = self.mapper._nonce
-        return Pcp(gateway, nonce, port), NatPmp(gateway, port), NoUpnp(gateway)
+        return Pcp(gateway, self.mapper._nonce, port), NatPmp(gateway, port), NoUpnp(gateway)
 
     def _on_change(self) -> None:
         self.changes += 1

@@ -1,7 +1,5 @@
 """The mapper behind miniupnpd in network namespaces: every way alone, and one that comes late."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -1,8 +1,6 @@
 """A private stream over a relay: both ends prove their keys, and whoever sits in between is noticed
 by both."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time
@@ -111,11 +109,9 @@ async def test_a_relay_that_ends_tls_towards_both_is_noticed_by_both() -> None:
         as_b = secure.Secured(*toward_a, secure._server(own.pem, own.key), server=True)
         as_a = secure.Secured(*toward_b, secure._client(), server=False)
         await asyncio.gather(as_b.shake(), as_a.shake())
-        nonce = await as_a.readexactly(secure.NONCE_BYTES)
-        as_b.write(nonce)
+        as_b.write(await as_a.readexactly(secure.NONCE_BYTES))
         await as_b.drain()
-        proof = await as_b.readexactly(32 + secure._PROOF.size)
-        as_a.write(proof)
+        as_a.write(await as_b.readexactly(32 + secure._PROOF.size))
         await as_a.drain()
         as_b.write(await as_a.readexactly(64))
         await as_b.drain()

@@ -1,8 +1,6 @@
 """Whether others can dial this peer: what they report decides, and those far away decide more than
 the LAN."""
 
-from __future__ import annotations
-
 from node.core.ids import PeerId
 from node.reach.standing import AGAIN_S, AGAIN_SOON_S, DOUBTS, STALE_S, Reach, ReachReport, Standing
 

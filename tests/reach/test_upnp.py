@@ -1,7 +1,5 @@
 """What is made of a router that speaks UPnP: one that is whole, and several that are not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

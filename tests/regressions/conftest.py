@@ -1,7 +1,5 @@
 """What the named regressions need: real peers on loopback, a process of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

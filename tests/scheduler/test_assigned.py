@@ -1,7 +1,5 @@
 """What the plan gives to each replica."""
 
-from __future__ import annotations
-
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
 from node.scheduler.assigned import assigned
@@ -21,8 +19,7 @@ PLAN = Plan(4, 1, E0, MEMBERS, PATHS, {})
 
 
 def test_tokens_by_replica():
-    assert assigned(PLAN, 1, 8).allowed == {A: 32, B: 16}
-    assert assigned(PLAN, 2, 8).allowed == {Z: 48}
+    assert (assigned(PLAN, 1, 8).allowed, assigned(PLAN, 2, 8).allowed) == ({A: 32, B: 16}, {Z: 48})
     assert assigned(PLAN, ENDS, 8).allowed == {E0: 32, E1: 16}
 
 
@@ -33,5 +30,4 @@ def test_what_was_dropped_counts_for_nobody_but_was_assigned():
 
 
 def test_an_idle_current_replica_is_listed_and_a_listener_not():
-    idle = Plan(4, 1, E0, MEMBERS, PATHS[:2], {})
-    assert assigned(idle, 1, 8).allowed == {A: 32, B: 0}
+    assert assigned(Plan(4, 1, E0, MEMBERS, PATHS[:2], {}), 1, 8).allowed == {A: 32, B: 0}

@@ -1,7 +1,5 @@
 """Peers that come to a swarm at one moment, each with a late view of its own, in virtual time."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import Counter
@@ -134,8 +132,7 @@ def test_the_operators_word_is_not_argued_with() -> None:
     hall = Hall(random.Random(2), DELAYS["none"], 2)
     hall.host(ENDS, "founder")
     hall.host(1, *"abcd")
-    counts = hall.play({f"x{i}": (0.1 * i, ANY) for i in range(5)})
-    assert counts == {0: 3, 1: 4, 2: 3}
+    assert hall.play({f"x{i}": (0.1 * i, ANY) for i in range(5)}) == {0: 3, 1: 4, 2: 3}
 
 
 def test_who_has_built_gives_way_once() -> None:

@@ -1,8 +1,6 @@
 """Plans: as good as published in few moves, never longer than simple ones, the same for the same
 budget, in time."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import product
@@ -114,8 +112,7 @@ def test_stages_need_not_be_equal_when_not_asked():
 
 
 def test_no_block_stage_at_all():
-    problem = replace(tiny(0), length=1, counts={0: 3, 1: 3})
-    plan = make_plan(problem, moves=50)
+    plan = make_plan(replace(tiny(0), length=1, counts={0: 3, 1: 3}), moves=50)
     assert plan.routes == ((0,), (1,)) * 3
     assert plan.makespan >= plan.bound - 1e-9 > 0
 
@@ -136,6 +133,5 @@ def test_as_short_as_any_plan_of_one_replica(seed):
     menu = [(0, a, b) for a, b in ((2, 3), (3, 2), (2, 4), (3, 4), (4, 3))]
     plans = [routes for routes in product(menu, repeat=3) if broken(problem, routes) is None]
     best = min(makespan(problem, routes) for routes in plans)
-    plan = make_plan(problem, moves=2000)
-    assert plan.makespan == pytest.approx(best)
+    assert make_plan(problem, moves=2000).makespan == pytest.approx(best)
     assert max(lower_bounds(problem).values()) <= best

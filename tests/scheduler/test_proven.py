@@ -1,7 +1,5 @@
 """Paths over pairs that are proven to reach each other, and nothing else, whatever planned them."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise, product
 

@@ -1,7 +1,5 @@
 """The replay gives the published figures; the rules and its fast twin agree with it."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -137,5 +135,4 @@ def test_memory_and_collisions_of_a_forged_replay_are_seen():
     first = played.tasks[0]
     twin = ReplayTask(first.start + 0.1, first.end, first.peer, "f", 1, 0, 0.0)
     assert rules.collisions(problem, routes, Replayed((*played.tasks, twin), played.done, ()))
-    lost = Replayed(played.tasks, {}, ())
-    assert "30 of 30" in str(rules.complete(problem, routes, lost))
+    assert "30 of 30" in str(rules.complete(problem, routes, Replayed(played.tasks, {}, ())))

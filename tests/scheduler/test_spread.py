@@ -1,8 +1,6 @@
 """Problems of all sizes and shapes: a plan always, in time, by every rule, and never longer than
 the cheap ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Swarms of one test are given back before the next one begins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

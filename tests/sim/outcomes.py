@@ -1,7 +1,5 @@
 """Schedules that must hold: played until they end, with no invariant broken."""
 
-from __future__ import annotations
-
 from node.sim.faults import Schedule
 from node.sim.run import ScheduleOutcome, run
 from node.sim.setup import Setup

@@ -1,8 +1,6 @@
 """Bugs planted in the machines by subclasses and in the services of peers before they start, and
 the hunt for a schedule that shows them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace

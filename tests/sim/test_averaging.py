@@ -1,8 +1,6 @@
 """``tutti simulate --averaging``: the published experiment, played with the daemon's own
 strategies."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -15,8 +13,7 @@ from node.sim.averaging import CAP, NAMES, AveragingTrial, simulate
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_agrees_on_the_mean(name: str) -> None:
-    trial = AveragingTrial(64, (8, 8), failure=0.0, seeds=3)
-    found = simulate(name, trial)
+    found = simulate(name, AveragingTrial(64, (8, 8), failure=0.0, seeds=3))
     assert found.variance[0] == pytest.approx(1, abs=0.3)
     assert found.variance[-1] < (0.2 if name == "ring" else 1e-9)
     assert list(found.variance) == sorted(found.variance, reverse=True)

@@ -1,8 +1,6 @@
 """Cells along edges, in the simulated swarm: nobody agrees to anything, whoever is missing costs
 its own edge, and push-sum loses no mass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -95,8 +93,7 @@ class Swarm(SimSwarm):
 
 
 def test_a_run_along_edges_comes_to_its_end() -> None:
-    outcome = finished(setup("ring", 4, epochs=50), Schedule(1, ()))
-    said = outcome.summary()
+    said = finished(setup("ring", 4, epochs=50), Schedule(1, ())).summary()
     assert (said["cells"], said["slowest_cell_epochs"]) == (4, 50)
     assert said["epochs_repeated"] == 0
     assert 0 < said["outer_rounds"] <= said["windows_met"]

@@ -1,7 +1,5 @@
 """Cells that lead themselves, in the simulated swarm: what a run comes to, and how it is told."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -39,17 +37,14 @@ def test_the_run_is_over_when_every_cell_is_and_says_what_cells_did() -> None:
     assert said["slowest_cell_epochs"] == NEAR.epochs
     assert said["epochs_repeated"] == 0, "two cells make an epoch of one number each"
     assert 0 < said["outer_rounds"] <= said["windows_met"]
-    means = [c for c in outcome.commits if c.cell and not c.tokens]
-    assert len(means) == said["outer_rounds"]
+    assert len([c for c in outcome.commits if c.cell and not c.tokens]) == said["outer_rounds"]
     assert svg(outcome, "cells").count("<polyline") == 2, "a line for each cell"
-    levels = timeline(outcome, 60)
-    assert "40" in levels[0]
+    assert "40" in timeline(outcome, 60)[0]
 
 
 def test_an_answer_of_the_old_leader_makes_it_no_leader_of_the_new_cell() -> None:
     slow = replace(NEAR, epochs=8, links=LinkProfile(0.3, 0.1))
-    outcome = finished(slow, Schedule(2, ()))
-    assert set(outcome.cells.values()) == {slow.epochs}, "both cells train"
+    assert set(finished(slow, Schedule(2, ())).cells.values()) == {slow.epochs}, "both cells train"
 
 
 def test_one_cell_says_nothing_of_cells() -> None:

@@ -1,7 +1,5 @@
 """``tutti simulate``: what it prints, draws, saves and replays."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path

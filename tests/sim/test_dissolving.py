@@ -1,8 +1,6 @@
 """Cells that lose peers for good: who cannot go on joins another cell, and that one notices nothing
 but more peers; who can go on stays."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A run in which only those lead that the owner admitted: everybody else takes part as ever."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Joiners of one moment, and stages that nobody has taken, in the simulated swarm."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -62,8 +60,7 @@ def come(swarm: SimSwarm, count: int, open_to: str = "auto") -> None:
 
 def until(swarm: SimSwarm, epoch: int, seconds: float) -> bool:
     """Whether so many epochs are committed within so long."""
-    end = swarm.world.now + seconds
-    swarm.world.run(end, lambda: len(swarm.watch.commits) >= epoch)
+    swarm.world.run((swarm.world.now + seconds), lambda: len(swarm.watch.commits) >= epoch)
     return len(swarm.watch.commits) >= epoch
 
 
@@ -105,8 +102,7 @@ def test_a_leader_fetches_a_peer_for_a_stage_that_nobody_took() -> None:
     for _ in range(3):
         swarm.add(1)
     assert until(swarm, 1, 40.0)
-    assert swarm.watch.counts["moves"] == 1
-    assert swarm.watch.counts["move-asked"] == 1
+    assert (swarm.watch.counts["moves"], swarm.watch.counts["move-asked"]) == (1, 1)
     assert sorted(counts(swarm).values()) == [1, 1, 2]
 
 

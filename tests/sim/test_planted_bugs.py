@@ -1,7 +1,5 @@
 """Every planted bug is found by an invariant within a few schedules, and only the bug is."""
 
-from __future__ import annotations
-
 import pytest
 
 from node.sim.run import run

@@ -1,8 +1,6 @@
 """Hundreds of schedules over a small swarm: no invariant breaks, and the swarm goes on when its
 troubles are over."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Hypothesis drives the simulated swarm: kill, join, pause, cut, heal, let time pass, in any
 order."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -34,6 +32,7 @@ class AnySwarm(RuleBasedStateMachine):
     )
     def lose(self, who: int, kind: str) -> None:
         self.strike(kind, who, 1.0)
+        self.swarm.world.run(self.swarm.world.now + 0.001)  # who leaves knows it a moment later
 
     @rule(who=WHO)
     def join(self, who: int) -> None:

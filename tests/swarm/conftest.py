@@ -1,8 +1,6 @@
 """Whole daemons as processes on this machine: real p2pd, real TLS, a model so small that an epoch
 takes a fraction of a second."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

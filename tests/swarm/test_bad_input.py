@@ -1,8 +1,6 @@
 """What people get wrong: each mistake ends with its exit code and one clear block, and costs
 nothing that was on the disk."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
 from pathlib import Path

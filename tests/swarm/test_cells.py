@@ -1,8 +1,6 @@
 """Cells that lead themselves: a cell divides, both train on at their own pace and average in
 windows, and the one goes on when the other is gone with the founder."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

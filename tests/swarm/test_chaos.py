@@ -5,8 +5,6 @@ One swarm, one fault after the other, each from full strength; what is asserted 
 however busy the machine is.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest

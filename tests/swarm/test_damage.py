@@ -1,8 +1,6 @@
 """A swarm whose peers were all stopped, and of whose newest checkpoints eight bytes were changed
 meanwhile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """The demo's own code path, with the topology of docker-compose.yml: a rendezvous, ends, three
 block stages with two replicas."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

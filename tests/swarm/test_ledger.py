@@ -1,7 +1,5 @@
 """The ledger of samples: what it finds in stories of plans. No daemon runs."""
 
-from __future__ import annotations
-
 from benchmarks.lab.books import COMMITTED, PLANNED, Books
 from benchmarks.lab.ledger import Ledger, ledger
 from benchmarks.lab.told import Told
@@ -27,8 +25,7 @@ def test_a_run_without_losses_has_neither_gaps_nor_doubles():
 
 
 def test_samples_that_were_handed_back_are_counted_once_later():
-    books = story(([0, []], 2), ([4, [1, 2]], 4), ([6, []], 0))
-    assert ledger(books, SEQ) == Ledger(6, 0, 0)
+    assert ledger(story(([0, []], 2), ([4, [1, 2]], 4), ([6, []], 0)), SEQ) == Ledger(6, 0, 0)
 
 
 def test_a_commit_of_fewer_samples_than_were_taken_is_a_gap():

@@ -1,8 +1,6 @@
 """Daemons that hold their stages on two devices each learn what one process learns, and end when a
 device is gone."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,8 +1,6 @@
 """A swarm that loses peers, children, connections and its whole self, and goes on. One swarm, one
 misfortune after the other."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -138,8 +136,7 @@ def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
         "its neighbour's directory to show it",
         lambda: (seen := {p.name: p.path for p in other.peers().peers}).get(peer.label) and seen,
     )
-    assert paths[peer.label] == "tunnel"
-    assert paths["stage-2-1"] == "direct"
+    assert (paths[peer.label], paths["stage-2-1"]) == ("tunnel", "direct")
     assert other.status().paths_to["tunnel"] == 1
 
 
@@ -229,8 +226,7 @@ def test_the_whole_swarm_comes_back_from_its_checkpoints(swarm):
 
     swarm.start(*peers)
     swarm.goes_on(3)
-    first = peers[0].events("epoch-committed")[committed]["fields"]["epoch"]
-    assert first == common + 1
+    assert peers[0].events("epoch-committed")[committed]["fields"]["epoch"] == common + 1
     for peer in peers:
         assert len(peer.events("restored")) == restored[peer.label] + 1
     swarm.digests_equal()

@@ -1,8 +1,6 @@
 """A lopsided swarm evens out: one daemon changes its stage and stays the same process, identity and
 address."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 
@@ -34,8 +32,7 @@ def test_three_and_one_become_two_and_two(box) -> None:
         lambda: mover.status().stage == 2 and mover.status().state == "training",
     )
     pid, born, key, addresses = before[mover.label]
-    process = psutil.Process(mover.pid)
-    assert (mover.pid, process.create_time(), mover.key) == (pid, born, key)
+    assert (mover.pid, psutil.Process(mover.pid).create_time(), mover.key) == (pid, born, key)
     assert set(mover.status().addresses) == addresses
     kinds = [e["kind"] for e in mover.events()]
     assert (
@@ -53,5 +50,4 @@ def test_three_and_one_become_two_and_two(box) -> None:
     # Nobody whose operator named a stage, and said no more, was moved.
     assert not lone.events("moving")
     assert mover.p2pd() is not None
-    codes = box.stop_all()
-    assert set(codes.values()) == {0}
+    assert set(box.stop_all().values()) == {0}

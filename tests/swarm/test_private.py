@@ -1,8 +1,6 @@
 """A private swarm of real daemons: the invited train, strangers see nothing, whatever door they
 try."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

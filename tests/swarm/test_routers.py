@@ -1,8 +1,6 @@
 """Peers behind routers of five kinds, in network namespaces: every pair finds a way, and a swarm
 outlives its relay."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

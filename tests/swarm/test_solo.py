@@ -1,8 +1,6 @@
 """Nothing configured: a swarm on one machine that another daemon joins with the invite it prints,
 and that leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

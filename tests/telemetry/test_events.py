@@ -1,7 +1,5 @@
 """The journal: order, memory, listeners, threads, and that emitting hurts nobody."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -41,8 +39,7 @@ def test_the_ring_keeps_the_newest_and_filters_by_level() -> None:
     journal = Journal(keep=4)
     for i, level in enumerate(["error", "debug", "info", "warning", "error", "debug"]):
         journal.emit("r", str(i), "", level)
-    assert kinds(journal.recent()) == ["2", "3", "4", "5"]
-    assert kinds(journal.recent(2)) == ["4", "5"]
+    assert (kinds(journal.recent()), kinds(journal.recent(2))) == (["2", "3", "4", "5"], ["4", "5"])
     assert kinds(journal.recent(10, "warning")) == ["3", "4"]
     assert kinds(journal.recent(1, "warning")) == ["4"]
     assert journal.recent(0) == []
@@ -120,8 +117,7 @@ def test_a_listener_whose_loop_is_gone_does_not_disturb() -> None:
     journal = Journal()
 
     async def abandon() -> None:
-        feed = journal.subscribe()
-        waiting = asyncio.ensure_future(anext(feed))
+        waiting = asyncio.ensure_future(anext(journal.subscribe()))
         await asyncio.sleep(0)
         waiting.cancel()
 
@@ -155,8 +151,7 @@ def test_json_lines_are_valid_whatever_the_fields_hold() -> None:
     assert "\x1b" not in line
     read = json.loads(line)
     assert (read["at"], read["kind"], read["text"]) == (1.5, "k", "line\nbreak \x1b[2J")
-    assert read["fields"]["nan"] == "nan"
-    assert read["fields"]["circle"] == "<list>"
+    assert (read["fields"]["nan"], read["fields"]["circle"]) == ("nan", "<list>")
     assert json.loads(Event(0, "info", "r", "k", "t", {"a": [1, "x"]}).to_json())["fields"] == {
         "a": [1, "x"]
     }
@@ -172,8 +167,7 @@ def test_library_logs_come_in_and_do_not_loop() -> None:
             logging.getLogger("chatty.inner").error("again")
 
     pile = Chatty()
-    journal = Journal([pile])
-    handler = JournalHandler(journal)
+    handler = JournalHandler(Journal([pile]))
     log = logging.getLogger("chatty")
     log.addHandler(handler)
     log.propagate = False

@@ -1,7 +1,5 @@
 """Pictures: the kind by the name of the file, refusals before the work, and what a PNG shows."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys

@@ -1,7 +1,5 @@
 """A stranger who misbehaves all day gets ten lines a minute and one that counts the rest."""
 
-from __future__ import annotations
-
 from node.core.ids import PeerId
 from node.telemetry import rate_limit
 from node.telemetry.events import Journal

@@ -1,7 +1,5 @@
 """Files that rotate, disks that fill up, pipes that close."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """``tutti partition``: the document, the picture, and every way to ask for the impossible."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

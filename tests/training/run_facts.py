@@ -1,7 +1,5 @@
 """What a leader of a test knows of its run: small numbers, and the product's pure functions."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

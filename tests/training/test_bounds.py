@@ -1,8 +1,6 @@
 """What no honest peer says: epochs and tokens beyond the run's, terms that no number of plans
 explains, an end before the end."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Whom a peer has worked with, and what that is worth when strangers say that they lead."""
 
-from __future__ import annotations
-
 from node.core.ids import PeerId
 from node.training.colleagues import RIPE_S, Colleagues
 from node.training.election import SHUN_S, TOLD_S, Election, Sighting

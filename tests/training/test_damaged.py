@@ -1,8 +1,6 @@
 """Checkpoints that cannot be read and disks without room: the epochs go on, the operator is told,
 and nothing else is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os
@@ -45,8 +43,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
 ) -> None:
     (a,) = await rig.add("a", every=1)
     owners = {n: a for n in rig.shapes}
-    last = await rig.train((a,), owners, 4)
-    await rig.begin(rig.plan((a,), owners, last), a)
+    await rig.begin(rig.plan((a,), owners, (await rig.train((a,), owners, 4))), a)
     await a.work.local_checkpoints.saved()
     two, three, four = a.work.checkpoints()
     change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")

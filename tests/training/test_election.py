@@ -1,7 +1,5 @@
 """Who is taken for the leader: the incumbent while it lives, then the smallest live ends peer."""
 
-from __future__ import annotations
-
 from node.core.ids import PeerId
 from node.training.election import DOUBT_S, KEEP_S, LOOK_S, SHUN_S, Election, Sighting
 

@@ -1,8 +1,6 @@
 """What rounding loses between cells: who rounded owes it, pays it when it rounds next, and nobody
 pays twice."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

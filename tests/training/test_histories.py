@@ -1,8 +1,6 @@
 """What a peer remembers of the versions it can put in place: who asks for one of them gets the plan
 that explains it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from node.core.ids import PeerId

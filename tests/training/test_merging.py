@@ -1,7 +1,5 @@
 """What cells with equal anchors make of their differences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -46,8 +44,7 @@ def window(s: OuterSettings, number: int, keepers: list[Keeper]) -> list[dict[st
     made = []
     for i, (merge, keeper) in enumerate(zip(merges, keepers, strict=True)):
         said = {c: merge.opens(g or {}) for c, g in zip(CELLS, given, strict=True)}
-        own = said.pop(CELLS[i])
-        made.append(merge.makes(CELLS[i], own, said))
+        made.append(merge.makes(CELLS[i], said.pop(CELLS[i]), said))
         keeper.residual.spoken()
         keeper.residual.moved()
         keeper.state = OuterState(
@@ -87,8 +84,7 @@ def test_what_coding_loses_is_owed_and_taken_back_with_the_round() -> None:
     keeper.residual.spoken()
     keeper.residual.moved()
     for name, value in drawn(7).items():
-        whole = value - local[name]
-        assert torch.equal(keeper.residual.words[name], whole - said[name])
+        assert torch.equal(keeper.residual.words[name], (value - local[name]) - said[name])
     keeper.residual.rolled_back()
     assert not keeper.residual.words
 
@@ -107,16 +103,14 @@ def test_bytes_that_nobody_writes_are_refused() -> None:
 
 def test_one_that_is_far_longer_than_the_others_counts_for_less() -> None:
     s = replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0)
-    keeper = Keeper(s, {n: torch.zeros(of) for n, of in SHAPES.items()})
-    merge = OuterSteps(keeper, s, SHAPES, 1)
+    merge = OuterSteps(Keeper(s, {n: torch.zeros(of) for n, of in SHAPES.items()}), s, SHAPES, 1)
     near, far = drawn(1), {n: 100.0 * t for n, t in drawn(2).items()}
     made = merge.makes(CELLS[0], near, {CELLS[1]: drawn(3), CELLS[2]: far})
     assert float(made["w"].norm()) < 2.0 * float(near["w"].norm())
 
 
 def test_who_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
-    keeper = Keeper(DENSE, drawn(7))
-    merge = OuterSteps(keeper, DENSE, SHAPES, 1)
+    merge = OuterSteps(Keeper(DENSE, drawn(7)), DENSE, SHAPES, 1)
     here, result = drawn(8), drawn(9)
     after = moved(here, merge.since(here, True), result)
     for name, was in drawn(7).items():
@@ -152,8 +146,7 @@ def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> 
     merges = [Pushes(c, s, SHAPES, 1, len(cells)) for c in cells]
     given = [dict(c.local) for c in cells]
     said = [m.opens(m.gives(c.local) or {}) for m, c in zip(merges, cells, strict=True)]
-    came = {CELLS[i]: said[i] for i in present}
-    made = merges[0].makes(CELLS[0], said[0], came)
+    made = merges[0].makes(CELLS[0], said[0], {CELLS[i]: said[i] for i in present})
     assert set(merges[0].ages) == {CELLS[i] for i in present}
     return [
         c.takes(CELLS[i], merges[i], given[i], made) if i in present | {0, 1} else False

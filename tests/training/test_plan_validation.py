@@ -1,7 +1,5 @@
 """Plans that hold together nowhere are objected to, whoever signed them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a peer makes of the records it sees: who leads, who is where, who is about to come."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

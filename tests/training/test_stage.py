@@ -1,7 +1,5 @@
 """Versions of a stage's parameters: adopted, undone, settled."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

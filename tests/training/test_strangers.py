@@ -1,8 +1,6 @@
 """What strangers say to a leader, within all bounds: which history goes on, and how far its term is
 raised."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

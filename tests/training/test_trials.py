@@ -1,7 +1,5 @@
 """A replica that nobody has measured gets a visit."""
 
-from __future__ import annotations
-
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path
 from node.training.leader.routing import with_trials

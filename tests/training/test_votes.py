@@ -1,7 +1,5 @@
 """Which plans those who voted last stand behind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,8 +59,7 @@ def certificate(
     ballots = []
     for peer in by:
         vote = Vote(NO_CELL, term, 0, of, names(voters), 1, "digest")
-        signature = signed(peer, vote.said(), vote_domain(RUN))
-        ballots.append(Ballot(peer, 1, 0, "digest", signature))
+        ballots.append(Ballot(peer, 1, 0, "digest", signed(peer, vote.said(), vote_domain(RUN))))
     return Certificate(NO_CELL, term, of, voters, tuple(ballots))
 
 
@@ -152,14 +149,12 @@ def test_a_new_leader_needs_the_support_of_a_majority() -> None:
     trust, warrant = trusting(), Warrant(certificate(NEXT, VOTERS, term=21))
     taken = plan(B, NEXT)
     assert "supports" in asks(trust, taken, warrant)
-    few = replace(warrant, supporters=supporters(B, (B, C)))
-    assert "supports" in asks(trust, taken, few)
+    assert "supports" in asks(trust, taken, replace(warrant, supporters=supporters(B, (B, C))))
     strangers = replace(warrant, supporters=supporters(B, (B, C, *STRANGERS)))
     assert "supports" in asks(trust, taken, strangers)
     others = replace(warrant, supporters=supporters(C, (B, C, D)))
     assert "supports" in asks(trust, taken, others), "their word is for C"
-    enough = replace(warrant, supporters=supporters(B, (B, C, D)))
-    assert not asks(trust, taken, enough)
+    assert not asks(trust, taken, replace(warrant, supporters=supporters(B, (B, C, D))))
 
 
 def test_with_support_a_leader_may_go_back() -> None:
@@ -230,8 +225,7 @@ def test_one_stage_counts_with_one_digest() -> None:
 
 def test_a_warrant_travels_whole() -> None:
     sent = Warrant(certificate(NEXT, (A, B)), supporters(A, (B, C)))
-    note = notes.plan_note(plan(A, NEXT), b"s", sent)
-    read = pb.Note.FromString(note.SerializeToString())
+    read = pb.Note.FromString(notes.plan_note(plan(A, NEXT), b"s", sent).SerializeToString())
     assert notes.parse_warrant(read.plan) == sent
     bare = notes.plan_note(plan(A, NEXT), b"s")
     assert notes.parse_warrant(pb.Note.FromString(bare.SerializeToString()).plan) == Warrant()

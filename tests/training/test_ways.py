@@ -1,7 +1,5 @@
 """Whom a peer measures its way to, in runs with more peers than it can tell of."""
 
-from __future__ import annotations
-
 import pytest
 
 from node.core.ids import PeerId

@@ -1,8 +1,6 @@
 """Every optimizer's state through real rounds: an owner leaves, one joins, and a swarm comes back
 smaller and larger."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -94,8 +92,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
                 for n, o in past.owners.items()
                 if o in again.peers and owners[n] != o
             }
-            last = again.plan(here, by_peer(again, owners), plan, moved=moved)
-            await again.epoch(last, *here)
+            await again.epoch(again.plan(here, by_peer(again, owners), plan, moved=moved), *here)
             # Who came back has its own state; the rest came from its owner, or as the copy of an
             # epoch before.
             old = {n for n, o in past.owners.items() if o not in again.peers}
@@ -159,8 +156,7 @@ async def test_a_part_that_cannot_be_stepped_fails_only_the_attempt(
     rig.optim = settings("soap")
     a, b = await rig.add("a", "b", buddy_every=0)
     first = {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": b}
-    plan = await rig.train((a, b), first, 1)
-    last = rig.plan((a, b), first, plan)
+    last = rig.plan((a, b), first, (await rig.train((a, b), first, 1)))
     await rig.begin(last, a, b)
 
     def fails(*_: Any) -> Any:
@@ -220,5 +216,4 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
         verdict.require()
     assert fault.value.next_step
     # What is left for state is what makes it fit: a peer says so to the leader.
-    spare = check_memory(config, demo, 1, 1 << 40).spare
-    assert 0 < spare < int((1 << 40) * 0.9) - alone["muon"]
+    assert 0 < check_memory(config, demo, 1, 1 << 40).spare < int((1 << 40) * 0.9) - alone["muon"]

@@ -1,7 +1,5 @@
 """Peers on loopback: in this process, and as processes of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

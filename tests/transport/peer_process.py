@@ -4,8 +4,6 @@ input ends.
 argv: JSON with the fields of TransportSettings, and "run".
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 """A session must not outlive the admission it was given for: over TCP, through the tunnel, and in
 the middle of a call."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """The in-process transport keeps the promises of the port that engines are tested against."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 

@@ -1,7 +1,5 @@
 """p2pd under supervision: it comes back as the same peer, and it never outlives us."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -37,8 +35,7 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
     assert len((await call.read()).data) == 1 << 16
 
     os.kill(pid, signal.SIGKILL)
-    fresh = await asyncio.wait_for(ups.get(), 10)
-    assert fresh is b.p2p.p2p is not old
+    assert (await asyncio.wait_for(ups.get(), 10)) is b.p2p.p2p is not old
     assert (b.p2p.restarts, b.p2p.addresses()) == (1, before), "same PeerId, same ports"
     assert b.p2p.pid != pid
 

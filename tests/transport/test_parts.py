@@ -1,8 +1,6 @@
 """The pieces a stranger's bytes meet first: addresses, certificates, frames, limits, the handshake
 itself."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import time
@@ -71,8 +69,7 @@ def test_no_other_scheme_can_be_smuggled_into_a_dial(address):
 def test_multiaddrs_are_split_at_their_last_peer():
     circuit = f"/ip4/1.2.3.4/tcp/9/p2p/{B}/p2p-circuit/p2p/{A}"
     assert split_multiaddr(circuit) == (f"/ip4/1.2.3.4/tcp/9/p2p/{B}/p2p-circuit", A)
-    assert part_of(circuit, "tcp") == "9"
-    assert part_of(circuit, "udp") == ""
+    assert (part_of(circuit, "tcp"), part_of(circuit, "udp")) == ("9", "")
     for text in (
         "",
         "/ip4/1.2.3.4/tcp/9",
@@ -233,8 +230,7 @@ def test_a_token_speaks_for_its_peer_only_after_it_was_accepted():
     token = tokens.issue(A).hex()
     assert tokens.owner(token) is None
     tokens.accept(A)
-    assert tokens.owner(token) == A
-    assert tokens.issue(A).hex() == token
+    assert (tokens.owner(token), tokens.issue(A).hex()) == (A, token)
     assert tokens.owner(token[:-2]) is None
     assert tokens.owner("ü") is None
     tokens.revoke(A)
@@ -326,8 +322,7 @@ async def test_nonsense_counts_and_strangers_do_not(reply, said, weight):
 
 
 async def test_an_ended_stream_is_retried_once_and_a_farewell_is_not():
-    streams = Scripted(None, HandshakeFrame(hello=hello()))
-    assert (await meeting(streams).greet(B, 1.0)).peer == B
+    assert (await meeting(Scripted(None, HandshakeFrame(hello=hello()))).greet(B, 1.0)).peer == B
     twice = Scripted(None, None)
     with pytest.raises(PeerFault, match="broke off") as fault:
         await meeting(twice).greet(B, 1.0)

@@ -1,8 +1,6 @@
 """Two peers that cannot dial each other, and the relays between them: honest ones, evil ones, and
 none."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 

@@ -1,7 +1,5 @@
 """Peers that go without a word: killed, frozen, or behind a wire that carries nothing any more."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,8 +1,6 @@
 """The tunnel's ends: who is let in, and that bytes arrive whole and in order whichever side hangs
 up first."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -45,8 +43,7 @@ async def echo():
 
     async def serve(reader, writer) -> None:
         connections.append(writer)
-        length = int.from_bytes(await reader.readexactly(4), "big")
-        data = await reader.readexactly(length)
+        data = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
         writer.write(hashlib.sha256(data).digest() + data)
         await writer.drain()
         writer.close()
@@ -65,8 +62,7 @@ async def test_tunnel_data_and_answers_arrive_before_the_end(echo, tmp_path, mon
     reader, writer = await asyncio.open_unix_connection(made.target.removeprefix("unix:"))
     writer.write(len(data).to_bytes(4, "big") + data)
     await writer.drain()
-    back = await asyncio.wait_for(reader.read(-1), 10)
-    assert back == hashlib.sha256(data).digest() + data
+    assert (await asyncio.wait_for(reader.read(-1), 10)) == hashlib.sha256(data).digest() + data
     await asyncio.wait_for(asyncio.gather(*wire.serving), 10)
     writer.close()
     await made.close()

@@ -1,8 +1,6 @@
 """A canned daemon on a real control socket, to look at the command line and the monitor: python
 tests/tui/fake_daemon.py HOME."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path
