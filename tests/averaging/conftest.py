@@ -118,8 +118,7 @@ class Cell:
         self, contributors: list[PeerId], names: list[str] | None = None
     ) -> dict[str, torch.Tensor]:
         """What everybody must hold: the weighted mean, summed in PeerId order, stepped."""
-        total = sum(self.tokens(p) for p in contributors)
-        fresh = {}
+        total, fresh = sum(self.tokens(p) for p in contributors), {}
         for name in names or SHAPES:
             summed = torch.zeros(SHAPES[name])
             for peer in sorted(contributors):

@@ -139,8 +139,7 @@ def test_top_k_bytes_that_nobody_writes_are_refused() -> None:
     swapped[:4].view(torch.bfloat16)[:] = torch.tensor([2.0, 1.0])
     with pytest.raises(WireError, match="magnitude"):
         decode(swapped, count, "top-k")
-    high = codes + 5 * kept(TOP_BLOCK) // 8
-    many = good.clone()
+    high, many = codes + 5 * kept(TOP_BLOCK) // 8, good.clone()
     many[high : high + 4] = 255
     with pytest.raises(WireError, match="places"):
         decode(many, count, "top-k")

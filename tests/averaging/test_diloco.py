@@ -43,51 +43,12 @@ def sgd(model: Model, at: Named, rows: slice, steps: int, lr: float) -> Named:
     return at
 
 
-class Adam:
-    """Adam without bias correction: an inner optimizer with a memory."""
-
-    def __init__(self) -> None:
-        self.first: Named = {}
-        self.second: Named = {}
-
-    def step(self, at: Named, gradient: Named) -> Named:
-        self.first = {n: 0.9 * self.first.get(n, 0 * g) + 0.1 * g for n, g in gradient.items()}
-        self.second = {
-            n: 0.99 * self.second.get(n, 0 * g) + 0.01 * g * g for n, g in gradient.items()
-        }
-        return {n: p - 0.01 * self.first[n] / (self.second[n].sqrt() + 1e-6) for n, p in at.items()}
-
-
 def mean_of(all_: list[Named]) -> Named:
     return {n: torch.stack([one[n] for one in all_]).mean(0) for n in all_[0]}
 
 
-def merged(states: list[OuterState], weights: list[float]) -> OuterState:
-    """Anchors and momenta of members who each made their own step, averaged."""
-
-    def mean(of: list[Named]) -> Named:
-        return {n: sum(w * one[n] for w, one in zip(weights, of, strict=True)) for n in of[0]}
-
-    return OuterState(mean([s.anchor for s in states]), mean([s.momentum for s in states]))
-
-
 def close(a: Named, b: Named, atol: float = 1e-6) -> bool:
     return all(torch.allclose(a[n], b[n], atol=atol, rtol=0) for n in a)
-
-
-def test_one_worker_rate_one_and_no_momentum_is_plain_training() -> None:
-    """The inner optimizer's memory goes on over the rounds, as it must."""
-    model, state = Model(), OuterState.begin(Model().start)
-    plain, alone = model.start, Adam()
-    local, inner = dict(model.start), Adam()
-    for step in range(1, 21):
-        plain = alone.step(plain, model.gradient(plain, slice(0, 64)))
-        local = inner.step(local, model.gradient(local, slice(0, 64)))
-        if step % 5 == 0:
-            state = outer_step(state, pseudo_gradient(state, local), PLAIN)
-            local = dict(state.anchor)
-    assert close(state.anchor, plain, 1e-5)
-    assert not close(state.anchor, model.start, 0.01)
 
 
 def test_a_round_after_every_step_of_sgd_is_data_parallelism() -> None:
@@ -147,28 +108,3 @@ def test_the_state_is_a_copy() -> None:
     state = OuterState.begin(start)
     start["a"].zero_()
     assert float(state.anchor["a"].abs().sum()) > 1
-
-
-def test_merging_steps_is_stepping_the_merged() -> None:
-    """Why anchors and momenta go along over partial groups: the step is linear."""
-    model = Model()
-    dice = torch.Generator().manual_seed(2)
-    states = [
-        OuterState(
-            {n: p + torch.randn(p.shape, generator=dice) for n, p in model.start.items()},
-            {n: torch.randn(p.shape, generator=dice) for n, p in model.start.items()},
-        )
-        for _ in range(3)
-    ]
-    deltas = [
-        {n: torch.randn(p.shape, generator=dice) for n, p in model.start.items()} for _ in range(3)
-    ]
-    weights = [0.5, 0.3, 0.2]
-    one = merged([outer_step(s, d, DILOCO) for s, d in zip(states, deltas, strict=True)], weights)
-    mean = {
-        n: torch.stack([d[n] * w for d, w in zip(deltas, weights, strict=True)]).sum(0)
-        for n in model.start
-    }
-    other = outer_step(merged(states, weights), mean, DILOCO)
-    assert close(one.anchor, other.anchor, 1e-5)
-    assert close(one.momentum, other.momentum, 1e-5)

@@ -124,8 +124,7 @@ def test_members_of_a_group_accepted_it_and_are_in_no_other(seed):
 
 
 def test_who_is_alone_tries_a_shorter_key_and_then_skips():
-    machine = GroupForming(A, 7, ("long", "short"), 4, 0.0)
-    said = []
+    machine, said = GroupForming(A, 7, ("long", "short"), 4, 0.0), []
     while (at := machine.wakes_at) is not None:
         said += [(at, action) for action in machine.handle(f.TimePassed(), at)]
     assert said == [
@@ -152,8 +151,7 @@ def test_a_caller_that_names_no_group_is_barred():
 
 
 def test_a_group_nobody_accepted_is_not_believed():
-    machine = reading(A, B, C)
-    named = f.GroupNamed(B, "key", frozenset({A, B}))
+    machine, named = reading(A, B, C), f.GroupNamed(B, "key", frozenset({A, B}))
     assert machine.handle(named, 6.0) == []
     machine.handle(f.Offered(C, "key"), 6.0)
     assert machine.handle(named, 6.5) == []

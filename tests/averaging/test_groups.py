@@ -198,8 +198,7 @@ def test_silent_members_are_awaited_once_slow_ones_every_group():
 
 
 def test_a_group_of_other_parts_is_refused_by_its_kind():
-    machine = RoundMachine()
-    other = micro_groups({f"p{i}": 4 for i in range(5)}, 8)
+    machine, other = RoundMachine(), micro_groups({f"p{i}": 4 for i in range(5)}, 8)
     feed(machine, opened())
     for bad in (
         began(1, B, 0, digest="x"),
@@ -321,8 +320,7 @@ class Schedule:
         groups = self.groups[self.attempt] = micro_groups(
             {n: self.parts.get(n, 3) for n in names}, self.dice.randint(3, 20)
         )
-        held = self.fresh & set(names)
-        mine = self.dice.choice((0, 10))
+        held, mine = self.fresh & set(names), self.dice.choice((0, 10))
         self.reading.clear()  # whoever is read is told so anew
         listeners = frozenset({D}) if self.dice.random() < 0.3 else frozenset()
         self.apply(

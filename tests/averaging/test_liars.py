@@ -102,8 +102,7 @@ async def test_a_loud_one_is_left_out_and_counted_but_gets_the_parts(lair, bits,
     for owner, answer in answers.items():
         assert set(outcomes[owner].quarantined) == {lair.liar}
         assert outcomes[owner].contributors == set(lair.honest)
-        assert tokens(outcomes[owner]) == {60}
-        assert lair.counted(owner) == [(lair.liar, WEIGHT)]
+        assert (tokens(outcomes[owner]), lair.counted(owner)) == ({60}, [(lair.liar, WEIGHT)])
         assert bits(
             {n: h.tensor for n, h in answer.parts.items()}, {n: fresh[n] for n in answer.parts}
         )
@@ -174,13 +173,11 @@ async def test_of_two_the_loud_one_is_known_by_the_epochs_before(cell_of, bits, 
 
 
 async def test_an_owner_quarantines_its_own_oversized_contribution(lair, bits, grads):
-    owner = lair.honest[0]
-    requests = {p: lair.request(p) for p in lair.cell.peers}
+    owner, requests = lair.honest[0], {p: lair.request(p) for p in lair.cell.peers}
     requests[owner] = replace(requests[owner], gradients=times(grads(owner), 3000.0))
     outcomes = await lair.cell.run_all(requests)
     agree(bits, outcomes)
-    assert set(outcomes[owner].quarantined) == {owner}
-    assert lair.counted(owner) == []
+    assert (set(outcomes[owner].quarantined), lair.counted(owner)) == ({owner}, [])
 
 
 async def test_too_few_contributions_for_the_reducer_reported_once(cell_of, bits):

@@ -300,8 +300,7 @@ def test_a_voided_epoch_begins_anew_under_a_higher_term():
 
 
 def test_a_voided_epoch_refuses_its_streams_and_keeps_later():
-    machine = opened()
-    ahead = RoundId(3, 2, 0)
+    machine, ahead = opened(), RoundId(3, 2, 0)
     feed(machine, began(1, B), began(2, C, round_id=ahead))
     assert [(a.stream, a.kind) for a in feed(machine, Voided(3))] == [(1, Kind.SUPERSEDED)]
     assert feed(machine, Uploaded(1), Ended(1)) == []

@@ -67,8 +67,7 @@ async def test_many_groups_give_the_bits_of_one(cell_of, cut, bits, wire):
     for peer in one.peers:
         assert bits(parts[peer].fresh, whole[peer].fresh)
         assert not parts[peer].missing
-        assert parts[peer].nbytes == whole[peer].nbytes
-        assert len(one.steps[peer]) == 1
+        assert (parts[peer].nbytes, len(one.steps[peer])) == (whole[peer].nbytes, 1)
         assert sorted(many.steps[peer]) == [
             (n,) for n, o in sorted(many.owners().items()) if o == peer
         ], "one by one"
@@ -92,8 +91,7 @@ async def test_listeners_and_spoiled_members_get_every_group(cut, bits, grads):
 
 async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
-    owners = cell.owners([p0])
-    gates = Gates(cell.step_of(p0))
+    owners, gates = cell.owners([p0]), Gates(cell.step_of(p0))
     running = [
         asyncio.ensure_future(cell.rounds[p0].run_round(cell.request(p0, owners=owners), gates))
     ]
@@ -110,8 +108,7 @@ async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
 
 async def test_an_owner_killed_mid_round_leaves_its_finished_groups(cut, bits):
     cell, p0, p1, p2 = await with_peers(cut(3))
-    owners = cell.owners([p2])
-    gates = Gates(cell.step_of(p2))
+    owners, gates = cell.owners([p2]), Gates(cell.step_of(p2))
     victim = asyncio.ensure_future(
         cell.rounds[p2].run_round(cell.request(p2, owners=owners), gates)
     )
@@ -158,8 +155,7 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
 
 async def test_a_failed_step_keeps_earlier_groups_and_is_repaired(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
-    owners = cell.owners([p1])
-    step = cell.step_of(p1)
+    owners, step = cell.owners([p1]), cell.step_of(p1)
 
     def broken(means):
         if len(cell.steps[p1]) == 2:
@@ -240,8 +236,7 @@ async def test_mismatched_groups_are_refused_by_kind_without_a_fault(cut):
 
 async def test_an_owner_that_stops_answering_fails_by_the_deadline(cut, bits):
     cell, p0, p1 = await with_peers(cut(2))
-    owners = cell.owners([p1])
-    gates = Gates(cell.step_of(p1))
+    owners, gates = cell.owners([p1]), Gates(cell.step_of(p1))
     running = asyncio.ensure_future(
         cell.rounds[p1].run_round(cell.request(p1, owners=owners), gates)
     )
@@ -310,8 +305,7 @@ class Counted:
 
 
 async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, monkeypatch):
-    shapes = {f"p{i:02}": (64, 64) for i in range(12)}
-    each = 4 * 64 * 64
+    shapes, each = {f"p{i:02}": (64, 64) for i in range(12)}, 4 * 64 * 64
     peaks = {}
     for group_bytes in (each, 100 * each):
         monkeypatch.undo()
@@ -360,5 +354,4 @@ async def test_groups_are_cut_by_what_travels_and_bounded_in_memory(cell_of, up,
         mine, shapes=shapes, owners=owners, gradients=gradients, up=up, down=down
     )
     found = request.groups_of(other, 4 << 10)
-    assert len(found) == groups
-    assert [n for g in found for n in g.names] == sorted(shapes)
+    assert (len(found), [n for g in found for n in g.names]) == (groups, sorted(shapes))

@@ -104,7 +104,6 @@ def test_a_taker_is_answered_once_its_grant_is_in_a_committed_plan() -> None:
     answer = machine.UnitsGranted(B, 3, 3, {0: 32}, {})
     assert p.handle(asks, 3.0) == [answer, machine.SharesCame(3, {})]
     assert p.handle(asks, 4.0) == [answer], "a repeated question has the same answer"
-    assert p.books is not None
     assert p.books.held == {0: 32}
     successor = PushSum(1)
     successor.handle(machine.BooksRead(p.books), 5.0)
@@ -155,7 +154,6 @@ def test_a_window_does_not_wait_for_who_says_nothing() -> None:
     assert p.handle(machine.TimePassed(), 10.0) == [machine.SharesCame(3, {})]
     assert not p.asks
     p.handle(machine.UnitsAsked(B, 3, 0, {}), 11.0)
-    assert p.books is not None
     assert p.books.held == {0: 64}, "the cell has given already"
 
 
@@ -163,8 +161,7 @@ def test_books_forget_what_both_sides_agree_on_and_keep_what_is_open() -> None:
     books = Books.begin(0, 64).grants(B, 3, {0: 8}).grants(C, 3, {0: 8})
     books = books.receipt(B, 4, 3, {0: 8})
     tidy = books.tidied(4 + KEEP + 1)
-    assert tidy.given.keys() == {C}
-    assert (tidy.floor, tidy.held) == (3, {0: 48})
+    assert (tidy.given.keys(), (tidy.floor, tidy.held)) == ({C}, (3, {0: 48}))
     assert tidy.receipt(B, 90, 3, {0: 8}) == tidy, "it was paid"
     for n in range(2 * MOST):
         tidy = tidy.grants(CellId(f"{n:016x}"), 200, {0: 1})

@@ -71,8 +71,7 @@ def test_batchers_counts():
 def test_a_selection_leaves_the_wanted_ranks_in_their_place(count, data):
     first = data.draw(st.integers(0, count - 1))
     last = data.draw(st.integers(first, count - 1))
-    row = data.draw(st.permutations(range(count)))
-    lost = None
+    row, lost = data.draw(st.permutations(range(count))), None
     for low, high, keep in selection(count, first, last):
         small, large = sorted(
             (row[low], row[high]), key=lambda v: (v is lost, v if v is not lost else 0)

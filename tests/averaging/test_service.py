@@ -121,8 +121,7 @@ async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bit
     failing = cell.rounds[p1].run_round(cell.request(p1, **changes), broken)
     await asyncio.gather(failing, *(cell.run(cell.request(p, **changes), p) for p in (p0, p2)))
     # In one answer now: what p0 made with p1, and what it makes without.
-    again = {"listeners": frozenset({late})}
-    alone = dict.fromkeys(owners, p0)
+    again, alone = {"listeners": frozenset({late})}, dict.fromkeys(owners, p0)
     requests = {p: cell.repair(p, [p0, p2, late], alone, **again) for p in (p0, p2)}
     requests[late] = cell.repair(late, [p0, p2, late], alone, gradients=None, tokens=0, **again)
     for outcome in (await cell.run_all(requests)).values():

@@ -156,8 +156,7 @@ class Peer:
 
     def posts(self, about: CellFacts, at: float, window: int = WINDOW, key: str = KEY) -> None:
         """A posting of this peer, written at that wall-clock second of the window."""
-        seq = int((WALL + START + at) * 1000)
-        body = CellPosting.of(about).pack()
+        seq, body = int((WALL + START + at) * 1000), CellPosting.of(about).pack()
         self.world.write(outer_topic(window, key), Row(self.me, body, seq, WALL + START + 600))
 
     def events(self, kind: str) -> list[Event]:

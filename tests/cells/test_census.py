@@ -183,8 +183,7 @@ def test_a_joiner_takes_the_neediest_of_the_cells_it_sees_and_reads_no_others(
                 mate = PeerId(f"peer-{cell}-{stage}-{one}")
                 assert world.dht.post(mate, body, 0.0, 30.0, cell_topic(cell))
     world.time.run(4 * REFRESH_S)
-    before = set(world.dht.reads)
-    joiner = PeerId("joiner")
+    before, joiner = set(world.dht.reads), PeerId("joiner")
     seen, working = world.do(cells_in_sight(world.directory(joiner), "joiner/0", FIRST, 2))
     chosen = choose_cell(seen, 2, joiner, first=FIRST, working=working)
     assert seen
@@ -214,8 +213,7 @@ def test_a_record_of_another_prefix_is_not_taken(world: World) -> None:
 
 def test_what_is_no_record_is_refused_and_what_is_no_count_is_dropped() -> None:
     good = record(cell_id(0, 0), 2, 1, 3, counts=(1,) * PREFIXES)
-    assert CellRecord.parse(good.pack()) == good
-    assert good.stages == [0, 0, 1, 2, 2, 2]
+    assert (CellRecord.parse(good.pack()), good.stages) == (good, [0, 0, 1, 2, 2, 2])
     body = json.loads(good.pack())
     bad: Mapping[str, list[Any]] = {
         "cell": ["", "x" * 16, None],

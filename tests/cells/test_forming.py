@@ -2,28 +2,23 @@
 who they say."""
 
 import asyncio
-import time
 from collections.abc import Collection, Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from benchmarks.lab.memory_net import MemoryNet
-from node.averaging.strategies.group_forming import TIMES, Times
+from node.averaging.strategies.group_forming import TIMES
 from node.cells import notes
 from node.cells.facts import Group, Partner
 from node.cells.forming import BARRED_WINDOWS, GroupFinder
 from node.cells.notes import Acceptance, Accepting
-from node.core.clock import SystemClock
 from node.core.errors import UsageFault
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host
 from node.dht.topics import outer_topic
-from node.identity.keys import Identity
 from node.sim.world.signing import SimSigner
-from node.telemetry.events import Journal
 from protos import cells_pb2 as pb
 from tests.cells.leaders import (
     KEY,
@@ -226,7 +221,6 @@ def test_a_caller_names_its_group_and_releases_who_is_not_in_it():
     leader = Leader(world, 1)
     quick, late = [Accepter(world, n) for n in (2, 3, 4)], Accepter(world, 5, TIMES.answers + 1)
     found = all_look([leader], most=3)[leader.cell]
-    assert found is not None
     assert len(found.members) == 3
     for peer in quick:
         inside = found.members.get(peer.facts.cell) == Partner(peer.me, peer.facts.hosts)
@@ -270,8 +264,7 @@ def test_an_offer_by_somebody_who_does_not_lead_the_cell_is_refused():
 
 def test_an_offer_of_a_cell_that_was_posted_late_or_is_bound_is_refused():
     world = World()
-    victim = Leader(world, 1)
-    peers = [Peer(world, f"p{n}") for n in range(3)]
+    victim, peers = Leader(world, 1), [Peer(world, f"p{n}") for n in range(3)]
     for n, at in enumerate((-5.0, -5.0, -1.0)):
         peers[n].posts(facts(cell_id(n + 2)), at)
     victim.looks()
@@ -493,8 +486,7 @@ def test_an_acceptance_for_another_window_cell_or_by_another_leader_is_a_fault(
 def test_one_window_at_a_time_and_not_too_late():
     world = World()
     leader, other = Leader(world, 1), Leader(world, 2)
-    first = leader.looks()
-    again = leader.looks(window=WINDOW + 1, start=START + 5)
+    first, again = leader.looks(), leader.looks(window=WINDOW + 1, start=START + 5)
     late = other.looks(lead_s=0.0)
     world.run()
     assert first.done()
@@ -529,8 +521,7 @@ def test_who_is_late_for_the_first_key_tries_the_next():
 )
 def test_what_others_would_refuse_is_refused_here(most, keys, about):
     world = World()
-    leader = Leader(world, 1)
-    window = about.get("window", WINDOW)
+    leader, window = Leader(world, 1), about.get("window", WINDOW)
     leader.facts = replace(leader.facts, **{k: v for k, v in about.items() if k != "window"})
     asked = leader.looks(most=most, keys=keys, window=window)
     world.run(START)
@@ -570,45 +561,3 @@ def test_a_search_that_is_cancelled_leaves_nobody_bound():
     world.run()
     assert ended.result() == "cancelled"
     assert quick.told == slow.told == ["offer", "released"]
-
-
-@pytest.mark.parametrize("count", [2, 3])
-async def test_over_grpc_on_loopback(count):
-    """The same with real keys, calls and clocks, four times as fast."""
-    times = Times(*(seconds / 4 for seconds in astuple(TIMES)))
-    net, rows = MemoryNet(), dict[str, dict[PeerId, Row]]()
-
-    class Shelf:
-        def __init__(self, me: PeerId) -> None:
-            self.me = me
-
-        async def post(self, topic: str, body: bytes, life_s: float) -> bool:
-            now = time.time()
-            row = Row(self.me, body, int(now * 1000), now + life_s)
-            rows.setdefault(topic, {})[self.me] = row
-            return True
-
-        async def look(self, topic: str) -> Mapping[PeerId, Row]:
-            return dict(rows.get(topic, {}))
-
-    finders: dict[CellId, GroupFinder] = {}
-    for n in range(count):
-        identity = Identity.ephemeral()
-        transport = net.transport(identity.peer_id)
-        shelf, journal = Shelf(identity.peer_id), Journal()
-        finders[cell_id(n)] = GroupFinder(
-            identity, RUN, transport, shelf, SystemClock(), journal, times
-        )
-        await transport.start()
-    start = time.time() - times.post + 0.5
-    try:
-        groups = await asyncio.gather(
-            *(f.find(facts(cell), WINDOW, (KEY,), 4, start) for cell, f in finders.items())
-        )
-    finally:
-        for finder in finders.values():
-            await finder.close()
-        await net.close()
-    expected = {cell: Partner(f.me, facts(cell).hosts) for cell, f in finders.items()}
-    assert groups == [Group(WINDOW, KEY, expected)] * count
-    assert not [e for f in finders.values() for _, e in f.tasks.errors]

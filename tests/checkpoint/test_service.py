@@ -185,8 +185,7 @@ async def test_state_comes_from_all_donors_and_is_exact(swarm: Swarm) -> None:
         == total
         == sum(s.bytes_given[ME] for s in swarm.services.values())
     )
-    assert told[-1][:2] == (total, total)
-    assert [a[0] for a in told] == sorted(a[0] for a in told)
+    assert (told[-1][:2], [a[0] for a in told]) == ((total, total), sorted(a[0] for a in told))
     assert all(rate > 0 and donor in donors for _, _, rate, donor in told)
     assert swarm.me.faults == []
 
@@ -244,8 +243,7 @@ async def test_a_donor_that_dies_in_the_middle(swarm: Swarm) -> None:
 
     snapshot = await swarm.fetch(donors, expected_digest=digest(values()), progress=kill)
     assert same(snapshot.tensors, values())
-    assert len(kills) == 1
-    assert swarm.blamed() == set()
+    assert (len(kills), swarm.blamed()) == (1, set())
 
 
 async def test_a_silent_donor_costs_only_patience(swarm: Swarm) -> None:
@@ -338,8 +336,7 @@ async def test_a_false_description_is_refused_before_a_byte(
     liar = await swarm.donor("liar", Held({3: values()}), describing(FALSE[kind]))
     good = await swarm.donor("good", Held({3: values()}))
     snapshot = await swarm.fetch([liar, good], partial=Partial(tmp_path / "partial"))
-    assert set(snapshot.sources) == {good}
-    assert swarm.blamed() == {liar}
+    assert (set(snapshot.sources), swarm.blamed()) == ({good}, {liar})
 
 
 async def test_another_state_than_the_swarm_agreed_on_is_refused(swarm: Swarm) -> None:
@@ -446,8 +443,7 @@ async def test_a_full_disk_stops_a_fetch_that_keeps_files(swarm: Swarm, tmp_path
 
 
 async def test_few_snapshots_are_held_and_not_for_ever(swarm: Swarm) -> None:
-    clock = VirtualClock()
-    held = Held({e: values(e) for e in range(1, 6)})
+    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 6)})
     donor = await swarm.donor("donor", held, clock=clock, pins=Pins(limit=2, idle_s=60))
     pins = swarm.services[donor].pins
     assert (await swarm.fetch([donor], epoch=1)).epoch == 1
@@ -461,8 +457,7 @@ async def test_few_snapshots_are_held_and_not_for_ever(swarm: Swarm) -> None:
 
 
 async def test_an_unread_snapshot_gives_way_when_the_limit_is_reached(swarm: Swarm) -> None:
-    clock = VirtualClock()
-    held = Held({e: values(e) for e in range(1, 9)})
+    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 9)})
     donor = await swarm.donor("donor", held, clock=clock, pins=Pins(limit=2, idle_s=60))
     pins = swarm.services[donor].pins
     for epoch in range(1, 8):
@@ -636,8 +631,7 @@ async def test_a_tensor_served_whole_is_reported(swarm: Swarm) -> None:
 
 async def test_no_request_begins_while_the_gate_is_shut(swarm: Swarm) -> None:
     donor = await swarm.donor("donor", Held({3: values()}))
-    gate = asyncio.Event()
-    asked = asyncio.Event()
+    gate, asked = asyncio.Event(), asyncio.Event()
     swarm.services[donor]._provider.describe = _telling(
         asked, swarm.services[donor]._provider.describe
     )  # type: ignore[method-assign]

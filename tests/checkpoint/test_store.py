@@ -89,8 +89,7 @@ def test_newest_are_kept(tmp_path: Path) -> None:
     for epoch in (9, 10, 11, 100):
         store.save(1, epoch, *state(epoch))
     store.save(2, 5, *state(5))
-    assert store.epochs(1) == [11, 100]
-    assert names(tmp_path) == {"epoch-11", "epoch-100"}
+    assert (store.epochs(1), names(tmp_path)) == ([11, 100], {"epoch-11", "epoch-100"})
     assert (store.epochs(2), store.epochs(3)) == ([5], [])
 
 
@@ -105,8 +104,7 @@ def test_another_branch_replaces_the_epoch(tmp_path: Path) -> None:
     store = store_in(tmp_path, said=said)
     store.save(1, 4, *state(4))
     store.save(1, 4, *state(5))
-    assert store.load(1, 4).digest == digest(state(5)[0])
-    assert names(tmp_path) == {"epoch-4"}
+    assert (store.load(1, 4).digest, names(tmp_path)) == (digest(state(5)[0]), {"epoch-4"})
     assert any("replaced" in text for text in said)
 
 
@@ -336,8 +334,7 @@ def test_any_write_may_find_the_disk_full(
             store.save(1, 2, *state(2))
         assert caught.value.code is ExitCode.RESOURCES
         assert str(tmp_path) in caught.value.next_step
-        assert names(tmp_path) == {"epoch-1"}
-        assert store.load(1, 1).digest == digest(state(1)[0])
+        assert (names(tmp_path), store.load(1, 1).digest) == ({"epoch-1"}, digest(state(1)[0]))
 
 
 def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> None:

@@ -113,8 +113,7 @@ def test_a_fault_does_not_stop_independent_checks(found, home):
     assert code == ExitCode.DISK_UNFIT
     assert [one["check"] for one in faults(said)] == ["disk", "clock", "net"]
     said, code = found("--fix")
-    assert code == 0
-    assert faults(said) == []
+    assert (code, faults(said)) == (0, [])
 
 
 def test_an_unknown_check_is_a_usage_error(tutti):
@@ -204,8 +203,7 @@ def test_a_run_that_does_not_fit(first, home):
 def test_ends_that_do_not_fit_are_a_warning_where_a_block_fits(found, home):
     remembered(home, model__vocab=1 << 20, pipeline__stages=6)
     said, code = found("device", "--set", "memory=400MB")
-    assert code == 0
-    assert [one["ok"] for one in said] == [True, True, True]
+    assert (code, [one["ok"] for one in said]) == (0, [True, True, True])
     assert [one["code"] for one in said] == [0, 0, ExitCode.DEVICE_UNFIT]
     assert (
         found("device", "--set", "memory=400MB", "--set", "role=ends")[1] == ExitCode.DEVICE_UNFIT
@@ -312,8 +310,7 @@ def test_data_that_is_not_there_or_not_the_runs(first, home, tmp_path):
 
 
 def test_data_is_a_warning_to_who_can_host_a_block_stage(first, ours):
-    owner = Identity.ephemeral()
-    fields = {"data.source": "file:/nowhere/text.txt"}
+    owner, fields = Identity.ephemeral(), {"data.source": "file:/nowhere/text.txt"}
     ours.remember(
         Manifest.parse(amended(Manifest.default_demo().owned_by(owner.peer_id), fields).sign(owner))
     )

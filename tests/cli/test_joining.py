@@ -22,7 +22,6 @@ OWNER = Identity.ephemeral()
 def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
     solo, none = choose(ours, None)
     assert none is None
-    assert solo is not None
     assert solo.swarm.owner == Identity.load(home / "identity.key").peer_id
     assert choose(ours, None)[0] == solo  # the same one the next time
 
@@ -31,7 +30,6 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
     place = ADDRESS + OWNER.peer_id
     manifest, invite = choose(NodeConfig.load({"home": home, "join": [place]}, {}), str(file))
     assert manifest is not None
-    assert invite is not None
     assert (invite.run_id, invite.owner, invite.addresses) == (
         manifest.run_id,
         OWNER.peer_id,
@@ -58,7 +56,6 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
         {"home": home}, {"TUTTI_SWARM": str(file), "TUTTI_JOIN": place}
     )
     manifest, invite = choose(by_environment, None)
-    assert manifest is not None
     assert manifest.swarm.owner == OWNER.peer_id
     assert invite is not None
 
@@ -184,8 +181,7 @@ def test_join_does_not_ask_about_the_key_of_a_local_daemon(ours, daemon, monkeyp
 
 
 def test_the_addresses_to_examine_are_those_given_or_remembered(ours, monkeypatch):
-    asked = []
-    manifest = Manifest.parse(Manifest.default_demo().sign(OWNER))
+    asked, manifest = [], Manifest.parse(Manifest.default_demo().sign(OWNER))
     one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}" for port in (1, 2, 3))
     monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: asked.append(addresses))
     examined(ours, ())

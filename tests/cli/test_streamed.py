@@ -28,8 +28,7 @@ def test_init_measures_a_stream_and_validate_finds_it_again(tutti, home, web):
     source = f"{web.url}/SHA256SUMS"
     said = json.loads(tutti("swarm", "init", "--data", source, "--json").good())
     made = read_manifest(home.parent / "swarm.toml")
-    assert made.data.source == source
-    assert said["data"]["sha256"] == made.data.sha256
+    assert (made.data.source, said["data"]["sha256"]) == (source, made.data.sha256)
     assert 1 < made.data.windows < 8192
     assert "in 3 shards, streamed" in tutti("swarm", "validate", "swarm.toml").good()
     # Another version of the data is another run.

@@ -57,8 +57,7 @@ def test_every_command_without_a_daemon_exits_with_code_three(tutti, home, words
 
 def test_a_fault_is_one_document_when_json_was_asked_for(tutti):
     shown = tutti("status", "--json")
-    assert json.loads(shown.stdout)["exit_code"] == 3
-    assert shown.returncode == 3
+    assert (json.loads(shown.stdout)["exit_code"], shown.returncode) == (3, 3)
 
 
 def test_cells(tutti, daemon):
@@ -106,8 +105,7 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(tutti, daemon):
     shown = tutti("drain", "--timeout", "9")
     assert shown.returncode == 0
     assert "left the swarm" in shown.stderr
-    assert daemon.drained == 9.0
-    assert tutti("status").returncode == 3
+    assert (daemon.drained, tutti("status").returncode) == (9.0, 3)
 
 
 def test_generate_and_export(tutti, daemon):
@@ -165,8 +163,7 @@ def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, daemon):
     (home.parent / "other.toml").write_text("[model]\nlayers = 9\n")
     assert (tutti("swarm", "switch", "diloco.toml").returncode, daemon.switched) == (2, "")
     NodeConfig.load({"home": str(home)}, {}).remember(manifest)
-    daemon.said.swarm.run_id = manifest.run_id
-    daemon.said.change.revision = 4
+    daemon.said.swarm.run_id, daemon.said.change.revision = manifest.run_id, 4
     assert "change 5" in tutti("swarm", "switch", "diloco.toml").good()
     rules = read(manifest, daemon.switched)
     assert (rules.revision, rules.cell, rules.outer.carries) == (5, 2, "deltas")

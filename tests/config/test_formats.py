@@ -90,8 +90,7 @@ def test_an_admission_to_a_run_of_format_1_is_good() -> None:
 
 @pytest.mark.parametrize("name", SIGNED)
 def test_a_home_and_its_checkpoints_work_for_both_formats(name: str, tmp_path: Path) -> None:
-    before = old(name)
-    owner = Identity.ephemeral()
+    before, owner = old(name), Identity.ephemeral()
     after = Manifest.parse(before.owned_by(owner.peer_id).sign(owner))
     assert (before.format, after.format) == (1, FORMAT)
     ours = NodeConfig(home=tmp_path)

@@ -113,8 +113,7 @@ async def test_who_was_named_a_stage_shows_it_before_it_is_built(tmp_path: Path)
 
 async def test_a_joiner_publishes_choosing_before_its_claim(tmp_path: Path) -> None:
     d = FakeDaemon(tmp_path)
-    presence = FakePresence(d, {"a": Placed(0), "b": Placed(1)})
-    began = d.clock.now()
+    presence, began = FakePresence(d, {"a": Placed(0), "b": Placed(1)}), d.clock.now()
     assert await take(d, presence) == 2
     assert d.clock.now() - began <= STABLE_S + 0.5
     assert presence.posted == [(None, False), (2, False)]
@@ -162,5 +161,4 @@ async def test_who_cannot_go_to_the_ends_stays_and_is_not_named_again(tmp_path: 
     await take(d, presence)
     d.hosts("an ends peer")
     await watch(d, presence, 5 * WITHOUT_ENDS_S)
-    assert d.asks == [ENDS]
-    assert (d.placing.stage, d.placing.open_to) == (1, "stage")
+    assert (d.asks, (d.placing.stage, d.placing.open_to)) == ([ENDS], (1, "stage"))

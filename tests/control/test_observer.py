@@ -248,8 +248,7 @@ def test_a_closed_port_has_its_own_code(closed: str) -> None:
 def test_all_addresses_are_tried_at_once_until_a_good_answer(
     observed_places: dict[str, str], closed: str, mute: str
 ) -> None:
-    begin = time.monotonic()
-    places = [mute, closed, observed_places["4/tcp"]]
+    begin, places = time.monotonic(), [mute, closed, observed_places["4/tcp"]]
     assert ask_first(places, ping(), timeout=60).ping.version == "1"
     assert time.monotonic() - begin < 30, "the mute one was waited for"
 
@@ -280,8 +279,7 @@ def test_a_survey_waits_briefly_after_the_first_answer(
     observed_places: dict[str, str], closed: str, mute: str
 ) -> None:
     places = [*observed_places.values(), closed, mute]
-    begin = time.monotonic()
-    heard = survey(places, [ping(), Ask(peers=AskPeers())], 60)
+    begin, heard = time.monotonic(), survey(places, [ping(), Ask(peers=AskPeers())], 60)
     assert time.monotonic() - begin < 30
     assert [h.finding.address for h in heard] == places
     assert [h.finding.layer for h in heard] == [*["answer"] * 4, "connect", "proof"]

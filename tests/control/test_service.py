@@ -65,8 +65,7 @@ async def test_generate_streams_and_is_bounded(socket, window):
     pieces = await ask(
         socket, lambda c: list(c.generate(GenerateRequest(prompt="abc", max_tokens=2_000_000_000)))
     )
-    assert "".join(p.text for p in pieces) == "ABC"
-    assert asked[0].max_tokens == 4096
+    assert ("".join(p.text for p in pieces), asked[0].max_tokens) == ("ABC", 4096)
 
 
 async def test_events_give_history_then_live_each_once(socket, window):
@@ -96,8 +95,7 @@ async def test_events_give_history_then_live_each_once(socket, window):
 
 async def test_drain_reports_its_progress_and_ends(socket, window):
     told = await ask(socket, lambda c: [e.kind for e in c.drain(7.0)])
-    assert told == ["drain-started", "drained"]
-    assert window.drained == 7.0
+    assert (told, window.drained) == (["drain-started", "drained"], 7.0)
 
 
 async def test_a_failed_drain_raises_its_fault(socket, window):

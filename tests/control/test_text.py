@@ -399,8 +399,7 @@ def test_the_picture_shows_who_is_gone_and_who_disagrees():
     text = "\n".join(shown(swarm_picture(snapshots)))
     assert "bit-identical" in text
     assert text.count("●") == 8
-    snapshots[3].digest = "ff" * 32
-    snapshots[5].state = "lost"
+    snapshots[3].digest, snapshots[5].state = "ff" * 32, "lost"
     text = "\n".join(shown(swarm_picture(snapshots)))
     assert "DIFFER in stage 1" in text
     assert text.count("✗") == 1
@@ -431,8 +430,7 @@ def test_the_peer_furthest_ahead_speaks_for_the_swarm():
         training_snapshot(epoch=9, loss=3.0, stage=0),
     )
     view = swarm_view([behind, ahead])
-    assert (view.epoch, view.loss) == (9, 3.0)
-    assert view.time_s["compute"] == 1240.0
+    assert ((view.epoch, view.loss), view.time_s["compute"]) == ((9, 3.0), 1240.0)
 
 
 def test_ping_shows_every_round_trip_or_the_error():

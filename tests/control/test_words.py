@@ -64,8 +64,7 @@ def test_a_chart_has_its_shape():
 
 def test_resampling_keeps_the_mean_and_the_width():
     short = resample([float(i) for i in range(1000)], 78)
-    assert len(short) == 78
-    assert sum(short) / 78 == pytest.approx(499.5, rel=0.01)
+    assert (len(short), sum(short) / 78) == (78, pytest.approx(499.5, rel=0.01))
     assert short == sorted(short)
 
 

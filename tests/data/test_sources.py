@@ -24,8 +24,7 @@ def test_pydoc_is_the_joined_help_text(tmp_path):
 
     raw = "".join(topics[k] for k in sorted(topics)).encode()
     corpus = open_source(DataSettings(), 128, tmp_path)
-    assert bytes(ids_of(corpus)) == raw
-    assert corpus.sha256 == hashlib.sha256(raw).hexdigest()
+    assert (bytes(ids_of(corpus)), corpus.sha256) == (raw, hashlib.sha256(raw).hexdigest())
     assert len(corpus.held_out) == int(len(raw) * 0.05)
     assert (corpus.windows, corpus.vocab) == ((len(corpus.train) - 1) // 128, 259)
     assert list(tmp_path.iterdir()) == []
@@ -84,8 +83,7 @@ def test_documents_end_with_eos_and_are_tokenised_once(tmp_path, monkeypatch, na
     write(tmp_path / name)
     settings = DataSettings(source=f"file:{tmp_path / name}")
     corpus = open_source(settings, 16, tmp_path / "home")
-    assert ids_of(corpus) == expected()
-    assert corpus.train.dtype == np.uint16
+    assert (ids_of(corpus), corpus.train.dtype) == (expected(), np.uint16)
     assert corpus.sha256 == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
     assert len(list((tmp_path / "home" / "data").iterdir())) == 1
 
@@ -190,20 +188,17 @@ def test_bad_parquet(tmp_path, monkeypatch):
 
 
 def test_pretokenised(tmp_path):
-    path = tmp_path / "a.bin"
-    ids = np.arange(1000, dtype="<u2") % 200
+    path, ids = tmp_path / "a.bin", np.arange(1000, dtype="<u2") % 200
     path.write_bytes(ids.tobytes())
     corpus = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
-    assert ids_of(corpus) == ids.tolist()
-    assert corpus.vocab == 259
+    assert (ids_of(corpus), corpus.vocab) == (ids.tolist(), 259)
 
     wide = np.arange(1000, dtype="<u4") + 99_000
     path.write_bytes(wide.tobytes())
     side = tmp_path / "a.bin.json"
     side.write_text('{"dtype": "uint32", "vocab": 100000}')
     corpus = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
-    assert ids_of(corpus) == wide.tolist()
-    assert corpus.vocab == 100_000
+    assert (ids_of(corpus), corpus.vocab) == (wide.tolist(), 100_000)
 
     for note in (
         '{"dtype": "uint32", "vocab": 99500}',

@@ -28,8 +28,7 @@ def opened(tmp_path, column: str = "text") -> Documents:
 @pytest.mark.parametrize("seed", range(4))
 def test_parts_side_by_side_give_each_document_once(tmp_path, name, seed):
     texts = documents(120, seed)
-    shard = shard_of(write(tmp_path / name, texts))
-    rng = random.Random(seed)
+    shard, rng = shard_of(write(tmp_path / name, texts)), random.Random(seed)
     inside = [rng.randrange(shard.size) for _ in range(rng.choice((0, 1, 5, 60)))]
     cuts = sorted({0, *inside, shard.size})
     read, found = opened(tmp_path), []

@@ -27,8 +27,7 @@ FILES = (*TRAIN, "en/test.parquet", "de/a.jsonl.gz", "README.md")
 def hub(tmp_path, monkeypatch):
     """A server of one data set; ``publish(files, card)`` says what it has."""
     root = tmp_path / "hub"
-    files = root / "datasets/owner/name/resolve" / COMMIT
-    server = served(root)
+    files, server = root / "datasets/owner/name/resolve" / COMMIT, served(root)
 
     def publish(names=FILES, card=CARD):
         for i, name in enumerate(names):

@@ -151,10 +151,3 @@ async def test_nothing_is_posted_that_others_would_refuse(three) -> None:
         with pytest.raises(WireError):
             await directory.look(topic)
     assert await directory.look("outer/7/all") == {}
-
-
-async def test_a_body_others_would_refuse_is_not_posted(three, body) -> None:
-    directory = three.directories[0]
-    with pytest.raises(WireError):
-        await directory.publish(body(speed=float("nan")))
-    assert await directory.read() == {}

@@ -121,8 +121,7 @@ async def test_without_a_network_reading_and_publishing_still_work(swarm, body) 
 
 
 async def test_being_alone_is_reported_once(swarm, run_id, eventually) -> None:
-    journal = Journal()
-    identity = swarm.identity()
+    journal, identity = Journal(), swarm.identity()
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{swarm.identity().peer_id}"
     directory = Directory(
         identity,

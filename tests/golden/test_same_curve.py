@@ -158,8 +158,7 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
     if filed["sha256"] == alone.text.corpus.sha256:
         assert expected == pytest.approx(filed["losses"], abs=1e-3)
     assert expected[-1] < expected[0]
-    net = MemoryNet()
-    stages = [0, 1, 1, 2, 2, 3, 3]
+    net, stages = MemoryNet(), [0, 1, 1, 2, 2, 3, 3]
     keys = [Identity.ephemeral() for _ in stages]
     ends = {keys[0].peer_id}
     peers = [Peer(net, m, s, k, ends, tmp_path) for s, k in zip(stages, keys, strict=True)]

@@ -82,8 +82,7 @@ def test_a_ban_comes_from_enough_weight_within_the_window(
     book, now, counted = FaultBook(), 0.0, {A: [], B: []}
     for peer, weight, gap in faults:
         now += gap
-        free = book.banned(peer, now) == 0
-        length = book.count(peer, weight, now)
+        free, length = book.banned(peer, now) == 0, book.count(peer, weight, now)
         if free and weight:
             counted[peer].append((now, weight))
             assert (length > 0) == (sum(w for at, w in counted[peer] if now - at < 100) >= 3)

@@ -40,10 +40,8 @@ def test_the_file_is_the_libp2p_protobuf_and_private(path: Path) -> None:
         os.umask(old)
     raw = path.read_bytes()
     assert (raw[:4], raw[36:], len(raw)) == (bytes((0x08, 0x01, 0x12, 0x40)), made.public, 68)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert os.listdir(path.parent) == ["identity.key"]
-    assert raw == made.key_file_bytes()
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert (os.listdir(path.parent), raw) == (["identity.key"], made.key_file_bytes())
 
 
 def test_peer_id_of_a_known_key() -> None:
@@ -55,8 +53,7 @@ def test_peer_id_of_a_known_key() -> None:
 
 
 def test_loading_gives_the_same_peer(path: Path) -> None:
-    made = Identity.load_or_create(path)
-    again = Identity.load(path)
+    made, again = Identity.load_or_create(path), Identity.load(path)
     assert (again.peer_id, again.name) == (made.peer_id, made.name)
     assert again.sign(b"x", "d") == made.sign(b"x", "d")
     assert Identity.load_or_create(path).peer_id == made.peer_id
@@ -75,16 +72,14 @@ def test_the_slower_of_two_creators_takes_the_other_key(
         return load(p)
 
     monkeypatch.setattr(Identity, "load", blind_once)
-    assert Identity.load_or_create(path).peer_id == fast.peer_id
-    assert len(looks) == 2
+    assert (Identity.load_or_create(path).peer_id, len(looks)) == (fast.peer_id, 2)
 
 
 def test_create_never_replaces_a_key(path: Path) -> None:
     before = Identity.create(path).key_file_bytes()
     with pytest.raises(Refused, match="exists already"):
         Identity.create(path)
-    assert path.read_bytes() == before
-    assert os.listdir(path.parent) == ["identity.key"]
+    assert (path.read_bytes(), os.listdir(path.parent)) == (before, ["identity.key"])
 
 
 def test_a_missing_key_error_names_the_next_step(path: Path) -> None:
@@ -172,7 +167,6 @@ def test_another_process_is_named_and_its_death_frees_the_key(path: Path) -> Non
         stdout=subprocess.PIPE,
         text=True,
     ) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         with pytest.raises(Refused, match=f"in use by pid {holder.pid}") as caught:
             mine.lock()

@@ -153,8 +153,7 @@ def rank(number: int, ranks: int, folder: Path) -> None:
 
 def unwaited(here: Rank) -> int:
     """Collectives that torch still keeps after a look-up whose result this rank does not use."""
-    program = Program(here, MODEL, 1, 0)
-    before = _get_work_registry_size()
+    program, before = Program(here, MODEL, 1, 0), _get_work_registry_size()
     program.embed(torch.zeros(1, 8, dtype=torch.int64))
     return _get_work_registry_size() - before
 

@@ -155,8 +155,7 @@ def test_little_work_is_done_here_without_a_word(blocks, monkeypatch):
     near = LocalStage(
         blocks.ranks, blocks.local.program, blocks.local.module, blocks.local.settings
     )
-    assert len(near.orthogonalise([numbers(1, 8, 8)], 5, False)) == 1
-    assert said == []
+    assert (len(near.orthogonalise([numbers(1, 8, 8)], 5, False)), said) == (1, [])
 
 
 def test_a_dead_process_is_reported_once_and_fails_later_calls(blocks):

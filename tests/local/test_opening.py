@@ -44,8 +44,7 @@ def test_every_parameter_is_cut_without_a_gap():
     model = ModelSettings(layers=1, qk_norm=True)
     check_devices(model, 2)
     for name, shape in all_shapes(model).items():
-        parts = [local_shape(name, shape, r, 2) for r in range(2)]
-        dim = cut_of(name)
+        parts, dim = [local_shape(name, shape, r, 2) for r in range(2)], cut_of(name)
         if dim is None:
             assert parts == [shape, shape]
             assert len(shape) == 1, "matrices are cut"

@@ -78,8 +78,7 @@ def test_momentum_that_stays_with_the_shards_trains_the_same(done, ranks):
     updates = together(done[0], ranks, "training")[1]
     # in the order they were drawn
     whole = {n: whole[n] for n in sorted(whole, key=lambda n: int(n[1:]))}
-    momenta = {n: torch.zeros_like(like) for n, like in whole.items()}
-    directions = {}
+    momenta, directions = {n: torch.zeros_like(like) for n, like in whole.items()}, {}
     for turn in range(5):
         dice = torch.Generator().manual_seed(100 + turn)
         for name, like in whole.items():

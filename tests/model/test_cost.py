@@ -45,8 +45,7 @@ def test_stash_is_what_autograd_keeps(change):
 @pytest.mark.parametrize("tied", [False, True])
 def test_flops_are_those_torch_counts(tied):
     settings = ModelSettings(seq_len=32, layers=2, tied=tied)
-    model = Unsplit(settings)
-    tokens = torch.randint(0, settings.vocab, (2, 32))
+    model, tokens = Unsplit(settings), torch.randint(0, settings.vocab, (2, 32))
     with FlopCounterMode(display=False) as counter:
         loss, _ = model.loss(tokens, tokens)
         loss.backward()

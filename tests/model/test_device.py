@@ -43,8 +43,7 @@ def test_unknown_names_are_refused(name):
 
 
 def test_the_peak_remembers_memory_that_is_free_again():
-    device = Device.pick("cpu")
-    held = torch.ones(1 << 24)
+    device, held = Device.pick("cpu"), torch.ones(1 << 24)
     del held
     assert device.memory_peak() - device.memory_used() > 60 << 20
 

@@ -161,8 +161,7 @@ def test_a_full_disk_leaves_the_old_export(tmp_path, monkeypatch, where):
 
 def test_when_the_new_cannot_take_its_place_the_old_comes_back(tmp_path, monkeypatch):
     out = write_hf(tmp_path / "out", SMALL, merged(SMALL))
-    before = (out / "model.safetensors").read_bytes()
-    real = export.Path.rename
+    before, real = (out / "model.safetensors").read_bytes(), export.Path.rename
 
     def once_refused(self, target):
         if (

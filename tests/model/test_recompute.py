@@ -35,8 +35,7 @@ def test_gradients_are_the_same_to_the_bit() -> None:
 
 @pytest.mark.parametrize("mode", RECOMPUTE)
 def test_nothing_of_a_micro_batch_is_left_behind(mode: str) -> None:
-    math = StageMath(build(SMALL, 1, 1), "fp32", recompute=mode)
-    x = torch.randn(SHAPE)
+    math, x = StageMath(build(SMALL, 1, 1), "fp32", recompute=mode), torch.randn(SHAPE)
     first, second = visit(math, x, x), visit(math, x, x)
     assert first[1] == second[1]
     assert all(p.grad is None for p in math.module.parameters())

@@ -48,8 +48,7 @@ def test_stages_partition_the_whole_model(qk_norm, tied, stages):
     settings = ModelSettings(qk_norm=qk_norm, tied=tied)
     parts = [parameter_shapes(settings, stages, s) for s in range(stages + 1)]
     merged = {name: shape for part in parts for name, shape in part.items()}
-    assert sum(map(len, parts)) == len(merged)
-    assert merged == all_shapes(settings)
+    assert (sum(map(len, parts)), merged) == (len(merged), all_shapes(settings))
     assert ("lm_head.weight" in merged) is not tied
 
 

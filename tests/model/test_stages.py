@@ -110,8 +110,7 @@ def test_loss_is_the_sum_over_tokens_in_nats():
     loss, n = model.loss(tokens, targets)
     log_p = model.logits(tokens).log_softmax(-1).gather(-1, targets[..., None])
     assert loss.item() == pytest.approx(-log_p.sum().item(), rel=1e-5)
-    assert loss.dtype == torch.float32
-    assert n == 3 * SMALL.seq_len
+    assert (loss.dtype, n) == (torch.float32, 3 * SMALL.seq_len)
 
 
 @pytest.mark.parametrize("at_once", [1, 61 * 7, 61 * 48 - 1])
@@ -121,8 +120,7 @@ def test_loss_in_pieces_is_the_loss(monkeypatch, at_once):
     a, _ = whole.loss(tokens, targets)
     a.backward()
     monkeypatch.setattr(stages_module, "LOGITS_AT_ONCE", at_once)
-    sizes = []
-    real = F.cross_entropy
+    sizes, real = [], F.cross_entropy
     monkeypatch.setattr(
         F, "cross_entropy", lambda x, *r, **k: (sizes.append(x.numel()), real(x, *r, **k))[1]
     )
@@ -150,8 +148,7 @@ def test_a_sequence_may_be_shorter_or_longer_than_seq_len():
     model = Unsplit(SMALL)
     tokens, _ = tokens_of(SMALL, length=40)
     with torch.no_grad():
-        long = model.logits(tokens)
-        short = model.logits(tokens[:, :5])
+        long, short = model.logits(tokens), model.logits(tokens[:, :5])
     torch.testing.assert_close(long[:, :5], short, atol=1e-5, rtol=1e-5)
 
 
@@ -166,11 +163,9 @@ def test_unsplit_shares_its_parameters_with_its_parts():
 
 
 def test_rotary_tables_follow_the_number_format():
-    blocks = Blocks(SMALL, range(2))
-    h = torch.randn(1, 8, SMALL.d_model)
+    blocks, h = Blocks(SMALL, range(2)), torch.randn(1, 8, SMALL.d_model)
     with torch.no_grad():
-        single = blocks(h)
-        double = blocks.to(torch.float64)(h.double())
+        single, double = blocks(h), blocks.to(torch.float64)(h.double())
     assert double.dtype == torch.float64
     torch.testing.assert_close(single.double(), double, atol=1e-5, rtol=1e-5)
     q = torch.zeros(1, dtype=torch.bfloat16)

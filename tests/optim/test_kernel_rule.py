@@ -83,8 +83,7 @@ def test_what_is_worked_by_panels_is_not_stacked():
 
 
 def test_without_times_the_rule_is_the_same_everywhere():
-    assert rule_from({}) == CPU
-    assert CPU.bf16_from == 0
+    assert (rule_from({}), CPU.bf16_from) == (CPU, 0)
 
 
 def test_a_processor_with_matrix_units_works_in_bf16():

@@ -47,8 +47,7 @@ def test_any_partition_is_bit_equal_to_one_process(where, stack):
     reference, split = numbers(0), numbers(0)
     for epoch in range(3):
         gradients = numbers(epoch + 1)
-        reference = step_all(whole, reference, gradients, epoch)
-        fresh = {}
+        reference, fresh = step_all(whole, reference, gradients, epoch), {}
         for i, owner in enumerate(shares):
             mine = {n: gradients[n] for n, w in zip(SHAPES, where, strict=True) if w == i}
             fresh |= owner.step_parts(split, mine, epoch)

@@ -104,8 +104,7 @@ def test_nothing_moves_when_nobody_comes_or_goes(values, members):
 def test_leaving_and_joining_move_about_one_share(count, method):
     ps = parts_of(model(layers=28), OptimSettings(name=method))
     members = [(PeerId(f"p{i:02}"), 1.0 + (i % 3) * 0.5) for i in range(count)]
-    total = sum(p.state for p in ps)
-    before = assign(ps, members)
+    total, before = sum(p.state for p in ps), assign(ps, members)
     for changed in (members[:3] + members[4:], [*members, (PeerId("p99"), 1.0)]):
         after = assign(ps, changed, before)
         assert sum(p.state for p in ps if before[p.name] != after[p.name]) <= 2.0 / count * total
@@ -154,8 +153,7 @@ def test_members_that_make_no_sense_are_refused():
 
 def test_parts_go_to_members_with_memory_for_their_state():
     ps = parts_of(model(2), OptimSettings(name="soap"))
-    largest = max(p.state for p in ps)
-    total = sum(p.state for p in ps)
+    largest, total = max(p.state for p in ps), sum(p.state for p in ps)
     a, b, c = (PeerId(p) for p in "abc")
     members, room = [(a, 1.0), (b, 1.0), (c, 8.0)], {a: total, c: largest}
     for previous in (None, dict.fromkeys((p.name for p in ps), c)):

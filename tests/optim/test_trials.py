@@ -25,8 +25,7 @@ def ticking():
 
 def test_all_that_is_asked_for_is_timed():
     times = trials.measure(threading.Event(), ticking())
-    assert following(times) == []
-    assert {seconds for seconds in times.values()} == {1.0}
+    assert (following(times), {seconds for seconds in times.values()}) == ([], {1.0})
     assert KernelTrial(40, 64, 1, "fp32", "panels") in times
 
 
@@ -65,13 +64,11 @@ def test_measuring_stops_between_trials_without_half_groups():
     assert {trial.rows == trial.cols and trial.many > 1 for trial in times} == {True}, (
         "the squares, and no half of a pair"
     )
-    assert len(times) == 8
-    assert trials.measure(stop, stopping) == {}
+    assert (len(times), trials.measure(stop, stopping)) == (8, {})
 
 
 def test_the_number_of_threads_is_as_before():
-    before = torch.get_num_threads()
-    seen = []
+    before, seen = torch.get_num_threads(), []
 
     def clock():
         seen.append(torch.get_num_threads())
@@ -80,7 +77,6 @@ def test_the_number_of_threads_is_as_before():
     try:
         torch.set_num_threads(2)
         trials.measure(threading.Event(), clock)
-        assert set(seen) == {1}
-        assert torch.get_num_threads() == 2
+        assert (set(seen), torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(before)

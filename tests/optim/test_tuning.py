@@ -48,8 +48,7 @@ def test_the_first_start_measures_and_later_ones_read(tmp_path):
     assert (first.rule, first.problem, followed()) == (RULE, "", RULE)
     follow(CPU)
     again = tune(tmp_path / "made", measured=one)
-    assert (again.rule, again.seconds, followed()) == (RULE, 0.0, RULE)
-    assert one.calls == 1
+    assert ((again.rule, again.seconds, followed()), one.calls) == ((RULE, 0.0, RULE), 1)
 
 
 def file_in(folder):
@@ -122,8 +121,7 @@ def test_a_bad_file_is_measured_anew_and_written_over(tmp_path, damage):
     if damage == "a directory":
         assert "cannot write" in found.problem
     else:
-        assert found.problem == ""
-        assert read_times(path, this_machine()) == TIMES
+        assert (found.problem, read_times(path, this_machine())) == ("", TIMES)
 
 
 def test_an_unwritable_cache_is_measured_again_next_start(tmp_path):
@@ -143,8 +141,7 @@ def test_limits_on_the_processor_have_times_of_their_own(tmp_path, monkeypatch):
     tune(tmp_path, measured=one)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     tune(tmp_path, measured=one)
-    assert one.calls == 2
-    assert len(list(tmp_path.glob("kernels-*.json"))) == 2
+    assert (one.calls, len(list(tmp_path.glob("kernels-*.json")))) == (2, 2)
 
 
 def test_what_was_stopped_is_not_kept(tmp_path):

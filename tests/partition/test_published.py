@@ -210,8 +210,7 @@ def test_shapes_of_the_models():
         "32B": (448, 256, 31.206),
     }.items():
         model = MODELS[name]
-        assert len(split_form(model)) == matrices
-        assert len(fused_form(model)) == fused
+        assert (len(split_form(model)), len(fused_form(model))) == (matrices, fused)
         for form in (
             split_form(model),
             fused_form(model),
@@ -226,8 +225,7 @@ def test_shapes_of_the_models():
 def test_measured_rates_make_slow_shapes_dearer():
     rates = Rates([KernelRate(64, 64, 10.0), KernelRate(1024, 4096, 100.0)])
     small, large = (units_of([Matrix("w", n, n)], "muon", rates)[0].cost for n in (64, 2048))
-    assert small == 10 * muon_flops(64, 64)
-    assert large == muon_flops(2048, 2048)
+    assert (small, large) == (10 * muon_flops(64, 64), muon_flops(2048, 2048))
     with pytest.raises(UsageFault):
         Rates([KernelRate(64, 64, 0.0)])
 

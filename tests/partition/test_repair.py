@@ -49,8 +49,7 @@ def test_one_of_sixteen_leaves_or_joins(name, seed):
     dice = random.Random(seed)
     pace = [dice.lognormvariate(0, 0.7) if seed else 1.0 for _ in range(17)]
     units = in_order(units_of(split_form(MODELS[name]), "muon"))
-    total = sum(u.bytes for u in units)
-    first = make_plan(units, pace[:16], "muon")
+    total, first = sum(u.bytes for u in units), make_plan(units, pace[:16], "muon")
     for gone in (0, 7, 15):
         stay = [r for r in range(16) if r != gone]
         new = {r: i for i, r in enumerate(stay)}
@@ -74,8 +73,7 @@ def test_large_orphans_that_displace_others():
     """Those who held six of the large ones leave six units that fit nowhere as they are: each must
     displace something."""
     units = in_order(units_of(split_form(MODELS["1.7B"]), "muon"))
-    first = make_plan(units, [1.0] * 16, "muon")
-    shares = []
+    first, shares = make_plan(units, [1.0] * 16, "muon"), []
     for gone in range(16):
         previous = {n: -1 if r == gone else r - (r > gone) for n, r in first.owner.items()}
         after = make_plan(units, [1.0] * 15, "muon", previous)

@@ -42,8 +42,7 @@ def test_a_suspect_is_asked_last_until_it_is_heard_of():
 def test_a_slow_replica_is_asked_last_unless_the_plan_chose_it():
     suspects = Suspects()
     suspects.slow = frozenset({A, B})
-    first = Delivery(0)
-    asked = []
+    first, asked = Delivery(0), []
     for _ in range(3):
         peer = first.choose(A, (A, B, C), suspects, 0.0)
         asked.append(peer)
@@ -83,8 +82,7 @@ def test_delivery_gives_up_after_enough_refusals_and_failures(troubles, spread):
 
 
 def test_the_least_loaded_replica_is_chosen_first() -> None:
-    busy = {A: 3.0, B: 9.0, C: 1.0, D: 1.0}
-    dead = Suspects()
+    busy, dead = {A: 3.0, B: 9.0, C: 1.0, D: 1.0}, Suspects()
     dead.gone.add(B)
     assert [Delivery(i).choose(B, (A, B, C, D), dead, 0.0, busy) for i in range(4)] == [C, C, D, C]
     assert Delivery(0).choose(A, (A, B, C), Suspects(), 0.0, busy) == A, (
@@ -100,8 +98,7 @@ def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
     """Twelve of its micro-batches: the one that is three times as fast and the one without work get
     most of them."""
     e, names = PeerId("e"), (A, B, C, D)
-    speeds = {A: 1.0, B: 3.0, C: 1.0, D: 0.0}
-    work = [A] * 12 + [B] * 6 + [C] * 6
+    speeds, work = {A: 1.0, B: 3.0, C: 1.0, D: 0.0}, [A] * 12 + [B] * 6 + [C] * 6
     paths = tuple(Path(i, e, (i,), (Hop(1, p),)) for i, p in enumerate(work))
     members = (PlanMember(e, 0), *(PlanMember(p, 1, speeds[p]) for p in names))
     plan = Plan(1, 1, e, members, paths, {})
@@ -116,8 +113,7 @@ def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
         machine.handle(ev.Start(path.index), 0.0)
         done = machine.handle(ev.Computed(ev.Key(1, path.index, 0), ev.Direction.FORWARD), 0.0)
         got += [a.journey[1].peer for a in done if isinstance(a, ev.Send)]
-    assert len(got) == 12
-    assert {p: got.count(p) for p in (A, C)} == {A: 0, C: 0}
+    assert (len(got), {p: got.count(p) for p in (A, C)}) == (12, {A: 0, C: 0})
     assert 7 <= got.count(B) <= 8, (
         "so that it and the idle one are done at the same time, before C is"
     )

@@ -17,8 +17,7 @@ from tests.pipeline.conftest import ORIGIN, make_plan
 
 
 def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
-    plan = make_plan(1, 1)
-    machine = PipelineMachine(PeerId("s2a"))
+    plan, machine = make_plan(1, 1), PipelineMachine(PeerId("s2a"))
     machine.handle(ev.AdoptPlan(plan), 0.0)
     forward = ev.Claim(3, plan.hash, 0, plan.paths[0].journey, 2)
     machine.handle(ev.TensorReceived(Direction.FORWARD, forward, PeerId("s1a")), 0.0)
@@ -121,8 +120,7 @@ def test_an_unavailable_stage_is_skipped_within_the_limit():
         (3, ["s2a"]),
         (None, ["s2a"]),
     ):
-        machine = at("s1a", plan, fewest)
-        claim = left_out(plan, 1)
+        machine, claim = at("s1a", plan, fewest), left_out(plan, 1)
         machine.handle(ev.TensorReceived(Direction.FORWARD, claim, ORIGIN), 0.0)
         actions, asked = machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0), []
         while sends := [a for a in actions if isinstance(a, ev.Send)]:
@@ -204,8 +202,7 @@ def test_the_fewest_hops_of_a_journey(stages, share, fewest):
 
 @pytest.mark.parametrize("close", [ev.Close(3), ev.AdoptPlan(None)])
 def test_closing_drops_each_micro_batch_once(close):
-    plan = make_plan(2, 1)
-    machine = PipelineMachine(ORIGIN)
+    plan, machine = make_plan(2, 1), PipelineMachine(ORIGIN)
     machine.handle(ev.AdoptPlan(plan), 0.0)
     machine.handle(ev.Start(0), 0.0)
     assert [a.index for a in machine.handle(close, 1.0) if isinstance(a, ev.Dropped)] == [0]

@@ -13,15 +13,12 @@ class FakeRouter(asyncio.DatagramProtocol):
     """``speaks``: "pcp", "natpmp". ``table``: (protocol, internal) to (external, lifetime in s)."""
 
     def __init__(self, *speaks: str) -> None:
-        self.speaks = set(speaks)
-        self.address = "203.0.113.7"
+        self.speaks, self.address = set(speaks), "203.0.113.7"
         self.table: dict[tuple[str, int], tuple[int, int]] = {}
         self.nonces: dict[tuple[str, int], bytes] = {}
         self.taken: set[int] = set()
-        self.epoch = 1000
-        self.result = 0
-        self.longest = 7200
-        self.lose = 0
+        self.epoch, self.result = 1000, 0
+        self.longest, self.lose = 7200, 0
         """Requests that do not arrive from now on."""
         self.mute = False
         """Requests are carried out and not answered."""
@@ -29,8 +26,7 @@ class FakeRouter(asyncio.DatagramProtocol):
         """What is sent before each answer."""
         self.heard: list[bytes] = []
         self.peers: set[tuple[str, int]] = set()
-        self.asked = asyncio.Event()
-        self.port = 0
+        self.asked, self.port = asyncio.Event(), 0
 
     async def start(self) -> FakeRouter:
         loop = asyncio.get_running_loop()

@@ -53,8 +53,7 @@ class World:
     lease: float = 3600.0
 
     def __post_init__(self) -> None:
-        self.plan = MappingPlan(EVERY)
-        self.now = 0.0
+        self.plan, self.now = MappingPlan(EVERY), 0.0
         self.table: dict[Port, float] = {}
         """What the router maps, and until when."""
         self.done: list[tuple[float, Action]] = []
@@ -92,8 +91,7 @@ class World:
                 self.feed(TimerDue())
 
     def feed(self, event: Event) -> None:
-        before = self.plan.mappings
-        actions = self.plan.handle(event, self.now)
+        before, actions = self.plan.mappings, self.plan.handle(event, self.now)
         assert (self.plan.mappings != before) == any(
             isinstance(a, MappingsChanged) for a in actions
         )
@@ -287,8 +285,7 @@ def test_a_new_external_address_is_reported() -> None:
     world = World({"NAT-PMP"}).want().run(30)
     world.host = "100.64.3.4"
     world.run(75)
-    assert {m.host for m in world.plan.mappings} == {"100.64.3.4"}
-    assert len(world.told) == 2
+    assert ({m.host for m in world.plan.mappings}, len(world.told)) == ({"100.64.3.4"}, 2)
 
 
 def test_another_gateway() -> None:

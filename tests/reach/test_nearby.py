@@ -57,7 +57,6 @@ def test_what_is_announced_is_what_is_found():
 
 def test_a_long_name_is_clipped_between_characters():
     seen = found(dataclasses.replace(ADVERT, name="木" * 100))
-    assert seen is not None
     assert seen.name == "木" * (nearby.TEXT_BYTES // 3)
 
 
@@ -91,10 +90,8 @@ def test_addresses_that_cannot_be_dialled_are_left_out():
     bad += ["fe80::1", "fe80::1%eth0", "::ffff:127.0.0.1", "host.local.", ""]
     assert found(hosts=bad) is None
     seen = found(hosts=[*bad, *HOSTS, *HOSTS])
-    assert seen is not None
     assert len(seen.addresses) == 2
     many = found(hosts=[f"10.0.0.{n}" for n in range(1, 100)])
-    assert many is not None
     assert len(many.addresses) == nearby.ADDRESSES
 
 
@@ -145,8 +142,7 @@ class Air:
         self.asked_again = asyncio.Event()
         self.journal = Journal()
         self.calls: list[Found] = []
-        self.browser = Browser(self.journal, self.calls.append)
-        self.zeroconf = self
+        self.browser, self.zeroconf = Browser(self.journal, self.calls.append), self
         self._records = RecordManager(self)
         self.async_add_listener = self._records.async_add_listener
 
@@ -197,8 +193,7 @@ def packets(advert: Advert, ttl: int | None = None, *, apart: bool = False) -> l
 
 def pointer(label: bytes) -> bytes:
     """An answer that points to the instance ``label``, whatever its bytes are."""
-    kind = b"\6_tutti\4_tcp\5local\0"
-    data = bytes([len(label)]) + label + b"\xc0\x0c"
+    kind, data = b"\6_tutti\4_tcp\5local\0", bytes([len(label)]) + label + b"\xc0\x0c"
     head = struct.pack(">6H", 0, ANSWER, 0, 1, 0, 0)
     return head + kind + struct.pack(">HHIH", 12, 1, 4500, len(data)) + data
 
@@ -224,8 +219,7 @@ async def test_a_browser_keeps_a_bounded_number_of_peers_the_newest(air):
     many = [peer_id_of(n.to_bytes(32, "big")) for n in range(nearby.REMEMBERED + 50)]
     for peer in many:
         air.receive(*packets(dataclasses.replace(ADVERT, peer=peer)))
-    assert [f.peer for f in air.calls] == many
-    assert air.found() == many[50:]
+    assert ([f.peer for f in air.calls], air.found()) == (many, many[50:])
 
 
 async def test_one_name_that_is_no_utf8_does_not_end_the_queries(air, monkeypatch):
@@ -242,8 +236,7 @@ async def test_a_flood_of_names_leaves_few_events(air):
         air.receive(pointer(b"nobody%d" % n))
     events = [e for e in air.journal.recent() if e.kind == "lan-ignored"]
     assert [e.fields["times"] for e in events] == [2**n for n in range(10)]
-    assert {e.level for e in events} == {"debug"}
-    assert (air.calls, air.found()) == ([], [])
+    assert ({e.level for e in events}, (air.calls, air.found())) == ({"debug"}, ([], []))
 
 
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8), st.integers())
@@ -268,8 +261,7 @@ def test_damaged_packets_raise_nothing(damage, cut):
 
 
 async def test_no_interface_is_one_event_and_nothing_else(monkeypatch):
-    looks = iter(range(1000))
-    looked = asyncio.Event()
+    looks, looked = iter(range(1000)), asyncio.Event()
 
     def none() -> nearby.Interfaces:
         if next(looks) > 3:
@@ -292,8 +284,7 @@ async def test_no_interface_is_one_event_and_nothing_else(monkeypatch):
 
 async def test_complaints_of_zeroconf_are_one_debug_event_each(monkeypatch, caplog):
     log = logging.getLogger("zeroconf")
-    before = list(log.handlers)
-    opened = asyncio.Event()
+    before, opened = list(log.handlers), asyncio.Event()
 
     def refuse(**_: object) -> SimpleNamespace:
         log.warning("socket %d is odd", 7)
@@ -315,5 +306,4 @@ async def test_complaints_of_zeroconf_are_one_debug_event_each(monkeypatch, capl
         ("log", "debug", "socket 7 is odd"),
         ("lan-unavailable", "info", "no discovery on the LAN: multicast is not allowed"),
     ]
-    assert caplog.records == []
-    assert log.handlers == before
+    assert (caplog.records, log.handlers) == ([], before)

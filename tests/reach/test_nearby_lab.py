@@ -64,13 +64,11 @@ class Program:
         return self.until(lambda s: s["what"] == "event" and s["kind"] == kind)
 
     def write(self, line: str) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def end(self) -> list[dict[str, Any]]:
         """Close its standard input; all it said, after a look at what it left behind."""
-        assert self._process.stdin is not None
         self._process.stdin.close()
         left = self.until(lambda s: s["what"] == "closed")
         assert (left["tasks"], left["threads"], left["handlers"]) == ([], [], [])

@@ -120,8 +120,7 @@ async def test_from_start_to_close(rig: Rig, router: FakeRouter) -> None:
     assert (event.component, event.fields["how"]) == ("reach", "PCP")
     assert "tcp 31338 at 203.0.113.7:31338" in event.text
     await rig.mapper.close()
-    assert rig.mapper.mappings == ()
-    assert router.table == {}
+    assert (rig.mapper.mappings, router.table) == ((), {})
     assert rig.changes == 1
     await rig.mapper.close()
 
@@ -182,8 +181,7 @@ async def test_another_gateway_and_none(rig: Rig, router: FakeRouter) -> None:
     closed = NoUpnp.closed
     rig.gateway = None
     assert await rig.change() == ()
-    assert rig.mapper.tried == dict.fromkeys(WAYS, NO_GATEWAY)
-    assert NoUpnp.closed == closed + 1
+    assert (rig.mapper.tried, NoUpnp.closed) == (dict.fromkeys(WAYS, NO_GATEWAY), closed + 1)
     rig.gateway = HERE
     assert len(await rig.change()) == 3
 

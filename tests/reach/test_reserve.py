@@ -12,8 +12,7 @@ RELAYS = {PeerId(f"relay {i}"): 0.0 for i in range(6)}
 def test_two_are_asked_and_no_more_while_they_answer() -> None:
     r = Reservations(b"salt", WANTED)
     asked = r.due(RELAYS, 0.0)
-    assert len(asked) == WANTED
-    assert r.due(RELAYS, 0.0) == []
+    assert (len(asked), r.due(RELAYS, 0.0)) == (WANTED, [])
     for relay in asked:
         r.granted(relay)
     assert (r.held, r.due(RELAYS, 100.0)) == (set(asked), [])

@@ -101,8 +101,7 @@ def test_the_library_has_what_is_used_of_it() -> None:
 async def test_map_check_renew_remove(found: Upnp, igd: FakeIgd) -> None:
     mapped, lease = await found.map(PORTS, 3600.0)
     assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], "UPnP") for p in PORTS)
-    assert lease == 3600
-    assert igd.table[31337, "UDP"] == ("192.168.1.9", 31337, 3600)
+    assert (lease, igd.table[31337, "UDP"]) == (3600, ("192.168.1.9", 31337, 3600))
     assert await found.check()
     assert await found.map(PORTS, 3600.0) == (mapped, 3600)
     await found.map(PORTS[:1], 3600.0)
@@ -131,8 +130,7 @@ async def test_a_router_that_forgot_or_moved_is_noticed(found: Upnp, igd: FakeIg
 async def test_only_permanent_leases(found: Upnp, igd: FakeIgd) -> None:
     igd.permanent = True
     _, lease = await found.map(PORTS, 3600.0)
-    assert lease == float("inf")
-    assert {entry[2] for entry in igd.table.values()} == {0}
+    assert (lease, {entry[2] for entry in igd.table.values()}) == (float("inf"), {0})
 
 
 async def test_a_port_outside_that_is_taken(found: Upnp, igd: FakeIgd) -> None:

@@ -413,8 +413,7 @@ async def test_09_a_wire_that_went_dead_in_one_direction_is_noticed(peers, recor
 def test_10_who_slept_through_an_epoch_wakes_to_closed_doors() -> None:
     """A peer paused for a minute: its late commit, round, plan and gradients belong to a term and
     attempt that are over."""
-    leader = Leader(E, facts())
-    plans = []
+    leader, plans = Leader(E, facts()), []
     for now in range(0, 5):
         for peer, stage in ((E, 0), (S1, 1), (S2, 2)):
             said = leader.handle(
@@ -422,8 +421,7 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors() -> None:
             )
             said += leader.handle(ev.ClockTick(), float(now))
             plans += [a.plan for a in said if isinstance(a, ev.SendPlan)]
-    old = plans[0]
-    member = Member(S1, Version(0))
+    old, member = plans[0], Member(S1, Version(0))
     assert any(isinstance(a, ev.BeginEpoch) for a in member.handle(ev.PlanArrived(old), 5.0))
 
     # The others go on under a new leader, whose term is higher.

@@ -25,8 +25,7 @@ def test_tokens_by_replica():
 
 def test_what_was_dropped_counts_for_nobody_but_was_assigned():
     got = assigned(PLAN, 1, 8, dropped=(1, 7))
-    assert got.allowed == {A: 32, B: 16}
-    assert (got.total, got.most) == (32, 48)
+    assert (got.allowed, (got.total, got.most)) == ({A: 32, B: 16}, (32, 48))
 
 
 def test_an_idle_current_replica_is_listed_and_a_listener_not():

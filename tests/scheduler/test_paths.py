@@ -14,8 +14,7 @@ SAMPLES = [(2 * i, 2 * i + 1) for i in range(8)]
 
 def test_every_micro_batch_visits_each_stage_once_within_quotas() -> None:
     paths = assign_paths([(A, 6), (B, 2)], {1: [(P, 1.0), (Q, 3.0)], 2: [(R, 0.0)]}, SAMPLES)
-    assert [p.index for p in paths] == list(range(8))
-    assert [p.samples for p in paths] == SAMPLES
+    assert ([p.index for p in paths], [p.samples for p in paths]) == (list(range(8)), SAMPLES)
     assert Counter(p.origin for p in paths) == {A: 6, B: 2}
     assert all([h.stage for h in p.hops] == [1, 2] for p in paths)
     assert Counter(p.hops[0].peer for p in paths) == {Q: 6, P: 2}

@@ -51,8 +51,7 @@ def test_who_cannot_be_dialled_goes_beside_those_who_can() -> None:
 
 
 def test_those_who_choose_together_agree_whom_a_relay_is_spared() -> None:
-    choosers = {p: range(1, 5) for p in PEERS[:4]}
-    closed = set(PEERS[:2])
+    choosers, closed = {p: range(1, 5) for p in PEERS[:4]}, set(PEERS[:2])
     chosen = spread({0: {A: 1.0}}, choosers, closed)
     assert sorted(chosen.values()) == [1, 2, 3, 4]
     assert chosen == spread({0: {A: 1.0}}, dict(reversed(choosers.items())), closed)

@@ -21,8 +21,7 @@ from tests.scheduler.test_spread import ticking
 
 def tiny(seed: int, replicas: int = 2, count: int = 1) -> PathProblem:
     """Two ends peers, three block stages, paths of two of them."""
-    dice = random.Random(seed)
-    size = 2 + 3 * replicas
+    dice, size = random.Random(seed), 2 + 3 * replicas
     near = [[dice.uniform(0.1, 2.0) for _ in range(size)] for _ in range(size)]
     return PathProblem(
         name="tiny",
@@ -84,8 +83,7 @@ def test_planning_is_deterministic_and_never_makes_a_plan_worse():
 
 
 def test_planning_ends_at_its_time_limit_with_a_valid_plan():
-    problem = load("A")
-    clock = ticking(0.01)
+    problem, clock = load("A"), ticking(0.01)
     plan = make_plan(problem, clock=clock, limit_s=1.0)
     assert plan.planning_s <= 1.05
     assert broken(problem, plan.routes) is None
@@ -121,7 +119,6 @@ def test_no_block_stage_at_all():
 def test_as_short_as_conflict_based_search(seed):
     problem = tiny(seed)
     found = conflict_search(problem, expansions=200)
-    assert found is not None
     assert broken(problem, found[1], replay(problem, found[1])) is None
     assert make_plan(problem, moves=1500).makespan <= found[0] + 1e-9
 

@@ -115,8 +115,7 @@ def test_what_the_planner_makes_is_never_refused(seed: int) -> None:
         if hops == len(live):  # as the leader's routing leaves out who has no proven path
             replicas = {s: [p for p, _ in rows[s]] for s in live}
             ends = [(p, v) for p, v in ends if complete(p, live, replicas, proven)]
-        costs = measured(dice, rows)
-        blocks = {s: rows[s] for s in live}
+        costs, blocks = measured(dice, rows), {s: rows[s] for s in live}
         try:
             laid = router.lay(ends, blocks, [(i,) for i in range(total)], costs) if ends else None
             if laid is None:

@@ -46,8 +46,7 @@ def test_paths_over_proven_pairs_stay_as_they_are() -> None:
 
 
 def test_paths_avoid_an_unproven_pair_and_share_the_load() -> None:
-    stages = pool(2, 2, 2)
-    proven = fully(("s1-0", "s2-0"), ("s2-1", "s3-1"))
+    stages, proven = pool(2, 2, 2), fully(("s1-0", "s2-0"), ("s2-1", "s3-1"))
     paths = reroute(laid(stages), siblings_of(stages), proven)
     assert holds(paths, proven)
     work = [

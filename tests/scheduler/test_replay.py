@@ -63,13 +63,11 @@ def test_alone_a_micro_batch_takes_its_round_trip():
 @pytest.mark.parametrize("kind", [*KINDS, "A", "B"])
 def test_the_estimate_is_the_replay(kind):
     problem = load(kind) if len(kind) == 1 else made_up(kind, 3)
-    estimator = Estimator(problem)
-    dice = random.Random(kind)
+    estimator, dice = Estimator(problem), random.Random(kind)
     for _ in range(12):
         routes = anyhow(problem, dice)
         turns = {o: [i for i, r in enumerate(routes) if r[0] == o] for o in problem.counts}
-        played = replay(problem, routes)
-        said = estimator.play(routes, turns)
+        played, said = replay(problem, routes), estimator.play(routes, turns)
         if len(played.done) == len(routes):
             assert said == pytest.approx(played.makespan, abs=1e-9)
             assert estimator.play(routes, turns, said - 1e-6) == float("inf")
@@ -82,8 +80,7 @@ def test_the_estimate_is_the_replay(kind):
 
 
 def test_rising_paths_are_safe_and_a_ring_is_not():
-    problem = load("A")
-    dice = random.Random(1)
+    problem, dice = load("A"), random.Random(1)
     for _ in range(20):
         routes = anyhow(problem, dice, swaps=False)
         assert rules.safe(problem, routes) is None

@@ -129,7 +129,6 @@ def test_the_first_stages_are_on_every_path(
 def test_bounds_hold_where_stages_are_not_visited_equally_often() -> None:
     router = Router(SchedulerSettings("planned", skip=0.5, keep_first=1), 4)
     laid = router.lay(ENDS, blocks(4, 1), samples(12), alike(4))
-    assert laid.problem is not None
     assert laid.problem.visits == (12, 4, 4, 4)
     bounds = lower_bounds(laid.problem)
     assert max(bounds.values()) <= laid.run_s

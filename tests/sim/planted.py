@@ -143,7 +143,6 @@ class InServices(MachineFactory):
 
 def _keeps_gradients(peer: SimPeer) -> None:
     """What was added up under another plan is not forgotten."""
-    assert peer.assembled is not None
     sums = peer.assembled.pipeline._gradients
 
     def reset() -> None:
@@ -196,7 +195,6 @@ def _saves_too_late(peer: SimPeer) -> None:
 
 def _counts_for_all(peer: SimPeer) -> None:
     """An origin's word that shares count is heard as one of all micro-batches."""
-    assert peer.assembled is not None
     pipeline = peer.assembled.pipeline
     true = pipeline.ask
 

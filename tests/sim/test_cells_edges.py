@@ -85,7 +85,6 @@ class Swarm(SimSwarm):
     def books(self) -> dict[CellId, Books]:
         found: dict[CellId, Books] = {}
         for cell, peer in self.leaders().items():
-            assert peer.leader is not None
             mass = peer.leader.windows.mass
             if mass is not None and mass.books is not None:
                 found[cell] = mass.books

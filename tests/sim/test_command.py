@@ -152,8 +152,7 @@ def test_the_picture_has_a_line_for_every_fault(outcome) -> None:
 def test_a_simulated_swarm_has_the_manifests_parts_and_peers() -> None:
     m = Manifest.default_demo()
     setup = setup_of(SimulateOptions(peers=25, epochs=7, stages=5))
-    assert setup.peers == 25
-    assert (setup.stages, setup.epochs, setup.ends) == (5, 7, 2)
+    assert (setup.peers, (setup.stages, setup.epochs, setup.ends)) == (25, (5, 7, 2))
     assert setup.micro_batches == m.training.target_batch // m.pipeline.micro_batch
     assert (
         sum(part.bytes for parts in setup.parts.values() for part in parts)

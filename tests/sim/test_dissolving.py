@@ -29,8 +29,7 @@ class Swarm(SimSwarm):
     """Of so many cells of ``cell`` replicas a stage, which work."""
 
     def __init__(self, seed: int, cells: int, cell: int = 1, work: WorkTimes = SLOW) -> None:
-        outer = OuterSettings("gossip", "parameters", window_s=60.0)
-        many = cells * cell
+        outer, many = OuterSettings("gossip", "parameters", window_s=60.0), cells * cell
         super().__init__(
             Setup(
                 ends=many,
@@ -89,8 +88,7 @@ def follow(epochs: list[int]) -> bool:
 def test_who_has_lost_the_ends_works_in_the_other_cell(seed: int) -> None:
     swarm = Swarm(seed, 2)
     (_, lost), (cell, _) = sorted(swarm.cells().items())
-    stay = [p for p in lost if p.stage != ENDS]
-    before = len(swarm.watch.commits)
+    stay, before = [p for p in lost if p.stage != ENDS], len(swarm.watch.commits)
     swarm.loses(*(p for p in lost if p.stage == ENDS))
     joined = swarm.until(
         lambda: all(swarm.current(p) and p.training.cell == cell for p in stay), 180.0
@@ -103,8 +101,7 @@ def test_who_has_lost_the_ends_works_in_the_other_cell(seed: int) -> None:
 
 def test_a_cell_outlives_the_founders_and_takes_joiners() -> None:
     swarm = Swarm(2, 3)
-    root = first_cell(swarm.manifest.run_id)
-    before = len(swarm.watch.commits)
+    root, before = first_cell(swarm.manifest.run_id), len(swarm.watch.commits)
     swarm.loses(*swarm.cells()[root])
     swarm.waits(60.0)
     assert all(follow(swarm.epochs(cell, before)) for cell in swarm.cells())
@@ -116,8 +113,7 @@ def test_a_cell_outlives_the_founders_and_takes_joiners() -> None:
 
 def test_another_ends_peer_leads_before_anybody_leaves() -> None:
     swarm = Swarm(0, 2, cell=2)
-    cells = set(swarm.cells())
-    before = len(swarm.watch.commits)
+    cells, before = set(swarm.cells()), len(swarm.watch.commits)
     swarm.loses(*(p for p in swarm.live() if p.leader is not None))
     swarm.waits(100.0)
     assert set(swarm.cells()) == cells

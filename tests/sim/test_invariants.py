@@ -149,8 +149,7 @@ def test_i3_a_sample_that_counts_twice(swarm: SimSwarm, a: Any) -> None:
 
 
 def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: SimSwarm) -> None:
-    books = swarm.watch.samples
-    first = plan()
+    books, first = swarm.watch.samples, plan()
     books.plan(first)
     books.close(first, (1,), 32)
     made = next(v for v in books.books if v.epoch == 1)

@@ -122,8 +122,7 @@ def test_one_waiting_peer_moves_to_the_ends_nobody_hosts() -> None:
         swarm = SimSwarm(Setup(ends=0, replicas=2), seed)
         assert not until(swarm, 1, WITHOUT_ENDS_S - 1)
         assert until(swarm, 1, 30.0)
-        assert counts(swarm)[ENDS] == 1
-        assert swarm.watch.counts["moves"] == 1
+        assert (counts(swarm)[ENDS], swarm.watch.counts["moves"]) == (1, 1)
 
 
 def test_all_that_is_missing_is_mended_one_after_the_other() -> None:
@@ -131,8 +130,7 @@ def test_all_that_is_missing_is_mended_one_after_the_other() -> None:
     for _ in range(4):
         swarm.add(2)
     assert until(swarm, 1, 120.0)
-    assert counts(swarm) == {0: 1, 1: 1, 2: 1, 3: 1}
-    assert swarm.watch.counts["moves"] == 3
+    assert (counts(swarm), swarm.watch.counts["moves"]) == ({0: 1, 1: 1, 2: 1, 3: 1}, 3)
 
 
 def test_a_crowd_in_a_swarm_that_trains_under_faults() -> None:

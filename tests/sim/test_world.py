@@ -48,8 +48,7 @@ class Host:
             "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
         }
         self.transport.server.add_registered_method_handlers("test", handlers)
-        self.transport.serving = True
-        self.answers = True
+        self.transport.serving, self.answers = True, True
 
     def say(self, what: Any) -> None:
         self.said.append((what, round(self.world.now, 3)))
@@ -92,8 +91,7 @@ CALM = LinkProfile(0.1, 0.0)
 
 
 def pair(**changes: float) -> tuple[VirtualTime, Links, Host, Host]:
-    world = VirtualTime(0)
-    links = Links(random.Random(0), replace(CALM, **changes))
+    world, links = VirtualTime(0), Links(random.Random(0), replace(CALM, **changes))
     net = SimNet(world, links)
     return world, links, Host(net, A), Host(net, B)
 
@@ -229,8 +227,7 @@ def test_dead_processes_do_nothing() -> None:
     world.run(1.5)
     a.loop.kill()
     world.run(3.0)
-    assert seen == [1.0]
-    assert world.now == 3.0
+    assert (seen, world.now) == ([1.0], 3.0)
 
 
 def test_an_error_halts_the_world_and_is_raised_where_it_runs() -> None:

@@ -46,7 +46,6 @@ def sign() -> Callable[[Identity, Mapping[str, Any]], bytes]:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """A test that failed shows what its daemons said."""
     outcome = yield
-    report = outcome.get_result()
-    found = getattr(item, "funcargs", {}).get("box")
+    report, found = outcome.get_result(), getattr(item, "funcargs", {}).get("box")
     if report.failed and isinstance(found, Box):
         report.sections.append(("daemons", found.story()))

@@ -86,34 +86,6 @@ def test_a_port_that_is_taken(swarm, owner, fault, flag: str):
     assert rest
 
 
-def test_a_stage_the_swarm_has_not(swarm, owner, fault):
-    words = ("start", str(swarm.root / "swarm.toml"), "--role", "stage", "--stage", "9")
-    what, rest = refused(swarm, fault, owner, 2, *words)
-    assert "stage 9" in what
-    assert "1 to 2" in rest
-
-
-def test_a_model_that_does_not_fit(swarm, owner, fault, sign):
-    big = manifest(swarm, sign, model__d_model=512, model__d_ff=2048)
-    what, rest = refused(
-        swarm,
-        fault,
-        owner,
-        7,
-        "start",
-        str(big),
-        "--role",
-        "stage",
-        "--stage",
-        "1",
-        "--memory",
-        "1MiB",
-    )
-    assert "1" in what
-    assert "MiB" in what
-    assert rest
-
-
 def test_data_that_is_not_there(swarm, owner, fault, sign):
     gone = manifest(swarm, sign, data__source=f"file:{swarm.root}/gone.txt")
     what, rest = refused(swarm, fault, owner, 2, "start", str(gone), "--role", "ends")

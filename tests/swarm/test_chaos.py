@@ -37,8 +37,7 @@ def box(swarm) -> Box:
 def test_the_swarm_comes_through(swarm, box, name: str):
     scenario = BY_NAME[name]
     swarm.heal()
-    before = swarm.books().losses()
-    strike = scenario.do(swarm)
+    before, strike = swarm.books().losses(), scenario.do(swarm)
     strike.hold()
     strike.undo()
     keys = {swarm.key(label) for label in strike.victims}

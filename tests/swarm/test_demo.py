@@ -54,8 +54,7 @@ def test_the_compose_topology_trains_and_survives_a_kill(tmp_path, capsys, pytes
         )
     )
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert code == 0
-    assert (said["nodes"], said["epochs"], said["failures"]) == (8, EPOCHS, 0)
+    assert (code, (said["nodes"], said["epochs"], said["failures"])) == (0, (8, EPOCHS, 0))
     assert said["digests_equal"] is True
     assert said["killed"] == "stage-2-0"
     assert said["replaced_in_s"] > 0

@@ -173,8 +173,7 @@ def test_drain_hands_over_and_ends_with_0(swarm):
 
 
 def test_garbage_stops_nobody(swarm):
-    victim = swarm.made["ends-0"]
-    begin = swarm.epoch()
+    victim, begin = swarm.made["ends-0"], swarm.epoch()
     streams = [handshake.STREAM, ask.STREAM, tunnel.STREAM]
     done = subprocess.run(
         [sys.executable, str(VANDAL), swarm.door, *streams],
@@ -212,7 +211,7 @@ def test_garbage_stops_nobody(swarm):
 
 
 def test_the_whole_swarm_comes_back_from_its_checkpoints(swarm):
-    """All are killed; tests/swarm/test_damage.py stops them in order."""
+    """All are killed at once."""
     peers = swarm.live
     swarm.goes_on(6)
     for peer in peers:

@@ -18,8 +18,7 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     monkeypatch.setenv("TUTTI_THREADS", "1")
     first = box.bare("first", "start").start()
     box.wait("the first epoch", lambda: first.status().epoch >= 1, 120.0, (first,))
-    said = first.said()
-    status = first.status()
+    said, status = first.said(), first.status()
     assert "solo" in said
     assert status.stage == 0
     assert status.healthy
@@ -28,7 +27,6 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     assert sum(p.name() == "p2pd" for p in box.family()) == stages + 1
     # Restarted by hand it would find its swarm again; another machine finds it by the invite.
     invite = re.search(r"tutti join (tutti2\w+)", said)
-    assert invite is not None
 
     second = box.bare("second", "join", invite[1], "--yes").start()
     box.wait(

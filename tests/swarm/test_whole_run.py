@@ -162,8 +162,7 @@ def test_export_is_the_model_of_the_swarm(swarm, tmp_path: Path, through: str):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        got = model(tokens).logits
-        wanted = from_checkpoints(swarm, tokens)
+        got, wanted = model(tokens).logits, from_checkpoints(swarm, tokens)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 

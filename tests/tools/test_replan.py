@@ -37,10 +37,8 @@ def test_without_events_it_is_the_replay(name):
 @pytest.mark.parametrize("seed", range(12))
 def test_deaths_lose_no_micro_batch_and_nobody_dead_is_asked(seed):
     problem = load("AB"[seed % 2])
-    routes = routes_of(problem)
-    dice = random.Random(seed)
-    span = makespan(problem, routes)
-    dead = dice.sample(range(20), 3)
+    routes, dice = routes_of(problem), random.Random(seed)
+    span, dead = makespan(problem, routes), dice.sample(range(20), 3)
     while not all(set(stage) - set(dead) for stage in problem.stages):
         dead = dice.sample(range(20), 3)
     events = [ReplanEvent(dice.random() * span, "death", n) for n in dead]
@@ -124,8 +122,7 @@ def test_events_from_a_document():
     events = parse_events({"events": rows}, problem)
     assert [e.what for e in events] == ["join", "busy", "death", "drift"]
     grown = events[0].problem(problem)
-    assert grown.stages[2][-1] == 20
-    assert len(events[3].problem(grown).delays) == 21
+    assert (grown.stages[2][-1], len(events[3].problem(grown).delays)) == (20, 21)
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,7 @@ def test_people_get_a_table_and_a_picture(capsys, tmp_path):
     assert len([line for line in out.splitlines() if line.endswith("%")]) == 20
     drawn = ElementTree.parse(svg).getroot()
     titles = [e.text for e in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    assert len(titles) == 30 * 9
-    assert sum("loss" in str(t) for t in titles) == 30
+    assert (len(titles), sum("loss" in str(t) for t in titles)) == (30 * 9, 30)
 
 
 def test_the_picture_may_be_a_png(capsys, tmp_path):
@@ -115,8 +114,7 @@ def test_the_impossible_is_refused_with_a_next_step(capsys, tmp_path, change, wo
     path = tmp_path / "p.json"
     path.write_text(json.dumps(document))
     code, out, err = ask(capsys, str(path))
-    assert code == 2
-    assert out == ""
+    assert (code, out) == (2, "")
     assert word in err
 
 

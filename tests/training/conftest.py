@@ -256,7 +256,6 @@ class Rig:
                 await p.work.go_to(plan.base, "roll-back")
             p.plan = plan
             member = plan.member(p.me)
-            assert member is not None
             await p.work.begin(plan, not member.current)
 
     async def average(

@@ -87,8 +87,7 @@ async def test_donors_that_fail_are_tried_again_and_then_it_listens(
     rig: Any, tmp_path: Path
 ) -> None:
     (c,) = await rig.add("c")
-    record_store = Board(nobody=(3, "training"))
-    incoming = tmp_path / "in"
+    record_store, incoming = Board(nobody=(3, "training")), tmp_path / "in"
     incoming.mkdir()
     (incoming / f"{'a' * 64}.tensor").write_bytes(b"old")
     await catch_up(c.work, record_store, incoming, c.journal, 0.0)  # type: ignore[arg-type]

@@ -39,8 +39,7 @@ def test_every_change_is_sent_or_kept_as_rounding_error(codec: str) -> None:
     )
     for seed in range(40):
         given = numbers(seed)
-        word = speak(residual, given)
-        moved = {n: moved[n] + given[n] for n in given}
+        word, moved = speak(residual, given), {n: moved[n] + given[n] for n in given}
         said = {n: said[n] + word[n] for n in given}
     for n in moved:
         torch.testing.assert_close(said[n] + residual.words[n], moved[n], rtol=1e-4, atol=1e-3)

@@ -126,7 +126,6 @@ def test_peers_of_a_richer_side_get_time_to_bring_the_rest() -> None:
     plan = the_plan(leader.handle(heard(T2, B, 900), 6.0)) or the_plan(
         leader.handle(ev.ClockTick(), 8.0)
     )
-    assert plan is not None
     assert plan.base == B
 
 
@@ -198,8 +197,7 @@ def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
         "epoch-committed",
     ]
     plan = next_plan(done)
-    assert plan.epoch == 1
-    assert [m.peer for m in plan.stage(1) if m.current] == [S1]
+    assert (plan.epoch, [m.peer for m in plan.stage(1) if m.current]) == (1, [S1])
     # One that catches up and differs again has no say against who held the version.
     done = differs(leader, plan, 30.0)
     assert "epoch-abandoned" not in [a.kind for a in done if isinstance(a, ev.RecordFact)]
@@ -227,8 +225,7 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
 def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     _, plan = begun()
     dropped = (plan.paths[0].index,)
-    at = Version(1, lineage_after(plan, dropped))
-    newcomer = PeerId("ends0")
+    at, newcomer = Version(1, lineage_after(plan, dropped)), PeerId("ends0")
     leader = Leader(newcomer, facts())
     actions = tell(
         leader, [heard(newcomer), heard(E, at, 64), heard(S1, at, 64), heard(S2, at, 64)], 0.0
@@ -319,11 +316,9 @@ def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     leader = Leader(E, facts(lacks_s=10.0, late_s=1e9))
     done = tell(leader, [heard(E), heard(S1), heard(T1)], 0.0)
     done += leader.handle(ev.ClockTick(), 9.9)
-    assert moved(done) == []
-    assert leader.waiting_for == "a peer for stage 2"
+    assert (moved(done), leader.waiting_for) == ([], "a peer for stage 2")
     ((first, stage),) = moved(leader.handle(ev.ClockTick(), 10.0))
-    assert stage == 2
-    assert moved(leader.handle(ev.ClockTick(), 10.25)) == []
+    assert (stage, moved(leader.handle(ev.ClockTick(), 10.25))) == (2, [])
     leader.handle(ev.MoveRefused(first), 10.3)
     ((second, stage),) = moved(done := leader.handle(ev.ClockTick(), 10.5))
     assert (second, stage) == (({S1, T1} - {first}).pop(), 2)
@@ -544,7 +539,6 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
     other = Leader(E, known, history=first)
     tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
     for plan in (again, the_plan(other.handle(ev.ClockTick(), 2.0))):
-        assert plan is not None
         assert (plan.base, plan.change) == (first.base, "signed")
 
 

@@ -157,8 +157,7 @@ def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
 def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
     leader, first = begun()
     plan, _ = lose(leader, S2, 3.0)
-    at = after(plan)
-    other = PeerId("ends0")
+    at, other = after(plan), PeerId("ends0")
     successor = Leader(other, skipping(), term=plan.term, history=plan)
     tell(successor, [heard(p, at, 128) for p in (other, E, S1, S3)], 20.0)
     for t in (20.0, 20.0 + MISSED_S - 0.5):
@@ -172,8 +171,7 @@ def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
 
 def test_memory_knows_what_stood_before_and_after_a_plan() -> None:
     _, first = begun()
-    held = Version(0)
-    without = tuple(m for m in first.members if m.stage != 2)
+    held, without = Version(0), tuple(m for m in first.members if m.stage != 2)
     around = dataclasses.replace(first, stood={2: held}, members=without, paths=(), owners={})
     memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, around, ())
     assert (memory.stood(around.base), memory.stood(after(around))) == ({2: held}, {2: held})
@@ -186,8 +184,7 @@ def test_a_member_relabels_its_version_only_if_the_plan_allows() -> None:
     _, first = begun()
     held = Version(3, "aa" * 16)
     later = dataclasses.replace(first, epoch=7, lineage="bb" * 16, term=5)
-    says = dataclasses.replace(later, stood={2: held})
-    member = Member(S2, held)
+    says, member = dataclasses.replace(later, stood={2: held}), Member(S2, held)
     assert [type(a) for a in member.handle(ev.PlanArrived(later), 0.0)] == [ev.RefuseCaller]
     done = member.handle(ev.PlanArrived(dataclasses.replace(says, term=6)), 0.0)
     assert done[0] == ev.GoTo(says.base, "left out")

@@ -102,7 +102,6 @@ def _name(i: int) -> CellId:
 
 async def _met(p: Peer) -> None:
     meeting = p.work._outer._meeting
-    assert meeting is not None
     assert meeting.task is not None
     await meeting.task
 
@@ -171,8 +170,7 @@ async def test_diloco_makes_equal_outer_steps_and_keeps_its_momentum(
 async def test_a_window_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) -> None:
     cells = await two_and_one(rig, replace(DELTAS, fragments=2))
     a, _, c = cells.everybody
-    begun = a.anchored
-    carried = a.work.rounds.carried(1 + 7 % 2, 2)
+    begun, carried = a.anchored, a.work.rounds.carried(1 + 7 % 2, 2)
     assert carried in pieces({n: t.nbytes for n, t in a.parameters().items()}, 2)
     await cells.give(7)
     before = [p.parameters() for p in (a, c)]
@@ -224,8 +222,7 @@ async def test_with_feedback_no_cells_change_is_lost(rig: Rig, codec: str) -> No
         await cells.land(number)
     assert all(torch.equal(a.work.anchor.residual.words[n], t) for n, t in _words(b).items())
     for n in SHAPES:
-        owed = (_words(a)[n] + _words(c)[n]) / 2
-        came = begun[n] - a.anchored.anchor[n]
+        owed, came = (_words(a)[n] + _words(c)[n]) / 2, begun[n] - a.anchored.anchor[n]
         torch.testing.assert_close(came + owed, moved[n], rtol=1e-4, atol=1e-5)
 
 
@@ -301,7 +298,6 @@ async def test_what_is_given_stays_as_it_was_when_the_window_began(rig: Rig) -> 
     a = cells.everybody[0]
     given = await cells.give(7)
     found = a.work.describe(1, StateKind.SNAPSHOT, 7, "")
-    assert found is not None
     assert found[0] == Version(7)
     assert all(torch.equal(found[1][n], given[0][n]) for n in SHAPES)
     assert a.work.describe(1, StateKind.SNAPSHOT, 6, "") is None

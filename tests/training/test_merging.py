@@ -34,14 +34,12 @@ def drawn(seed: int) -> dict[str, Tensor]:
 
 def window(s: OuterSettings, number: int, keepers: list[Keeper]) -> list[dict[str, Tensor]]:
     """Every cell trains somewhere, and makes its own step of what all gave."""
-    merges = [OuterSteps(k, s, SHAPES, number) for k in keepers]
-    locals_ = []
+    merges, locals_ = [OuterSteps(k, s, SHAPES, number) for k in keepers], []
     for i, k in enumerate(keepers):
         assert k.state is not None
         at = drawn(100 * number + i)
         locals_.append({n: t + 0.1 * at[n] for n, t in k.state.anchor.items()})
-    given = [m.gives(local) for m, local in zip(merges, locals_, strict=True)]
-    made = []
+    given, made = [m.gives(local) for m, local in zip(merges, locals_, strict=True)], []
     for i, (merge, keeper) in enumerate(zip(merges, keepers, strict=True)):
         said = {c: merge.opens(g or {}) for c, g in zip(CELLS, given, strict=True)}
         made.append(merge.makes(CELLS[i], said.pop(CELLS[i]), said))
@@ -65,8 +63,7 @@ def window(s: OuterSettings, number: int, keepers: list[Keeper]) -> list[dict[st
     ids=lambda s: f"{s.codec}-{s.optimizer}",
 )
 def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings) -> None:
-    keepers = [Keeper(s, drawn(7)) for _ in CELLS]
-    before = drawn(7)
+    keepers, before = [Keeper(s, drawn(7)) for _ in CELLS], drawn(7)
     for number in range(1, 5):
         made = window(s, number, keepers)
         for name in made[0]:
@@ -76,8 +73,7 @@ def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings)
 
 def test_what_coding_loses_is_owed_and_taken_back_with_the_round() -> None:
     keeper = Keeper(SPARSE, drawn(7))
-    merge = OuterSteps(keeper, SPARSE, SHAPES, 1)
-    local = drawn(8)
+    merge, local = OuterSteps(keeper, SPARSE, SHAPES, 1), drawn(8)
     said = merge.opens(merge.gives(local) or {})
     again = merge.opens(merge.gives(local) or {})
     assert all(torch.equal(said[n], again[n]) for n in said), "asked again it is the same"
@@ -134,7 +130,6 @@ class Cell(Keeper):
         """Whether the push was in it."""
         left_out = merge.lacks(name, made)
         self.local = moved(self.local, merge.since(given, left_out), made)
-        assert self.state is not None
         self.state = OuterState({n: made[n] for n in SHAPES}, self.state.momentum)
         self.step = int(made[STEP])
         return not left_out
@@ -156,8 +151,7 @@ def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> 
 
 def test_every_push_counts_once_also_after_it_was_left_out() -> None:
     start = drawn(0)
-    cells = [Cell(start) for _ in CELLS]
-    moves = [drawn(i + 1) for i in range(6)]
+    cells, moves = [Cell(start) for _ in CELLS], [drawn(i + 1) for i in range(6)]
     for cell, by in zip(cells, moves[:3], strict=True):
         cell.trains(by)
     assert served(cells, {2}) == [True, False, True]
@@ -170,8 +164,7 @@ def test_every_push_counts_once_also_after_it_was_left_out() -> None:
 
 
 def test_a_push_that_is_too_old_is_kept_by_its_cell() -> None:
-    stale = replace(HOGWILD, strategy="parameter-server", staleness=1)
-    start = drawn(0)
+    stale, start = replace(HOGWILD, strategy="parameter-server", staleness=1), drawn(0)
     cells = [Cell(start) for _ in CELLS]
     for _ in range(2):
         served(cells, {1}, stale)  # the third one is away

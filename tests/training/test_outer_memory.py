@@ -52,7 +52,6 @@ def kept(p: Peer) -> tuple[int, int]:
 def under_way(p: Peer) -> int:
     """Bytes of what the window gives, has got and has made, but for parameters in place."""
     m = p.work._outer._meeting
-    assert m is not None
     sides = (m.given or {}, m.own or {}, m.mean or {}, *m.came.values())
     here = {t.untyped_storage().data_ptr() for t in m.local.values()}
     return nbytes(
@@ -139,8 +138,7 @@ def test_every_setting_that_keeps_something_is_counted() -> None:
 def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path: Path) -> None:
     config = NodeConfig(tmp_path, limits=PipelineLimits(recompute="off"))
     manifest = Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())
-    plain = replace(manifest, outer=OuterSettings())
-    ample = 1 << 40
+    plain, ample = replace(manifest, outer=OuterSettings()), 1 << 40
     whole, without = (check_memory(config, m, 1, ample) for m in (manifest, plain))
     tight = int(without.needed / 0.9) + 1
     assert check_memory(config, plain, 1, tight).ok

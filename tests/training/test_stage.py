@@ -19,10 +19,8 @@ def plus(s: StageState, x: float) -> dict[str, torch.Tensor]:
 def test_adopting_replaces_tensors_and_never_writes_into_them() -> None:
     s = state()
     held = s.parameters()
-    copies = {n: t.clone() for n, t in held.items()}
-    digest = s.adopt(plus(s, 1.0), 5)
-    assert s.epoch == 5
-    assert digest == s.digest
+    copies, digest = {n: t.clone() for n, t in held.items()}, s.adopt(plus(s, 1.0), 5)
+    assert (s.epoch, digest) == (5, s.digest)
     for name, tensor in held.items():
         assert torch.equal(tensor, copies[name])
         assert torch.equal(s.parameters()[name], copies[name] + 1)

@@ -130,8 +130,7 @@ def test_what_no_majority_has_signed_is_not_gone_on_from(forged: Certificate | N
 
 
 def test_an_old_certificate_is_not_shown_a_second_time() -> None:
-    trust = trusting()
-    newer = certificate(NEXT, VOTERS, term=21)
+    trust, newer = trusting(), certificate(NEXT, VOTERS, term=21)
     assert not asks(trust, plan(A, NEXT), Warrant(newer))
     again = certificate(HERE, VOTERS, term=20)
     assert "certified" in asks(trust, plan(A, HERE, term=30), Warrant(again))
@@ -158,15 +157,13 @@ def test_a_new_leader_needs_the_support_of_a_majority() -> None:
 
 
 def test_with_support_a_leader_may_go_back() -> None:
-    trust = trusting()
-    older = plan(B, version(3))
+    trust, older = trusting(), plan(B, version(3))
     assert asks(trust, older, Warrant(None, supporters(B, (B, C))))
     assert not asks(trust, older, Warrant(None, supporters(B, (B, C, D))))
 
 
 def test_support_grows_old_unless_it_is_of_the_newest_term() -> None:
-    trust = trusting()
-    old = 1000 - int(FRESH_S) - 1
+    trust, old = trusting(), 1000 - int(FRESH_S) - 1
     by = (B, C, D)
     assert not asks(trust, plan(B, HERE), Warrant(None, supporters(B, by, term=20, at=old)))
     assert asks(trust, plan(B, HERE), Warrant(None, supporters(B, by, term=19, at=old)))
@@ -189,15 +186,13 @@ def test_after_a_long_time_alone_others_are_believed() -> None:
 
 
 def test_a_young_history_binds_nobody() -> None:
-    trust = Trust(RUN, is_signed)
-    young = version(RIPE - 1)
+    trust, young = Trust(RUN, is_signed), version(RIPE - 1)
     assert not asks(trust, plan(A, young), Warrant(certificate(young, VOTERS)))
     assert not asks(trust, plan(B, version(2, "c")), Warrant())
 
 
 def test_what_was_made_here_is_checked_once_in_a_while() -> None:
-    trust = trusting()
-    unsigned = replace(certificate(NEXT, ()), term=21)
+    trust, unsigned = trusting(), replace(certificate(NEXT, ()), term=21)
     assert not asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S - 1)
     assert asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S + 1)
 
@@ -236,8 +231,7 @@ def test_a_warrant_that_is_none_is_refused() -> None:
     note.certificate.ballots[0].signature = b"x" * 65
     with pytest.raises(WireError, match="signature"):
         notes.parse_warrant(note)
-    note.certificate.ballots[0].signature = b""
-    note.certificate.cell = "../x"
+    note.certificate.ballots[0].signature, note.certificate.cell = b"", "../x"
     with pytest.raises(WireError, match="cell"):
         notes.parse_warrant(note)
 

@@ -48,8 +48,7 @@ def test_voters_change_only_after_what_they_voted_on_counts() -> None:
 
 
 def test_less_than_half_commit_nothing() -> None:
-    voting = Voting(B)
-    made = plan(Electorate(ALL))
+    voting, made = Voting(B), plan(Electorate(ALL))
     assert not voting.committed(made, {B, C, D})
     assert voting.electorate(made, (B, C, D), ()) == Electorate(ALL)
 
@@ -65,8 +64,7 @@ def test_keys_that_have_just_come_do_not_vote() -> None:
 
 
 def test_where_few_vote_all_current_members_do() -> None:
-    voting = Voting(A)
-    made = plan(Electorate((A, B, C)), (A, B, G))
+    voting, made = Voting(A), plan(Electorate((A, B, C)), (A, B, G))
     assert voting.committed(made, {A, B, G})
     assert voting.electorate(made, (A, B, G), ()) == Electorate((A, B, G), (A, B, C))
     assert len((A, B, G)) < FEW

@@ -84,7 +84,6 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
                 await p.work.join([q.me for q in here], None)
                 here.append(p)
             past = here[0].work.local_checkpoints.recall(version)
-            assert past is not None
             assert past.owners == before
             owners = placed(again, here, past.owners)
             moved = {
@@ -122,7 +121,6 @@ async def test_an_owner_that_dies_costs_every_method_the_same_age(
     assert gone
     for name in gone:
         kept = b.work.state_export.spares.get(name)
-        assert kept is not None
         assert kept.version.epoch == 4
         same(kept.state, alone.saved[4][name])
     heirs = dict.fromkeys(gone, c.me)

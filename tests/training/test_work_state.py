@@ -62,8 +62,7 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
     torch.testing.assert_close(
         a.owner.state("layers.0.a"), alone.saved[2]["layers.0.a"], atol=2e-6, rtol=1e-5
     )
-    assert a.work.state_export.spares.versions() == {}
-    assert plan.epoch == 2
+    assert (a.work.state_export.spares.versions(), plan.epoch) == ({}, 2)
 
 
 async def test_a_checkpoint_of_another_history_is_refused(rig: Any) -> None:
@@ -123,7 +122,6 @@ async def test_a_checkpoint_keeps_a_cells_share_of_the_samples(rig: Any) -> None
     await rig.begin(last, a, b)
     await a.work.local_checkpoints.saved()
     past = a.work.local_checkpoints.recall(last.base)
-    assert past is not None
     assert past.cursor == share
 
 
@@ -134,8 +132,7 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     last = rig.plan(everybody, owners(a, b), plan)
     await rig.begin(last, *everybody)
     await rig.average(last, a, b, dead=(c.me,))
-    good = a.work.stage.digest
-    made = makes(last, ())
+    good, made = a.work.stage.digest, makes(last, ())
     wrong = await c.work.copy(last, rig.round(last, 1, sources=(a.me,), digest="0" * 64))
     assert set(wrong.missing) == set(rig.shapes)
     assert [(p, w) for p, _, w in c.transport.faults] == [(a.me, 1.0)]
@@ -146,8 +143,7 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     ended = await c.work.copy(last, rig.round(last, 1, sources=(a.me, b.me), digest=good))
     assert not ended.missing
     assert await c.work.adopt(last) == good
-    assert (c.work.version, c.work.tokens) == (made, last.tokens + 30)
-    assert c.work.fetching == 1.0
+    assert ((c.work.version, c.work.tokens), c.work.fetching) == ((made, last.tokens + 30), 1.0)
 
 
 async def test_a_joiner_learns_the_version_with_the_bytes(rig: Any) -> None:
@@ -181,8 +177,7 @@ async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: An
     partial = Partial(incoming)
     with pytest.raises(NoDonor):
         await c.work.join((a.me,), None, partial=partial)
-    assert c.work.fetching == 1.0
-    assert len(list(incoming.iterdir())) == 1
+    assert (c.work.fetching, len(list(incoming.iterdir()))) == (1.0, 1)
     was, given = a.work.version, a.state.bytes_given[c.me]
     await rig.epoch(rig.plan((a,), owners(a, a), plan), a)
     a.state.broken = False
@@ -257,8 +252,7 @@ async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     assert a.work.listing(1, StateKind.OPTIMIZER) == dict.fromkeys(
         ("layers.0.a", "layers.0.norm"), before
     )
-    assert a.work.listing(2, StateKind.OPTIMIZER) == {}
-    assert plan.epoch == before.epoch
+    assert (a.work.listing(2, StateKind.OPTIMIZER), plan.epoch) == ({}, before.epoch)
 
 
 async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(
@@ -272,8 +266,7 @@ async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(
     for peer in (a, late):
         await peer.work.finish(done)
         await peer.work.local_checkpoints.saved()
-    assert a.work.checkpoints() == (done.base,)
-    assert late.work.checkpoints() == ()
+    assert (a.work.checkpoints(), late.work.checkpoints()) == ((done.base,), ())
 
 
 async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, alone: Any) -> None:

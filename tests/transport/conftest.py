@@ -109,7 +109,6 @@ class PeerProcess:
 
     async def ready(self) -> dict:
         """The facts it prints when it serves."""
-        assert self.process.stdout is not None
         self.facts = json.loads(await asyncio.to_thread(self.process.stdout.readline))
         return self.facts
 

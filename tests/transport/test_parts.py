@@ -168,8 +168,7 @@ async def test_initial_peers_are_tried_until_each_has_answered(monkeypatch):
     way_in = bootstrap.Bootstrap(connect, journal)
     way_in.results = dict.fromkeys(script, bootstrap.NOT_TRIED)
     await way_in.run()
-    assert asked == [["x", "y"], ["x"], ["x"]]
-    assert way_in.results == {"x": "", "y": ""}
+    assert (asked, way_in.results) == ([["x", "y"], ["x"], ["x"]], {"x": "", "y": ""})
     assert [e.level for e in journal.recent()] == ["warning", "info", "info"], (
         "each change is told once"
     )
@@ -344,8 +343,7 @@ async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():
         raise Refused("private")
 
     reply, met = await answered(meeting(None), hello())
-    assert len(reply.hello.token) == 32
-    assert met.peer == B
+    assert (len(reply.hello.token), met.peer) == (32, B)
     reply, met = await answered(meeting(None, nobody), hello())
     assert (reply.farewell.code, reply.farewell.reason, met) == (ExitCode.REFUSED, "private", None)
     reply, met = await answered(meeting(None), hello(run_id="other"))

@@ -80,8 +80,7 @@ def test_any_bytes_give_the_tensor_they_spell_or_a_wire_error(
     except WireError:
         assert len(raw) != nbytes_of(shape, wire)
         return
-    assert len(raw) == nbytes_of(shape, wire)
-    assert tuple(tensor.shape) == shape
+    assert (len(raw), tuple(tensor.shape)) == (nbytes_of(shape, wire), shape)
     if not tensor.isnan().any():
         assert bytes(encode(tensor, wire)) == raw
 
