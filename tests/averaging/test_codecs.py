@@ -31,10 +31,13 @@ def normal(count: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("codec", FORMATS)
 @pytest.mark.parametrize("count", SIZES)
 def test_every_length_round_trips_in_the_announced_bytes(codec: str, count: int) -> None:
-    data = encode(normal(count), codec)
-    assert (data.dtype, data.numel()) == (torch.uint8, nbytes_of(count, codec))
+    tensor = normal(count)
+    data = encode(tensor, codec)
+    assert data.dtype == torch.uint8
+    assert data.numel() == nbytes_of(count, codec)
     again = decode(data, count, codec)
-    assert (again.dtype, again.shape) == (torch.float32, (count,))
+    assert again.dtype == torch.float32
+    assert again.shape == (count,)
     assert torch.equal(again, decode(data.numpy().tobytes(), count, codec))
 
 

@@ -175,7 +175,8 @@ def test_who_calls_joins_no_other_group_meanwhile():
 
 def test_nobody_calls_too_late_for_answers():
     others = [CellId(f"x{i}") for i in range(6)]
-    for machine in [reading(cell, *(c for c in others if c != cell)) for cell in others]:
+    machines = [reading(cell, *(c for c in others if c != cell)) for cell in others]
+    for machine in machines:
         offered = []
         while (at := machine.wakes_at) is not None:
             offered += [at] if step(machine, at) else []

@@ -307,7 +307,8 @@ class Schedule:
             names = self.given[self.attempt, step.group, peer].names if peer != A else step.names
             assert set(step.names) <= set(names), "a contribution that does not cover the step"
             tokens += 10 if peer == A else 5
-        assert (step.tokens, list(step.contributors)) == (tokens, sorted(set(step.contributors)))
+        assert step.tokens == tokens
+        assert list(step.contributors) == sorted(set(step.contributors))
         self.given = {
             key: value for key, value in self.given.items() if key[:2] != (self.attempt, step.group)
         }
@@ -337,7 +338,8 @@ class Schedule:
 
     def begin(self):
         attempt = self.attempt + (self.dice.random() < 0.1) - (self.dice.random() < 0.1)
-        group, number = self.dice.choice(self.groups.get(attempt) or FIVE), len(self.streams)
+        groups = self.groups.get(attempt) or FIVE
+        group, number = self.dice.choice(groups), len(self.streams)
         names = (
             group.names
             if self.dice.random() < 0.9

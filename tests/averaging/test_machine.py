@@ -259,7 +259,8 @@ def test_the_first_fault_latches_until_the_next_attempt():
 
 
 def test_a_round_without_any_gradients_is_a_fault():
-    actions = feed(opened(tokens=0, members=frozenset({A, B})), began(1, B, tokens=0))
+    machine = opened(tokens=0, members=frozenset({A, B}))
+    actions = feed(machine, began(1, B, tokens=0))
     assert actions[0] == Wait(1)
     assert actions[1].kind is Kind.FAILED
     assert isinstance(actions[2], Fail)

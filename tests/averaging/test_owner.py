@@ -168,7 +168,8 @@ async def test_a_replaced_exchange_is_released(duel, bits):
                 await asyncio.sleep(0.005)
     for call in calls:
         call.cancel()
-    assert bits((await asyncio.wait_for(running, 60)).fresh, duel.cell.expected([duel.p0]))
+    outcome = await asyncio.wait_for(running, 60)
+    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
 
 
 async def test_a_head_that_is_too_large_to_keep_is_refused(duel, bits):

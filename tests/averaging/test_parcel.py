@@ -121,7 +121,8 @@ async def test_members_and_owners_end_with_equal_bits_in_every_format(cell_of, g
     total = sum(map(cell.tokens, cell.peers))
     for name in cell.owners():
         sent = [settle(grads(p)[name], up)[1] for p in cell.peers]
-        expected = settle(((sent[0] + sent[1] + sent[2]) / total), down)[1]
+        exact = (sent[0] + sent[1] + sent[2]) / total
+        expected = settle(exact, down)[1]
         assert all(torch.equal(o.fresh[name], expected) for o in outcomes)
     assert all(o.parts[n].owner == q for o in outcomes for n, q in cell.owners().items())
     assert all(

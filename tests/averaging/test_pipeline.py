@@ -125,7 +125,8 @@ async def test_an_owner_killed_mid_round_leaves_its_finished_groups(cut, bits):
     await asyncio.gather(victim, return_exceptions=True)
     for outcome in first:
         assert bits(outcome.fresh, cell.expected(cell.peers, done))
-        assert (set(outcome.failed), set(outcome.missing)) == ({p2}, owners.keys() - set(done))
+        assert set(outcome.failed) == {p2}
+        assert set(outcome.missing) == owners.keys() - set(done)
     second = await cell.run_all(
         {p: cell.repair(p, [p0, p1], cell.owners([p0, p1])) for p in (p0, p1)}
     )
@@ -327,7 +328,8 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
             return {n: m + 1 for n, m in means.items()}
 
         running = [cell.rounds[p].run_round(cell.request(p, **changes), step) for p in cell.peers]
-        assert all(not o.missing for o in (await asyncio.gather(*running)))
+        outcomes = await asyncio.gather(*running)
+        assert all(not o.missing for o in outcomes)
         peaks[group_bytes] = counted.peak
         assert counted.alive == 0, "what was given is gone after the step"
         assert max(seen) <= (LET_IN - 1) * 2 * group_bytes

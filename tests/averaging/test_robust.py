@@ -94,7 +94,8 @@ def test_a_selection_is_cheaper_than_a_sort():
 @pytest.mark.parametrize("name", ALL)
 def test_the_fast_one_gives_what_the_slow_one_gives(name, count):
     claims = [3 + 2 * i for i in range(count)]
-    g = gathered([contribution(i, scale=20.0 if i == 1 else 1.0) for i in range(count)], claims)
+    loud = [contribution(i, scale=20.0 if i == 1 else 1.0) for i in range(count)]
+    g = gathered(loud, claims)
     torch.testing.assert_close(
         flat(made_by(name, g).means, 1), TWINS[name](rows(g), claims), rtol=1e-4, atol=1e-5
     )
@@ -233,7 +234,8 @@ def test_fewer_than_three_are_averaged_with_a_report(name, count):
 
 def test_how_many_are_trimmed():
     assert [robust.trimmed(n, 0.25) for n in range(3, 10)] == [1, 1, 1, 1, 1, 2, 2]
-    assert (robust.trimmed(3, 0.49), robust.trimmed(10, 0.49)) == (1, 4)
+    assert robust.trimmed(3, 0.49) == 1
+    assert robust.trimmed(10, 0.49) == 4
 
 
 def test_nothing_overflows_below_the_largest_norm_there_may_be():

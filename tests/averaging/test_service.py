@@ -88,7 +88,8 @@ async def test_a_member_reported_dead_is_not_awaited(cell_of, bits):
     while 7 not in cell.rounds[p0]._owner._epochs:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     cell.rounds[p0].gone(p1)
-    assert bits((await asyncio.wait_for(running, 20)).fresh, cell.expected([p0]))
+    outcome = await asyncio.wait_for(running, 20)
+    assert bits(outcome.fresh, cell.expected([p0]))
 
 
 async def test_a_dead_owner_is_replaced_by_a_repair(cell_of, bits):
@@ -99,7 +100,8 @@ async def test_a_dead_owner_is_replaced_by_a_repair(cell_of, bits):
     first = await asyncio.wait_for(cell.run_all(requests), 20.0)
     lost = sorted(n for n, o in cell.owners().items() if o == dead)
     for outcome in first.values():
-        assert (list(outcome.missing), set(outcome.failed)) == (lost, {dead})
+        assert list(outcome.missing) == lost
+        assert set(outcome.failed) == {dead}
         assert bits(outcome.fresh, {n: t for n, t in cell.expected(alive).items() if n not in lost})
     repaired = {n: o if o != dead else alive[1] for n, o in cell.owners().items()}
     second = await cell.run_all({p: cell.repair(p, alive, repaired) for p in alive})
@@ -124,7 +126,8 @@ async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bit
     again, alone = {"listeners": frozenset({late})}, dict.fromkeys(owners, p0)
     requests = {p: cell.repair(p, [p0, p2, late], alone, **again) for p in (p0, p2)}
     requests[late] = cell.repair(late, [p0, p2, late], alone, gradients=None, tokens=0, **again)
-    for outcome in (await cell.run_all(requests)).values():
+    outcomes = await cell.run_all(requests)
+    for outcome in outcomes.values():
         for name, part in outcome.parts.items():
             by = (p0, p2) if name in p1_owns else (p0, p1, p2)
             assert (part.contributors, part.tokens) == (by, sum(map(cell.tokens, by)))

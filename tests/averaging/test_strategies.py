@@ -123,7 +123,8 @@ def test_members_that_met_meet_again_only_after_all_indices() -> None:
         before = meet_by_key(keys, 4).labels
         keys = advance(keys, Groups(before), everybody(64), 4, number, 2)
         again = meet_by_key(keys, 4).labels
-        assert ((before[:, None] == before) & (again[:, None] == again)).sum() == 64
+        same = (before[:, None] == before) & (again[:, None] == again)
+        assert same.sum() == 64
 
 
 def test_a_failed_member_keeps_its_key_and_groups_stay_bounded() -> None:
@@ -197,11 +198,13 @@ def test_pairs_are_drawn_evenly() -> None:
     for number in range(1500):
         labels = Pairs(single=True).meet(6, number, 0).labels
         met += labels[:, None] == labels
-    assert (met[np.triu_indices(6, 1)] / 1500) == pytest.approx(np.full(15, 1 / 15), abs=0.03)
+    share = met[np.triu_indices(6, 1)] / 1500
+    assert share == pytest.approx(np.full(15, 1 / 15), abs=0.03)
 
 
 def test_a_ring_contracts_by_its_second_eigenvalue() -> None:
-    second = np.sort(np.abs(np.linalg.eigvals(mixing(Ring().meet(16, 0, 0), everybody(16)))))[-2]
+    matrix = mixing(Ring().meet(16, 0, 0), everybody(16))
+    second = np.sort(np.abs(np.linalg.eigvals(matrix)))[-2]
     assert second == pytest.approx((1 + 2 * math.cos(2 * math.pi / 16)) / 3)
 
 
@@ -235,7 +238,8 @@ def test_only_a_lost_servers_shares_are_not_averaged() -> None:
     alive = everybody(9)
     alive[meeting.owners[2]] = False
     new = grouped(meeting, values, alive)
-    assert [c for c in range(12) if (new[:, c] == values[:, c]).all()] == [2, 6, 10]
+    untouched = [c for c in range(12) if (new[:, c] == values[:, c]).all()]
+    assert untouched == [2, 6, 10]
 
 
 def test_an_all_reduce_with_somebody_missing_is_void() -> None:

@@ -221,7 +221,8 @@ class Accepter(Recorder):
         if request.WhichOneof("say") != "offer":
             return pb.CellsReply(accepts=True)
         await asyncio.sleep(self.slow)
-        return pb.CellsReply(accepts=True, acceptance=notes.acceptance_note(self.says(request)))
+        note = notes.acceptance_note(self.says(request))
+        return pb.CellsReply(accepts=True, acceptance=note)
 
     def says(self, request: pb.CellsNote) -> Acceptance:
         return Accepting(self.signer, RUN).accept(

@@ -50,7 +50,8 @@ class World:
     registers: dict[CellId, CellRegister] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.dht = SimDht(Links(self.time.rng, LinkProfile()), DirectorySettings(), 1.0, self.now)
+        links = Links(self.time.rng, LinkProfile())
+        self.dht = SimDht(links, DirectorySettings(), 1.0, self.now)
 
     def now(self) -> float:
         return self.time.now
@@ -173,7 +174,8 @@ def test_a_hundred_writers_of_one_prefix_leave_room_for_no_more_than_it_has(worl
 def test_a_joiner_takes_the_neediest_of_the_cells_it_sees_and_reads_no_others(
     world: World,
 ) -> None:
-    for n, cell in enumerate([cell_id(4, n) for n in range(30)]):
+    cells = [cell_id(4, n) for n in range(30)]
+    for n, cell in enumerate(cells):
         replicas = (2, 2, 1 + n % 3)
         world.lead(cell, replicas)
         for stage, count in enumerate(replicas):
@@ -206,7 +208,8 @@ def test_a_joiner_finds_the_first_cell_before_it_has_a_leader(world: World) -> N
 def test_a_record_of_another_prefix_is_not_taken(world: World) -> None:
     cell = cell_id(5, 0)
     other = (prefix_of(cell) + 1) % PREFIXES
-    world.do(world.directory("liar").post(cells_topic(other), record(cell).pack(), 100.0))
+    liar = world.directory("liar")
+    world.do(liar.post(cells_topic(other), record(cell).pack(), 100.0))
     world.do(asyncio.sleep(2.0))
     assert not world.do(CellReader(world.directory("reader")).prefix(other))
 

@@ -77,7 +77,9 @@ def test_who_is_alone_under_a_key_meets_others_under_a_shorter_one():
     found = a.looks(keys=("1.4", "4")), b.looks(keys=("2.4", "4"))
     world.run()
     group = found[0].result()
-    assert (group, group.key, group.members.keys()) == (found[1].result(), "4", {a.cell, b.cell})
+    assert group == found[1].result()
+    assert group.key == "4"
+    assert group.members.keys() == {a.cell, b.cell}
 
 
 class Silent(GroupFinder):
@@ -116,7 +118,8 @@ def test_a_barred_cell_is_met_again_when_the_windows_are_over():
     for n in range(BARRED_WINDOWS + 2):
         start = START + n * 300.0
         silent.looks(window=WINDOW + n, start=start)
-        met.append(all_look([other], window=WINDOW + n, start=start)[second] is not None)
+        found = all_look([other], window=WINDOW + n, start=start)
+        met.append(found[second] is not None)
         assert isinstance(silent.finder, Silent)
         silent.finder.silent = False
     assert met == [False] * (BARRED_WINDOWS + 1) + [True]
@@ -161,11 +164,13 @@ def test_nobody_is_found_while_the_directory_is_down():
     assert set(all_look(leaders).values()) == {None}
     assert all(leader.events("outer-not-posted") for leader in leaders)
     world.down = False
-    assert all(all_look(leaders, window=WINDOW + 1, start=START + 300).values()), "it comes back"
+    found = all_look(leaders, window=WINDOW + 1, start=START + 300)
+    assert all(found.values()), "it comes back"
 
 
 def test_a_directory_that_never_answers_is_not_waited_for():
-    leader = Leader(World(delay=(500.0, 500.0)), 1)
+    world = World(delay=(500.0, 500.0))
+    leader = Leader(world, 1)
     assert all_look([leader]) == {leader.cell: None}
     assert leader.events("outer-not-read")
 
@@ -502,7 +507,8 @@ def test_who_is_late_for_the_first_key_tries_the_next():
     leader, other = Leader(world, 1), Leader(world, 2)
     asked = leader.looks(keys=("1", "2")), other.looks(keys=("1", "2"), lead_s=0.0)
     world.run()
-    assert (asked[0].result(), asked[0].result().key) == (asked[1].result(), "2")
+    assert asked[0].result() == asked[1].result()
+    assert asked[0].result().key == "2"
 
 
 @pytest.mark.parametrize(
@@ -556,7 +562,8 @@ def test_a_search_that_is_cancelled_leaves_nobody_bound():
             return "cancelled"
         return "found"
 
-    offers = TIMES.turns + by_turn([cell_id(n) for n in (1, 2, 3)]).index(leader.cell) * TIMES.turn
+    order = by_turn([cell_id(n) for n in (1, 2, 3)])
+    offers = TIMES.turns + order.index(leader.cell) * TIMES.turn
     ended = leader.do(cancelled(), START - 10.0)
     world.run()
     assert ended.result() == "cancelled"

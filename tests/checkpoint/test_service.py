@@ -422,7 +422,8 @@ async def test_kept_files_are_believed_only_by_their_hash(swarm: Swarm, tmp_path
     (tmp_path / f"{sha}.tensor").write_bytes(b"\0" * 28)
     (tmp_path / "mine.txt").write_text("not of this store")
     donor = await swarm.donor("donor", Held({3: values()}))
-    assert same((await swarm.fetch([donor], partial=Partial(tmp_path))).tensors, values())
+    snapshot = await swarm.fetch([donor], partial=Partial(tmp_path))
+    assert same(snapshot.tensors, values())
     assert files(tmp_path) == ["mine.txt"]
 
 

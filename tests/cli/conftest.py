@@ -72,7 +72,8 @@ def tutti(
 
     def run(*words: str) -> Shown:
         capsys.readouterr()
-        return Shown(cli.main(["--home", str(home), *words]), *capsys.readouterr())
+        code = cli.main(["--home", str(home), *words])
+        return Shown(code, *capsys.readouterr())
 
     return run
 

@@ -274,7 +274,8 @@ def test_checkpoints_that_ask_for_more_than_the_disk_has(first, home):
         model__d_ff=32768,
         pipeline__stages=1,
     )
-    assert "TiB" in first(ExitCode.DISK_UNFIT, "disk", "--set", "checkpoint.keep=1000")["cause"]
+    said = first(ExitCode.DISK_UNFIT, "disk", "--set", "checkpoint.keep=1000")
+    assert "TiB" in said["cause"]
 
 
 def test_a_damaged_checkpoint_is_moved_aside(first, home):

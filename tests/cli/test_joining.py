@@ -28,7 +28,8 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
     file = home / "other.toml"
     file.write_bytes(Manifest.default_demo().sign(OWNER))
     place = ADDRESS + OWNER.peer_id
-    manifest, invite = choose(NodeConfig.load({"home": home, "join": [place]}, {}), str(file))
+    with_join = NodeConfig.load({"home": home, "join": [place]}, {})
+    manifest, invite = choose(with_join, str(file))
     assert manifest is not None
     assert (invite.run_id, invite.owner, invite.addresses) == (
         manifest.run_id,

@@ -108,7 +108,8 @@ def test_init_refuses_what_cannot_be_trained_on(tutti, home, corpus, words):
 
 def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, words):
     assert tutti("swarm", "init", "--data", str(corpus)).returncode == 0
-    made = read_manifest(home.parent / "swarm.toml")
+    file = home.parent / "swarm.toml"
+    made = read_manifest(file)
 
     def written(**fields) -> str:
         changed = amended(made, {f"data.{k}": v for k, v in fields.items()})

@@ -18,7 +18,8 @@ def test_status_is_for_people_and_for_machines(tutti, daemon):
     assert "brisk-otter" in shown.stdout
     assert "\x1b" not in shown.stdout  # not a terminal: no colour
     document = json.loads(tutti("status", "--json").stdout)
-    assert (document["epoch"], len(document["loss_history"])) == (120, 120)
+    assert document["epoch"] == 120
+    assert len(document["loss_history"]) == 120
 
 
 def test_the_exit_code_of_status_is_the_health(tutti, daemon):
@@ -47,7 +48,8 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
 )
 def test_every_command_without_a_daemon_exits_with_code_three(tutti, home, words):
     shown = tutti(*words)
-    assert (shown.returncode, shown.stdout) == (3, "")
+    assert shown.returncode == 3
+    assert shown.stdout == ""
     first, second = shown.stderr.splitlines()[:2]
     assert first.startswith("tutti: no daemon is running")
     assert str(home) in first
@@ -98,7 +100,8 @@ def test_logs_come_from_the_file_when_the_daemon_is_gone(tutti, daemon, home):
     (home / "log" / "events.jsonl").write_text(
         json.dumps(event) + "\n" + json.dumps(event | {"level": "debug"}) + '\n{"at": 2'
     )
-    assert (tutti("stop").returncode, tutti("logs").good().count("from the file")) == (0, 1)
+    assert tutti("stop").returncode == 0
+    assert tutti("logs").good().count("from the file") == 1
 
 
 def test_drain_and_stop_wait_until_the_daemon_is_gone(tutti, daemon):
@@ -130,7 +133,8 @@ def test_generate_reports_missing_stages(tutti, daemon):
 
 
 def test_eval_prints_every_choice_beside_the_first(tutti, daemon):
-    first, one, _, mean = tutti("eval", "--drop", "0.5").stdout.splitlines()[1:]
+    shown = tutti("eval", "--drop", "0.5")
+    first, one, _, mean = shown.stdout.splitlines()[1:]
     assert first.startswith("all block stages")
     assert first.endswith("loss 1.0000   perplexity 2.718")
     assert one.startswith("without block stage 1 (as asked), of 4")
@@ -161,7 +165,8 @@ def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, daemon):
         'carries = "deltas"\noptimizer = "nesterov"\n'
     )
     (home.parent / "other.toml").write_text("[model]\nlayers = 9\n")
-    assert (tutti("swarm", "switch", "diloco.toml").returncode, daemon.switched) == (2, "")
+    unknown = tutti("swarm", "switch", "diloco.toml")
+    assert (unknown.returncode, daemon.switched) == (2, "")
     NodeConfig.load({"home": str(home)}, {}).remember(manifest)
     daemon.said.swarm.run_id, daemon.said.change.revision = manifest.run_id, 4
     assert "change 5" in tutti("swarm", "switch", "diloco.toml").good()

@@ -144,7 +144,8 @@ def test_a_forged_or_damaged_change_is_refused(
 
 def test_a_change_names_whom_it_revokes(manifest: Manifest, owner: Identity) -> None:
     gone = Identity.ephemeral().peer_id
-    rules = read(manifest, signed(manifest, manifest, 3, owner, {mark(gone)}))
+    text = signed(manifest, manifest, 3, owner, {mark(gone)})
+    rules = read(manifest, text)
     assert rules.revokes(gone)
     assert not rules.revokes(owner.peer_id)
     assert not read(manifest, signed(manifest, manifest, 4, owner)).revoked

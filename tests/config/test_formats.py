@@ -100,11 +100,13 @@ def test_a_home_and_its_checkpoints_work_for_both_formats(name: str, tmp_path: P
         _store(ours, manifest).save(1, 20, {"w": torch.ones(2)}, {}, {"of": manifest.format})
     for manifest in (before, after):
         assert ours.remembered(manifest.run_id) == (manifest, "")
-        assert _store(ours, manifest).load(1, 20).meta == {"of": manifest.format}
+        found = _store(ours, manifest).load(1, 20)
+        assert found.meta == {"of": manifest.format}
 
 
 def _store(ours: NodeConfig, manifest: Manifest) -> CheckpointStore:
-    return CheckpointStore(ours.checkpoint_dir(manifest.run_id), ours.checkpoint, manifest.run_id)
+    root = ours.checkpoint_dir(manifest.run_id)
+    return CheckpointStore(root, ours.checkpoint, manifest.run_id)
 
 
 def test_new_manifests_are_of_the_newest_format() -> None:
@@ -175,7 +177,8 @@ def test_a_future_format_is_refused_with_advice_to_update(raw: bytes, tmp_path: 
     assert "update this tutti" in fault.value.next_step
     assert fault.value.code is ExitCode.PROTOCOL
     ours = NodeConfig(home=tmp_path)
-    ours.remember(DEMO).write_bytes(raw)
+    path = ours.remember(DEMO)
+    path.write_bytes(raw)
     with pytest.raises(TooNew, match="format 3"):
         ours.remembered()
 

@@ -56,7 +56,8 @@ async def test_a_listed_peer_is_called_first_one_at_a_time() -> None:
     open_._d.transport = SimpleNamespace(ask=call)  # type: ignore[assignment]
 
     async def called(peer: str) -> bool:
-        return (await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers(call=peer)))).peers.called
+        answer = await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers(call=peer)))
+        return answer.peers.called
 
     assert not await called("12D3KooWOther"), "nobody who is not listed is called"
     first = asyncio.ensure_future(called(line.peer))

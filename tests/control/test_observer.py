@@ -135,7 +135,8 @@ def test_the_asker_is_who_its_seed_makes_it(observed_node: str) -> None:
     me = Identity.ephemeral()
     lines = ask(observed_node, Ask(peers=AskPeers()), timeout=20, seed=me.seed()).peers.peers
     assert {line.peer for line in lines} == {me.peer_id}
-    assert ask(observed_node, Ask(peers=AskPeers()), timeout=20).peers.peers[0].peer != me.peer_id
+    other = ask(observed_node, Ask(peers=AskPeers()), timeout=20).peers.peers[0].peer
+    assert other != me.peer_id
 
 
 @pytest.mark.parametrize("place", ["4/tcp", "4/udp", "6/tcp", "6/udp"])
@@ -266,7 +267,8 @@ def test_a_refusal_is_an_answer_but_not_a_good_one(
     observed_places: dict[str, str], mute: str
 ) -> None:
     begin = time.monotonic()
-    same = mute.replace(STRANGER, observed_places["4/tcp"].rsplit("/", 1)[1])
+    peer = observed_places["4/tcp"].rsplit("/", 1)[1]
+    same = mute.replace(STRANGER, peer)
     answer = ask_first([observed_places["4/tcp"], same], ping(b"no"), timeout=60)
     assert answer.refusal.reason == "not for you"
     assert time.monotonic() - begin < 30, (

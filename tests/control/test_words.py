@@ -51,7 +51,8 @@ def test_a_span_fits_its_column(seconds: int):
 
 
 def test_text_from_outside_cannot_move_the_cursor():
-    assert (clean("a\x1b[2Jb\nc\rd\x07"), clean("x" * 300, 10)) == ("a [2Jb c d ", "x" * 9 + "…")
+    assert clean("a\x1b[2Jb\nc\rd\x07") == "a [2Jb c d "
+    assert clean("x" * 300, 10) == "x" * 9 + "…"
 
 
 def test_a_chart_has_its_shape():
@@ -59,12 +60,15 @@ def test_a_chart_has_its_shape():
     assert rows == ["█▄  ", "███▁"] or (
         len(rows) == 2 and rows[0][0] == "█" and rows[1][-1] == "▁" and rows[0][-1] == " "
     )
-    assert (chart([], 10, 3), chart([math.nan, 1.0, math.inf], 5, 1)) == (["", "", ""], [BLOCKS[4]])
+    assert chart([], 10, 3) == ["", "", ""]
+    assert chart([math.nan, 1.0, math.inf], 5, 1) == [BLOCKS[4]]
 
 
 def test_resampling_keeps_the_mean_and_the_width():
-    short = resample([float(i) for i in range(1000)], 78)
-    assert (len(short), sum(short) / 78) == (78, pytest.approx(499.5, rel=0.01))
+    values = [float(i) for i in range(1000)]
+    short = resample(values, 78)
+    assert len(short) == 78
+    assert sum(short) / 78 == pytest.approx(499.5, rel=0.01)
     assert short == sorted(short)
 
 

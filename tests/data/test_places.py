@@ -116,7 +116,8 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
 
 def test_the_note_beside_an_array_of_ids_is_content(tmp_path):
     path = tmp_path / "ids.bin"
-    (np.arange(400, dtype="<u4") % 200).tofile(path)
+    ids = np.arange(400, dtype="<u4") % 200
+    ids.tofile(path)
     note = tmp_path / "ids.bin.json"
     note.write_text('{"dtype": "uint32", "vocab": 200}')
     settings = DataSettings(source=f"file:{path}")

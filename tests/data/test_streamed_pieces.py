@@ -35,7 +35,8 @@ def test_a_pass_has_every_byte_once_and_none_that_is_held_out(sizes, windows, ho
     made = Pieces(sizes, windows, holdout, seed)
     held = bytes_of(made, range(-made.held, 0))
     for data_pass in range(3):
-        trained = bytes_of(made, range(data_pass * made.count, (data_pass + 1) * made.count))
+        numbers = range(data_pass * made.count, (data_pass + 1) * made.count)
+        trained = bytes_of(made, numbers)
         assert set(trained.values()) == {1}
         assert not trained.keys() & held.keys()
         assert trained.keys() | held.keys() == {
@@ -54,10 +55,12 @@ def test_a_pass_has_every_window_of_every_piece_once(sizes, windows, seed):
     assert sorted(places) == [
         (number, window) for number in range(columns * made.lanes) for window in range(windows)
     ]
-    assert set(Counter(number for number, _ in places).values()) == {windows}
+    read = Counter(number for number, _ in places)
+    assert set(read.values()) == {windows}
     # What follows a piece is what its lane reads next.
     for position, (number, _) in enumerate(places[: 2 * made.lanes * windows]):
-        assert made.place(position + made.lanes * windows)[0] == made.following(number)
+        later = made.place(position + made.lanes * windows)[0]
+        assert later == made.following(number)
 
 
 def test_classes_of_positions_read_other_pieces():

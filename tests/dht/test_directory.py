@@ -37,7 +37,8 @@ async def test_a_bootstrap_peer_that_starts_later_is_found(
     assert set(await early.read()) == {early.me}
 
     directory = swarm.directory(late)
-    await directory.attach(await swarm.p2p(late, host_maddrs=(address.rpartition("/p2p/")[0],)))
+    p2p = await swarm.p2p(late, host_maddrs=(address.rpartition("/p2p/")[0],))
+    await directory.attach(p2p)
     await directory.publish(body("late"))
     await both_see(eventually, early, directory)
 

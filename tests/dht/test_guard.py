@@ -146,7 +146,8 @@ async def test_our_signed_record_is_stored_once(node: Node, body) -> None:
     expires = until()
     reply = await node.store(pack(sealed(BOB, body().pack(), expires)), expires)
     assert list(reply.store_ok) == [True]
-    assert (node.stored, node.record_store.entries(time.time())[BOB.peer_id].body) == (1, body())
+    assert node.stored == 1
+    assert node.record_store.entries(time.time())[BOB.peer_id].body == body()
 
 
 async def test_everything_that_is_not_our_record_is_refused(node: Node, body) -> None:
@@ -173,7 +174,8 @@ async def test_everything_that_is_not_our_record_is_refused(node: Node, body) ->
         node.store(b"", expires),
     ):
         assert not any((await attempt).store_ok)
-    assert (node.stored, len(node.protocol.storage)) == (0, 0)
+    assert node.stored == 0
+    assert len(node.protocol.storage) == 0
 
 
 async def test_a_bad_record_in_a_dictionary_does_not_hide_good_ones(node: Node, body) -> None:
@@ -314,7 +316,8 @@ async def test_a_posting_is_stored_under_the_key_of_its_topic(node: Node, body) 
         find = dht_pb2.FindRequest(keys=[key])
         (found,) = (await node.protocol.rpc_find(find, node.context)).results
         assert found.type == dht_pb2.FOUND_DICTIONARY
-    assert (len(node.protocol.storage), node.record_store.entries(time.time())) == (3, {})
+    assert len(node.protocol.storage) == 3
+    assert node.record_store.entries(time.time()) == {}
 
 
 async def test_hostile_postings_are_refused(node: Node, body) -> None:

@@ -15,7 +15,9 @@ A, B = PeerId("a"), PeerId("b")
 def test_the_third_strike_bans_only_its_peer() -> None:
     book = FaultBook()
     assert [book.count(A, 1, t) for t in (0.0, 1.0, 2.0)] == [0, 0, 10]
-    assert (book.banned(A, 2.0), book.banned(A, 11.5), book.banned(A, 12.0)) == (10, 0.5, 0)
+    assert book.banned(A, 2.0) == 10
+    assert book.banned(A, 11.5) == 0.5
+    assert book.banned(A, 12.0) == 0
     assert book.banned(B, 2.0) == 0
 
 
@@ -26,7 +28,9 @@ def test_old_faults_do_not_count() -> None:
 
 def test_weights_add_up() -> None:
     book = FaultBook()
-    assert (book.count(A, 0.5, 0), book.count(A, 2.5, 0), book.count(B, 5, 0)) == (0, 10, 10)
+    assert book.count(A, 0.5, 0) == 0
+    assert book.count(A, 2.5, 0) == 10
+    assert book.count(B, 5, 0) == 10
 
 
 def test_nobodys_fault_leaves_no_trace() -> None:
@@ -48,14 +52,16 @@ def test_bans_double_up_to_a_limit_and_are_forgiven_in_time() -> None:
         lengths.append(book.count(A, 3, now))
         now += lengths[-1]
     assert lengths == [10, 20, 40, 60, 60]
-    assert (book.count(A, 3, now + 499), book.count(A, 3, now + 499 + 60 + 500)) == (60, 10)
+    assert book.count(A, 3, now + 499) == 60
+    assert book.count(A, 3, now + 499 + 60 + 500) == 10
 
 
 def test_further_faults_during_a_ban_do_not_lengthen_it() -> None:
     book = FaultBook()
     book.count(A, 3, 0)
     assert [book.count(A, 3, t) for t in (1.0, 5.0, 9.9)] == [0, 0, 0]
-    assert (book.banned(A, 9.9), book.count(A, 1, 10)) == (pytest.approx(0.1), 0)
+    assert book.banned(A, 9.9) == pytest.approx(0.1)
+    assert book.count(A, 1, 10) == 0
 
 
 def test_a_thousand_bans_do_not_overflow() -> None:
@@ -85,7 +91,8 @@ def test_a_ban_comes_from_enough_weight_within_the_window(
         free, length = book.banned(peer, now) == 0, book.count(peer, weight, now)
         if free and weight:
             counted[peer].append((now, weight))
-            assert (length > 0) == (sum(w for at, w in counted[peer] if now - at < 100) >= 3)
+            enough = sum(w for at, w in counted[peer] if now - at < 100) >= 3
+            assert (length > 0) == enough
         else:
             assert length == 0
         if length:

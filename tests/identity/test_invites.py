@@ -95,7 +95,8 @@ def test_no_multiaddr_of_a_peer_makes_an_invite_impossible(address: str) -> None
 def test_an_invite_round_trips_with_a_peers_addresses_together(addresses: list[str]) -> None:
     made = Invite(RUN, OWNER.peer_id, tuple(addresses))
     assert Invite.decode(made.encode()) == made
-    assert (set(made.addresses), len(made.addresses)) == (set(addresses), len(set(addresses)))
+    assert set(made.addresses) == set(addresses)
+    assert len(made.addresses) == len(set(addresses))
     assert list(dict.fromkeys(map(peer_of_address, made.addresses))) == list(
         dict.fromkeys(map(peer_of_address, addresses))
     )

@@ -39,9 +39,13 @@ def test_the_file_is_the_libp2p_protobuf_and_private(path: Path) -> None:
     finally:
         os.umask(old)
     raw = path.read_bytes()
-    assert (raw[:4], raw[36:], len(raw)) == (bytes((0x08, 0x01, 0x12, 0x40)), made.public, 68)
-    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    assert (os.listdir(path.parent), raw) == (["identity.key"], made.key_file_bytes())
+    assert raw[:4] == bytes((0x08, 0x01, 0x12, 0x40))
+    assert raw[36:] == made.public
+    assert len(raw) == 68
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert os.listdir(path.parent) == ["identity.key"]
+    assert raw == made.key_file_bytes()
 
 
 def test_peer_id_of_a_known_key() -> None:

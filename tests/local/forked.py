@@ -92,7 +92,8 @@ def stepped(
     step: TensorParallelStep, shards: dict[str, Tensor | None]
 ) -> tuple[dict[str, Tensor], frozenset[str]]:
     got: dict[str, Tensor] = {}
-    return got, step.run(shards, lambda name, update: got.update({name: update.clone()}))
+    names = step.run(shards, lambda name, update: got.update({name: update.clone()}))
+    return got, names
 
 
 def training(here: Rank) -> dict[str, Tensor]:

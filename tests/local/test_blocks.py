@@ -131,7 +131,8 @@ def test_bad_numbers_break_a_micro_batch_and_not_the_devices(blocks, monkeypatch
 
 def test_the_graph_of_a_device_is_measured(blocks):
     fresh = blocks.local.math(blocks.local.module, "fp32", None)
-    fresh.forward(blocks.two.work(x=numbers(9, 3, 16, 32)))
+    work = blocks.two.work(x=numbers(9, 3, 16, 32))
+    fresh.forward(work)
     alone = blocks.one.math.graph_bytes[3, 16, 32]
     assert 0.3 * alone < fresh.graph_bytes[3, 16, 32] < alone
 

@@ -101,7 +101,8 @@ def test_a_stack_of_gram_iterations_is_each_by_itself():
 @pytest.mark.parametrize("m", [1, 31, 32, 33, 128, 160, 257])
 @pytest.mark.parametrize("plus", [False, True])
 def test_panels_are_the_symmetric_product(m, plus):
-    x = torch.randn(m, 50, generator=torch.Generator().manual_seed(m), dtype=torch.float64)
+    g = torch.Generator().manual_seed(m)
+    x = torch.randn(m, 50, generator=g, dtype=torch.float64)
     r = x @ x.mT
     added = {"plus": r @ r, "beta": -2.0, "alpha": 0.5} if plus else {}
     expected = 0.5 * r - 2 * (r @ r) if plus else r

@@ -55,7 +55,8 @@ def test_the_rule_of_a_shape():
     assert way(64, 64, MIXED).precision == "bf16"
     assert way(64, 64, MIXED).stacked
     assert not way(1024, 1024, MIXED).stacked
-    assert (way(1024, 1024, MIXED).precision, way(16, 16, MIXED).precision) == ("bf16", "fp32")
+    assert way(1024, 1024, MIXED).precision == "bf16"
+    assert way(16, 16, MIXED).precision == "fp32"
     assert way(16, 16, MIXED).stacked
     for rule in (CPU, MIXED):
         assert way(1024, 3072, rule).gram
@@ -118,7 +119,8 @@ def test_bf16_that_loses_on_the_largest_is_never_taken():
 
 def test_hopeless_bf16_is_tried_on_one_size_only():
     times, groups = measured(machine(dict.fromkeys(SQUARES, 0.01)))
-    assert {trial.rows for trial in [trial for trial in times if trial.precision == "bf16"]} == {64}
+    tried = [trial for trial in times if trial.precision == "bf16"]
+    assert {trial.rows for trial in tried} == {64}
     assert {trial.precision for group in groups[1:] for trial in group} == {"fp32"}
     assert rule_from(times).bf16_from == 0
     assert {trial.rows for trial in measured(machine(NONE))[0] if trial.precision == "bf16"} == set(

@@ -48,7 +48,8 @@ def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
             lambda m, c, steps, eps: ns.newton_schulz(m, steps),
         )
         bound = 1e-5
-    mine = walk(OptimSettings(lr=0.02, warmup=0, weight_decay=decay), NAME, parameter, gradients)
+    settings = OptimSettings(lr=0.02, warmup=0, weight_decay=decay)
+    mine = walk(settings, NAME, parameter, gradients)
     other = theirs(
         lambda p: torch.optim.Muon(p, lr=0.02, weight_decay=decay, momentum=0.95),
         parameter,
@@ -69,7 +70,8 @@ def test_adamw_equals_torchs(name, shape, decay):
         torch.randn(shape, generator=g),
         [torch.randn(shape, generator=g) for _ in range(8)],
     )
-    mine = walk(OptimSettings(adam_lr=3e-3, warmup=0, weight_decay=0.1), name, parameter, gradients)
+    settings = OptimSettings(adam_lr=3e-3, warmup=0, weight_decay=0.1)
+    mine = walk(settings, name, parameter, gradients)
 
     def make(p: torch.Tensor) -> torch.optim.AdamW:
         return torch.optim.AdamW(p, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)
@@ -78,7 +80,8 @@ def test_adamw_equals_torchs(name, shape, decay):
 
 
 def test_the_scale_of_a_tall_matrix_grows_with_its_side():
-    tall = torch.randn((64, 16), generator=torch.Generator().manual_seed(5))
+    g = torch.Generator().manual_seed(5)
+    tall = torch.randn((64, 16), generator=g)
     settings = OptimSettings(lr=1.0, warmup=0)
     up = walk(settings, NAME, torch.zeros(64, 16), [tall])
     down = walk(settings, NAME, torch.zeros(16, 64), [tall.mT.contiguous()])

@@ -48,7 +48,8 @@ def test_threads_share_only_the_total_scratch_size():
         with scratch.reuse():
             found.extend(scratch.empty("a", (512,), like) for _ in range(2))  # 2 KiB of the 4
 
-    for thread in [threading.Thread(target=act) for _ in range(3)]:
+    threads = [threading.Thread(target=act) for _ in range(3)]
+    for thread in threads:
         thread.start()
         thread.join()
     same = [found[i].data_ptr() == found[i + 1].data_ptr() for i in (0, 2, 4)]

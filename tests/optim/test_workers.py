@@ -60,7 +60,8 @@ def test_worker_threads_persist_with_the_thread_count_asked_for(two_threads):
         return threading.get_ident(), torch.get_num_threads()
 
     first = spread([act, act], 2, 3)
-    assert {ident for ident, _ in first} <= {thread.ident for thread in threading.enumerate()}
+    there = {thread.ident for thread in threading.enumerate()}
+    assert {ident for ident, _ in first} <= there
     assert {threads for _, threads in first + spread([act, act], 2, 3)} == {3}
     assert torch.get_num_threads() == 2
 
@@ -100,7 +101,8 @@ def test_large_matrices_are_divided_among_threads_in_order(two_threads, monkeypa
         torch.randn(shape, generator=g)
         for shape in [(8, 8), (192, 200), (200, 192), (192, 200), (8, 8), (8, 8), (16, 8)]
     ]
-    for m, x in zip(ms, newton_schulz_all(ms, 5, True, rule=CPU), strict=True):
+    found = newton_schulz_all(ms, 5, True, rule=CPU)
+    for m, x in zip(ms, found, strict=True):
         assert torch.allclose(x, newton_schulz(m), atol=1e-5)
     newton_schulz_all(ms[:1], 5, True, rule=CPU)
     newton_schulz_all(ms[1:2], 5, True, rule=CPU)

@@ -135,7 +135,8 @@ def test_the_code_reads_from_them_what_is_meant(
         stage = int(name.split("-")[1]) if name.startswith("stage-") else None
         own = config.node
         assert (own.name, own.role, config.stage) == (name, name.split("-")[0], stage)
-        assert (str(config.home), str(config.swarm)) == ("/state", "/swarm/swarm.toml")
+        assert str(config.home) == "/state"
+        assert str(config.swarm) == "/swarm/swarm.toml"
         assert bool(config.node.join) == (name != "rendezvous"), "nobody dials himself"
         assert config.transport.host == "0.0.0.0"
         assert config.transport.announce == (f"{name}:{config.transport.grpc_port}",), (
@@ -185,7 +186,8 @@ def test_no_container_may_more_than_it_needs(
     user = [rest for word, rest in dockerfile if word == "USER"][-1]
     assert user.split(":")[0] not in ("0", "root")
     for service in services.values():
-        assert (service["user"], service["cap_drop"]) == (user, ["ALL"])
+        assert service["user"] == user
+        assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["read_only"] is True
         assert [t.split(":")[0] for t in service["tmpfs"]] == ["/tmp"]
@@ -202,7 +204,8 @@ def test_the_health_check_asks_the_daemons_status(
     assert command == ["tutti", "status", "--plain"]
     for service in peers.values():
         assert service["healthcheck"]["test"] == ["CMD", *command]
-        assert (service["command"], service["restart"]) == (["start"], "on-failure")
+        assert service["command"] == ["start"]
+        assert service["restart"] == "on-failure"
 
 
 def test_the_image(root: Path, dockerfile: list[tuple[str, str]]) -> None:

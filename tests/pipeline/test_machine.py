@@ -19,7 +19,8 @@ from tests.pipeline.conftest import ORIGIN, make_plan
 def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
     plan, machine = make_plan(1, 1), PipelineMachine(PeerId("s2a"))
     machine.handle(ev.AdoptPlan(plan), 0.0)
-    forward = ev.Claim(3, plan.hash, 0, plan.paths[0].journey, 2)
+    journey = plan.paths[0].journey
+    forward = ev.Claim(3, plan.hash, 0, journey, 2)
     machine.handle(ev.TensorReceived(Direction.FORWARD, forward, PeerId("s1a")), 0.0)
     machine.handle(ev.Computed(forward.key, Direction.FORWARD), 0.0)
     assert machine.handle(ev.Expired(forward.key), 9.0)[-1] == ev.Free(forward.key)
@@ -183,7 +184,8 @@ def test_a_result_that_is_not_finite_is_reported_to_the_origin():
         (*plan.paths[0].journey[:2], Hop(2, PeerId("s2b")), *plan.paths[0].journey[3:]),
         2,
     )
-    machine.handle(ev.TensorReceived(Direction.FORWARD, claim, claim.journey[1].peer), 0.0)
+    sender = claim.journey[1].peer
+    machine.handle(ev.TensorReceived(Direction.FORWARD, claim, sender), 0.0)
     assert machine.handle(ev.Broken(claim.key, Direction.FORWARD, "nan", lost=True), 0.0) == [
         ev.Failed(claim.key, Direction.FORWARD, "nan"),
         ev.TellOrigin(claim.key, ORIGIN, "nan"),
@@ -205,7 +207,8 @@ def test_closing_drops_each_micro_batch_once(close):
     plan, machine = make_plan(2, 1), PipelineMachine(ORIGIN)
     machine.handle(ev.AdoptPlan(plan), 0.0)
     machine.handle(ev.Start(0), 0.0)
-    assert [a.index for a in machine.handle(close, 1.0) if isinstance(a, ev.Dropped)] == [0]
+    dropped = [a.index for a in machine.handle(close, 1.0) if isinstance(a, ev.Dropped)]
+    assert dropped == [0]
     assert machine.handle(close, 1.0) == []
     (late,) = machine.handle(ev.Start(1), 1.0)
     assert isinstance(late, ev.Dropped)
@@ -233,7 +236,8 @@ def test_nobody_waits_for_a_peer_the_leader_found_dead():
     assert first.peer not in sent, "and none is begun with it"
     actions = machine.handle(ev.PeerDied(again.peer), 2.0)
     assert {a.index for a in actions if isinstance(a, ev.Dropped)} == {0, 1}, "nobody is left"
-    machine.handle(ev.AdoptPlan(dataclasses.replace(plan, term=plan.term + 1)), 3.0)
+    following = dataclasses.replace(plan, term=plan.term + 1)
+    machine.handle(ev.AdoptPlan(following), 3.0)
     machine.handle(ev.Start(0), 3.0)
     (anew,) = machine.handle(ev.Computed(Key(3, 0, 0), Direction.FORWARD), 3.0)
     assert isinstance(anew, ev.Send), "another plan, another view"

@@ -54,7 +54,8 @@ async def test_any_order_computes_what_it_computes_in_one_process(make_swarm):
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
     plan = reordered(swarm, WAYS)
     swarm.adopt(plan)
-    assert all(r.counted and r.tokens == 32 for r in (await swarm.run(plan)).values())
+    done = await swarm.run(plan)
+    assert all(r.counted and r.tokens == 32 for r in done.values())
     await swarm.check(plan, expected=in_one_process(swarm, plan))
     assert all(not ear.events for ear in swarm.ears.values()), {
         n: e.events for n, e in swarm.ears.items()

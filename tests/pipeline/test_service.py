@@ -21,7 +21,8 @@ from tests.pipeline.conftest import begun
 
 async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=2), 6)
-    assert all(r.counted and r.tokens == 32 for r in (await swarm.run(plan)).values())
+    done = await swarm.run(plan)
+    assert all(r.counted and r.tokens == 32 for r in done.values())
     await swarm.check(plan)
     assert all(not ear.events for ear in swarm.ears.values()), {
         n: e.events for n, e in swarm.ears.items()
@@ -108,7 +109,8 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     while not swarm.ears["s2a"].seconds.get("compute"):
         await asyncio.wait({running}, timeout=0.01)
     first = await swarm.pipelines["s0a"].take_gradients(3)
-    assert not any(r.counted for r in (await running).values())
+    done = await running
+    assert not any(r.counted for r in done.values())
     assert first == ({}, 0) == await swarm.pipelines["s0a"].take_gradients(3)
     assert await swarm.pipelines["s0a"].take_gradients(4) == ({}, 0)
 
@@ -186,7 +188,8 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
         pipeline.reset(3)
     assert not any(r.counted for r in (await running).values())
     swarm.net.mute(PeerId("s3a"), False)
-    await swarm.run(swarm.adopt(swarm.plan(4, epoch=4)), counted=True)
+    following = swarm.adopt(swarm.plan(4, epoch=4))
+    await swarm.run(following, counted=True)
     _, tokens = await swarm.gradients(4)
     assert tokens == dict.fromkeys(range(4), 128)
     assert all(pipeline.stash.used == 0 for pipeline in swarm.pipelines.values())
@@ -342,7 +345,8 @@ async def test_our_own_outputs_are_sent_only_if_finite(make_swarm, stage):
     for name in (n for n in swarm.pipelines if n[1] == str(stage)):
         with torch.no_grad():
             next(swarm.pipelines[name].module.parameters()).fill_(float("nan"))
-    await swarm.run(swarm.adopt(swarm.plan(2)), counted=False)
+    plan = swarm.adopt(swarm.plan(2))
+    await swarm.run(plan, counted=False)
     heard = [kind for n, e in swarm.ears.items() if n[1] == str(stage) for kind in e.events]
     assert "output-not-finite" in heard
     assert not any(t.faults for t in swarm.net.transports.values())
@@ -365,7 +369,8 @@ async def test_neighbours_are_measured_from_sending_to_done(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     job = swarm.pipelines["s2a"].math.forward
     swarm.pipelines["s2a"].math.forward = lambda work: (time.sleep(0.02), job(work))
-    await swarm.run(swarm.adopt(swarm.plan(6)))
+    plan = swarm.adopt(swarm.plan(6))
+    await swarm.run(plan)
     rates = {n: pipeline.rates() for n, pipeline in swarm.pipelines.items()}
     assert {n: sorted(r) for n, r in rates.items()} == {
         "s0a": ["s1a", "s3a"],

@@ -59,7 +59,8 @@ def test_a_change_of_the_model_is_learned_after_few_refusals():
 
 def test_a_sole_remaining_sender_is_not_refused_for_ever():
     watch = fed((A, B))
-    assert 1 <= sum(bool(watch.odd(LANE, A, 1e3)) for _ in range(100)) < RECENT
+    refused = sum(bool(watch.odd(LANE, A, 1e3)) for _ in range(100))
+    assert 1 <= refused < RECENT
 
 
 def test_a_sender_is_held_to_its_own_history_too():
@@ -76,8 +77,10 @@ def test_slow_growth_is_no_blow_up():
 
 
 def test_lanes_are_apart_and_zero_switches_it_off():
-    assert not fed((A, B)).odd((2, "backward"), A, 1e4)
-    assert not fed((A, B), limit=0.0).odd(LANE, A, 1e5)
+    watch = fed((A, B))
+    assert not watch.odd((2, "backward"), A, 1e4)
+    off = fed((A, B), limit=0.0)
+    assert not off.odd(LANE, A, 1e5)
 
 
 def test_a_track_finds_mean_and_mean_absolute_deviation():

@@ -134,7 +134,8 @@ async def router() -> AsyncIterator[FakeRouter]:
 
 async def test_a_request_is_sent_again(router: FakeRouter, quick: None) -> None:
     router.lose = 3
-    assert (await exchange(pmp_address(), read_pmp, "127.0.0.1", router.port)).host == "203.0.113.7"
+    answer = await exchange(pmp_address(), read_pmp, "127.0.0.1", router.port)
+    assert answer.host == "203.0.113.7"
     assert router.heard == [pmp_address()] * 4
 
 
@@ -172,7 +173,8 @@ async def test_only_the_gateway_is_heard(router: FakeRouter, quick: None) -> Non
     asked = asyncio.ensure_future(exchange(pmp_address(), hear, "127.0.0.1", router.port))
     with stranger:
         await router.asked.wait()
-        stranger.sendto(bytes.fromhex("0080 0000 0000000b 0b000001"), next(iter(router.peers)))
+        forged = bytes.fromhex("0080 0000 0000000b 0b000001")
+        stranger.sendto(forged, next(iter(router.peers)))
         router.lose = 0
         assert (await asked).host == "203.0.113.7"
     assert heard == [bytes.fromhex("0080 0000 000003e8 cb007107")]
@@ -303,7 +305,8 @@ async def test_pcp_knows_its_own_answers_by_the_nonce(router: FakeRouter, quick:
     other = await FakeRouter("pcp").start()
     await Pcp(HERE, bytes(12), other.port).map(PORTS[:1], 3600.0)
     other.close()
-    router.before = [other._pcp(pcp_map("127.0.0.1", bytes(12), PORTS[0], 5, "0.0.0.0", 77))]
+    theirs = other._pcp(pcp_map("127.0.0.1", bytes(12), PORTS[0], 5, "0.0.0.0", 77))
+    router.before = [theirs]
     mapped, lease = await way.map(PORTS[:1], 3600.0)
     assert (mapped[0].external, lease) == (31337, 3600)
 

@@ -113,7 +113,8 @@ hosts = st.lists(st.one_of(st.sampled_from(HOSTS), st.ip_addresses().map(str), s
 
 @given(names, texts, hosts, st.one_of(st.none(), st.integers(-1, 70_000)))
 def test_hostile_records_give_a_peer_that_can_be_used_or_none(peer, text, hosts, port):
-    seen = found_of(peer, ServiceInfo(TYPE, f"x.{TYPE}", properties=text).properties, hosts, port)
+    properties = ServiceInfo(TYPE, f"x.{TYPE}", properties=text).properties
+    seen = found_of(peer, properties, hosts, port)
     if seen is None:
         return
     public_key_of(seen.peer)
@@ -203,7 +204,8 @@ async def test_a_nearby_peer_is_reported_once_and_again_when_changed(air):
     assert air.calls == [found()]
     renamed = dataclasses.replace(ADVERT, name="other")
     air.receive(*packets(renamed))
-    assert (air.calls, air.browser.found) == ([found(), found(renamed)], (found(renamed),))
+    assert air.calls == [found(), found(renamed)]
+    assert air.browser.found == (found(renamed),)
     air.receive(*packets(renamed, GOODBYE))
     assert air.browser.found == ()
 

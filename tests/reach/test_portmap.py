@@ -69,7 +69,8 @@ class Rig:
 
     def _ways(self, gateway: Gateway) -> tuple[GatewayProtocol, ...]:
         port = self.router.port
-        return Pcp(gateway, self.mapper._nonce, port), NatPmp(gateway, port), NoUpnp(gateway)
+        nonce = self.mapper._nonce
+        return Pcp(gateway, nonce, port), NatPmp(gateway, port), NoUpnp(gateway)
 
     def _on_change(self) -> None:
         self.changes += 1

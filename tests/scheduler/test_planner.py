@@ -110,7 +110,8 @@ def test_stages_need_not_be_equal_when_not_asked():
 
 
 def test_no_block_stage_at_all():
-    plan = make_plan(replace(tiny(0), length=1, counts={0: 3, 1: 3}), moves=50)
+    problem = replace(tiny(0), length=1, counts={0: 3, 1: 3})
+    plan = make_plan(problem, moves=50)
     assert plan.routes == ((0,), (1,)) * 3
     assert plan.makespan >= plan.bound - 1e-9 > 0
 
@@ -130,5 +131,6 @@ def test_as_short_as_any_plan_of_one_replica(seed):
     menu = [(0, a, b) for a, b in ((2, 3), (3, 2), (2, 4), (3, 4), (4, 3))]
     plans = [routes for routes in product(menu, repeat=3) if broken(problem, routes) is None]
     best = min(makespan(problem, routes) for routes in plans)
-    assert make_plan(problem, moves=2000).makespan == pytest.approx(best)
+    plan = make_plan(problem, moves=2000)
+    assert plan.makespan == pytest.approx(best)
     assert max(lower_bounds(problem).values()) <= best

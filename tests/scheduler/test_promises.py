@@ -123,7 +123,8 @@ def test_what_the_planner_makes_is_never_refused(seed: int) -> None:
             paths = reroute(laid.paths, siblings, proven)
         except (NoWay, UsageFault):
             continue  # there is no plan, so nobody is asked to follow one
-        assert refused(plan_of(paths, rows), scheduler, stages, may_skip) == ""
+        plan = plan_of(paths, rows)
+        assert refused(plan, scheduler, stages, may_skip) == ""
         router.counted(paths)
         if (job := router.job(laid, costs)) is not None and dice.random() < 0.2:
             router.improved(job, *search(job, moves=20))
@@ -173,7 +174,8 @@ def test_a_stage_that_is_visited_less_than_its_share_is_refused() -> None:
     )
     assert "get 0 to 6 of them" in why(lazy)
     # Where the stage has no member, the same paths are what the planner makes.
-    assert why(replace(lazy, members=tuple(m for m in lazy.members if m.stage != 3))) == ""
+    without = replace(lazy, members=tuple(m for m in lazy.members if m.stage != 3))
+    assert why(without) == ""
 
 
 def test_a_stage_that_is_kept_is_on_every_path() -> None:
@@ -214,7 +216,8 @@ def test_ends_peers_start_what_falls_to_them_by_their_speeds(scheduler: Schedule
     assert Counter(p.origin for p in plan.paths) == {"0a": 3, "0b": 3}
     other = plan.paths[0].origin
     index = next(i for i, p in enumerate(plan.paths) if p.origin != other)
-    assert "by other shares than their speeds" in why(changed(plan, index, origin=other), scheduler)
+    more = changed(plan, index, origin=other)
+    assert "by other shares than their speeds" in why(more, scheduler)
     alone = replace(plan, paths=tuple(replace(p, origin=other) for p in plan.paths))
     # Without skips the other one may have no proven path, which only the leader knows.
     assert bool(why(alone, scheduler)) == bool(scheduler.skip)

@@ -132,4 +132,5 @@ def test_memory_and_collisions_of_a_forged_replay_are_seen():
     first = played.tasks[0]
     twin = ReplayTask(first.start + 0.1, first.end, first.peer, "f", 1, 0, 0.0)
     assert rules.collisions(problem, routes, Replayed((*played.tasks, twin), played.done, ()))
-    assert "30 of 30" in str(rules.complete(problem, routes, Replayed(played.tasks, {}, ())))
+    lost = Replayed(played.tasks, {}, ())
+    assert "30 of 30" in str(rules.complete(problem, routes, lost))

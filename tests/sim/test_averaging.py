@@ -13,7 +13,8 @@ from node.sim.averaging import CAP, NAMES, AveragingTrial, simulate
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_agrees_on_the_mean(name: str) -> None:
-    found = simulate(name, AveragingTrial(64, (8, 8), failure=0.0, seeds=3))
+    trial = AveragingTrial(64, (8, 8), failure=0.0, seeds=3)
+    found = simulate(name, trial)
     assert found.variance[0] == pytest.approx(1, abs=0.3)
     assert found.variance[-1] < (0.2 if name == "ring" else 1e-9)
     assert list(found.variance) == sorted(found.variance, reverse=True)

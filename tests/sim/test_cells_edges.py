@@ -92,7 +92,8 @@ class Swarm(SimSwarm):
 
 
 def test_a_run_along_edges_comes_to_its_end() -> None:
-    said = finished(setup("ring", 4, epochs=50), Schedule(1, ())).summary()
+    outcome = finished(setup("ring", 4, epochs=50), Schedule(1, ()))
+    said = outcome.summary()
     assert (said["cells"], said["slowest_cell_epochs"]) == (4, 50)
     assert said["epochs_repeated"] == 0
     assert 0 < said["outer_rounds"] <= said["windows_met"]

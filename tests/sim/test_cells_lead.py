@@ -37,14 +37,17 @@ def test_the_run_is_over_when_every_cell_is_and_says_what_cells_did() -> None:
     assert said["slowest_cell_epochs"] == NEAR.epochs
     assert said["epochs_repeated"] == 0, "two cells make an epoch of one number each"
     assert 0 < said["outer_rounds"] <= said["windows_met"]
-    assert len([c for c in outcome.commits if c.cell and not c.tokens]) == said["outer_rounds"]
+    means = [c for c in outcome.commits if c.cell and not c.tokens]
+    assert len(means) == said["outer_rounds"]
     assert svg(outcome, "cells").count("<polyline") == 2, "a line for each cell"
-    assert "40" in timeline(outcome, 60)[0]
+    levels = timeline(outcome, 60)
+    assert "40" in levels[0]
 
 
 def test_an_answer_of_the_old_leader_makes_it_no_leader_of_the_new_cell() -> None:
     slow = replace(NEAR, epochs=8, links=LinkProfile(0.3, 0.1))
-    assert set(finished(slow, Schedule(2, ())).cells.values()) == {slow.epochs}, "both cells train"
+    outcome = finished(slow, Schedule(2, ()))
+    assert set(outcome.cells.values()) == {slow.epochs}, "both cells train"
 
 
 def test_one_cell_says_nothing_of_cells() -> None:

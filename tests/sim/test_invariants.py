@@ -258,7 +258,8 @@ def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: SimSwarm, a: A
 
 
 def test_i6_a_checkpoint_that_is_not_what_was_held(swarm: SimSwarm, a: Any) -> None:
-    swarm.watch.began(a, plan(epoch=4, lineage="a" * 32), False)
+    at = plan(epoch=4, lineage="a" * 32)
+    swarm.watch.began(a, at, False)
     tensors = {n: torch.ones(NUMBERS) for n in SETUP.names[1]}
     found = Checkpoint(1, 4, tensors, {}, {"lineage": "a" * 32, "cell": 0}, "same")
     swarm.watch.restored(a, found)

@@ -78,7 +78,8 @@ def test_a_stage_without_its_last_peer_is_skipped_and_returns(every: int, back_f
         work=dataclasses.replace(SETUP.work, checkpoint_s=0.1),
     )
     seen = PlansKept()
-    outcome = finished(setup, Schedule(1, (Fault(11.0, "outage", stage=2, seconds=12.0),)), seen)
+    schedule = Schedule(1, (Fault(11.0, "outage", stage=2, seconds=12.0),))
+    outcome = finished(setup, schedule, seen)
     assert outcome.counts["stage-left-out"] == outcome.counts["stage-back"] == 1
     assert outcome.counts["epoch-abandoned"] == 1
     assert "went-back" not in outcome.counts
@@ -100,4 +101,5 @@ def test_a_stage_that_lost_all_its_work_keeps_its_parameters() -> None:
     """An ends peer dies, and with it every micro-batch that visited the only peer of a stage: its
     round has nothing to step."""
     setup = dataclasses.replace(SETUP, replicas=1, checkpoint_every=3)
-    assert "epoch-abandoned" not in finished(setup, lay(("mass-kill",), setup, 2)).counts
+    outcome = finished(setup, lay(("mass-kill",), setup, 2))
+    assert "epoch-abandoned" not in outcome.counts

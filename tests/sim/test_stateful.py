@@ -32,7 +32,6 @@ class AnySwarm(RuleBasedStateMachine):
     )
     def lose(self, who: int, kind: str) -> None:
         self.strike(kind, who, 1.0)
-        self.swarm.world.run(self.swarm.world.now + 0.001)  # who leaves knows it a moment later
 
     @rule(who=WHO)
     def join(self, who: int) -> None:

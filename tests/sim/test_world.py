@@ -115,7 +115,8 @@ def test_a_stream_brings_its_messages_in_order_and_then_its_end() -> None:
     world, _, a, _ = pair(jitter_s=0.1)
 
     async def talk() -> None:
-        call = (await a.transport.channel(B)).stream_stream("/test/Talk")(iter([1, 2, 3]))
+        channel = await a.transport.channel(B)
+        call = channel.stream_stream("/test/Talk")(iter([1, 2, 3]))
         while (message := await call.read()) is not EOF:
             a.say(message)
 
@@ -133,7 +134,8 @@ def test_transfers_on_a_line_queue() -> None:
 
 
 def test_a_lost_message_comes_later() -> None:
-    assert Links(random.Random(0), LinkProfile(0.1, 0.0, 0.0, 1.0)).travel(A, B, 0, 0.0) > 0.3
+    links = Links(random.Random(0), LinkProfile(0.1, 0.0, 0.0, 1.0))
+    assert links.travel(A, B, 0, 0.0) > 0.3
 
 
 def test_a_call_to_the_dead_is_refused_and_a_pending_one_reset() -> None:
@@ -301,7 +303,8 @@ def test_simulated_records_arrive_late_and_stop_at_partitions() -> None:
 def test_a_directory_counts_by_its_own_wall_clock() -> None:
     links = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
     record_store = SimDht(links, DirectorySettings(), 0.0, lambda: 1.0)
-    asyncio.run(SimDirectory(record_store, A, VirtualClock(1.0, skew=100.0)).publish(body()))
+    ahead = SimDirectory(record_store, A, VirtualClock(1.0, skew=100.0))
+    asyncio.run(ahead.publish(body()))
     assert not record_store.read(B, 1.0 - DirectorySettings().max_ttl_s)
     assert record_store.read(B, 1.0)[A].not_after == 101.0 + DirectorySettings().ttl_s
 
@@ -359,7 +362,9 @@ def test_a_disk_keeps_the_newest_and_no_half_written_checkpoint() -> None:
     for epoch in (1, 2, 3):
         writer.save(1, epoch, tensors, {}, {"epoch": epoch})
         now[0] += 1.0
-    assert (writer.blocked(), writer.blocked(), writer.epochs(1)) == (0.5, 0.0, [2, 3])
+    assert writer.blocked() == 0.5
+    assert writer.blocked() == 0.0
+    assert writer.epochs(1) == [2, 3]
     now[0] = 10.0
     writer.save(1, 4, tensors, {}, {})
     disk.died(10.2)
@@ -386,4 +391,5 @@ def test_a_device_runs_one_job_at_a_time_and_backward_first() -> None:
     job("backward", Priority.BACKWARD, 0.25)
     world.run(5.0)
     assert done == [("first", 1.0), ("backward", 1.5), ("forward", 2.0)]
-    assert (device.busy_s, device.idle_s) == (2.0, 3.0)
+    assert device.busy_s == 2.0
+    assert device.idle_s == 3.0

@@ -63,13 +63,15 @@ def quiet() -> Story:
 
 def test_nothing_is_lost_in_a_quiet_run():
     books = quiet().plan(2, "v2").books
-    assert (books.losses(), sorted(books.history())) == (Losses(0, 0), [0, 1])
+    assert books.losses() == Losses(0, 0)
+    assert sorted(books.history()) == [0, 1]
     assert books.first_tries(0, 2) == (2, 2, 2)
 
 
 def test_an_attempt_that_was_begun_anew_is_abandoned():
     story = quiet().plan(2, "v2").plan(2, "v2", term=9).commit(2, "v3", term=9)
-    assert (story.books.losses(), story.books.first_tries(0, 3)) == (Losses(0, 1), (3, 2, 2))
+    assert story.books.losses() == Losses(0, 1)
+    assert story.books.first_tries(0, 3) == (3, 2, 2)
 
 
 def test_a_rival_plan_that_nobody_followed_costs_nothing():
@@ -96,7 +98,8 @@ def test_of_two_sides_the_one_that_goes_on_counts():
 
 def test_a_commit_a_dying_leader_did_not_report_is_no_loss():
     story = quiet().plan(2, "v2").epoch(3, "v3", "v4", who="b")
-    assert (story.books.losses(), sorted(story.books.history())) == (Losses(0, 0), [0, 1, 2, 3])
+    assert story.books.losses() == Losses(0, 0)
+    assert sorted(story.books.history()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("cursor", "found"), [(40, (0, 0)), (44, (4, 0)), (32, (0, 8))])
@@ -180,4 +183,5 @@ def test_the_slope_does_not_mind_a_few_wild_points():
     x = [float(i) for i in range(30)]
     y = [5.0 + 0.5 * t for t in x]
     y[3], y[20] = 1000.0, -1000.0
-    assert (theil_sen(x, y), theil_sen([1.0], [1.0])) == (pytest.approx(0.5), 0.0)
+    assert theil_sen(x, y) == pytest.approx(0.5)
+    assert theil_sen([1.0], [1.0]) == 0.0

@@ -25,7 +25,8 @@ def test_a_run_without_losses_has_neither_gaps_nor_doubles():
 
 
 def test_samples_that_were_handed_back_are_counted_once_later():
-    assert ledger(story(([0, []], 2), ([4, [1, 2]], 4), ([6, []], 0)), SEQ) == Ledger(6, 0, 0)
+    books = story(([0, []], 2), ([4, [1, 2]], 4), ([6, []], 0))
+    assert ledger(books, SEQ) == Ledger(6, 0, 0)
 
 
 def test_a_commit_of_fewer_samples_than_were_taken_is_a_gap():

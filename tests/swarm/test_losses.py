@@ -136,7 +136,8 @@ def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
         "its neighbour's directory to show it",
         lambda: (seen := {p.name: p.path for p in other.peers().peers}).get(peer.label) and seen,
     )
-    assert (paths[peer.label], paths["stage-2-1"]) == ("tunnel", "direct")
+    assert paths[peer.label] == "tunnel"
+    assert paths["stage-2-1"] == "direct"
     assert other.status().paths_to["tunnel"] == 1
 
 
@@ -225,7 +226,8 @@ def test_the_whole_swarm_comes_back_from_its_checkpoints(swarm):
 
     swarm.start(*peers)
     swarm.goes_on(3)
-    assert peers[0].events("epoch-committed")[committed]["fields"]["epoch"] == common + 1
+    first = peers[0].events("epoch-committed")[committed]["fields"]["epoch"]
+    assert first == common + 1
     for peer in peers:
         assert len(peer.events("restored")) == restored[peer.label] + 1
     swarm.digests_equal()

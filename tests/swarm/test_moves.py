@@ -32,7 +32,8 @@ def test_three_and_one_become_two_and_two(box) -> None:
         lambda: mover.status().stage == 2 and mover.status().state == "training",
     )
     pid, born, key, addresses = before[mover.label]
-    assert (mover.pid, psutil.Process(mover.pid).create_time(), mover.key) == (pid, born, key)
+    process = psutil.Process(mover.pid)
+    assert (mover.pid, process.create_time(), mover.key) == (pid, born, key)
     assert set(mover.status().addresses) == addresses
     kinds = [e["kind"] for e in mover.events()]
     assert (
@@ -50,4 +51,5 @@ def test_three_and_one_become_two_and_two(box) -> None:
     # Nobody whose operator named a stage, and said no more, was moved.
     assert not lone.events("moving")
     assert mover.p2pd() is not None
-    assert set(box.stop_all().values()) == {0}
+    codes = box.stop_all()
+    assert set(codes.values()) == {0}

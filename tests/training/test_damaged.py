@@ -43,7 +43,8 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
 ) -> None:
     (a,) = await rig.add("a", every=1)
     owners = {n: a for n in rig.shapes}
-    await rig.begin(rig.plan((a,), owners, (await rig.train((a,), owners, 4))), a)
+    last = await rig.train((a,), owners, 4)
+    await rig.begin(rig.plan((a,), owners, last), a)
     await a.work.local_checkpoints.saved()
     two, three, four = a.work.checkpoints()
     change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")

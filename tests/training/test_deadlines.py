@@ -73,10 +73,12 @@ def test_a_step_of_a_minute_is_waited_for() -> None:
 
 
 def test_the_slowest_owner_counts_and_a_slow_line() -> None:
-    leader, plan = told(TERA, Measured(tera_s=30.0))
+    slow = Measured(tera_s=30.0)
+    leader, plan = told(TERA, slow)
     mine = [r.deadline_s for r in close(leader, plan, 3.0)]
     assert mine[0] == pytest.approx(MARGIN * 180.0, rel=0.1)
-    leader, plan = told(Measured(tera_s=0.1, ways=((S2, LinkCost(tensor_s=0.5)),)))
+    line = Measured(tera_s=0.1, ways=((S2, LinkCost(tensor_s=0.5)),))
+    leader, plan = told(line)
     # The parameters of a stage are 100 tensors; half of them each way between two members.
     assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(
         MARGIN * (0.6 + 2 * 0.5 * 100 * 0.5), rel=0.1
@@ -85,7 +87,8 @@ def test_the_slowest_owner_counts_and_a_slow_line() -> None:
 
 def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
     leader, plan = begun()
-    assert leader.deadlines.round(leader.roster, plan) == leader.facts.waits.round_s
+    short = leader.deadlines.round(leader.roster, plan)
+    assert short == leader.facts.waits.round_s
     leader.deadlines.took(plan, 20.0)
     assert leader.deadlines.round(leader.roster, plan) > 40.0
     commits(leader, plan, 3.0)
@@ -95,7 +98,9 @@ def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
 def test_another_attempt_has_more_time_up_to_a_bound() -> None:
     leader, plan = begun()
     each = [leader.deadlines.round(leader.roster, plan, attempt) for attempt in range(6)]
-    assert (each[1], each, each[5]) == (AGAIN * each[0], sorted(each), each[4])
+    assert each[1] == AGAIN * each[0]
+    assert each == sorted(each)
+    assert each[5] == each[4]
 
 
 def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:

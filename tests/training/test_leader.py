@@ -55,7 +55,8 @@ def next_plan(actions: list[Any]) -> Plan:
 def begun(notes: Iterable[ev.Heartbeat] = (), **kw: Any) -> tuple[Leader, Plan]:
     """A leader that has heard these, or one peer of each stage, with its first plan."""
     leader = led(facts(**kw), notes or [heard(E), heard(S1), heard(S2)])
-    return leader, next_plan(leader.handle(ev.ClockTick(), 2.0))
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    return leader, plan
 
 
 def reported(leader: Leader, plan: Plan, now: float) -> list[Any]:
@@ -256,7 +257,8 @@ def test_a_forgotten_history_is_guessed_with_a_warning(answer: str) -> None:
     else:
         done = leader.handle(ev.Recalled(at, other if answer == "forged" else None, ()), 2.5)
     plan = next_plan(done)
-    assert (plan.base, plan.cursor) == (at, (SampleClass(0, 0, 24),))
+    assert plan.base == at
+    assert plan.cursor == (SampleClass(0, 0, 24),)
     assert [a.kind for a in done if isinstance(a, ev.RecordFact) and a.level == "warning"] == [
         "history-lost"
     ]
@@ -277,7 +279,8 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     )
     following = next_plan(commits(leader, plan, 4.0))
     assert following.member(owner) is None
-    assert (following.owners["s1"], following.moved) == (other, {"s1": owner})
+    assert following.owners["s1"] == other
+    assert following.moved == {"s1": owner}
     done = leader.handle(ev.Unreachable(owner), 4.5)
     assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == ["peer-left"]
 
@@ -494,7 +497,8 @@ def test_a_stage_falls_back_to_its_newest_remaining_parameters(
         assert leader.waiting_for == NOTHING_IN_COMMON
         done = tell(leader, [older], 70.0)
     plan = next_plan(done)
-    assert (plan.base, plan.stood) == (third.base, {1: second.base})
+    assert plan.base == third.base
+    assert plan.stood == {1: second.base}
     assert [m.peer for m in plan.stage(1) if m.current] == [T1]
     (said,) = (a for a in done if isinstance(a, ev.RecordFact) and a.kind == "stage-fell-back")
     assert said.facts["stages"] == {"1": 1}
@@ -512,7 +516,8 @@ def test_state_that_fits_nowhere_is_reported_once() -> None:
         return {f"s{stage}": min(p for p, _ in cell)}
 
     leader = Leader(E, facts(assign=place))
-    tell(leader, [heard(E), heard(S1, room=99), heard(S2)], 0.0)
+    small = [heard(E), heard(S1, room=99), heard(S2)]
+    tell(leader, small, 0.0)
     said = [a for now in range(2, 8) for a in leader.handle(ev.ClockTick(), float(now))]
     assert the_plan(said) is None
     (report,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "out-of-memory"]
@@ -549,7 +554,8 @@ def test_a_change_reported_by_a_stranger_is_verified() -> None:
         return Rules()
 
     past = PlanContext((SampleClass(0, 0, 40),), {}, 0, change="forged")
-    _, plan = begun([heard(p, A, 500) for p in (E, S1, S2)], read=read, recall=lambda version: past)
+    there = [heard(p, A, 500) for p in (E, S1, S2)]
+    _, plan = begun(there, read=read, recall=lambda version: past)
     assert (plan.change, plan.outer) == ("", 0)
 
 
@@ -586,7 +592,8 @@ def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
     outside = T1 if inside == S1 else S1
     assert leader.roster.apart() == [(outside, inside)]
     tell(leader, [with_ways(heard(p), *(everybody - {p})) for p in (S1, T1)], 2.5)
-    assert {m.peer for m in next_plan(commits(leader, plan, 3.0)).members} == everybody
+    later = next_plan(commits(leader, plan, 3.0))
+    assert {m.peer for m in later.members} == everybody
 
 
 def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
@@ -604,7 +611,8 @@ def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:
     assert said.kind == "epoch-abandoned"
     assert "its checkpoint is damaged" in said.text
     assert leader.plan is None
-    assert next_plan(leader.handle(ev.ClockTick(), 4.0)).term == plan.term + 1
+    again = next_plan(leader.handle(ev.ClockTick(), 4.0))
+    assert again.term == plan.term + 1
 
 
 def test_a_leader_with_a_damaged_final_version_starts_elsewhere() -> None:
@@ -616,4 +624,5 @@ def test_a_leader_with_a_damaged_final_version_starts_elsewhere() -> None:
     assert leader.phase is Phase.FINISHED
     tell(leader, [heard(E, older)], 2.1)
     leader.handle(ev.Declined(last.hash, "its checkpoint is damaged"), 2.1)
-    assert next_plan(leader.handle(ev.ClockTick(), 3.0)).base == older
+    plan = next_plan(leader.handle(ev.ClockTick(), 3.0))
+    assert plan.base == older

@@ -35,7 +35,8 @@ def skipping(spare: int = 1, **kw: Any) -> RunFacts:
 
 def begun(spare: int = 1, **kw: Any) -> tuple[Leader, Plan]:
     leader = led(skipping(spare, **kw), [heard(p) for p in (E, S1, S2, S3)])
-    return leader, next_plan(leader.handle(ev.ClockTick(), 2.0))
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    return leader, plan
 
 
 def after(plan: Plan) -> Version:
@@ -55,7 +56,8 @@ def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
         assert the_plan(leader.handle(ev.ClockTick(), t)) is None, "it may be there in a moment"
     assert "stage 2" in leader.waiting_for
     done = leader.handle(ev.ClockTick(), now + MISSED_S + 0.1)
-    return next_plan(done), done
+    plan = next_plan(done)
+    return plan, done
 
 
 def current(plan: Plan, peer: PeerId) -> bool:
@@ -107,7 +109,8 @@ def test_a_run_begins_and_ends_with_every_stage() -> None:
     assert the_plan(leader.handle(ev.ClockTick(), 100.0)) is None, (
         "what is complete has all of the model"
     )
-    last = next_plan(leader.handle(heard(S2, plan.base), 101.0))
+    done = leader.handle(heard(S2, plan.base), 101.0)
+    last = next_plan(done)
     assert last.last
     assert last.member(S2) is not None
 
@@ -124,7 +127,8 @@ def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
     assert back.stood == {2: first.base}, "so that it takes what it has for the newest"
     assert back.owners["s2"] == newcomer.peer
     assert "stage-back" in kinds(done)
-    assert next_plan(commits(leader, back, 12.0)).stood == {}
+    following = next_plan(commits(leader, back, 12.0))
+    assert following.stood == {}
 
 
 def test_an_older_copy_is_used_when_nobody_has_a_newer_one() -> None:
@@ -159,7 +163,8 @@ def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
     plan, _ = lose(leader, S2, 3.0)
     at, other = after(plan), PeerId("ends0")
     successor = Leader(other, skipping(), term=plan.term, history=plan)
-    tell(successor, [heard(p, at, 128) for p in (other, E, S1, S3)], 20.0)
+    there = [heard(p, at, 128) for p in (other, E, S1, S3)]
+    tell(successor, there, 20.0)
     for t in (20.0, 20.0 + MISSED_S - 0.5):
         assert the_plan(successor.handle(ev.ClockTick(), t)) is None, "not all have been heard yet"
     back = next_plan(
@@ -174,10 +179,12 @@ def test_memory_knows_what_stood_before_and_after_a_plan() -> None:
     held, without = Version(0), tuple(m for m in first.members if m.stage != 2)
     around = dataclasses.replace(first, stood={2: held}, members=without, paths=(), owners={})
     memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, around, ())
-    assert (memory.stood(around.base), memory.stood(after(around))) == ({2: held}, {2: held})
+    assert memory.stood(around.base) == {2: held}
+    assert memory.stood(after(around)) == {2: held}
     with_it = dataclasses.replace(first, stood={2: held})
     memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, with_it, ())
-    assert (memory.stood(after(with_it)), memory.stood(Version(9, "aa" * 16))) == ({}, {})
+    assert memory.stood(after(with_it)) == {}
+    assert memory.stood(Version(9, "aa" * 16)) == {}
 
 
 def test_a_member_relabels_its_version_only_if_the_plan_allows() -> None:

@@ -42,7 +42,8 @@ def window(s: OuterSettings, number: int, keepers: list[Keeper]) -> list[dict[st
     given, made = [m.gives(local) for m, local in zip(merges, locals_, strict=True)], []
     for i, (merge, keeper) in enumerate(zip(merges, keepers, strict=True)):
         said = {c: merge.opens(g or {}) for c, g in zip(CELLS, given, strict=True)}
-        made.append(merge.makes(CELLS[i], said.pop(CELLS[i]), said))
+        own = said.pop(CELLS[i])
+        made.append(merge.makes(CELLS[i], own, said))
         keeper.residual.spoken()
         keeper.residual.moved()
         keeper.state = OuterState(
@@ -80,7 +81,8 @@ def test_what_coding_loses_is_owed_and_taken_back_with_the_round() -> None:
     keeper.residual.spoken()
     keeper.residual.moved()
     for name, value in drawn(7).items():
-        assert torch.equal(keeper.residual.words[name], (value - local[name]) - said[name])
+        whole = value - local[name]
+        assert torch.equal(keeper.residual.words[name], whole - said[name])
     keeper.residual.rolled_back()
     assert not keeper.residual.words
 
@@ -99,14 +101,16 @@ def test_bytes_that_nobody_writes_are_refused() -> None:
 
 def test_one_that_is_far_longer_than_the_others_counts_for_less() -> None:
     s = replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0)
-    merge = OuterSteps(Keeper(s, {n: torch.zeros(of) for n, of in SHAPES.items()}), s, SHAPES, 1)
+    keeper = Keeper(s, {n: torch.zeros(of) for n, of in SHAPES.items()})
+    merge = OuterSteps(keeper, s, SHAPES, 1)
     near, far = drawn(1), {n: 100.0 * t for n, t in drawn(2).items()}
     made = merge.makes(CELLS[0], near, {CELLS[1]: drawn(3), CELLS[2]: far})
     assert float(made["w"].norm()) < 2.0 * float(near["w"].norm())
 
 
 def test_who_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
-    merge = OuterSteps(Keeper(DENSE, drawn(7)), DENSE, SHAPES, 1)
+    keeper = Keeper(DENSE, drawn(7))
+    merge = OuterSteps(keeper, DENSE, SHAPES, 1)
     here, result = drawn(8), drawn(9)
     after = moved(here, merge.since(here, True), result)
     for name, was in drawn(7).items():
@@ -141,7 +145,8 @@ def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> 
     merges = [Pushes(c, s, SHAPES, 1, len(cells)) for c in cells]
     given = [dict(c.local) for c in cells]
     said = [m.opens(m.gives(c.local) or {}) for m, c in zip(merges, cells, strict=True)]
-    made = merges[0].makes(CELLS[0], said[0], {CELLS[i]: said[i] for i in present})
+    came = {CELLS[i]: said[i] for i in present}
+    made = merges[0].makes(CELLS[0], said[0], came)
     assert set(merges[0].ages) == {CELLS[i] for i in present}
     return [
         c.takes(CELLS[i], merges[i], given[i], made) if i in present | {0, 1} else False

@@ -55,7 +55,8 @@ def through(note: pb.Note) -> pb.Note:
 
 def test_a_plan_comes_back_the_same_with_the_same_hash() -> None:
     back = notes.parse_plan(through(notes.plan_note(PLAN, b"s")).plan)
-    assert (back, back.hash) == (PLAN, PLAN.hash)
+    assert back == PLAN
+    assert back.hash == PLAN.hash
 
 
 def test_every_field_of_a_plan_is_in_its_hash() -> None:

@@ -15,7 +15,8 @@ def means(*stages: int) -> Plan:
 
 
 def test_a_division_names_both_cells() -> None:
-    said = reports.cell_divided(Plan(12, 1, ME, MEMBERS, (), {}, cell_id=OTHER, parent=OWN))
+    founded = Plan(12, 1, ME, MEMBERS, (), {}, cell_id=OTHER, parent=OWN)
+    said = reports.cell_divided(founded)
     assert said.text == "cell ababab divides at epoch 12: 2 of its peers become cell cdcdcd"
     assert said.facts["cell"] == OTHER
 
@@ -28,7 +29,8 @@ def test_an_outer_round_says_whose_means_it_puts_in_place() -> None:
 
 
 def test_a_commit_says_whether_it_was_training_or_a_mean() -> None:
-    said = reports.epoch_committed(EpochAttempt(means(0, 1), 0.0, 1.0), Version(8), 100, 2.0, 1.0)
+    attempt = EpochAttempt(means(0, 1), 0.0, 1.0)
+    said = reports.epoch_committed(attempt, Version(8), 100, 2.0, 1.0)
     assert said.text == "epoch 8/100 committed, the means with cell cdcdcd are in place"
     assert (said.facts["cell"], said.facts["outer"]) == (OWN, 90)
     alone = EpochAttempt(Plan(7, 1, ME, MEMBERS, (), {}), 0.0, 1.0)

@@ -23,8 +23,10 @@ def test_a_claimed_speed_is_bounded_by_what_neighbours_see() -> None:
         ev.Heartbeat(A, 1, Version(0), "d", 1e6),
         ev.Heartbeat(B, 1, Version(0), "d", 4.0),
     )
-    r = roster(liar, honest, ev.Heartbeat(C, 0, Version(0), "d", 1.0, seen=seen))
-    assert (r.speed(A), r.speed(B)) == (pytest.approx(CEILING * 4.0), pytest.approx(4.0))
+    watcher = ev.Heartbeat(C, 0, Version(0), "d", 1.0, seen=seen)
+    r = roster(liar, honest, watcher)
+    assert r.speed(A) == pytest.approx(CEILING * 4.0)
+    assert r.speed(B) == pytest.approx(4.0)
 
 
 def test_a_peers_own_speed_claim_is_ignored_and_one_is_outvoted() -> None:
@@ -67,7 +69,8 @@ def test_a_fast_peer_that_is_seen_to_be_fast_is_believed() -> None:
 
 
 def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:
-    assert (majority({A: 1, B: 2, C: 2}), majority({B: 1, A: 2})) == (2, 2)
+    assert majority({A: 1, B: 2, C: 2}) == 2
+    assert majority({B: 1, A: 2}) == 2
 
 
 def test_an_undone_version_is_no_start_and_no_richer_side() -> None:
@@ -80,7 +83,8 @@ def test_an_undone_version_is_no_start_and_no_richer_side() -> None:
     r = roster(*notes, ev.Heartbeat(D, 1, made, "d", 1.0, tokens=90))
     assert r.startable()[0] == made
     r.undo(made)
-    assert (r.startable(), r.richer(60, Version(2, "e" * 32))) == ([Version(2, "e" * 32)], [])
+    assert r.startable() == [Version(2, "e" * 32)]
+    assert r.richer(60, Version(2, "e" * 32)) == []
     assert r.richer(60, rival) == [], "and D is none either"
     r.undo(again)
     assert r.undone == {made, again}

@@ -59,7 +59,8 @@ def certificate(
     ballots = []
     for peer in by:
         vote = Vote(NO_CELL, term, 0, of, names(voters), 1, "digest")
-        ballots.append(Ballot(peer, 1, 0, "digest", signed(peer, vote.said(), vote_domain(RUN))))
+        signature = signed(peer, vote.said(), vote_domain(RUN))
+        ballots.append(Ballot(peer, 1, 0, "digest", signature))
     return Certificate(NO_CELL, term, of, voters, tuple(ballots))
 
 
@@ -148,12 +149,14 @@ def test_a_new_leader_needs_the_support_of_a_majority() -> None:
     trust, warrant = trusting(), Warrant(certificate(NEXT, VOTERS, term=21))
     taken = plan(B, NEXT)
     assert "supports" in asks(trust, taken, warrant)
-    assert "supports" in asks(trust, taken, replace(warrant, supporters=supporters(B, (B, C))))
+    few = replace(warrant, supporters=supporters(B, (B, C)))
+    assert "supports" in asks(trust, taken, few)
     strangers = replace(warrant, supporters=supporters(B, (B, C, *STRANGERS)))
     assert "supports" in asks(trust, taken, strangers)
     others = replace(warrant, supporters=supporters(C, (B, C, D)))
     assert "supports" in asks(trust, taken, others), "their word is for C"
-    assert not asks(trust, taken, replace(warrant, supporters=supporters(B, (B, C, D))))
+    enough = replace(warrant, supporters=supporters(B, (B, C, D)))
+    assert not asks(trust, taken, enough)
 
 
 def test_with_support_a_leader_may_go_back() -> None:
@@ -220,7 +223,8 @@ def test_one_stage_counts_with_one_digest() -> None:
 
 def test_a_warrant_travels_whole() -> None:
     sent = Warrant(certificate(NEXT, (A, B)), supporters(A, (B, C)))
-    read = pb.Note.FromString(notes.plan_note(plan(A, NEXT), b"s", sent).SerializeToString())
+    note = notes.plan_note(plan(A, NEXT), b"s", sent)
+    read = pb.Note.FromString(note.SerializeToString())
     assert notes.parse_warrant(read.plan) == sent
     bare = notes.plan_note(plan(A, NEXT), b"s")
     assert notes.parse_warrant(pb.Note.FromString(bare.SerializeToString()).plan) == Warrant()

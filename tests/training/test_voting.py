@@ -12,7 +12,8 @@ ALL = (A, B, C, D, E, F)
 
 
 def plan(electorate: Electorate, current: tuple[PeerId, ...] = ALL, term: int = 1) -> Plan:
-    return Plan(3, term, A, tuple(PlanMember(p, 0) for p in current), (), {}, electorate=electorate)
+    members = tuple(PlanMember(p, 0) for p in current)
+    return Plan(3, term, A, members, (), {}, electorate=electorate)
 
 
 def test_two_sides_of_a_parted_network_never_both_decide() -> None:
@@ -39,12 +40,14 @@ def test_a_plan_needs_its_voters_and_those_of_the_plan_before() -> None:
 
 def test_voters_change_only_after_what_they_voted_on_counts() -> None:
     voting = Voting(A)
-    assert voting.electorate(None, (C, B, A), ()) == Electorate((A, B, C))
+    first = voting.electorate(None, (C, B, A), ())
+    assert first == Electorate((A, B, C))
     made = plan(Electorate(ALL))
     # Not committed here: whoever is here, the same decide.
     assert voting.electorate(made, (A, B, C), ()) == Electorate(ALL)
     assert voting.committed(made, {A, B, C})
-    assert voting.electorate(made, (A, B, C, D, E), ()) == Electorate((A, B, C, D, E), ALL)
+    after = voting.electorate(made, (A, B, C, D, E), ())
+    assert after == Electorate((A, B, C, D, E), ALL)
 
 
 def test_less_than_half_commit_nothing() -> None:

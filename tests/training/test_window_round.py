@@ -77,7 +77,8 @@ def test_one_that_is_far_away_pulls_as_a_usual_one() -> None:
 def test_mass_of_one_that_is_left_out_comes_with_nothing() -> None:
     giver: Any = None
     merge = ByMass(giver, {}, {CellId(name * 16): 0.25 for name in "bc"})
-    near = merge.makes(A, {"w": torch.ones(4)}, {B: {"w": 2 * torch.ones(4)}})
+    own = {"w": torch.ones(4)}
+    near = merge.makes(A, own, {B: {"w": 2 * torch.ones(4)}})
     assert torch.equal(near["w"], torch.full((4,), 1.25))
 
 
@@ -86,7 +87,8 @@ def test_noise_in_the_first_window_spoils_little(count: int) -> None:
     """Before anything is known of partners the own training is the measure."""
     made, own = Made(0.1), torch.ones(100)
     partners = dict(list({"b": 50 * torch.randn(100), "c": own + 0.1}.items())[:count])
-    assert float((made.after(own, **partners) - own).norm() / own.norm()) <= 2 * 0.1 / 2
+    after = made.after(own, **partners)
+    assert float((after - own).norm() / own.norm()) <= 2 * 0.1 / 2
     assert made.said == ["partner-clipped"]
 
 

@@ -17,7 +17,8 @@ GROUP = ev.Grouped(7, (PARTNER,), until=100.0)
 def roster(base: Version = BASE, **means: tuple[int, str]) -> Roster:
     made = Roster(2)
     for peer, stage in ((E, 0), (S1, 1), (S2, 2)):
-        made.hear(ev.Heartbeat(peer, stage, base, f"d{stage}", mean=means.get(peer, (0, ""))), 0.0)
+        mean = means.get(peer, (0, ""))
+        made.hear(ev.Heartbeat(peer, stage, base, f"d{stage}", mean=mean), 0.0)
     return made
 
 
@@ -40,9 +41,11 @@ def test_means_are_put_in_place_once_every_stage_holds_one() -> None:
     w = Windows()
     w.grouped(GROUP)
     w.next(roster(), BASE, 40.0)
-    assert not w.next(roster(NEXT, ends=(7, "m0"), stage1=(7, "m1")), NEXT, 42.0).means
+    some = roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"))
+    assert not w.next(some, NEXT, 42.0).means
     held = roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"), stage2=(7, "m2"))
-    assert (w.next(held, NEXT, 43.0).means, w.number()) == ({0: "m0", 1: "m1", 2: "m2"}, 7)
+    assert w.next(held, NEXT, 43.0).means == {0: "m0", 1: "m1", 2: "m2"}
+    assert w.number() == 7
 
 
 def test_what_is_not_there_in_time_is_left_out() -> None:

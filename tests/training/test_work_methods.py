@@ -91,7 +91,8 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
                 for n, o in past.owners.items()
                 if o in again.peers and owners[n] != o
             }
-            await again.epoch(again.plan(here, by_peer(again, owners), plan, moved=moved), *here)
+            last = again.plan(here, by_peer(again, owners), plan, moved=moved)
+            await again.epoch(last, *here)
             # Who came back has its own state; the rest came from its owner, or as the copy of an
             # epoch before.
             old = {n for n, o in past.owners.items() if o not in again.peers}
@@ -154,7 +155,8 @@ async def test_a_part_that_cannot_be_stepped_fails_only_the_attempt(
     rig.optim = settings("soap")
     a, b = await rig.add("a", "b", buddy_every=0)
     first = {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": b}
-    last = rig.plan((a, b), first, (await rig.train((a, b), first, 1)))
+    plan = await rig.train((a, b), first, 1)
+    last = rig.plan((a, b), first, plan)
     await rig.begin(last, a, b)
 
     def fails(*_: Any) -> Any:
@@ -214,4 +216,5 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
         verdict.require()
     assert fault.value.next_step
     # What is left for state is what makes it fit: a peer says so to the leader.
-    assert 0 < check_memory(config, demo, 1, 1 << 40).spare < int((1 << 40) * 0.9) - alone["muon"]
+    spare = check_memory(config, demo, 1, 1 << 40).spare
+    assert 0 < spare < int((1 << 40) * 0.9) - alone["muon"]

@@ -60,8 +60,10 @@ async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: 
     }
     assert c.work.state_export.spares.versions() == {"layers.0.b": version}
     assert a.work.state_export.spares.versions() == {"layers.1.a": version}
-    same(b.work.state_export.spares.get("layers.0.a").state, alone.saved[4]["layers.0.a"])
-    assert ([e.fields["epoch"] for e in b.events("spare-kept")], plan.epoch) == ([2, 4], 4)
+    spare = b.work.state_export.spares.get("layers.0.a")
+    same(spare.state, alone.saved[4]["layers.0.a"])
+    assert [e.fields["epoch"] for e in b.events("spare-kept")] == [2, 4]
+    assert plan.epoch == 4
 
 
 async def test_no_copies_are_made_when_the_manifest_disables_them(rig: Any) -> None:
@@ -170,7 +172,8 @@ async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(
     await rig.epoch(rig.plan((b, c), owners(c, b, c), plan, moved=moved), b, c)
     same(c.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     assert [(e.fields["parts"], e.fields["age"]) for e in c.events("momentum-old")] == [(2, 1)]
-    assert (len(c.events("state-not-moved")), c.work.state_export.taking.lost) == (1, 0)
+    assert len(c.events("state-not-moved")) == 1
+    assert c.work.state_export.taking.lost == 0
 
 
 async def test_the_reason_names_a_living_owner_that_gave_nothing(rig: Any) -> None:
@@ -203,14 +206,16 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     assert d.owner.staged(5) == set(OF_A)
     for p in (b, c):
         rig.net.mend(d.me, p.me)
-    await rig.averaged(last, b, c, attempt=2, dead=(a.me, d.me), owners=dict.fromkeys(OF_A, "b"))
+    second = dict.fromkeys(OF_A, "b")
+    await rig.averaged(last, b, c, attempt=2, dead=(a.me, d.me), owners=second)
     same(b.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     # d comes back as a listener: what it stepped never counts, and it offers it to nobody.
     after = rig.plan((b, c), owners(b, b, c), last, listeners=(d,))
     await rig.begin(after, b, c)
     d.plan = after
     await d.work.begin(after, True)
-    assert (d.owner.names(), d.owner.staged(5)) == ((), frozenset())
+    assert d.owner.names() == ()
+    assert d.owner.staged(5) == frozenset()
     assert d.work.listing(1, StateKind.OPTIMIZER) == {}
     offered = b.work.listing(1, StateKind.OPTIMIZER).items()
     assert {n for n, v in offered if v == after.base} >= set(OF_A)
@@ -230,7 +235,8 @@ async def test_a_failed_attempt_neither_ages_nor_reapplies_the_copy(rig: Any, al
     expected = alone.stepped("bc", 5, dict.fromkeys(OF_A, 4))
     same(b.parameters(), expected)
     same(c.parameters(), expected)
-    await rig.begin(rig.plan((b, c), owners(c, b, c), again), b, c)
+    after = rig.plan((b, c), owners(c, b, c), again)
+    await rig.begin(after, b, c)
     assert c.owner.through("layers.0.a") == 5
     assert "layers.0.a" not in b.owner.names()
 
@@ -328,7 +334,8 @@ async def test_an_owner_leaving_in_its_first_epoch_awaits_its_state(rig: Any) ->
     moved = dict.fromkeys(OF_A, a)
     await rig.epoch(rig.plan((b,), owners(b, b, b), first, moved=moved), b)
     assert await leaving
-    assert (b.owner.staged(1), b.work.state_export.taking.lost) == (set(rig.shapes), 0)
+    assert b.owner.staged(1) == set(rig.shapes)
+    assert b.work.state_export.taking.lost == 0
 
 
 async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
@@ -385,7 +392,8 @@ async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: A
 
 async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, alone: Any) -> None:
     a, b, c, plan = await trained(rig, 5, alone)
-    b.work.state_export.spares.get("layers.0.a").state["momentum"].fill_(float("nan"))
+    spare = b.work.state_export.spares.get("layers.0.a")
+    spare.state["momentum"].fill_(float("nan"))
     await rig.net.kill(a.me)
     await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
     same(c.parameters(), alone.stepped("bc", 5, {"layers.0.a": 0, "layers.0.norm": 4}))

@@ -37,7 +37,8 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     assert (two.epoch, four) == (2, last.base)
     assert four.lineage == lineage_after(plan, ()) != two.lineage
     assert b.work.checkpoints() == (two, four), "the stages of a swarm can be matched"
-    assert a.store.metas(1)[4]["tokens"] == last.tokens > 0
+    meta = a.store.metas(1)[4]
+    assert meta["tokens"] == last.tokens > 0
     past = a.work.local_checkpoints.recall(four)
     assert (past.cursor, past.owners, past.tokens) == (
         (SampleClass(0, 0, 16),),
@@ -55,7 +56,8 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
     await a.work.local_checkpoints.saved()
     (two,) = a.work.checkpoints()
     await a.work.restore(two)
-    assert (a.work.version, a.work.tokens) == (two, a.store.metas(1)[2]["tokens"])
+    assert a.work.version == two
+    assert a.work.tokens == a.store.metas(1)[2]["tokens"]
     torch.testing.assert_close(a.parameters(), alone.parameters, atol=2e-6, rtol=1e-5)
     assert set(a.owner.names()) == {"layers.0.a", "layers.0.norm"}
     assert a.owner.through("layers.0.a") == 1
@@ -261,7 +263,8 @@ async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(
     (a,) = await rig.add("a", every=100, buddy_every=0)
     (late,) = await rig.add("late", every=100, buddy_every=0)
     plan = await rig.train((a,), owners(a, a), 3)
-    done = dataclasses.replace(rig.plan((a,), owners(a, a), plan, listeners=(late,)), paths=())
+    last = rig.plan((a,), owners(a, a), plan, listeners=(late,))
+    done = dataclasses.replace(last, paths=())
     await a.work.settle(done.epoch, done)
     for peer in (a, late):
         await peer.work.finish(done)

@@ -107,7 +107,8 @@ async def test_both_ends_count_the_same_and_no_less_than_the_messages():
 )
 async def test_large_messages_wait_their_turn_and_small_ones_do_not(mine: bool, way: str):
     gate = Gate()
-    async with Lane(gate, Traffic()) if mine else Lane(Traffic(), gate) as channel:
+    lane = Lane(gate, Traffic()) if mine else Lane(Traffic(), gate)
+    async with lane as channel:
         # What goes up at one end comes down at the other.
         upward = (way == "up") == mine
         call = (
@@ -164,7 +165,8 @@ async def test_what_is_sent_without_waiting_delays_what_waits():
     traffic = Traffic(max_up=1e9)
     traffic.count_sent(10**12)  # a quarter of an hour of the cap
     waiting = asyncio.ensure_future(traffic.may_send(CALLED, BULK))
-    await asyncio.ensure_future(traffic.may_read(CALLED, BULK))
+    other = asyncio.ensure_future(traffic.may_read(CALLED, BULK))
+    await other
     await traffic.may_send(CALLED, BULK - 1)
     assert not waiting.done()
     waiting.cancel()
@@ -201,7 +203,8 @@ def test_the_rate_lately_leaves_out_the_second_under_way():
     busiest = Busiest()
     for second in range(20):
         busiest.count(100, 10, second + 0.5)
-    assert (busiest.mean(20.1, 10), busiest.mean(19.9, 10)) == ((100, 10), (100, 10))
+    assert busiest.mean(20.1, 10) == (100, 10)
+    assert busiest.mean(19.9, 10) == (100, 10)
     assert busiest.mean(25.0, 10) == (50, 5)
 
 

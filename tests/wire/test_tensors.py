@@ -236,7 +236,8 @@ def test_unknown_formats_sizes_and_shapes_are_our_own_mistakes() -> None:
 def test_chunks_cover_the_buffer_once() -> None:
     data = bytes(range(10))
     assert list(chunks(data, 4)) == [data[:4], data[4:8], data[8:]]
-    assert (list(chunks(bytearray(data), 10)), list(chunks(b"", 4))) == ([data], [])
+    assert list(chunks(bytearray(data), 10)) == [data]
+    assert list(chunks(b"", 4)) == []
 
 
 def test_digest_depends_on_names_shapes_and_values_only() -> None:
