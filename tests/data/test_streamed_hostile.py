@@ -324,6 +324,30 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     assert not list((tmp_path / "kept").iterdir())
 
 
+@pytest.mark.parametrize("content", [b"", bytes(20_000)])
+async def test_a_kept_shard_that_lost_its_content_is_fetched_anew(web, tmp_path, content):
+    shard = stream(f"{web.url}/SHA256SUMS", tmp_path).listing.shards[0]
+    path = opened(tmp_path).whole(shard)
+    text = path.read_bytes()
+    path.write_bytes(content)
+    again = opened(tmp_path)
+    assert again.read(shard, 0, shard.size) == text
+    path.write_bytes(content)  # while the daemon runs only what is cut is noticed
+    if not content:
+        with pytest.raises(UsageFault, match="cut short"):
+            again.read(shard, 0, shard.size)
+        assert again.read(shard, 0, shard.size) == text
+
+
+def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
+    path = write(tmp_path / "a.jsonl", documents(50))
+    shard, found = Shard(str(path), path.stat().st_size), opened(tmp_path)
+    assert len(given(found, shard)) == 50
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UsageFault, match="cut short"):
+        list(Documents(found, "text").of(shard, Part(0, 900, 1100))[0])
+
+
 async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path):
     folder = tmp_path / "all"
     folder.mkdir()

@@ -145,9 +145,15 @@ class Files:
         if start >= stop:
             return b""
         if not shard.remote or shard.size <= WHOLE:
-            with open(self.whole(shard), "rb") as file:
+            path = self.whole(shard)
+            with open(path, "rb") as file:
                 file.seek(start)
-                return file.read(stop - start)
+                found = file.read(stop - start)
+            if len(found) < stop - start:
+                if path.parent == self.folder:
+                    path.unlink(missing_ok=True)
+                raise _other(shard, "it has been cut short")
+            return found
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if shard.etag:
             headers["If-Match"] = shard.etag
@@ -192,14 +198,20 @@ class Files:
 
     def whole(self, shard: Shard) -> Path:
         """Where a shard lies whole on this disk, its hash compared when it was fetched, or first
-        read; what had come of it before a failure is not fetched again. Raises as :meth:`read`
-        does."""
+        read since the start: a machine that lost its power may have lost what it wrote last. What
+        had come of it before a failure is not fetched again. Raises as :meth:`read` does."""
         path = self._path(shard, "shard") if shard.remote else Path(shard.name)
         with self._alone(path):
-            if not shard.remote:
-                self._own(shard, path)
-            elif not self.used(path):
+            if shard.remote and self.used(path):
+                try:
+                    self._own(shard, path)
+                except UsageFault:
+                    path.unlink(missing_ok=True)
+            if shard.remote and not self.used(path):
                 self._fetch(shard, path)
+                self._compared.add(path)
+            elif not shard.remote and path.parent != self.folder:
+                self._own(shard, path)
             return path
 
     def unpacked(self, shard: Shard, packed: str) -> Shard:
@@ -238,8 +250,8 @@ class Files:
             return self._making.setdefault(path.name, threading.Lock())
 
     def _own(self, shard: Shard, path: Path) -> None:
-        """Compare a shard that somebody keeps on this disk, once."""
-        if path in self._compared or path.parent == self.folder:
+        """Compare a shard that lies on this disk, once."""
+        if path in self._compared:
             return
         try:
             with open(path, "rb") as file:
