@@ -607,11 +607,11 @@ Given = Callable[[int], Mapping[str, Tensor]]
 
 def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None:
     """Of the directory that this peer keeps the model in, or of the stage that it fetched; None
-    where there is neither."""
+    where there is neither. Raises UsageFault for a directory that is named now and not there."""
     m, places = manifest.model, config.places(manifest.run_id)
     kept = config.base_dir(manifest.run_id, stage)
     where = Path(places.weights) if places.weights else kept
-    if not m.weights or not where.is_dir():
+    if not m.weights or not (config.node.weights or where.is_dir()):
         return None
     files, stages = Weights(where), manifest.pipeline.stages
     config.keep_places(manifest.run_id, places)

@@ -21,8 +21,10 @@ warms up."""
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error of torch says that memory ran out, on a GPU or on the CPU."""
+    # cuBLAS and cuDNN, which take memory of their own, say it by a status.
+    words = "can't allocate memory", "STATUS_ALLOC_FAILED"
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        isinstance(error, RuntimeError) and any(w in str(error) for w in words)
     )
 
 

@@ -84,6 +84,7 @@ def _plain(c: Mapping[str, Any], directory: Path) -> None:
         (biased, "attention_bias = true"),
         (c.get("mlp_bias", False), "mlp_bias = true"),
         ("quantization_config" in c, "quantised weights"),
+        (c.get("partial_rotary_factor", 1) != 1, "a rotary embedding of a part of each head"),
     ):
         if has:
             raise UsageFault(f"the model in {directory} has {what}, which is not built here", _WHAT)

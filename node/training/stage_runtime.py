@@ -17,7 +17,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
-from node.core.errors import PeerFault, StepFault
+from node.core.errors import NetworkFault, PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, Version
 from node.core.tasks import Tasks
@@ -505,13 +505,17 @@ class StageRuntime:
     # ----------------------------------------------------------- forward only
 
     async def evaluate(self, plan: Plan) -> float:
-        """Mean loss, nats per token, on the held-out text through the live swarm. Raises
-        PeerFault."""
+        """Mean loss, nats per token, on the held-out text through the live swarm. Raises PeerFault,
+        and NetworkFault when the text does not come in the time of an epoch."""
         text = self.engines.text
         if text is None:
             return 0.0
         count = min(self.settings.eval_batches, text.held_out_count())
-        pairs = [await text.fetch_held_out(i) for i in range(count)]
+        try:
+            async with asyncio.timeout(plan.deadline_s):
+                pairs = [await text.fetch_held_out(i) for i in range(count)]
+        except TimeoutError as e:
+            raise NetworkFault("the held-out text did not come", "it is read the next time") from e
         hops = [self.route(plan, i) for i in range(len(pairs))]
         sums = await asyncio.gather(
             *(

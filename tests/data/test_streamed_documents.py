@@ -58,15 +58,6 @@ def test_a_column_of_another_name(tmp_path):
     assert list(given) == [b"x"]
 
 
-def test_a_line_that_never_ends_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.data.streamed.documents.LONGEST", 1 << 20)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"x" * (5 << 20))
-    given, _ = opened(tmp_path).of(shard_of(path), Part(0, 0, 100))
-    with pytest.raises(UsageFault, match="a line of more than 1 MiB"):
-        list(given)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "column", "why"),
     [

@@ -5,7 +5,7 @@ import torch
 
 from node.core.errors import OutOfResources, UsageFault
 from node.model import device as module
-from node.model.device import Device, set_threads
+from node.model.device import Device, out_of_memory, set_threads
 
 
 def test_auto_without_a_gpu_is_the_cpu_in_fp32(monkeypatch):
@@ -70,3 +70,18 @@ def test_threads():
             set_threads(-1)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+)
+def test_errors_that_say_that_memory_ran_out(error, short):
+    assert out_of_memory(error) == short

@@ -12,7 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.given.directories import KINDS, made
 from benchmarks.reference.unsplit import Unsplit
+from node.app.assembly import _weights
+from node.config import NodeConfig
 from node.core.errors import Refused, UsageFault
+from node.manifest import Manifest, amended
 from node.model.pretrained import SEQ_LEN, Weights, model_of
 from node.model.settings import ModelSettings
 
@@ -101,6 +104,7 @@ def test_older_files_say_the_rotary_base_elsewhere(llama: Path) -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"partial_rotary_factor": 0.5}, "rotary embedding of a part"),
         ({"hidden_size": "gone"}, "hidden_size"),
         ({"hidden_size": "32"}, "model.d_model"),
         ({"num_hidden_layers": 3.5}, "model.layers"),
@@ -116,6 +120,15 @@ def test_what_would_be_another_model_is_refused(
     with pytest.raises(UsageFault, match=says) as fault:
         model_of(changed(llama, **values))
     assert fault.value.next_step
+
+
+def test_a_directory_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
+    demo = Manifest.default_demo()
+    manifest = amended(demo, {"model.weights": ["a" * 64] * (demo.pipeline.stages + 1)})
+    assert _weights(NodeConfig(tmp_path), manifest, 1) is None
+    named = NodeConfig.load({"home": str(tmp_path), "weights": str(tmp_path / "typo")}, {})
+    with pytest.raises(UsageFault, match="typo"):
+        _weights(named, manifest, 1)
 
 
 def test_files_that_are_none_are_refused(llama: Path) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from node.app.capacity import check_memory
+from node.app.capacity import check_memory, planned_memory
 from node.averaging.strategies.keys import MOST_TOGETHER
 from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
-from node.manifest import Manifest
+from node.manifest import Manifest, amended
 from node.pipeline.settings import PipelineLimits
 from node.training.rounds import window
 from node.training.rounds.memory import OuterBytes, outer_bytes
@@ -151,6 +151,15 @@ def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path
     assert without.spare - more <= whole.spare <= without.spare - more // 2, (
         "the leader hears of what is left for optimizer state, which stands twice in a round"
     )
+
+
+def test_ends_with_nothing_to_train_are_planned(tmp_path: Path) -> None:
+    given = {"model.adapter": 8, "model.weights": ["a" * 64] * 4, "pipeline.stages": 3}
+    manifest, config = amended(Manifest.default_demo(), given), NodeConfig(tmp_path)
+    ends = check_memory(config, manifest, 0, 1 << 40)
+    assert ends.ok
+    assert {row.what for row in ends.table if row.when == "always" and row.nbytes} == {"parameters"}
+    assert "for the ends:" in planned_memory(config, manifest)[0]
 
 
 def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> None:

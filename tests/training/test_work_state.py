@@ -13,7 +13,7 @@ import torch
 from node.checkpoint.partial import Partial
 from node.checkpoint.service import StateService
 from node.checkpoint.state import NoDonor, StateKind
-from node.core.errors import Refused
+from node.core.errors import NetworkFault, Refused
 from node.core.journey import Version, lineage_after
 from node.core.samples import SampleClass
 from node.training.protocol.plan_context import makes
@@ -299,3 +299,17 @@ async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, a
     await a.work.local_checkpoints.saved()
     assert held not in a.work.checkpoints()
     assert a.owner.through("layers.0.a") == LATER.epoch - 1
+
+
+async def test_held_out_text_that_does_not_come_is_given_up(rig: Any) -> None:
+    class Away:
+        def held_out_count(self) -> int:
+            return 4
+
+        async def fetch_held_out(self, i: int) -> Any:
+            await asyncio.get_running_loop().create_future()
+
+    (a,) = await rig.add("a")
+    a.work.engines = dataclasses.replace(a.work.engines, text=Away())
+    with pytest.raises(NetworkFault, match="held-out text did not come"):
+        await a.work.evaluate(rig.plan((a,), {}, deadline_s=0.05))

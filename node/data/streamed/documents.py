@@ -17,8 +17,8 @@ from node.data.streamed.pieces import Part
 
 LONGEST = 64 << 20
 """Bytes of one document, at most."""
-MOST_GROUP = 1 << 30
-"""Bytes of the column of one row group, decoded, at most."""
+AT_ONCE = 256
+"""Rows that are decoded at once."""
 _log = logging.getLogger("tutti.data")
 
 
@@ -63,10 +63,8 @@ class Documents:
             at += len(more)
             rest.append(more[: more.find(b"\n") + 1] or more)
             if sum(map(len, rest)) > LONGEST + stop - start:
-                raise UsageFault(
-                    f"{shard.name} has a line of more than {LONGEST >> 20} MiB at byte {start}",
-                    "split that document",
-                )
+                # The line that is cut here is no JSON, and left out: nobody can mend it any more.
+                break
         bad = 0
         for line in b"".join(rest).split(b"\n"):
             if line.strip():
@@ -83,36 +81,40 @@ class Documents:
     def _rows(self, shard: Shard, part: Part) -> Iterator[bytes]:
         pyarrow, pq = _arrow()
         try:
-            with pq.ParquetFile(Ranges(self._files, shard), pre_buffer=False) as file:
-                names, meta = file.schema_arrow.names, file.metadata
-                if self._column not in names:
-                    raise UsageFault(
-                        f"{shard.name} has no column {self._column!r}",
-                        f"data.column: one of {', '.join(names[:8])}",
-                    )
+            # A buffer: pages are decoded one after the other, however large a row group is.
+            source = Ranges(self._files, shard)
+            with pq.ParquetFile(source, pre_buffer=False, buffer_size=BLOCK) as file:
+                meta = file.metadata
+                self._is_text(pyarrow, file.schema_arrow, shard)
                 first, last = (at * meta.num_rows // shard.size for at in (part.start, part.stop))
                 seen = 0
                 for group in range(meta.num_row_groups):
-                    rows = meta.row_group(group).num_rows
-                    begin, end = max(first, seen) - seen, min(last, seen + rows) - seen
-                    seen += rows
-                    if begin < end:
-                        self._small(shard, meta, group)
-                        column = file.read_row_group(group, columns=[self._column]).column(0)
-                        yield from _texts(column.slice(begin, end - begin), shard)
+                    begin, seen = seen, seen + meta.row_group(group).num_rows
+                    if first < seen and begin < last:
+                        for rows in file.iter_batches(
+                            AT_ONCE, [group], [self._column], use_threads=False
+                        ):
+                            yield from _texts(pyarrow, rows.column(0), first - begin, last - begin)
+                            begin += len(rows)
+                            if begin >= last:
+                                break
         except (pyarrow.ArrowException, OSError) as e:
             raise _cause(e) or UsageFault(
                 f"cannot read {shard.name}: {e}", "check that it is a parquet file"
             ) from e
 
-    def _small(self, shard: Shard, meta: Any, group: int) -> None:
-        found = meta.row_group(group)
-        columns = (found.column(i) for i in range(found.num_columns))
-        size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self._column)
-        if size > MOST_GROUP:
+    def _is_text(self, pyarrow: Any, schema: Any, shard: Shard) -> None:
+        if self._column not in schema.names:
             raise UsageFault(
-                f"row group {group} of {shard.name} has {size} bytes of {self._column!r}",
-                f"write it in row groups of at most {MOST_GROUP >> 20} MiB",
+                f"{shard.name} has no column {self._column!r}",
+                f"data.column: one of {', '.join(schema.names[:8])}",
+            )
+        kind, types = schema.field(self._column).type, pyarrow.types
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(kind) or types.is_large_string(kind)):
+            raise UsageFault(
+                f"{shard.name} holds {kind} in {self._column!r}, not text",
+                "name a column of strings:  data.column",
             )
 
 
@@ -124,14 +126,12 @@ def _boundary(raw: bytes, at: int) -> int:
     return at
 
 
-def _texts(column: Any, shard: Shard) -> Iterator[bytes]:
-    for value in column.to_pylist():
-        if isinstance(value, str):
-            yield value.encode("utf-8", errors="replace")
-        elif value is not None:
-            raise UsageFault(
-                f"{shard.name} holds {type(value).__name__}, not text", "name a column of strings"
-            )
+def _texts(pyarrow: Any, rows: Any, first: int, last: int) -> Iterator[bytes]:
+    """Rows ``first`` to ``last`` of those given, as bytes: a file may hold strings that are no
+    UTF-8. Nulls are left out."""
+    begin = max(0, first)
+    found = rows.slice(begin, max(0, last - begin)).cast(pyarrow.large_string())
+    return (text for text in found.cast(pyarrow.large_binary()).to_pylist() if text is not None)
 
 
 def _cause(e: BaseException) -> LocalFault | None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import httpx2
 
@@ -27,8 +28,14 @@ BLOCK = 1 << 20
 """Bytes that are fetched at once where a library reads here and there, and kept."""
 TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 """Seconds without a byte after which a server is held to be gone."""
+SLOWEST, GRACE_S = 1024, 60.0
+"""Bytes a second that a body has brought on average, after so many seconds: a server that gives a
+byte now and then would keep a thread for ever."""
 ABANDONED_S = 600.0
 """Since the last write to an unfinished file, after which its writer is held to be gone."""
+MOST_UNPACKED = 64
+"""Times as much text as was stored that a packed shard of more than :data:`WHOLE` may have: a piece
+of it is held in memory. Text is packed to a third, seldom to a twentieth."""
 _UNPACKED = 1 << 22
 _TRY_LATER = (408, 425, 429)
 
@@ -106,19 +113,25 @@ class Files:
         """``cap``: bytes that everything below ``folder`` may take."""
         self._client, self.folder, self.cap = client, folder, cap
         self._lock = threading.Lock()
-        self._making = dict[str, threading.Lock]()
+        self._making = WeakValueDictionary[str, threading.Lock]()
         self._holding = dict[Path, int]()
         """Files that are written or read just now, and how many bytes they will have."""
         self._compared = set[Path]()
         self.received = 0
         """Bytes that came over the network."""
+        self._closed = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.tmp"):
             # Not what another process, such as a daemon beside ``tutti doctor``, writes just now.
             if (s := _stat(left)) is not None and time.time() - s.st_mtime > ABANDONED_S:
                 left.unlink(missing_ok=True)
 
+    def stop(self) -> None:
+        """Have every call end soon, with a NetworkFault where it would go on to read."""
+        self._closed.set()
+
     def close(self) -> None:
+        self.stop()
         self._client.close()
 
     def read(self, shard: Shard, start: int, stop: int) -> bytes:
@@ -127,20 +140,26 @@ class Files:
         Raises NetworkFault, and LocalFault for a shard that is not what the list says, and where
         there is no space.
         """
+        self._go_on()
         stop = min(stop, shard.size)
         if start >= stop:
             return b""
         if not shard.remote or shard.size <= WHOLE:
-            with open(self.whole(shard), "rb") as file:
+            path = self.whole(shard)
+            with open(path, "rb") as file:
                 file.seek(start)
-                return file.read(stop - start)
+                found = file.read(stop - start)
+            if len(found) < stop - start:
+                if path.parent == self.folder:
+                    path.unlink(missing_ok=True)
+                raise _other(shard, "it has been cut short")
+            return found
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if shard.etag:
             headers["If-Match"] = shard.etag
         with asked(shard.name, self._client, "GET", headers) as answer:
-            if answer.status_code != 206 or not answer.headers.get("content-range", "").endswith(
-                f"/{shard.size}"
-            ):
+            part = f"bytes {start}-{stop - 1}/{shard.size}"
+            if answer.status_code != 206 or answer.headers.get("content-range", "") != part:
                 raise UsageFault(
                     f"{shard.name}: the server gives no parts of {shard.size} bytes",
                     f"use another server, or shards of at most {WHOLE >> 20} MiB",
@@ -149,9 +168,8 @@ class Files:
 
     def _body(self, answer: httpx2.Response, length: int) -> bytes:
         body = bytearray()
-        for piece in answer.iter_raw():
+        for piece in self._coming(answer):
             body += piece
-            self.received += len(piece)
             if len(body) > length:
                 break
         if len(body) != length:
@@ -160,16 +178,40 @@ class Files:
             )
         return bytes(body)
 
+    def _coming(self, answer: httpx2.Response) -> Iterator[bytes]:
+        """A body as it comes. Raises NetworkFault for one that hardly does."""
+        begun, come = time.monotonic(), 0
+        for piece in answer.iter_raw():
+            self._go_on()
+            come += len(piece)
+            self.received += len(piece)
+            yield piece
+            late = time.monotonic() - begun - GRACE_S
+            if late > 0 and come < SLOWEST * late:
+                raise NetworkFault(
+                    f"{answer.url}: less than {SLOWEST} bytes come a second", "it is asked again"
+                )
+
+    def _go_on(self) -> None:
+        if self._closed.is_set():
+            raise NetworkFault("data is not read any more", "start the daemon again")
+
     def whole(self, shard: Shard) -> Path:
         """Where a shard lies whole on this disk, its hash compared when it was fetched, or first
-        read; what had come of it before a failure is not fetched again. Raises as :meth:`read`
-        does."""
+        read since the start: a machine that lost its power may have lost what it wrote last. What
+        had come of it before a failure is not fetched again. Raises as :meth:`read` does."""
         path = self._path(shard, "shard") if shard.remote else Path(shard.name)
         with self._alone(path):
-            if not shard.remote:
-                self._own(shard, path)
-            elif not self.used(path):
+            if shard.remote and self.used(path):
+                try:
+                    self._own(shard, path)
+                except UsageFault:
+                    path.unlink(missing_ok=True)
+            if shard.remote and not self.used(path):
                 self._fetch(shard, path)
+                self._compared.add(path)
+            elif not shard.remote and path.parent != self.folder:
+                self._own(shard, path)
             return path
 
     def unpacked(self, shard: Shard, packed: str) -> Shard:
@@ -178,9 +220,10 @@ class Files:
         path = self._path(shard, "text")
         with self._alone(path):
             if not self.used(path):
-                self._unpack(self.whole(shard), packed, path)
+                stored = self.whole(shard)
+                self._unpack(stored, shard, packed, path)
                 if shard.remote:
-                    self.whole(shard).unlink(missing_ok=True)
+                    stored.unlink(missing_ok=True)
             return Shard(str(path), path.stat().st_size)
 
     def block(self, shard: Shard, number: int) -> bytes:
@@ -197,7 +240,8 @@ class Files:
             return found
 
     def _path(self, shard: Shard, ending: str) -> Path:
-        key = hashlib.sha256(f"{shard.name}\n{shard.size}\n{shard.sha256}".encode()).hexdigest()
+        version = shard.sha256 or shard.etag  # blocks of two versions make no file
+        key = hashlib.sha256(f"{shard.name}\n{shard.size}\n{version}".encode()).hexdigest()
         return self.folder / f"{key[:32]}.{ending}"
 
     def _alone(self, path: Path) -> threading.Lock:
@@ -206,8 +250,8 @@ class Files:
             return self._making.setdefault(path.name, threading.Lock())
 
     def _own(self, shard: Shard, path: Path) -> None:
-        """Compare a shard that somebody keeps on this disk, once."""
-        if path in self._compared or path.parent == self.folder:
+        """Compare a shard that lies on this disk, once."""
+        if path in self._compared:
             return
         try:
             with open(path, "rb") as file:
@@ -218,17 +262,21 @@ class Files:
         _compare(shard, size, digest)
         self._compared.add(path)
 
-    def _unpack(self, stored: Path, packed: str, path: Path) -> None:
-        staged = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
-        with self._held({stored: 0}), self._held({staged: 0}) as grow:
-            try:
-                with self._room(), open(staged, "wb") as file:
-                    for text in _unpacked(stored, packed):
-                        grow({staged: file.tell() + len(text)})
-                        file.write(text)
-                os.replace(staged, path)
-            finally:
-                staged.unlink(missing_ok=True)
+    def _unpack(self, stored: Path, shard: Shard, packed: str, path: Path) -> None:
+        most = max(WHOLE, MOST_UNPACKED * shard.size)
+        with self._held({stored: 0}), self._staged(path, 0) as (staged, grow):
+            with self._room(), open(staged, "wb") as file:
+                for text in _unpacked(stored, packed):
+                    self._go_on()
+                    if file.tell() + len(text) > most:
+                        raise UsageFault(
+                            f"{shard.name} has more than {most >> 20} MiB of text, which is more "
+                            f"than {MOST_UNPACKED} times what is stored",
+                            "pack it less, or not at all",
+                        )
+                    grow({staged: file.tell() + len(text)})
+                    file.write(text)
+            os.replace(staged, path)
 
     def used(self, path: Path) -> bool:
         """Whether a file is there; it is then the last to make room for others."""
@@ -255,17 +303,17 @@ class Files:
                 headers["If-Range"] = shard.etag
             with asked(shard.name, self._client, "GET", headers) as answer, self._room():
                 # A server that knows no ranges, or has another version now, sends all of it.
-                with open(part, "ab" if answer.status_code == 206 else "wb") as file:
-                    for piece in answer.iter_raw():
+                rest = f"bytes {have}-{shard.size - 1}/{shard.size}"
+                goes_on = have and answer.headers.get("content-range", "") == rest
+                missing = str(shard.size - have if goes_on else shard.size)
+                if (comes := answer.headers.get("content-length", missing)) != missing:
+                    raise _other(shard, f"{comes[:20]} bytes come, not {missing}")
+                with open(part, "ab" if goes_on else "wb") as file:
+                    for piece in self._coming(answer):
                         if file.tell() + len(piece) > shard.size:
                             part.unlink()
-                            raise UsageFault(
-                                f"{shard.name} is not the shard of the list: it has more than "
-                                f"{shard.size} bytes",
-                                "ask who owns the run; there may be a newer version",
-                            )
+                            raise _other(shard, f"it has more than {shard.size} bytes")
                         file.write(piece)
-                        self.received += len(piece)
         got = part.stat().st_size
         if got < shard.size:
             raise NetworkFault(
@@ -281,10 +329,22 @@ class Files:
 
     def put(self, path: Path, content: bytes) -> None:
         """Write a file at once, with room made for it."""
-        staged = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
-        with self._held({staged: len(content)}), self._room():
+        with self._staged(path, len(content)) as (staged, _), self._room():
             staged.write_bytes(content)
             os.replace(staged, path)
+
+    @contextlib.contextmanager
+    def _staged(
+        self, path: Path, size: int
+    ) -> Iterator[tuple[Path, Callable[[dict[Path, int]], None]]]:
+        """Where to write what becomes ``path``, with room as :meth:`_held` makes it; nothing is
+        left there when that fails."""
+        staged = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        with self._held({staged: size}) as grow:
+            try:
+                yield staged, grow
+            finally:
+                staged.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:
@@ -335,10 +395,14 @@ class Files:
 
 def _compare(shard: Shard, size: int, sha256: str) -> None:
     if size != shard.size or (shard.sha256 and sha256 != shard.sha256):
-        raise UsageFault(
-            f"{shard.name} is not the shard of the list: {size} bytes, sha256 {sha256[:16]}…",
-            "ask who owns the run; there may be a newer version",
-        )
+        raise _other(shard, f"{size} bytes, sha256 {sha256[:16]}…")
+
+
+def _other(shard: Shard, why: str) -> UsageFault:
+    return UsageFault(
+        f"{shard.name} is not the shard of the list: {why}",
+        "ask who owns the run; there may be a newer version",
+    )
 
 
 def _unpacked(stored: Path, packed: str) -> Iterator[bytes]:
@@ -387,12 +451,24 @@ class Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: object) -> int:
+        """Fills all of ``buffer`` unless the shard ends before: libraries take less for its end."""
         view = memoryview(buffer)  # type: ignore[arg-type]
-        number, begin = divmod(self._at, BLOCK)
-        try:
-            got = self._files.block(self._shard, number)[begin : begin + len(view)]
-        except LocalFault as e:
-            raise OSError(str(e)) from e
-        view[: len(got)] = got
-        self._at += len(got)
-        return len(got)
+        begin = self._at
+        while self._at - begin < len(view) and self._at < self._shard.size:
+            number, inside = divmod(self._at, BLOCK)
+            try:
+                block = self._files.block(self._shard, number)
+            except LocalFault as e:
+                raise OSError(str(e)) from e
+            got = block[inside : inside + len(view) - (self._at - begin)]
+            if not got:
+                raise OSError(f"{self._shard.name} ends at byte {self._at}")
+            view[self._at - begin : self._at - begin + len(got)] = got
+            self._at += len(got)
+        return self._at - begin
+
+    def read(self, size: int = -1) -> bytes:
+        """As :meth:`readinto`. No more memory is taken than the shard has bytes: a file may ask for
+        any number."""
+        left = max(0, self._shard.size - self._at)
+        return super().read(left if size < 0 else min(size, left)) or b""

@@ -72,10 +72,12 @@ class Pieces:
     def place(self, position: int) -> tuple[int, int]:
         """The number of the piece of a position, and which of its windows it is. Numbers of pieces
         rise from pass to pass."""
-        block, lane = divmod(position, self.lanes)
-        column, turn = divmod(block, self.windows)
-        number = column * self.lanes + lane
+        number, turn = self.piece(position), position // self.lanes % self.windows
         return number, self._order.sample(number * self.windows + turn)
+
+    def piece(self, position: int) -> int:
+        """The number of the piece alone."""
+        return position // (self.lanes * self.windows) * self.lanes + position % self.lanes
 
     def following(self, number: int) -> int:
         """The piece that is read when this one has been used up."""
@@ -90,6 +92,10 @@ class Pieces:
     def after(self, number: int) -> int:
         """The piece whose tokens stand for those of one that has none."""
         return number + 1 if number >= 0 else -1 - (-number % self.held)
+
+    def elsewhere(self, number: int) -> int:
+        """A piece that lies far from this one, mostly in another shard."""
+        return number + self.count // 5 + 1 if number >= 0 else self.after(number)
 
     def parts(self, number: int) -> Piece:
         """Where the bytes of a piece are."""

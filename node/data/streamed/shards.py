@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import httpx2
 
 from node.core.errors import NetworkFault, UsageFault
+from node.data.places import local
 from node.data.streamed.files import Shard, asked, kind_of
 
 MOST_SHARDS = 100_000
@@ -33,11 +34,12 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def is_streamed(source: str, place: str = "") -> bool:
-    """Whether a source is read in pieces; ``place``: where this peer keeps it, if anywhere."""
+    """Whether a source is read in pieces; ``place``: where this peer keeps it, if anywhere. Of a
+    file the manifest's word counts: all peers must read it in the same way."""
     kind, _, name = source.partition(":")
     if kind == "hf":
         return not Path(place or name.partition(":")[0]).expanduser().exists()
-    return kind in ("http", "https") or (kind == "file" and _is_list(place or name))
+    return kind in ("http", "https") or (kind == "file" and _is_list(name))
 
 
 def _is_list(name: str) -> bool:
@@ -77,10 +79,11 @@ def listed(source: str, place: str, client: httpx2.Client) -> Listing:
     if kind == "hf":
         listing = _hub(name, client)
     elif kind == "file":
-        listing = Listing(source, _local(Path(place or name).expanduser()))
+        listing = Listing(source, _local(local(name, place)))
     elif _is_list(_path(source)):
         sums = _sums(_text(source, client), source)
-        named = [Shard(urljoin(source, file), 0, digest) for file, digest in sums]
+        # A path on the server of the list, whatever the name looks like: nobody agreed to another.
+        named = [Shard(urljoin(source, quote(f"./{file}")), 0, digest) for file, digest in sums]
         listing = Listing(source, _sized(named, client))
     else:
         listing = Listing(source, _sized([Shard(url, 0) for url in _expanded(source)], client))
@@ -131,7 +134,7 @@ def _sums(text: str, where: str) -> list[tuple[str, str]]:
 def _text(url: str, client: httpx2.Client) -> str:
     with asked(url, client, "GET") as answer:
         body = b""
-        for piece in answer.iter_bytes():
+        for piece in answer.iter_raw():
             body += piece
             if len(body) > MOST_LIST:
                 raise UsageFault(f"{url} is larger than {MOST_LIST} bytes", "name a list of shards")
@@ -157,20 +160,15 @@ def _sized(shards: Sequence[Shard], client: httpx2.Client) -> tuple[Shard, ...]:
 def _local(path: Path) -> tuple[Shard, ...]:
     """The shards of a list beside them on this disk."""
     try:
-        if path.is_dir():
-            path = next(p for p in sorted(path.iterdir()) if p.name.startswith(SUMS))
         sums = _sums(path.read_text(errors="replace"), str(path))
         return tuple(
             Shard(str(path.parent / file), (path.parent / file).stat().st_size, digest)
             for file, digest in sums
         )
-    except StopIteration:
-        raise UsageFault(
-            f"{path} has no list of checksums", f"cd {path} && sha256sum * > {SUMS}"
-        ) from None
     except OSError as e:
         raise UsageFault(
-            f"cannot read {e.filename or path}: {e.strerror}", "name the list with  --data PATH"
+            f"cannot read {e.filename or path}: {e.strerror}",
+            f"name the list, or its directory, with  --data PATH ;  sha256sum * > {SUMS}  makes it",
         ) from e
 
 

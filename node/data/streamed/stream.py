@@ -16,11 +16,12 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from node.core.errors import LocalFault, UsageFault
+from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
 from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.data.cache import SUM, id_type, whole, with_sum
@@ -35,6 +36,10 @@ WORKERS = 4
 """Threads that fetch and tokenise, where there are so many cores."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Between two tries to fetch what could not be had."""
+LOOK_AGAIN_S = 600.0
+"""Between two looks at which shards the source has: it is asked about each of them."""
+ELSEWHERE = 4
+"""Other pieces that are tried where a piece cannot be read, neither at first nor again."""
 SAMPLED = 4
 """Pieces that are read to tell how many windows one has."""
 _FORMAT = 1
@@ -74,12 +79,16 @@ class Stream:
         """Pieces whose file was found sound since the start."""
         self._making = dict[int, asyncio.Future[None]]()
         self._queue = list[tuple[int, int, int]]()
+        self._urgency = dict[int, int]()
+        """Of each piece that is queued, the highest: once for each of them is enough."""
         self._under_way = set[int]()
         self._waiting_again = set[int]()
         """Pieces that could not be had at the last try."""
         self._queued = self._working = 0
-        self._pause = self._looked = 0.0
+        self._pause, self._looked = 0.0, -LOOK_AGAIN_S
         self._warned = False
+        self._replaced = Newest[str, None](1000)
+        """Why pieces were taken from elsewhere, as far as it was said."""
         self._workers = min(WORKERS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._workers, "data")
         self._tasks = Tasks("data")
@@ -116,8 +125,10 @@ class Stream:
         return max(1, ids // count // self.seq_len)
 
     def expect(self, positions: Iterable[int]) -> None:
-        """These samples are wanted soon, in this order."""
-        for number in dict.fromkeys(self.pieces.place(p)[0] for p in positions):
+        """These samples are wanted soon, in this order. Two pieces of each lane have room on the
+        disk for certain: what follows them would push them out before they are read."""
+        numbers = dict.fromkeys(self.pieces.piece(p) for p in positions)
+        for number in islice(numbers, 2 * self.pieces.lanes):
             self._want(number, _SOON)
 
     async def rows(self, positions: Sequence[int]) -> np.ndarray:
@@ -140,6 +151,7 @@ class Stream:
 
     async def close(self) -> None:
         """Nothing is fetched any more; what waits is cancelled."""
+        self.files.stop()
         await self._tasks.close()
         for future in self._making.values():
             future.cancel()
@@ -169,12 +181,17 @@ class Stream:
                 future.set_result(None)
                 return future
             self._making[number] = future
-        self._queued += 1
-        heapq.heappush(self._queue, (urgency, self._queued, number))
+        if urgency < self._urgency.get(number, _LATER + 1):
+            self._queue_up(number, urgency)
         if self._working < self._workers:
             self._working += 1
             self._tasks.spawn(self._work(), "tokenise")
         return future
+
+    def _queue_up(self, number: int, urgency: int) -> None:
+        self._urgency[number] = urgency
+        self._queued += 1
+        heapq.heappush(self._queue, (urgency, self._queued, number))
 
     async def _work(self) -> None:
         """Make pieces, the most urgent first, until none is left."""
@@ -186,15 +203,18 @@ class Stream:
                     continue  # asked for twice
                 self._under_way.add(number)
                 try:
-                    await asyncio.get_running_loop().run_in_executor(self._pool, self._make, number)
+                    others = ELSEWHERE if number in self._waiting_again else 0
+                    await asyncio.get_running_loop().run_in_executor(
+                        self._pool, self._make, number, others
+                    )
                 except (LocalFault, OSError) as e:
                     self._waiting_again.add(number)
                     await self._failed(e)
-                    self._queued += 1
-                    heapq.heappush(self._queue, (urgency, self._queued, number))
+                    self._queue_up(number, min(urgency, self._urgency[number]))
                 else:
                     self._waiting_again.discard(number)
                     self._worked()
+                    del self._urgency[number]
                     self._sound[number] = None
                     del self._making[number]
                     if not future.done():
@@ -210,7 +230,7 @@ class Stream:
             self._warned = True
             step = f"; {e.next_step}" if isinstance(e, LocalFault) else ""
             _log.warning("text for training cannot be had: %s%s; tried again", e, step)
-        if isinstance(e, UsageFault) and loop.time() - self._looked > LONGEST_PAUSE_S:
+        if isinstance(e, UsageFault) and loop.time() - self._looked > LOOK_AGAIN_S:
             # The server has other shards, or only other names for the versions of the same ones.
             self._looked = loop.time()
             with contextlib.suppress(LocalFault, OSError):
@@ -228,19 +248,39 @@ class Stream:
 
     # ------------------------------------------------------------ on threads
 
-    def _make(self, number: int) -> None:
+    def _make(self, number: int, others: int = 0) -> None:
         """Tokenise a piece, unless that was done before."""
         path = self._path(number)
-        if self.files.used(path) and whole(path):
-            return
+        if not (self.files.used(path) and whole(path)):
+            ids = self._read_somewhere(number, others)
+            self.files.put(path, with_sum(ids.astype(self._kind).tobytes()))
+
+    def _read_somewhere(self, number: int, others: int) -> np.ndarray:
+        """Token ids of a piece. Where it cannot be read though the server answers, of one of so
+        many ``others``: samples that nobody can have would come back in every epoch, until there
+        are no others in it."""
+        try:
+            return self._filled(number)
+        except (NetworkFault, OutOfResources, OSError):
+            raise
+        except Exception as e:
+            if not others and isinstance(e, LocalFault):
+                raise
+            if not others:  # of a library, for bytes that it cannot read
+                raise UsageFault(f"cannot read piece {number}: {e!r}", "report this") from e
+            if str(e) not in self._replaced:
+                self._replaced[str(e)] = None
+                _log.warning("%s; other text is read in its place", e)
+            return self._read_somewhere(self.pieces.elsewhere(number), others - 1)
+
+    def _filled(self, number: int) -> np.ndarray:
+        """Token ids of a piece, of the next one where no document begins in it."""
         for _ in range(self.pieces.count + self.pieces.held):
             ids = self._tokenised(number)
             if len(ids):
-                break
+                return ids
             number = self.pieces.after(number)
-        else:
-            raise UsageFault(f"{self.listing.source} has no text", "ask who owns the run")
-        self.files.put(path, with_sum(ids.astype(self._kind).tobytes()))
+        raise UsageFault(f"{self.listing.source} has no text", "ask who owns the run")
 
     def _tokenised(self, number: int) -> np.ndarray:
         """Token ids of a piece, none for one in which no document begins."""

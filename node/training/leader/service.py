@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from node.core.clock import Clock
-from node.core.errors import PeerFault
+from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
@@ -243,7 +243,7 @@ class LeaderService:
         loss = 0.0
         try:
             loss = await self._training.work.evaluate(plan)
-        except PeerFault as e:
+        except (PeerFault, NetworkFault) as e:
             self._journal.emit(
                 "training",
                 "evaluation-failed",

@@ -1,0 +1,364 @@
+"""Servers that answer what nobody asked for, shards that hold what nobody can read, a disk that is
+full."""
+
+import asyncio
+import errno
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx2
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+
+from node.core.errors import NetworkFault, OutOfResources, UsageFault
+from node.data.streamed import files, pieces
+from node.data.streamed import stream as stream_module
+from node.data.streamed.documents import Documents
+from node.data.streamed.files import Files, Shard
+from node.data.streamed.pieces import Part
+from node.data.streamed.shards import is_streamed
+from tests.data.streamed import CAP, documents, listed, served, stream, write, zstd
+
+TEXT = bytes(i % 251 for i in range(4000))
+
+
+class Answers(ThreadingHTTPServer):
+    """``say(handler)`` answers every request; ``headers``: of those that came."""
+
+    daemon_threads = True
+
+    def __init__(self, say) -> None:
+        self.headers = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                self.server.headers.append(self.headers)
+                say(self)
+
+            do_HEAD = do_GET
+
+            def log_message(self, format, *args):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server_port}/a.txt"
+
+
+@pytest.fixture
+def answers():
+    made = []
+    yield lambda say: made.append(Answers(say)) or made[-1]
+    for server in made:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE", 4096)
+    monkeypatch.setattr(pieces, "LANES", 4)
+    monkeypatch.setattr(stream_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(stream_module, "LONGEST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+def web(tmp_path, small):
+    """A server of eight shards of documents, and of a list of them."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    for i in range(8):
+        write(folder / f"part-{i}.jsonl", documents(100, i))
+    listed(folder)
+    server = served(folder)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def reply(handler, status: int, body: bytes, **headers: str) -> None:
+    handler.send_response(status)
+    for name, value in {"content-length": str(len(body)), **headers}.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    if handler.command == "GET":
+        handler.wfile.write(body)
+
+
+def opened(folder: Path, cap: int = CAP) -> Files:
+    return Files(httpx2.Client(), folder / "kept", cap)
+
+
+def given(found: Files, shard: Shard) -> list[bytes]:
+    return list(Documents(found, "text").of(shard, Part(0, 0, shard.size))[0])
+
+
+# ---------------------------------------------------------------- servers
+
+
+def test_a_part_that_nobody_asked_for_is_refused(answers, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WHOLE", 0)
+
+    def say(handler):
+        reply(handler, 206, TEXT[:100], content_range=f"bytes 0-99/{len(TEXT)}")
+
+    found, shard = opened(tmp_path), Shard(answers(say).url, len(TEXT))
+    assert found.read(shard, 0, 100) == TEXT[:100]
+    with pytest.raises(UsageFault, match="gives no parts"):
+        found.read(shard, 100, 200)
+
+
+def test_another_part_is_not_put_behind_what_is_here(answers, tmp_path):
+    def say(handler):
+        if "range" not in handler.headers:
+            handler.close_connection = True
+            handler.send_response(200)
+            handler.send_header("content-length", str(len(TEXT)))
+            handler.end_headers()
+            handler.wfile.write(TEXT[:1000])
+        else:  # as many bytes as are missing, from the wrong place
+            reply(handler, 206, TEXT[:3000], content_range=f"bytes 0-2999/{len(TEXT)}")
+
+    found, shard = opened(tmp_path), Shard(answers(say).url, len(TEXT))
+    for fault in (NetworkFault, UsageFault):
+        with pytest.raises(fault):
+            found.whole(shard)
+    assert not list((tmp_path / "kept").glob("*.shard"))
+
+
+def test_a_body_that_hardly_comes_is_given_up(answers, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "GRACE_S", 0.0)
+    monkeypatch.setattr(files, "SLOWEST", 1 << 40)
+    found = opened(tmp_path)
+    with pytest.raises(NetworkFault, match="bytes come a second"):
+        found.whole(Shard(answers(lambda h: reply(h, 200, TEXT)).url, len(TEXT)))
+
+
+async def test_shards_are_asked_for_as_they_are_stored(answers, tmp_path, small):
+    server = answers(lambda h: reply(h, 200, TEXT))
+    made = stream(server.url, tmp_path)
+    await made.rows(range(2))
+    await made.close()
+    assert {h["accept-encoding"] for h in server.headers} == {"identity"}
+
+
+@pytest.mark.parametrize("size", ["\u00b2", "9" * 5000, "-1", "", "0x10"])
+def test_a_size_that_is_no_number(answers, tmp_path, size):
+    def say(handler):
+        handler.close_connection = True
+        handler.send_response(200)
+        handler.send_header("content-length", size)
+        handler.end_headers()
+
+    with pytest.raises((UsageFault, NetworkFault)):
+        stream(answers(say).url, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["http://127.0.0.1:9/x.txt", "//127.0.0.1:9/x.txt", "a #?%2e.txt"])
+def test_names_of_a_list_are_files_of_its_server(answers, tmp_path, small, name):
+    asked = []
+
+    def say(handler):
+        asked.append(handler.path)
+        sums = f"{'0' * 64}  {name}\n".encode()
+        reply(handler, 200, sums if "SHA256SUMS" in handler.path else TEXT)
+
+    server = answers(say)
+    made = stream(server.url.replace("a.txt", "d/SHA256SUMS"), tmp_path)
+    assert [s.size for s in made.listing.shards] == [len(TEXT)]
+    assert asked[0] == "/d/SHA256SUMS"
+    assert asked[1].startswith("/d/")
+    asyncio.run(made.close())
+
+
+async def test_closing_does_not_wait_for_a_slow_server(answers, tmp_path, small):
+    begun, ended = threading.Event(), threading.Event()
+
+    def say(handler):
+        handler.send_response(200)
+        handler.send_header("content-length", str(len(TEXT)))
+        handler.end_headers()
+        for i in range(len(TEXT) if handler.command == "GET" else 0):
+            if ended.wait(0.05):
+                return
+            handler.wfile.write(TEXT[i : i + 1])
+            begun.set()
+
+    made = stream(answers(say).url, tmp_path)
+    asking = asyncio.ensure_future(made.rows(range(4)))
+    await asyncio.to_thread(begun.wait)
+    await asyncio.wait_for(made.close(), 30)  # all of it would take minutes
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    ended.set()
+
+
+async def test_a_shard_that_is_gone_is_replaced_by_other_text(web, tmp_path, caplog):
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path, windows=40)
+    (web.directory / "part-3.jsonl").unlink()
+    (web.directory / "part-5.jsonl").write_bytes(b"other")
+    every = range(2 * made.pieces.count * 40)
+    found = [await asyncio.wait_for(made.rows(every[i : i + 40]), 60) for i in every[::40]]
+    assert sum(map(len, found)) == len(every)
+    assert "part-3.jsonl: the server says 404; other text is read in its place" in caplog.text
+    assert "part-5.jsonl is not the shard of the list" in caplog.text
+    await made.close()
+
+
+async def test_a_list_that_grew_leaves_the_one_that_is_kept(web, tmp_path):
+    source = f"{web.url}/SHA256SUMS"
+    made = stream(source, tmp_path)
+    digest = made.sha256
+    await made.close()
+    write(web.directory / "part-8.jsonl", documents(100, 8))
+    (web.directory / "part-0.jsonl").unlink()
+    listed(web.directory)
+    again = stream(source, tmp_path, sha256=digest)
+    assert again._again().sha256 != digest
+    assert await asyncio.wait_for(again.rows(range(32)), 20) is not None
+    await again.close()
+    once_more = stream(source, tmp_path, sha256=digest)
+    assert once_more.sha256 == digest
+    await once_more.close()
+
+
+async def test_what_waits_for_a_server_is_queued_once(web, tmp_path):
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path, windows=4)
+    web.down = True
+    for _ in range(200):
+        asking = asyncio.ensure_future(made.rows(range(16)))
+        await asyncio.sleep(0)
+        asking.cancel()
+    assert len(made._queue) <= 2 * made.pieces.lanes
+    await made.close()
+
+
+async def test_what_no_library_can_read_is_said_and_replaced(web, tmp_path, caplog, monkeypatch):
+    made = stream(f"{web.url}/SHA256SUMS", tmp_path)
+    broken, encode = made.pieces.place(0)[0], made._tokenised
+
+    def tokenised(number):
+        if number == broken:
+            raise MemoryError("a library's own error")
+        return encode(number)
+
+    monkeypatch.setattr(made, "_tokenised", tokenised)
+    assert len(await asyncio.wait_for(made.rows(range(8)), 20)) == 8
+    assert "a library's own error; other text is read" in caplog.text
+    await made.close()
+
+
+# ---------------------------------------------------------------- shards
+
+
+def test_parquet_is_read_over_the_edges_of_what_is_fetched(web, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WHOLE", 0)
+    monkeypatch.setattr(files, "BLOCK", 1000)
+    texts = documents(700)
+    size = write(web.directory / "a.parquet", texts).stat().st_size
+    assert size > 20_000
+    found = opened(tmp_path)
+    assert given(found, Shard(f"{web.url}/a.parquet", size)) == [t.encode() for t in texts]
+    assert not found._making  # no lock is kept for what was read
+
+
+def test_strings_of_parquet_that_are_no_utf8(tmp_path):
+    raw = pyarrow.array([b"\xff\xfe abc", None, b"fine"], type=pyarrow.binary())
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())
+    path = tmp_path / "a.parquet"
+    pq.write_table(pyarrow.table({"text": column}), path)
+    shard = Shard(str(path), path.stat().st_size)
+    assert given(opened(tmp_path), shard) == [b"\xff\xfe abc", b"fine"]
+
+
+def test_columns_of_parquet_that_are_coded_by_dictionary(tmp_path):
+    path = tmp_path / "a.parquet"
+    texts = ["again", "and", "again"] * 400
+    pq.write_table(pyarrow.table({"text": pyarrow.array(texts).dictionary_encode()}), path)
+    shard = Shard(str(path), path.stat().st_size)
+    assert given(opened(tmp_path), shard) == [t.encode() for t in texts]
+
+
+def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("node.data.streamed.documents.LONGEST", 1 << 20)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + b"x" * (5 << 20) + b'\n{"text": "b"}\n')
+    read, size = opened(tmp_path), path.stat().st_size
+    cuts = [0, 100, 1000, 3 << 20, size]
+    parts = [Part(0, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    shard = Shard(str(path), size)
+    found = [d for part in parts for d in Documents(read, "text").of(shard, part)[0]]
+    assert found == [b"a", b"b"]
+    assert "1 lines are no JSON object" in caplog.text
+
+
+def test_a_shard_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WHOLE", 1 << 20)
+    monkeypatch.setattr(files, "_UNPACKED", 1 << 16)
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(zstd(bytes(8 << 20)))
+    found = opened(tmp_path)
+    found.put(tmp_path / "kept" / "of-another.ids", bytes(1000))
+    with pytest.raises(UsageFault, match="more than 1 MiB of text"):
+        given(found, Shard(str(path), path.stat().st_size))
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["of-another.ids"]
+
+
+# ---------------------------------------------------------------- the disk
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
+    found = opened(tmp_path)
+
+    def full(self, content):
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OutOfResources, match="No space left"):
+        found.put(tmp_path / "kept" / "a.ids", b"content")
+    assert not list((tmp_path / "kept").iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", bytes(20_000)])
+async def test_a_kept_shard_that_lost_its_content_is_fetched_anew(web, tmp_path, content):
+    shard = stream(f"{web.url}/SHA256SUMS", tmp_path).listing.shards[0]
+    path = opened(tmp_path).whole(shard)
+    text = path.read_bytes()
+    path.write_bytes(content)
+    again = opened(tmp_path)
+    assert again.read(shard, 0, shard.size) == text
+    path.write_bytes(content)  # while the daemon runs only what is cut is noticed
+    if not content:
+        with pytest.raises(UsageFault, match="cut short"):
+            again.read(shard, 0, shard.size)
+        assert again.read(shard, 0, shard.size) == text
+
+
+def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
+    path = write(tmp_path / "a.jsonl", documents(50))
+    shard, found = Shard(str(path), path.stat().st_size), opened(tmp_path)
+    assert len(given(found, shard)) == 50
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UsageFault, match="cut short"):
+        list(Documents(found, "text").of(shard, Part(0, 900, 1100))[0])
+
+
+async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path):
+    folder = tmp_path / "all"
+    folder.mkdir()
+    write(folder / "a.jsonl", documents(50))
+    listed(folder)
+    assert is_streamed("file:SHA256SUMS", str(folder))
+    assert not is_streamed("file:a.jsonl", str(folder / "SHA256SUMS"))
+    settings = stream_module.DataSettings(source="file:SHA256SUMS", windows=4)
+    tokenizer = stream(f"file:{folder}/SHA256SUMS", tmp_path)._tokenizer
+    from node.data.streamed.opening import open_stream
+
+    made = open_stream(settings, 16, tokenizer, tmp_path, str(folder), CAP)
+    assert (await made.rows(range(2))).shape == (2, 17)
+    await made.close()
