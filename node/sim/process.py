@@ -424,11 +424,6 @@ class SimPeer:
         """What it knows of how cells average."""
         return self.training.standing
 
-    def broken_steps(self, count: int) -> None:
-        """So many steps of its optimizer fail from now on."""
-        if self.owner is not None:
-            self.owner.broken = count
-
     def change(self, text: str) -> None:
         """The owner asks its daemon for a change to how cells average."""
         self._later(self._change, text)
