@@ -16,14 +16,14 @@ from typing import Any
 from torch import Tensor
 
 from node.app.assembly import Machines as Deciding
-from node.app.assembly import Ports, compose
+from node.app.assembly import Ports, Services, compose
 from node.app.catchup import catch_up
 from node.app.cells import find_cell, watch_cell
 from node.app.moving import Mover, no_way
 from node.app.placing import Placing
-from node.app.posting import Reachability, body_of
+from node.app.ports import Reachability
+from node.app.posting import body_of
 from node.averaging.exchange.machine import RoundMachine
-from node.cells.service import CellMeetings
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
 from node.core.errors import Refused, TimedOut
@@ -33,7 +33,6 @@ from node.core.tasks import Tasks
 from node.core.version import PROTOCOL, Protocols
 from node.manifest import Manifest
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.scheduler.router import SearchJob, search
 from node.sim import lies
@@ -87,18 +86,6 @@ class Config:
     stage: int | None
 
 
-@dataclass(frozen=True)
-class SimServices:
-    """A stage that is hosted."""
-
-    stage: StageState
-    pipeline: Pipeline
-    work: StageRuntime
-    training: Training
-    meetings: CellMeetings | None
-    meter: PipelineMeter
-
-
 class SimPeer:
     """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Where
     ``stage`` is None it chooses one among others who choose."""
@@ -140,7 +127,7 @@ class SimPeer:
         )
         self.tasks = Tasks("daemon", self._failed)
         self.presence: Presence | None = None
-        self.assembled: SimServices | None = None
+        self.assembled: Services | None = None
         self.owner: ValueOwner | None = None
         self.draining = self.ending = False
         make: Any = partial(swarm.make.choosing, self)
@@ -196,7 +183,7 @@ class SimPeer:
             self.tasks.spawn(watch_cell(self, presence, stages, first), "cell", eternal=True)
         presence.changed()
 
-    def _assemble(self, stage: int, presence: Presence) -> SimServices:
+    def _assemble(self, stage: int, presence: Presence) -> Services:
         swarm, setup, device = self.swarm, self.swarm.setup, self.device
         manifest, watch, make = self.manifest, self.swarm.watch, self.swarm.make
         self.config.stage = stage
@@ -248,14 +235,11 @@ class SimPeer:
             colleagues=Colleagues(self.name, RIPE_S),
             ledger=self.disk.votes,
         )
-        made = compose(manifest, ports, state)
-        self.assembled = SimServices(
-            state, made.pipeline, made.work, made.training, made.meetings, meter
-        )
+        self.assembled = made = compose(manifest, ports, state)
         self.transport.serving = True
         lies.puts_on(self, made.training)
         make.services(self)
-        return self.assembled
+        return made
 
     def _planned(self, plan: Plan) -> None:
         me = plan.member(self.name)
@@ -397,7 +381,7 @@ class SimPeer:
         """Only of one that has begun."""
         return self._begun().training
 
-    def _begun(self) -> SimServices:
+    def _begun(self) -> Services:
         if self.assembled is None:
             raise RuntimeError(f"{self.name} has no stage yet")
         return self.assembled
