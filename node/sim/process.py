@@ -8,7 +8,7 @@ services there are, and how they are connected, is :func:`node.app.assembly.comp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from node.app.moving import Mover, no_way
 from node.app.placing import Placing
 from node.app.ports import Reachability
 from node.app.posting import body_of
-from node.averaging.exchange.machine import RoundMachine
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
 from node.core.errors import Refused, TimedOut
@@ -32,7 +31,6 @@ from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.core.version import PROTOCOL, Protocols
 from node.manifest import Manifest
-from node.pipeline.machine import PipelineMachine
 from node.pipeline.settings import PipelineLimits
 from node.scheduler.router import SearchJob, search
 from node.sim import lies
@@ -168,7 +166,7 @@ class SimPeer:
         self.tasks.spawn(self.placing.watch(presence), "placing", eternal=True)
         a.training.on_plan = self._planned
         a.training.on_move = self.mover.asked
-        a.training.on_change = self._keep_change
+        a.training.on_change = partial(setattr, self.disk, "change")
         a.training.on_cell = self._enters
         self.disk.cell = a.training.cell
         if self.disk.change:
@@ -228,7 +226,11 @@ class SimPeer:
             math=math,
             gradients=ValueSum(partial(watch.gave, self)),
             machines=Deciding(
-                self._pipeline, self._round, self._member, self._leader, self._search
+                self._watched(make.pipeline, watch.pipeline),
+                self._watched(make.round, watch.round),
+                self._watched(make.member, watch.member),
+                self._watched(make.leader, watch.leader),
+                self._search,
             ),
             read=swarm.read,
             facts=swarm.facts,
@@ -250,9 +252,6 @@ class SimPeer:
         if self.presence is not None:
             self.presence.enter(cell)
         self.disk.cell = cell
-
-    def _keep_change(self, change: str) -> None:
-        self.disk.change = change
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> None:
         """A bit flips on the way into its place, where that is to happen: of what is new, not of
@@ -310,17 +309,9 @@ class SimPeer:
 
     # ----------------------------------------------------------- what decides, and is watched
 
-    def _pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
-        return self.swarm.watch.pipeline(self, self.swarm.make.pipeline(me, fewest))
-
-    def _round(self) -> RoundMachine:
-        return self.swarm.watch.round(self, self.swarm.make.round())
-
-    def _member(self, *args: Any) -> Member:
-        return self.swarm.watch.member(self, self.swarm.make.member(*args))
-
-    def _leader(self, *args: Any, **history: Any) -> Leader:
-        return self.swarm.watch.leader(self, self.swarm.make.leader(*args, **history))
+    def _watched(self, make: Callable[..., Any], watch: Callable[[SimPeer, Any], Any]) -> Any:
+        """Makes a machine of which each decision is looked at."""
+        return lambda *args, **history: watch(self, make(*args, **history))
 
     async def _search(self, job: SearchJob) -> Any:
         await asyncio.sleep(SEARCH_S)
