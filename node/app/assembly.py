@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from node.app.capacity import check_memory, stash_limit
-from node.app.change import read
+from node.app.change import read, under
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -69,7 +69,7 @@ from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 from node.training.protocol.pace import PROBE_WAYS_S
-from node.training.protocol.rules import Read, Rules
+from node.training.protocol.rules import Read
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
 from node.training.state.engines import Engines
@@ -466,14 +466,6 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     check_devices(manifest.model, config.node.local_devices)
     names = device_names(config.node.device, config.node.local_devices)
     return names, threads_each(config.node.threads, names)
-
-
-def under(manifest: Manifest, rules: Rules) -> Manifest:
-    """The manifest with these settings for how cells average: the owner's newest change to it, or
-    its own."""
-    return replace(
-        manifest, outer=rules.outer, averaging=replace(manifest.averaging, cell=rules.cell or "all")
-    )
 
 
 def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Journal) -> None:

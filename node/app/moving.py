@@ -15,8 +15,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from node.app.assembly import Assembled, under
+from node.app.assembly import Assembled
 from node.app.capacity import check_memory
+from node.app.change import under
 from node.app.ports import Hosted, PeerPort
 from node.config import MOVED, NodeConfig
 from node.core.errors import TimedOut
