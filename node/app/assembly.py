@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from node.app.capacity import check_memory, stash_limit
-from node.app.change import read
+from node.app.change import read, under
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
@@ -69,7 +69,7 @@ from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 from node.training.protocol.pace import PROBE_WAYS_S
-from node.training.protocol.rules import Read, Rules
+from node.training.protocol.rules import Read
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
 from node.training.state.engines import Engines
@@ -84,10 +84,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Assembled:
-    """One stage, ready to take part."""
+class Services:
+    """The services of the peer that holds ``stage``, connected. They are not started:
+    ``training.start`` is, and that of ``meetings``, which there are where there may be several
+    cells."""
 
     stage: StageState
+    meter: PipelineMeter
+    pipeline: Pipeline
+    cell: CellRound
+    work: StageRuntime
+    training: Training
+    meetings: CellMeetings | None
+
+
+@dataclass(frozen=True)
+class Assembled(Services):
+    """One stage, ready to take part."""
+
     ends: Ends | None
     tokenizer: Tokenizer | None
     device: Device
@@ -98,13 +112,7 @@ class Assembled:
     """Bytes beside the device's own; 0 where they are the same."""
     layers: str
     seq_len: int
-    pipeline: Pipeline
     thread: DeviceThread
-    meter: PipelineMeter
-    cell: CellRound
-    work: StageRuntime
-    training: Training
-    meetings: CellMeetings | None
     checkpoint: CheckpointSettings
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
@@ -204,33 +212,25 @@ async def assemble(
         ),
         state,
     )
-    work, training = services.work, services.training
     # Copies of others' state are not counted: who is left alone keeps none, and must be able to own
     # it all.
-    work.room = verdict.spare
+    services.work.room = verdict.spare
     told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
-    said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
     return Assembled(
-        state,
-        module if isinstance(module, Ends) else None,
-        tokenizer,
-        device,
-        told,
-        verdict,
-        limit,
-        main,
-        said,
-        m.seq_len,
-        services.pipeline,
-        thread,
-        meter,
-        services.cell,
-        work,
-        training,
-        services.meetings,
-        config.checkpoint,
-        local,
+        **vars(services),
+        ends=module if isinstance(module, Ends) else None,
+        tokenizer=tokenizer,
+        device=device,
+        device_said=told,
+        memory=verdict,
+        memory_limit=limit,
+        main_memory=main,
+        layers=f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head",
+        seq_len=m.seq_len,
+        thread=thread,
+        checkpoint=config.checkpoint,
+        local=local,
     )
 
 
@@ -280,18 +280,6 @@ class Ports:
     ledger: VoteLedger | None = None
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
     weights: Given | None = None
-
-
-@dataclass(frozen=True)
-class Services:
-    """A peer's services, connected. They are not started: ``training.start`` is, and that of
-    ``meetings``, which there are where there may be several cells."""
-
-    pipeline: Pipeline
-    cell: CellRound
-    work: StageRuntime
-    training: Training
-    meetings: CellMeetings | None
 
 
 def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
@@ -383,7 +371,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     training.coming = o.presence.coming
     training.on_lead = o.presence.changed
     o.presence.seeks = lambda: training.seeks
-    return Services(pipeline, cell, work, training, meetings)
+    return Services(state, o.meter, pipeline, cell, work, training, meetings)
 
 
 def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
@@ -478,14 +466,6 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     check_devices(manifest.model, config.node.local_devices)
     names = device_names(config.node.device, config.node.local_devices)
     return names, threads_each(config.node.threads, names)
-
-
-def under(manifest: Manifest, rules: Rules) -> Manifest:
-    """The manifest with these settings for how cells average: the owner's newest change to it, or
-    its own."""
-    return replace(
-        manifest, outer=rules.outer, averaging=replace(manifest.averaging, cell=rules.cell or "all")
-    )
 
 
 def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Journal) -> None:

@@ -97,9 +97,10 @@ def signed(
 
 
 def under(manifest: Manifest, rules: Rules) -> Manifest:
-    """The manifest with the settings that are in force."""
-    cell = rules.cell or "all"
-    return _amended(manifest, cell, rules.outer)
+    """The manifest with these settings for how cells average: the owner's newest change to it, or
+    its own."""
+    averaging = dataclasses.replace(manifest.averaging, cell=rules.cell or "all")
+    return dataclasses.replace(manifest, outer=rules.outer, averaging=averaging)
 
 
 def read(manifest: Manifest, change: str) -> Rules:

@@ -26,7 +26,8 @@ from node.app.launch import Child, stop_all
 from node.app.moving import Mover, again, refusal
 from node.app.operator_service import OperatorService
 from node.app.placing import Placing
-from node.app.posting import Reachability, body_of
+from node.app.ports import Reachability
+from node.app.posting import body_of
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.service import ControlService

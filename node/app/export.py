@@ -13,7 +13,6 @@ import torch
 from node.checkpoint.service import fetch
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import NetworkFault
-from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.data.places import Places
 from node.data.tokenizer import open_tokenizer
@@ -103,18 +102,7 @@ async def _stage(
 ) -> Stage:
     if stage == a.stage.stage:
         return a.stage.parameters(), a.stage.epoch
-    return await _fetch_stage(
-        a,
-        m,
-        transport,
-        [x.peer for x in plan.stage(stage) if x.current],
-        stage,
-    )
-
-
-async def _fetch_stage(
-    a: Assembled, m: Manifest, transport: TransportPort, donors: list[PeerId], stage: int
-) -> Stage:
+    donors = [x.peer for x in plan.stage(stage) if x.current]
     shapes = parameter_shapes(m.model, m.pipeline.stages, stage)
     for attempt in range(ATTEMPTS):
         try:

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from node.app.assembly import Assembled, under
+from node.app.assembly import Assembled
 from node.app.capacity import check_memory
-from node.app.ports import Hosted, MovingPort
+from node.app.change import under
+from node.app.ports import Hosted, PeerPort
 from node.config import MOVED, NodeConfig
 from node.core.errors import TimedOut
 from node.core.ids import ENDS, CellId, stage_name
@@ -37,7 +38,7 @@ class Mover:
     ``refuses(manifest in force, stage)`` says why this peer will not host a stage; empty when it
     will."""
 
-    def __init__(self, daemon: MovingPort, refuses: Callable[[Manifest, int], str]) -> None:
+    def __init__(self, daemon: PeerPort, refuses: Callable[[Manifest, int], str]) -> None:
         self._d, self._refuses = daemon, refuses
         self.target: int | None = None
         self.cell: CellId | None = None

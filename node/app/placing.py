@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from node.app.ports import ChoosingPort
+from node.app.ports import PeerPort
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS, stage_name
 from node.reach.standing import Standing
@@ -21,7 +21,7 @@ from node.training.presence import HASTE_S, Presence
 class Placing:
     """Of one daemon. ``open_to``: as in its record (:class:`~node.dht.record.PeerBody`)."""
 
-    def __init__(self, daemon: ChoosingPort, choosing: Callable[..., Choosing] = Choosing) -> None:
+    def __init__(self, daemon: PeerPort, choosing: Callable[..., Choosing] = Choosing) -> None:
         self._d, self._make = daemon, choosing
         self.open_to = daemon.config.open_to
         self._machine: Choosing | None = None

@@ -1,13 +1,16 @@
-"""What choosing a stage and changing it need of the peer they are done for: a daemon or a
-simulated peer."""
+"""What choosing a stage, changing it and posting a record need of the peer they are done for: a
+daemon or a simulated peer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from node.core.clock import Clock
 from node.core.ids import CellId
 from node.core.tasks import Tasks
+from node.core.version import Protocols
 from node.dht.record import PeerBody
 from node.identity.keys import Signer
 from node.manifest import Manifest
@@ -84,22 +87,28 @@ class Moves(Protocol):
     def joins(self, cell: CellId) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Reachability:
+    """How a peer is reached: as in its record."""
+
+    maddrs: Sequence[str] = ()
+    standing: str = "unknown"
+    relays: tuple[str, ...] = ()
+    room: int = 0
+    rate: float = 0.0
+
+
 class PeerPort(Protocol):
-    """Both need this."""
+    """The peer: a daemon, or a simulated one."""
 
     draining: bool
 
     @property
-    def journal(self) -> Journal: ...
+    def role(self) -> str: ...
     @property
-    def assembled(self) -> Hosted | None: ...
+    def name(self) -> str: ...
     @property
-    def ending(self) -> bool: ...
-
-
-class ChoosingPort(PeerPort, Protocol):
-    """For :class:`node.app.placing.Placing`."""
-
+    def version(self) -> str: ...
     @property
     def config(self) -> Wanted: ...
     @property
@@ -107,29 +116,30 @@ class ChoosingPort(PeerPort, Protocol):
     @property
     def clock(self) -> Clock: ...
     @property
+    def journal(self) -> Journal: ...
+    @property
+    def tasks(self) -> Tasks: ...
+    @property
     def transport(self) -> Reached: ...
-    @property
-    def mover(self) -> Moves: ...
-    def body(self) -> PeerBody: ...
-
-
-class CellPort(PeerPort, Protocol):
-    """For :func:`node.app.cells.watch_cell`."""
-
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def mover(self) -> Moves: ...
-
-
-class MovingPort(PeerPort, Protocol):
-    """For :class:`node.app.moving.Mover`."""
-
     @property
     def manifest(self) -> Manifest | None: ...
     @property
     def presence(self) -> Presence | None: ...
     @property
-    def tasks(self) -> Tasks: ...
+    def assembled(self) -> Hosted | None: ...
+    @property
+    def placing(self) -> Place: ...
+    @property
+    def mover(self) -> Moves: ...
+    @property
+    def ending(self) -> bool: ...
+    @property
+    def started_at(self) -> float:
+        """Unix time."""
+        ...
+
+    def protocols(self) -> Protocols: ...
+    def reach(self) -> Reachability: ...
+    def body(self) -> PeerBody: ...
     def addresses(self) -> list[str]: ...
     def stop(self, why: str) -> None: ...

@@ -3,66 +3,16 @@ who stands for one. Leaves: a word, a body. Never: a decision."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
-from node.app.ports import Hosted, Moves, Place
+from node.app.ports import PeerPort
 from node.core.ids import ENDS
-from node.core.version import Protocols
 from node.dht.record import PeerBody
-from node.manifest import Manifest
 from node.training.member import MemberState
-from node.training.presence import Presence
 
 _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reachability:
-    """How a peer is reached: as in its record."""
-
-    maddrs: Sequence[str] = ()
-    standing: str = "unknown"
-    relays: tuple[str, ...] = ()
-    room: int = 0
-    rate: float = 0.0
-
-
-class Posting(Protocol):
-    """Who posts: the daemon, or a simulated peer."""
-
-    @property
-    def role(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def draining(self) -> bool: ...
-    @property
-    def ending(self) -> bool: ...
-    @property
-    def manifest(self) -> Manifest | None: ...
-    @property
-    def assembled(self) -> Hosted | None: ...
-    @property
-    def placing(self) -> Place: ...
-    @property
-    def mover(self) -> Moves: ...
-    @property
-    def presence(self) -> Presence | None: ...
-    @property
-    def started_at(self) -> float:
-        """Unix time."""
-        ...
-
-    def protocols(self) -> Protocols: ...
-    def reach(self) -> Reachability: ...
-
-
-def state_of(d: Posting) -> str:
+def state_of(d: PeerPort) -> str:
     """One word for the screen and for the peer's record."""
     a = d.assembled
     if d.ending and d.mover.done is None:
@@ -85,7 +35,7 @@ def state_of(d: Posting) -> str:
     return "ready" if state is MemberState.IDLE else "training"
 
 
-def body_of(d: Posting) -> PeerBody:
+def body_of(d: PeerPort) -> PeerBody:
     """What a peer's record in the directory says."""
     a, state, reach, stage = d.assembled, state_of(d), d.reach(), d.placing.stage
     to = d.mover.cell

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from node.app.posting import Posting, state_of
+from node.app.ports import PeerPort
+from node.app.posting import state_of
 from node.cells.tally import CellTally
 from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Plan
 from node.core.version import VERSION
-from node.dht.record import PeerBody
 from node.manifest import Manifest
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
@@ -30,12 +30,9 @@ if TYPE_CHECKING:
     from node.app.moving import Mover
     from node.cells.service import CellMeetings
     from node.config import NodeConfig
-    from node.core.clock import Clock
-    from node.core.tasks import Tasks
     from node.identity.admission import Gate
     from node.identity.keys import Identity
     from node.reach.nearby import Browser
-    from node.telemetry.events import Journal
     from node.telemetry.metrics import Metrics
     from node.training.service import Training
     from node.transport.service import Transport
@@ -55,34 +52,30 @@ MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
 
 
-class ShownDaemon(Posting, Protocol):
+class ShownDaemon(PeerPort, Protocol):
     """What is shown to the operator, and asked by the operator's service; see
     :class:`node.app.daemon.Daemon`."""
 
-    config: NodeConfig
     started: float
-    identity: Identity
-    journal: Journal
     metrics: Metrics
     metrics_url: str
-    tasks: Tasks
-    transport: Transport
     problem: str
     problem_next: str
     child_trouble: dict[str, str]
     lan: Browser | None
 
     @property
-    def clock(self) -> Clock: ...
+    def config(self) -> NodeConfig: ...
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def transport(self) -> Transport: ...
     @property
     def assembled(self) -> Assembled | None: ...
     @property
     def mover(self) -> Mover: ...
-    def body(self) -> PeerBody: ...
     def gate(self) -> Gate: ...
-    def addresses(self) -> list[str]: ...
     def ways_in(self) -> list[str]: ...
-    def stop(self, why: str) -> None: ...
 
 
 @dataclass

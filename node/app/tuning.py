@@ -139,19 +139,10 @@ def tune(
                 times = measured(stop)
                 seconds = time.thread_time() - began
                 if not following(times):
-                    problem = _kept(path, machine, times)
+                    problem = write_times(path, machine, times)
     rule = rule_from(times)
     follow(rule)
     return Tuned(rule, seconds, problem)
-
-
-def _kept(path: Path, machine: str, times: Times) -> str:
-    """Why they could not be written; "" when they were."""
-    try:
-        write_times(path, machine, times)
-    except OSError as e:
-        return f"cannot write {path}: {e.strerror or e}"
-    return ""
 
 
 def read_times(path: Path, machine: str) -> Times | None:
@@ -172,10 +163,14 @@ def read_times(path: Path, machine: str) -> Times | None:
     return None if following(times) else times
 
 
-def write_times(path: Path, machine: str, times: Times) -> None:
-    """Whole or not at all. Raises OSError."""
+def write_times(path: Path, machine: str, times: Times) -> str:
+    """Whole or not at all: why they could not be written; "" when they were."""
     content = _content(machine, [[*trial, seconds] for trial, seconds in times.items()])
-    write_atomically(path, json.dumps({**content, "digest": _digest(content)}).encode())
+    try:
+        write_atomically(path, json.dumps({**content, "digest": _digest(content)}).encode())
+    except OSError as e:
+        return f"cannot write {path}: {e.strerror or e}"
+    return ""
 
 
 def this_machine(environ: Mapping[str, str] | None = None) -> str:

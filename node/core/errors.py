@@ -95,6 +95,14 @@ class UsageFault(LocalFault):
     code = ExitCode.USAGE
 
 
+def refuse(*faults: tuple[object, str, str]) -> None:
+    """Raises UsageFault for the first of these (whether it is so, what is wrong, the next step)
+    that is so."""
+    for wrong, what, next_step in faults:
+        if wrong:
+            raise UsageFault(what, next_step)
+
+
 class TooNew(UsageFault):
     """What the user gave was made by a newer tutti, which this one must be updated to."""
 

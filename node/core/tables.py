@@ -98,7 +98,7 @@ def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str
     if value is None:
         raise UsageFault(
             f"{name} = {show(raw)}{_where(source)}",
-            f"expected {_type_sentence(hint)}" + _also(rule),
+            f"expected {_type_sentence(hint)}" + (f", {rule.sentence}" if rule else ""),
         )
     if rule is not None and not rule.allows(value):
         raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"allowed: {rule.sentence}")
@@ -219,10 +219,6 @@ def _type_sentence(hint: Any) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number"}.get(
         hint, "text in quotes"
     )
-
-
-def _also(rule: FieldRule | None) -> str:
-    return f", {rule.sentence}" if rule is not None else ""
 
 
 def _where(source: str) -> str:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from node.core.errors import UsageFault
-from node.core.journey import Hop
 from node.inference.forward_router import ForwardRouter, named
+from node.pipeline.service import Pipeline
+from node.training.state.text import Samples
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
 
@@ -25,22 +24,6 @@ MOST_CHOICES, MOST_BATCHES = 1000, 10_000
 CHOICES = 8
 TOGETHER = 4
 """Batches under way at once."""
-
-
-class Forward(Protocol):
-    """The part of the pipeline that is needed: (loss sum in nats, tokens) of one batch [B, T]."""
-
-    def evaluate(
-        self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor
-    ) -> Coroutine[Any, Any, tuple[float, int]]: ...
-
-
-class HeldOut(Protocol):
-    """The part of the text that is needed: (tokens, targets) of the i-th held-out batch, and how
-    many there are."""
-
-    def fetch_held_out(self, i: int) -> Coroutine[Any, Any, tuple[Tensor, Tensor]]: ...
-    def held_out_count(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -100,8 +83,8 @@ def missing_count(stages: int, share: float) -> int:
 
 
 async def evaluate(
-    pipeline: Forward,
-    text: HeldOut,
+    pipeline: Pipeline,
+    text: Samples,
     around: Callable[[Sequence[int]], ForwardRouter],
     asked: Sequence[int],
     share: float,
@@ -163,7 +146,7 @@ async def answer(
 
 
 async def _loss(
-    pipeline: Forward, text: HeldOut, way: ForwardRouter, count: int, dead: frozenset[int]
+    pipeline: Pipeline, text: Samples, way: ForwardRouter, count: int, dead: frozenset[int]
 ) -> EvaluationResult:
     """Over the first ``count`` batches, all without the same stages."""
     try:
@@ -192,6 +175,8 @@ async def _loss(
         await way.close()
 
 
-async def _batch(pipeline: Forward, text: HeldOut, way: ForwardRouter, i: int) -> tuple[float, int]:
+async def _batch(
+    pipeline: Pipeline, text: Samples, way: ForwardRouter, i: int
+) -> tuple[float, int]:
     inputs, targets = await text.fetch_held_out(i)
     return await way.take(i, lambda hops: pipeline.evaluate(hops, inputs, targets))

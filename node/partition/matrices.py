@@ -6,7 +6,8 @@ v, gate and up, heads).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from node.core.errors import UsageFault
@@ -90,13 +91,7 @@ def in_order(units: Iterable[Unit]) -> list[Unit]:
     Raises UsageFault for a name given twice.
     """
     ordered = sorted(units, key=lambda u: (-u.cost, -u.bytes, u.name))
-    if len({u.name for u in ordered}) != len(ordered):
-        raise UsageFault(f"{_twice(ordered)} is there twice", "name every matrix once")
+    twice = [name for name, n in sorted(Counter(u.name for u in ordered).items()) if n > 1]
+    if twice:
+        raise UsageFault(f"{twice[0]} is there twice", "name every matrix once")
     return ordered
-
-
-def _twice(units: Sequence[Unit]) -> str:
-    seen: set[str] = set()
-    return next(
-        u.name for u in sorted(units, key=lambda u: u.name) if u.name in seen or seen.add(u.name)
-    )

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.core.errors import OutOfResources, UsageFault
+from node.core.errors import OutOfResources, UsageFault, refuse
 from node.core.ids import PeerId
 from node.partition.balance import WORK, balance
 from node.partition.bounds import ideal
@@ -204,23 +204,25 @@ def _before(previous: Mapping[str, int | None], name: str, ranks: int) -> int | 
 def _check(
     units: Sequence[Unit], speeds: Sequence[float], room: Sequence[int] | None, tensor: int
 ) -> None:
-    if not units:
-        raise UsageFault("there is nothing to own", "give at least one matrix")
-    if not speeds:
-        raise UsageFault("there is nobody to own anything", "give at least one rank")
-    for rank, speed in enumerate(speeds):
-        if not 0 < speed < 1e18:
-            raise UsageFault(
+    refuse(
+        (not units, "there is nothing to own", "give at least one matrix"),
+        (not speeds, "there is nobody to own anything", "give at least one rank"),
+        *(
+            (
+                not 0 < speed < 1e18,
                 f"rank {rank} has speed {speed}",
                 "give every rank a finite speed above 0; leave out ranks that are gone",
             )
-    if tensor < 1 or len(speeds) % tensor:
-        raise UsageFault(
+            for rank, speed in enumerate(speeds)
+        ),
+        (
+            tensor < 1 or len(speeds) % tensor,
             f"{len(speeds)} ranks are not whole groups of {tensor}",
             "make ranks a multiple of tensor_parallel",
-        )
-    if room is not None and len(room) != len(speeds):
-        raise UsageFault(
-            f"memory of {len(room)} ranks is given, there are {len(speeds)}",
+        ),
+        (
+            room is not None and len(room) != len(speeds),
+            f"memory of {len(room or ())} ranks is given, there are {len(speeds)}",
             "give one figure for each rank",
-        )
+        ),
+    )

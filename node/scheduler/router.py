@@ -134,8 +134,10 @@ class Router:
         problem = problem_of(task, costs, self._speeds)
         sets = deal(problem)
         planned = self.settings.paths == "planned"
+        # The dealt sets go to the origins in one way; in several where that may pay debts.
+        shifts = min(len(problem.stages), problem.total) if task.owed else 1
         options: list[tuple[Routes, str]] = [
-            (_in_turns(problem, sets, shift), "turns") for shift in _shifts(problem, task)
+            (_in_turns(problem, sets, shift), "turns") for shift in range(shifts)
         ]
         if planned:
             options += self._known.get(task.shape, [])
@@ -228,19 +230,13 @@ def search(
     raise RuntimeError("a problem that was laid has no plan")
 
 
-def _shifts(problem: PathProblem, task: PathTask) -> range:
-    """Ways to give the dealt sets to the origins; one is enough when all are alike or nothing is
-    owed."""
-    return range(min(len(problem.stages), problem.total) if task.owed else 1)
-
-
 def _in_turns(problem: PathProblem, sets: Sequence[StageSet], shift: int = 0) -> Routes:
     """Origins in proportion to their counts, replicas of every stage in proportion to their speeds,
     as :func:`node.scheduler.paths.assign_paths`; ``shift``: how many of the dealt sets are passed
     over at the beginning."""
     origins = turns([(o, float(count)) for o, count in problem.counts.items() if count])
     replicas = {
-        s: turns([(n, _speed(problem, n)) for n in peers])
+        s: turns([(n, 1 / c if (c := problem.compute[n]) > 0 else 0.0) for n in peers])
         for s, peers in enumerate(problem.stages)
         if s
     }
@@ -248,10 +244,6 @@ def _in_turns(problem: PathProblem, sets: Sequence[StageSet], shift: int = 0) ->
         (next(origins), *(next(replicas[s]) for s in stages))
         for stages in (*sets[shift:], *sets[:shift])
     )
-
-
-def _speed(problem: PathProblem, n: int) -> float:
-    return 1 / problem.compute[n] if problem.compute[n] > 0 else 0.0
 
 
 def _partial(problem: PathProblem, sets: Sequence[StageSet]) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 
 
 @dataclass(frozen=True)
@@ -46,28 +46,31 @@ class SchedulerSettings:
         UsageFault.
         """
         hops = self.hops(stages)
-        if self.skip and hops == stages:
-            raise UsageFault(
+        refuse(
+            (
+                self.skip and hops == stages,
                 f"scheduler.skip = {self.skip:g} leaves out none of {stages} block stages",
                 f"0, or {math.ceil(1000 / stages) / 1000:g} and more to leave out one",
-            )
-        if hops < 1:
-            raise UsageFault(
-                f"scheduler.skip = {self.skip:g} leaves out every block stage", "leave one at least"
-            )
-        if stages - hops > math.floor(may_skip * stages + 1e-9):
-            raise UsageFault(
+            ),
+            (
+                hops < 1,
+                f"scheduler.skip = {self.skip:g} leaves out every block stage",
+                "leave one at least",
+            ),
+            (
+                stages - hops > math.floor(may_skip * stages + 1e-9),
                 f"scheduler.skip = {self.skip:g} plans to leave out {stages - hops} of {stages} "
                 "block stages",
                 f"members allow what pipeline.may_skip = {may_skip:g} says: give it {self.skip:g} "
                 "or more",
-            )
-        if self.keep_first >= hops and hops < stages:
-            raise UsageFault(
+            ),
+            (
+                self.keep_first >= hops and hops < stages,
                 f"scheduler.keep_first = {self.keep_first}: a path of {hops} of {stages} block "
                 "stages would visit no others",
                 f"at most {hops - 1}, or a smaller scheduler.skip",
-            )
+            ),
+        )
         kept = min(self.keep_first, stages) if hops < stages else 0
         if micro_batches * (hops - kept) < stages - kept:
             raise UsageFault(

@@ -26,7 +26,7 @@ from node.averaging.strategies.strategy import (
     RandomGroups,
     Strategy,
 )
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 from node.sim.agreement import Direct, Keyed, Outer, Pushed, PushSum, Values, World
 
 TARGETS = (1e-4, 1e-9)
@@ -134,28 +134,30 @@ def simulate(name: str, trial: AveragingTrial) -> AveragingFinding:
 
 
 def _check(name: str, t: AveragingTrial) -> None:
-    if name not in NAMES:
-        raise UsageFault(
-            f"there is no strategy {name!r} to simulate", f"use all, or one of {', '.join(NAMES)}"
-        )
-    if t.peers < 2 or t.seeds < 1 or t.cap < 1 or t.parameters < 1:
-        raise UsageFault(
+    room = np.prod([float(axis) for axis in t.grid])
+    refuse(
+        (
+            name not in NAMES,
+            f"there is no strategy {name!r} to simulate",
+            f"use all, or one of {', '.join(NAMES)}",
+        ),
+        (
+            t.peers < 2 or t.seeds < 1 or t.cap < 1 or t.parameters < 1,
             "peers, seeds, rounds and parameters are counted from 1",
             "give at least two peers and one of the rest",
-        )
-    if not (0 <= t.failure < 1 and 0 <= t.loss < 1):
-        raise UsageFault(
-            f"failure {t.failure} and loss {t.loss} are chances", "give numbers from 0 to below 1"
-        )
-    if any(axis < 2 for axis in t.grid) or (
-        t.grid and np.prod([float(axis) for axis in t.grid]) < t.peers
-    ):
-        raise UsageFault(
+        ),
+        (
+            not (0 <= t.failure < 1 and 0 <= t.loss < 1),
+            f"failure {t.failure} and loss {t.loss} are chances",
+            "give numbers from 0 to below 1",
+        ),
+        (
+            any(axis < 2 for axis in t.grid) or (t.grid and room < t.peers),
             f"{t.peers} peers do not fit a grid of {'x'.join(map(str, t.grid))}",
             "give axes of at least 2, with room for all",
-        )
-    if t.grid and np.prod([float(axis) for axis in t.grid]) > 1e7:
-        raise UsageFault("the grid has more than ten million cells", "give shorter axes")
+        ),
+        (room > 1e7, "the grid has more than ten million cells", "give shorter axes"),
+    )
     try:
         nbytes_of(0, t.codec)
     except ValueError as e:

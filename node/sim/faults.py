@@ -19,7 +19,7 @@ from node.core.ids import ENDS, PeerId
 from node.sim.lies import LIES
 from node.sim.process import SimPeer
 from node.sim.swarm import SimSwarm
-from node.sim.world.links import Wall
+from node.sim.world.links import Link, Wall
 
 SLOWEST = 100.0
 """Times as slow as it began: more is as good as dead."""
@@ -104,9 +104,7 @@ def _for(swarm: SimSwarm, seconds: float, undo: Callable[[], None]) -> None:
 
 
 def _disturb(swarm: SimSwarm, f: Fault, victim: SimPeer | None, spared: bool = False) -> None:
-    swarm.watch.one_fault.fault(
-        "kill" if f.kind == "kill" else f.kind, victim.name if victim else None, spared
-    )
+    swarm.watch.one_fault.fault(f.kind, victim.name if victim else None, spared)
 
 
 # ----------------------------------------------------------- processes
@@ -130,11 +128,22 @@ def _down(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     victim.kill()
 
 
-def _kill(swarm: SimSwarm, f: Fault) -> None:
-    victim = _pick(swarm, f, swarm.spare)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        _down(swarm, f, victim)
+def _one(
+    effect: Callable[[SimSwarm, Fault, SimPeer], object],
+    able: Callable[[SimSwarm, SimPeer], bool] = lambda swarm, peer: True,
+) -> Callable[[SimSwarm, Fault], None]:
+    """The fault of one peer: it is picked among those that are able, named, and has ``effect``."""
+
+    def strikes(swarm: SimSwarm, f: Fault) -> None:
+        victim = _pick(swarm, f, lambda p: able(swarm, p))
+        if victim is not None:
+            _say(swarm, f, victim.name)
+            effect(swarm, f, victim)
+
+    return strikes
+
+
+_kill = _one(_down, SimSwarm.spare)
 
 
 def _kill_leader(swarm: SimSwarm, f: Fault) -> None:
@@ -144,21 +153,15 @@ def _kill_leader(swarm: SimSwarm, f: Fault) -> None:
         _down(swarm, f, victim)
 
 
-def _replace(swarm: SimSwarm, f: Fault) -> None:
-    victim = _pick(swarm, f, swarm.spare)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        _down(swarm, f, victim)
-        swarm.world.push(f.seconds, swarm.add, victim.stage)
+def _replace(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+    _down(swarm, f, victim)
+    swarm.world.push(f.seconds, swarm.add, victim.stage)
 
 
-def _restart(swarm: SimSwarm, f: Fault) -> None:
+def _restart(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """Killed, and started again from its disk."""
-    victim = _pick(swarm, f, swarm.spare)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        _down(swarm, f, victim)
-        _for(swarm, f.seconds, lambda: None if victim.alive else victim.boot())
+    _down(swarm, f, victim)
+    _for(swarm, f.seconds, lambda: _boot(victim))
 
 
 def _outage(swarm: SimSwarm, f: Fault) -> None:
@@ -194,20 +197,14 @@ def _boot(peer: SimPeer) -> None:
 def _kill_each(swarm: SimSwarm, f: Fault) -> None:
     """One replica of every stage at once."""
     for stage in range(swarm.setup.stages + 1):
-        victim = _pick(swarm, replace(f, stage=stage), swarm.spare)
-        if victim is not None:
-            _say(swarm, f, victim.name)
-            _down(swarm, f, victim)
+        _kill(swarm, replace(f, stage=stage))
 
 
-def _pause(swarm: SimSwarm, f: Fault) -> None:
-    victim = _pick(swarm, f, lambda p: not p.paused)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        _disturb(swarm, f, victim)
-        life = victim.life
-        victim.pause()
-        _for(swarm, f.seconds, lambda: victim.resume() if victim.life == life else None)
+def _pause(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+    _disturb(swarm, f, victim)
+    life = victim.life
+    victim.pause()
+    _for(swarm, f.seconds, lambda: victim.resume() if victim.life == life else None)
 
 
 def _join(swarm: SimSwarm, f: Fault) -> None:
@@ -223,13 +220,15 @@ def _come(swarm: SimSwarm, f: Fault) -> None:
     _disturb(swarm, f, None)
 
 
-def _leave(swarm: SimSwarm, f: Fault) -> None:
+def _leave(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+    _disturb(swarm, f, victim)
+    victim.leave()
+
+
+def _leave_some(swarm: SimSwarm, f: Fault) -> None:
+    leaves = _one(_leave, lambda swarm, p: not p.leaving and p.ready and swarm.spare(p))
     for _ in range(max(1, int(f.size))):
-        victim = _pick(swarm, f, lambda p: not p.leaving and p.ready and swarm.spare(p))
-        if victim is not None:
-            _say(swarm, f, victim.name)
-            _disturb(swarm, f, victim)
-            victim.leave()
+        leaves(swarm, f)
 
 
 # ----------------------------------------------------------- lines
@@ -265,20 +264,13 @@ def _partition(swarm: SimSwarm, f: Fault) -> None:
     _walls(swarm, f, (Wall(inside, outside), Wall(outside, inside)))
 
 
-def _one_way(swarm: SimSwarm, f: Fault) -> None:
-    victim = _pick(swarm, f)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        only = frozenset({victim.name})
-        _walls(swarm, f, (Wall(only, frozenset()),) if f.size < 0.5 else (Wall(frozenset(), only),))
+def _one_way(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+    only = frozenset({victim.name})
+    _walls(swarm, f, (Wall(only, frozenset()),) if f.size < 0.5 else (Wall(frozenset(), only),))
 
 
-def _flap(swarm: SimSwarm, f: Fault) -> None:
+def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """Cut off and back again, ``size`` seconds each."""
-    victim = _pick(swarm, f)
-    if victim is None:
-        return
-    _say(swarm, f, victim.name)
     only, period = frozenset({victim.name}), max(0.2, f.size)
     for i in range(int(f.seconds / period / 2)):
         part = Fault(0.0, "partition", seconds=period)
@@ -291,15 +283,16 @@ def _flap(swarm: SimSwarm, f: Fault) -> None:
         )
 
 
-def _slow_link(swarm: SimSwarm, f: Fault) -> None:
+def _lines(swarm: SimSwarm, me: PeerId) -> list[Link]:
+    """All lines of a peer, in both directions."""
+    pairs = (pair for p in swarm.peers for pair in ((me, p), (p, me)) if p != me)
+    return [swarm.links.link(*pair) for pair in pairs]
+
+
+def _slow_link(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """Every line of a peer gets ``size`` times the latency and the jitter of it."""
-    victim = _pick(swarm, f)
-    if victim is None:
-        return
-    _say(swarm, f, victim.name)
     _disturb(swarm, f, victim)
-    factor, me = max(1.0, f.size), victim.name
-    lines = [swarm.links.link(*pair) for p in swarm.peers for pair in ((me, p), (p, me)) if p != me]
+    factor, lines = max(1.0, f.size), _lines(swarm, victim.name)
     # Troubles of one line add up and go one by one.
     more, unrest = swarm.setup.links.latency_s * (factor - 1), swarm.setup.links.latency_s * factor
     for line in lines:
@@ -315,15 +308,10 @@ def _slow_link(swarm: SimSwarm, f: Fault) -> None:
     _for(swarm, f.seconds, heal)
 
 
-def _loss(swarm: SimSwarm, f: Fault) -> None:
+def _loss(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """Every line of a peer loses a share ``size`` of its messages."""
-    victim = _pick(swarm, f)
-    if victim is None:
-        return
-    _say(swarm, f, victim.name)
     _disturb(swarm, f, victim)
-    me = victim.name
-    lines = [swarm.links.link(*pair) for p in swarm.peers for pair in ((me, p), (p, me)) if p != me]
+    lines = _lines(swarm, victim.name)
     for line in lines:
         line.loss += f.size
 
@@ -337,53 +325,42 @@ def _loss(swarm: SimSwarm, f: Fault) -> None:
 # ----------------------------------------------------------- machines and people
 
 
-def _slow_peer(swarm: SimSwarm, f: Fault) -> None:
-    victim = _pick(swarm, f)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        _disturb(swarm, f, victim)
-        # Troubles on one peer do not multiply without bound: a job of a second is not to take
-        # hours.
-        device = victim.device
-        factor = max(1.0, min(f.size, SLOWEST / device.slowness))
-        device.slowness *= factor
+def _slow_peer(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+    """Troubles on one peer do not multiply without bound: a job of a second is not to take
+    hours."""
+    _disturb(swarm, f, victim)
+    device = victim.device
+    factor = max(1.0, min(f.size, SLOWEST / device.slowness))
+    device.slowness *= factor
 
-        def heal() -> None:
-            device.slowness /= factor
+    def heal() -> None:
+        device.slowness /= factor
 
-        _for(swarm, f.seconds, heal)
+    _for(swarm, f.seconds, heal)
 
 
-def _skew(swarm: SimSwarm, f: Fault) -> None:
+def _skew(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """A peer's wall clock runs ``size`` seconds beside the others'."""
-    victim = _pick(swarm, f)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        _disturb(swarm, f, victim)
-        victim.clock.skew += f.size
+    _disturb(swarm, f, victim)
+    victim.clock.skew += f.size
 
-        def heal() -> None:
-            victim.clock.skew -= f.size
+    def heal() -> None:
+        victim.clock.skew -= f.size
 
-        _for(swarm, f.seconds, heal)
+    _for(swarm, f.seconds, heal)
 
 
-def _corrupt(swarm: SimSwarm, f: Fault) -> None:
+def _corrupt(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """A bit of a peer's parameters flips."""
-    victim = _pick(swarm, f, swarm.spare)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        _disturb(swarm, f, victim)
-        victim.flip = True
+    _disturb(swarm, f, victim)
+    victim.flip = True
 
 
-def _broken_step(swarm: SimSwarm, f: Fault) -> None:
+def _broken_step(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """The optimizer of a peer gives up on its next step (out of memory)."""
-    victim = _pick(swarm, f)
-    if victim is not None:
-        _say(swarm, f, victim.name)
-        _disturb(swarm, f, victim)
-        victim.broken_steps(1)
+    _disturb(swarm, f, victim)
+    if victim.owner is not None:
+        victim.owner.broken = 1
 
 
 def _lie(swarm: SimSwarm, f: Fault) -> None:
@@ -412,34 +389,30 @@ def _stranger(swarm: SimSwarm, f: Fault) -> None:
     """Somebody without parameters says that it leads, and worse."""
     one = swarm.intrude()
     _say(swarm, f, one.name)
-
-    def goes() -> None:
-        one.kill()
-
-    _for(swarm, f.seconds, goes)
+    _for(swarm, f.seconds, one.kill)
 
 
 KINDS: dict[str, Callable[[SimSwarm, Fault], Any]] = {
     "kill": _kill,
     "kill-leader": _kill_leader,
     "kill-each": _kill_each,
-    "replace": _replace,
-    "restart": _restart,
+    "replace": _one(_replace, SimSwarm.spare),
+    "restart": _one(_restart, SimSwarm.spare),
     "restart-all": _restart_all,
     "outage": _outage,
-    "pause": _pause,
+    "pause": _one(_pause, lambda swarm, p: not p.paused),
     "join": _join,
     "come": _come,
-    "leave": _leave,
+    "leave": _leave_some,
     "partition": _partition,
-    "one-way": _one_way,
-    "flap": _flap,
-    "slow-link": _slow_link,
-    "loss": _loss,
-    "slow-peer": _slow_peer,
-    "skew": _skew,
-    "corrupt": _corrupt,
-    "broken-step": _broken_step,
+    "one-way": _one(_one_way),
+    "flap": _one(_flap),
+    "slow-link": _one(_slow_link),
+    "loss": _one(_loss),
+    "slow-peer": _one(_slow_peer),
+    "skew": _one(_skew),
+    "corrupt": _one(_corrupt, SimSwarm.spare),
+    "broken-step": _one(_broken_step),
     "lie": _lie,
     "stranger": _stranger,
 }

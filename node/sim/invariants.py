@@ -120,6 +120,11 @@ class Checker:
         world.halt(found)
         return found
 
+    def must(self, holds: object, what: str) -> None:
+        """Raises what :meth:`broken` makes of ``what``, unless it holds."""
+        if not holds:
+            raise self.broken(what)
+
 
 class EqualDigests(Checker):
     """I1: whoever begins an epoch as a current member holds what the rest of its cell holds."""
@@ -132,20 +137,19 @@ class EqualDigests(Checker):
 
     def began(self, peer: SimPeerPort, plan: Plan) -> None:
         me, digest = plan.member(peer.name), peer.digest
-        if peer.in_place() != digest:
-            raise self.broken(
-                f"{peer.name} begins epoch {plan.epoch} with parameters of another digest than it "
-                "says"
-            )
+        self.must(
+            peer.in_place() == digest,
+            f"{peer.name} begins epoch {plan.epoch} with parameters of another digest than it says",
+        )
         first = self._seen.setdefault((plan.hash, peer.stage), (digest, peer.name))
-        if first[0] != digest:
-            raise self.broken(
-                f"{peer.name} and {first[1]} begin epoch {plan.epoch} with different parameters"
-            )
-        if me and plan.digests.get(me.stage, digest) != digest:
-            raise self.broken(
-                f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name"
-            )
+        self.must(
+            first[0] == digest,
+            f"{peer.name} and {first[1]} begin epoch {plan.epoch} with different parameters",
+        )
+        self.must(
+            me is None or plan.digests.get(me.stage, digest) == digest,
+            f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name",
+        )
         _shorten(self._seen)
 
 
@@ -160,16 +164,18 @@ class OneOwner(Checker):
             return  # the owners are those of the parent, and nobody steps
         names = self.swarm.setup.names
         there = {m.stage for m in plan.members if m.current}
-        if len(plan.owners) != sum(len(names[stage]) for stage in there):
-            raise self.broken(f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts")
+        self.must(
+            len(plan.owners) == sum(len(names[stage]) for stage in there),
+            f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts",
+        )
         for stage in sorted(there):
             parts = names[stage]
             able = {m.peer for m in plan.stage(stage) if m.current}
             for part in parts:
-                if plan.owners[part] not in able:
-                    raise self.broken(
-                        f"part {part} of epoch {plan.epoch} is owned by {plan.owners[part]}"
-                    )
+                self.must(
+                    plan.owners[part] in able,
+                    f"part {part} of epoch {plan.epoch} is owned by {plan.owners[part]}",
+                )
 
     def round(self, a: ev.SendRound) -> None:
         if a.sources or not a.to:
@@ -180,8 +186,7 @@ class OneOwner(Checker):
         able = {m.peer for m in plan.stage(member.stage) if m.current} - set(a.dead)
         for part in self.swarm.setup.names[member.stage]:
             owner = a.owners.get(part, plan.owners[part])
-            if owner not in able:
-                raise self.broken(f"attempt {a.attempt} gives part {part} to {owner}")
+            self.must(owner in able, f"attempt {a.attempt} gives part {part} to {owner}")
 
 
 class CountsOnce(Checker):
@@ -200,23 +205,26 @@ class CountsOnce(Checker):
             self._seen.pop((plan.hash, stage), None)
 
     def counted(self, peer: SimPeerPort, plan: Plan, index: int, again: bool) -> None:
-        if again:
-            raise self.broken(
-                f"micro-batch {index} of epoch {plan.epoch} counts twice at {peer.name}"
-            )
+        self.must(
+            not again, f"micro-batch {index} of epoch {plan.epoch} counts twice at {peer.name}"
+        )
 
     def taken(self, peer: SimPeerPort, plan: Plan | None, plan_hash: str) -> None:
-        if plan is None or plan.hash != plan_hash:
-            raise self.broken(
-                f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force"
-            )
+        self.must(
+            plan is not None and plan.hash == plan_hash,
+            f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force",
+        )
 
     def gave(self, peer: SimPeerPort, plan: Plan, taken: TakenBatches) -> None:
         """What one peer gives has samples of the plan, and each once."""
-        if not {s for p in plan.paths for s in p.samples}.issuperset(taken.samples):
-            raise self.broken(f"{peer.name} counts samples that epoch {plan.epoch} has not")
-        if len(set(taken.samples)) != len(taken.samples):
-            raise self.broken(f"{peer.name} counts a sample of epoch {plan.epoch} twice")
+        self.must(
+            {s for p in plan.paths for s in p.samples}.issuperset(taken.samples),
+            f"{peer.name} counts samples that epoch {plan.epoch} has not",
+        )
+        self.must(
+            len(set(taken.samples)) == len(taken.samples),
+            f"{peer.name} counts a sample of epoch {plan.epoch} twice",
+        )
 
     def step(
         self, peer: SimPeerPort, opened: Opened, step: ReduceAndStep, mean: WeightedMean
@@ -227,11 +235,10 @@ class CountsOnce(Checker):
             taken = mean.of(opened.plan_hash, giver)
             for sample in taken.samples if taken and self.swarm.honest(giver) else ():
                 other = seen.setdefault(sample, giver)
-                if other != giver:
-                    raise self.broken(
-                        f"sample {sample} of epoch {step.round.epoch} counts at {other} and at "
-                        f"{giver}"
-                    )
+                self.must(
+                    other == giver,
+                    f"sample {sample} of epoch {step.round.epoch} counts at {other} and at {giver}",
+                )
         _shorten(self._seen)
 
 
@@ -263,12 +270,12 @@ class NoSampleLost(Checker):
             return
         start, returned = _place(plan.cursor)
         if (start, returned) != (book.next, book.returned):
-            if plan.base not in self.guessed:
-                raise self.broken(
-                    f"epoch {plan.epoch} starts with the sampler at {start} and {len(returned)} "
-                    "samples back, "
-                    f"not {book.next} and {len(book.returned)}"
-                )
+            self.must(
+                plan.base in self.guessed,
+                f"epoch {plan.epoch} starts with the sampler at {start} and {len(returned)} "
+                "samples back, "
+                f"not {book.next} and {len(book.returned)}",
+            )
             new = replace(book, next=start, returned=returned)
             new.lost = new.taken - len(returned) - book.counted
             self.books[plan.base] = new
@@ -286,8 +293,9 @@ class NoSampleLost(Checker):
             for (remainder, bits), first in sorted(book.next.items())
         )
         stays, leaves = split(share)
-        if plan.cursor != leaves:
-            raise self.broken(f"cell {plan.cell_id} begins with {plan.cursor}, not {leaves}")
+        self.must(
+            plan.cursor == leaves, f"cell {plan.cell_id} begins with {plan.cursor}, not {leaves}"
+        )
         for cell, half in ((plan.parent, stays), (plan.cell_id, leaves)):
             start, returned = _place(half)
             new = replace(book, next=start, returned=returned, lost=0)
@@ -322,11 +330,11 @@ class NoSampleLost(Checker):
             book.tokens + tokens,
             book.depth + 1,
         )
-        if new.taken != new.counted + len(new.returned) + new.lost:
-            raise self.broken(
-                f"epoch {plan.epoch}: {new.taken} taken, {new.counted} counted, "
-                f"{len(new.returned)} back"
-            )
+        self.must(
+            new.taken == new.counted + len(new.returned) + new.lost,
+            f"epoch {plan.epoch}: {new.taken} taken, {new.counted} counted, "
+            f"{len(new.returned)} back",
+        )
         self.books[made] = new
 
     def ancestor(self, old: Version, new: Version) -> bool:
@@ -360,10 +368,10 @@ class WeightedMean(Checker):
     def gave(self, plan_hash: str, peer: PeerId, taken: TakenBatches) -> None:
         """These are a peer's gradients under a plan."""
         each = self.swarm.setup.tokens // self.swarm.setup.micro_batch
-        if taken.tokens != each * len(taken.samples):
-            raise self.broken(
-                f"{peer} gives {taken.tokens} tokens for {len(taken.samples)} samples"
-            )
+        self.must(
+            taken.tokens == each * len(taken.samples),
+            f"{peer} gives {taken.tokens} tokens for {len(taken.samples)} samples",
+        )
         self._given[plan_hash, peer] = taken
         self._forget()
 
@@ -388,8 +396,7 @@ class WeightedMean(Checker):
         """An owner's machine orders a step."""
         able = set(opened.members) - opened.listeners
         by = step.contributors
-        if len(set(by)) != len(by) or not set(by) <= able:
-            raise self.broken(f"{peer.name} averages {by}")
+        self.must(len(set(by)) == len(by) and set(by) <= able, f"{peer.name} averages {by}")
         for name in step.names:
             self._by[peer.name, name] = opened.plan_hash, by
 
@@ -400,11 +407,11 @@ class WeightedMean(Checker):
             if plan_hash != plan.hash or not all(self.swarm.honest(p) for p in by):
                 continue
             given = {p: g for p in by if (g := self.of(plan.hash, p)) is not None}
-            if len(given) != len(by):
-                raise self.broken(
-                    f"{peer.name} averages gradients that belong to another plan than that of "
-                    f"epoch {plan.epoch}"
-                )
+            self.must(
+                len(given) == len(by),
+                f"{peer.name} averages gradients that belong to another plan than that of "
+                f"epoch {plan.epoch}",
+            )
             counts = self._counts(peer, plan, given)
             tokens = sum(counts.values())
             total = mean * 0.0
@@ -454,10 +461,10 @@ class WholeCheckpoint(Checker):
         version = Version(found.epoch, str(found.meta.get("lineage", "")))
         names = set(self.swarm.setup.names[found.stage])
         held = self._held.get((found.stage, version), found.digest)
-        if set(found.parameters) != names or held != found.digest:
-            raise self.broken(
-                f"{peer.name} reads a checkpoint of epoch {found.epoch} that is not what was held"
-            )
+        self.must(
+            set(found.parameters) == names and held == found.digest,
+            f"{peer.name} reads a checkpoint of epoch {found.epoch} that is not what was held",
+        )
 
 
 class OnlyGrow(Checker):
@@ -469,15 +476,14 @@ class OnlyGrow(Checker):
         self, peer: SimPeerPort, event: Any, actions: Iterable[Any], at: Version, term: int
     ) -> None:
         m = peer.member
-        if m.term < term:
-            raise self.broken(f"{peer.name} falls back from term {term} to {m.term}")
+        self.must(m.term >= term, f"{peer.name} falls back from term {term} to {m.term}")
         if m.at.epoch < at.epoch and not any(isinstance(a, ev.GoTo) for a in actions):
             mine = m.plan.member(peer.name) if m.plan else None
-            if mine is None or mine.current:
-                raise self.broken(
-                    f"{peer.name} falls back from epoch {at.epoch} to {m.at.epoch} at "
-                    f"{type(event).__name__}"
-                )
+            self.must(
+                mine is not None and not mine.current,
+                f"{peer.name} falls back from epoch {at.epoch} to {m.at.epoch} at "
+                f"{type(event).__name__}",
+            )
 
     def plan(
         self,
@@ -487,8 +493,7 @@ class OnlyGrow(Checker):
         actions: Sequence[Any],
     ) -> None:
         term, base = before
-        if plan.term <= term:
-            raise self.broken(f"{peer.name} plans term {plan.term} after {term}")
+        self.must(plan.term > term, f"{peer.name} plans term {plan.term} after {term}")
         said = any(
             isinstance(a, ev.RecordFact) and a.kind in ("went-back", "history-changed")
             for a in actions
@@ -529,10 +534,10 @@ class AppliedOnce(Checker):
     ) -> None:
         """Of the version the plan starts from, with optimizer state of its history."""
         at = peer.work.version
-        if at != plan.base:
-            raise self.broken(
-                f"{peer.name} steps parts of epoch {plan.epoch} from values of epoch {at.epoch}"
-            )
+        self.must(
+            at == plan.base,
+            f"{peer.name} steps parts of epoch {plan.epoch} from values of epoch {at.epoch}",
+        )
         for name in means:
             through, leads = self._through.get((name, _mark(owner.state(name)))), self._leads
             if through is not None and not any(leads(v, plan.base) for v in through):
@@ -554,11 +559,11 @@ class AppliedOnce(Checker):
                 continue  # it was kept as it is
             through.append(version)
             first = self._settled.setdefault((version, name), peer.name)
-            if first != peer.name:
-                raise self.broken(
-                    f"{first} and {peer.name} both settle their step of {name} for epoch "
-                    f"{version.epoch}"
-                )
+            self.must(
+                first == peer.name,
+                f"{first} and {peer.name} both settle their step of {name} for epoch "
+                f"{version.epoch}",
+            )
         _shorten(self._settled, 64 * KEPT)
         _shorten(self._through, 64 * KEPT)
 
@@ -577,10 +582,6 @@ class PurePlan(Checker):
     def __init__(self, swarm: SimSwarmPort) -> None:
         super().__init__(swarm)
         self._count = 0
-
-    def objected(self, peer: SimPeerPort, leader: PeerId, why: str) -> None:
-        """Somebody refuses the plan of an honest leader."""
-        raise self.broken(f"{peer.name} objects to a plan of {leader}: {why}")
 
     def before(self, leader: Leader, event: Any) -> Leader | None:
         if leader.phase is Phase.RUN or isinstance(event, ev.ClockTick):
@@ -604,10 +605,11 @@ class PurePlan(Checker):
             return
         again = type(twin).handle(twin, event, self.swarm.world.now)
         plans = [a.plan.hash for a in actions if isinstance(a, ev.SendPlan)]
-        if plans != [a.plan.hash for a in again if isinstance(a, ev.SendPlan)] or len(
-            actions
-        ) != len(again):
-            raise self.broken(f"the leader answers {type(event).__name__} in two ways")
+        self.must(
+            plans == [a.plan.hash for a in again if isinstance(a, ev.SendPlan)]
+            and len(actions) == len(again),
+            f"the leader answers {type(event).__name__} in two ways",
+        )
         for a in actions:
             if isinstance(a, ev.SendPlan) and Plan.parse(a.plan.canonical()).hash != a.plan.hash:
                 raise self.broken(f"the plan of epoch {a.plan.epoch} is not what is read of it")
@@ -680,11 +682,11 @@ class OneLine(Checker):
         orphan."""
         key = cell, self._line.get(plan, plan)
         before, other = self._last.get(key, (0, peer.name))
-        if term <= before:
-            raise self.broken(
-                f"{peer.name} commits epoch {epoch} by a plan of term {term} after {other} has "
-                f"committed one of term {before}"
-            )
+        self.must(
+            term > before,
+            f"{peer.name} commits epoch {epoch} by a plan of term {term} after {other} has "
+            f"committed one of term {before}",
+        )
         self._last[key] = term, peer.name
 
 

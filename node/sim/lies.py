@@ -4,7 +4,6 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -72,17 +71,13 @@ def heard(peer: SimPeerPort, h: ev.Heartbeat) -> ev.Heartbeat:
     return h
 
 
-def decided(peer: SimPeerPort, actions: Sequence[Any]) -> list[Any]:
-    """What its member tells the leader of an epoch."""
-    return [_told(peer, a) for a in actions]
-
-
 def tokens(peer: SimPeerPort, true: int) -> int:
     """Behind the gradients it gives."""
     return true * 1000 if peer.lie == "tokens" else true
 
 
-def _told(peer: SimPeerPort, action: Any) -> Any:
+def told(peer: SimPeerPort, action: Any) -> Any:
+    """What its member tells the leader of an epoch."""
     match action:
         case ev.TellCommitted() if peer.lie == "digest":
             return replace(action, digest=_false(action.digest))

@@ -8,7 +8,7 @@ services there are, and how they are connected, is :func:`node.app.assembly.comp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,14 +16,13 @@ from typing import Any
 from torch import Tensor
 
 from node.app.assembly import Machines as Deciding
-from node.app.assembly import Ports, compose
+from node.app.assembly import Ports, Services, compose
 from node.app.catchup import catch_up
 from node.app.cells import find_cell, watch_cell
 from node.app.moving import Mover, no_way
 from node.app.placing import Placing
-from node.app.posting import Reachability, body_of
-from node.averaging.exchange.machine import RoundMachine
-from node.cells.service import CellMeetings
+from node.app.ports import Reachability
+from node.app.posting import body_of
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
 from node.core.errors import Refused, TimedOut
@@ -32,8 +31,6 @@ from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.core.version import PROTOCOL, Protocols
 from node.manifest import Manifest
-from node.pipeline.machine import PipelineMachine
-from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.scheduler.router import SearchJob, search
 from node.sim import lies
@@ -87,18 +84,6 @@ class Config:
     stage: int | None
 
 
-@dataclass(frozen=True)
-class SimServices:
-    """A stage that is hosted."""
-
-    stage: StageState
-    pipeline: Pipeline
-    work: StageRuntime
-    training: Training
-    meetings: CellMeetings | None
-    meter: PipelineMeter
-
-
 class SimPeer:
     """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Where
     ``stage`` is None it chooses one among others who choose."""
@@ -140,7 +125,7 @@ class SimPeer:
         )
         self.tasks = Tasks("daemon", self._failed)
         self.presence: Presence | None = None
-        self.assembled: SimServices | None = None
+        self.assembled: Services | None = None
         self.owner: ValueOwner | None = None
         self.draining = self.ending = False
         make: Any = partial(swarm.make.choosing, self)
@@ -181,7 +166,7 @@ class SimPeer:
         self.tasks.spawn(self.placing.watch(presence), "placing", eternal=True)
         a.training.on_plan = self._planned
         a.training.on_move = self.mover.asked
-        a.training.on_change = self._keep_change
+        a.training.on_change = partial(setattr, self.disk, "change")
         a.training.on_cell = self._enters
         self.disk.cell = a.training.cell
         if self.disk.change:
@@ -196,7 +181,7 @@ class SimPeer:
             self.tasks.spawn(watch_cell(self, presence, stages, first), "cell", eternal=True)
         presence.changed()
 
-    def _assemble(self, stage: int, presence: Presence) -> SimServices:
+    def _assemble(self, stage: int, presence: Presence) -> Services:
         swarm, setup, device = self.swarm, self.swarm.setup, self.device
         manifest, watch, make = self.manifest, self.swarm.watch, self.swarm.make
         self.config.stage = stage
@@ -241,21 +226,22 @@ class SimPeer:
             math=math,
             gradients=ValueSum(partial(watch.gave, self)),
             machines=Deciding(
-                self._pipeline, self._round, self._member, self._leader, self._search
+                self._watched(make.pipeline, watch.pipeline),
+                self._watched(make.round, watch.round),
+                self._watched(make.member, watch.member),
+                self._watched(make.leader, watch.leader),
+                self._search,
             ),
             read=swarm.read,
             facts=swarm.facts,
             colleagues=Colleagues(self.name, RIPE_S),
             ledger=self.disk.votes,
         )
-        made = compose(manifest, ports, state)
-        self.assembled = SimServices(
-            state, made.pipeline, made.work, made.training, made.meetings, meter
-        )
+        self.assembled = made = compose(manifest, ports, state)
         self.transport.serving = True
         lies.puts_on(self, made.training)
         make.services(self)
-        return self.assembled
+        return made
 
     def _planned(self, plan: Plan) -> None:
         me = plan.member(self.name)
@@ -266,9 +252,6 @@ class SimPeer:
         if self.presence is not None:
             self.presence.enter(cell)
         self.disk.cell = cell
-
-    def _keep_change(self, change: str) -> None:
-        self.disk.change = change
 
     def _placed(self, tensors: Mapping[str, Tensor]) -> None:
         """A bit flips on the way into its place, where that is to happen: of what is new, not of
@@ -326,17 +309,9 @@ class SimPeer:
 
     # ----------------------------------------------------------- what decides, and is watched
 
-    def _pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
-        return self.swarm.watch.pipeline(self, self.swarm.make.pipeline(me, fewest))
-
-    def _round(self) -> RoundMachine:
-        return self.swarm.watch.round(self, self.swarm.make.round())
-
-    def _member(self, *args: Any) -> Member:
-        return self.swarm.watch.member(self, self.swarm.make.member(*args))
-
-    def _leader(self, *args: Any, **history: Any) -> Leader:
-        return self.swarm.watch.leader(self, self.swarm.make.leader(*args, **history))
+    def _watched(self, make: Callable[..., Any], watch: Callable[[SimPeer, Any], Any]) -> Any:
+        """Makes a machine of which each decision is looked at."""
+        return lambda *args, **history: watch(self, make(*args, **history))
 
     async def _search(self, job: SearchJob) -> Any:
         await asyncio.sleep(SEARCH_S)
@@ -397,7 +372,7 @@ class SimPeer:
         """Only of one that has begun."""
         return self._begun().training
 
-    def _begun(self) -> SimServices:
+    def _begun(self) -> Services:
         if self.assembled is None:
             raise RuntimeError(f"{self.name} has no stage yet")
         return self.assembled
@@ -423,11 +398,6 @@ class SimPeer:
     def standing(self) -> ChangeStatus:
         """What it knows of how cells average."""
         return self.training.standing
-
-    def broken_steps(self, count: int) -> None:
-        """So many steps of its optimizer fail from now on."""
-        if self.owner is not None:
-            self.owner.broken = count
 
     def change(self, text: str) -> None:
         """The owner asks its daemon for a change to how cells average."""

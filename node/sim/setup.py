@@ -4,14 +4,17 @@ what the run agreed on."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import OuterSettings
+from node.core.errors import UsageFault
 from node.manifest import Manifest
 from node.model.settings import ModelSettings
-from node.optim.parts import ParameterPart
+from node.model.shapes import parameter_shapes
+from node.optim.parts import ParameterPart, parts_of
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
@@ -172,13 +175,10 @@ class Setup:
         found = [p.bytes for parts in self.parts.values() for p in parts]
         return sum(found) / len(found) / (4 * NUMBERS)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "names", {s: tuple(p.name for p in parts) for s, parts in self.parts.items()}
-        )
-
-    names: Mapping[int, tuple[str, ...]] = field(init=False, repr=False, compare=False)
-    """Part names of every stage."""
+    @cached_property
+    def names(self) -> Mapping[int, tuple[str, ...]]:
+        """Part names of every stage."""
+        return {s: tuple(p.name for p in parts) for s, parts in self.parts.items()}
 
     @classmethod
     def of(
@@ -189,18 +189,11 @@ class Setup:
 
         Raises UsageFault for a number of stages its model cannot be cut into, or too few peers.
         """
-        import dataclasses
-
-        from node.core.errors import UsageFault
-        from node.model.shapes import parameter_shapes
-        from node.optim.parts import parts_of
-
         if stages is not None:
-            model = dataclasses.replace(manifest.model, layers=max(stages, manifest.model.layers))
-            manifest = dataclasses.replace(
+            manifest = replace(
                 manifest,
-                model=model,
-                pipeline=dataclasses.replace(manifest.pipeline, stages=stages),
+                model=replace(manifest.model, layers=max(stages, manifest.model.layers)),
+                pipeline=replace(manifest.pipeline, stages=stages),
                 signature=None,
             )
         m, p, t = manifest.model, manifest.pipeline, manifest.training

@@ -42,6 +42,15 @@ from node.training.protocol import events as ev
 
 M = TypeVar("M")
 OBJECTED = "invalid plan"
+COUNTED = {
+    "history-given-up": "gave-up",
+    "restored": "restored",
+    "moving": "moves",
+    "cell-left": "cells-left",
+    "push-refused": "pushes-refused",
+    "window-alone": "windows-alone",
+}
+"""Facts of peers' records, and as what they are counted."""
 
 
 class Commit(NamedTuple):
@@ -215,7 +224,7 @@ class HistoryRecorder:
             self.moved(peer, event, actions, *was)
 
         def lying(actions: list[Any]) -> list[Any]:
-            return lies.decided(peer, actions) if peer.lie else actions
+            return [lies.told(peer, a) for a in actions] if peer.lie else actions
 
         return _seen(machine, before, after, lying)
 
@@ -234,7 +243,7 @@ class HistoryRecorder:
     def fault(self, peer: SimPeerPort, other: PeerId, reason: str) -> None:
         """A peer counts a fault of another one."""
         if reason.startswith(OBJECTED) and self.swarm.honest(other):
-            self.pure.objected(peer, other, reason)
+            raise self.pure.broken(f"{peer.name} objects to a plan of {other}: {reason}")
 
     def banned(self, peer: SimPeerPort, other: PeerId) -> None:
         self.count("bans")
@@ -246,23 +255,11 @@ class HistoryRecorder:
         self, name: PeerId, room: str, kind: str, text: str, level: str, fields: Mapping[str, Any]
     ) -> None:
         """A line of a peer's record."""
-        match kind:
-            case "history-given-up":
-                self.count("gave-up")
-                self.given_up_epochs = max(self.given_up_epochs, int(fields["epochs"]))
-                self.given_up_tokens = max(self.given_up_tokens, int(fields["tokens"]))
-            case "restored":
-                self.count("restored")
-            case "moving":
-                self.count("moves")
-            case "cell-left":
-                self.count("cells-left")
-            case "push-refused":
-                self.count("pushes-refused")
-            case "window-alone":
-                self.count("windows-alone")
-            case _:
-                pass
+        if kind in COUNTED:
+            self.count(COUNTED[kind])
+        if kind == "history-given-up":
+            self.given_up_epochs = max(self.given_up_epochs, int(fields["epochs"]))
+            self.given_up_tokens = max(self.given_up_tokens, int(fields["tokens"]))
 
     # ----------------------------------------------------------- the engines
 

@@ -15,6 +15,7 @@ from node.model.cost import human
 from node.partition.cost import METHODS, KernelRate, Method, Rates, units_of
 from node.partition.matrices import Matrix, equal_splits
 from node.partition.plan import OwnershipPlan, make_plan
+from node.scheduler.planning.problem import whole
 from node.tools.document import read as read_document
 
 MOST_BYTES = 64 << 20
@@ -64,7 +65,7 @@ def parse(document: Any) -> PartitionRequest:
         raise UsageFault(
             f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}"
         )
-    ranks = _whole(document["ranks"], "ranks", MOST_RANKS)
+    ranks = whole(document["ranks"], "ranks", 1, MOST_RANKS)
     tensor = document.get("tensor_parallel")
     matrices = _matrices(document["matrices"])
     units = sum(len(m.shapes) for m in matrices)
@@ -76,7 +77,7 @@ def parse(document: Any) -> PartitionRequest:
     return PartitionRequest(
         matrices,
         _speeds(document.get("speeds"), ranks),
-        1 if tensor is None else _whole(tensor, "tensor_parallel", ranks),
+        1 if tensor is None else whole(tensor, "tensor_parallel", 1, ranks),
         _previous(document.get("previous"), matrices),
         method,
         _memory(document.get("memory"), ranks),
@@ -168,7 +169,8 @@ def _matrices(rows: Any) -> tuple[Matrix, ...]:
                 f"matrix {i} has no name", 'give {"name": "w", "rows": 64, "cols": 64}'
             )
         sides = [
-            _whole(row.get(side), f"{side} of {name[:80]}", MOST_SIDE) for side in ("rows", "cols")
+            whole(row.get(side), f"{side} of {name[:80]}", 1, MOST_SIDE)
+            for side in ("rows", "cols")
         ]
         matrix = Matrix(name, sides[0], sides[1], _splits(name, sides[0], row.get("splits")))
         for key in {name, *(unit for unit, _, _ in matrix.shapes)}:
@@ -184,11 +186,11 @@ def _splits(name: str, rows: int, given: Any) -> tuple[tuple[str, int], ...]:
     if given is None or given == []:
         return ()
     if isinstance(given, int) and not isinstance(given, bool):
-        return equal_splits(name, rows, _whole(given, what, rows))
+        return equal_splits(name, rows, whole(given, what, 1, rows))
     if isinstance(given, list):
-        return tuple((str(i), _whole(part, what, rows)) for i, part in enumerate(given))
+        return tuple((str(i), whole(part, what, 1, rows)) for i, part in enumerate(given))
     if isinstance(given, dict):
-        return tuple((label[:80], _whole(part, what, rows)) for label, part in given.items())
+        return tuple((label[:80], whole(part, what, 1, rows)) for label, part in given.items())
     raise UsageFault(
         f"{what} is {str(given)[:40]!r}",
         "give a number of equal blocks of rows, or the rows of each: [4096, 1024, 1024]",
@@ -257,7 +259,7 @@ def _memory(given: Any, ranks: int) -> tuple[int, ...] | None:
             f"memory of {len(given)} ranks is given, there are {ranks}",
             "give one figure in bytes, or one for each rank",
         )
-    return tuple(_whole(x, "memory", 1 << 62) for x in given)
+    return tuple(whole(x, "memory", 1, 1 << 62) for x in given)
 
 
 def _rates(given: Any) -> Rates:
@@ -273,15 +275,9 @@ def _rates(given: Any) -> Rates:
         raise UsageFault("rates is not a list of measurements", "give [[rows, cols, gflops], ...]")
     return Rates(
         KernelRate(
-            _whole(rows, "rows of a rate", MOST_SIDE),
-            _whole(cols, "cols of a rate", MOST_SIDE),
+            whole(rows, "rows of a rate", 1, MOST_SIDE),
+            whole(cols, "cols of a rate", 1, MOST_SIDE),
             gflops,
         )
         for rows, cols, gflops in given
     )
-
-
-def _whole(value: Any, what: str, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise UsageFault(f"{what} is {str(value)[:40]}", f"give a whole number from 1 to {most}")
-    return value

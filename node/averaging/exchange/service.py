@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -37,17 +37,12 @@ from node.core.clock import Clock, SystemClock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
+from node.telemetry.events import Journal
 from node.transport.port import TransportPort
 
 CHUNK = 1 << 21
 """Tensor bytes of a message. Each costs gRPC's asyncio stack some turns of the event loop: with 1
 MiB, and with 4 MiB, an exchange of 64 MiB took 2 to 5 % more processor time."""
-
-
-class _Journal(Protocol):
-    def emit(
-        self, component: str, kind: str, text: str, level: str = "info", **fields: Any
-    ) -> None: ...
 
 
 class CellRound:
@@ -63,7 +58,7 @@ class CellRound:
         settings: AveragingSettings,
         *,
         executor: Executor | None = None,
-        journal: _Journal | None = None,
+        journal: Journal | None = None,
         clock: Clock | None = None,
         chunk: int = CHUNK,
         on_error: Callable[[str, BaseException], None] | None = None,

@@ -10,11 +10,11 @@ same everywhere, do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.averaging.coding.formats import FORMATS
-from node.core.errors import UsageFault
+from node.core.errors import refuse
 
 STRATEGIES: dict[str, str] = {
     "butterfly": "all members in one group, each reduces one part",
@@ -125,10 +125,14 @@ class OuterSettings:
 
 def check(s: OuterSettings) -> None:
     """Raises UsageFault, with the reason, for settings that cannot hold together."""
-    _one_of("strategy", s.strategy, STRATEGIES)
-    _one_of("carries", s.carries, CARRIES)
-    _one_of("optimizer", s.optimizer, OPTIMIZERS)
-    _one_of("codec", s.codec, FORMATS)
+    for name, among in (
+        ("strategy", STRATEGIES),
+        ("carries", CARRIES),
+        ("optimizer", OPTIMIZERS),
+        ("codec", FORMATS),
+    ):
+        value = getattr(s, name)
+        refuse((value not in among, f"outer.{name} is {value!r}", f"use {', '.join(among)}"))
     _numbers(s)
     _strategy(s)
     _carries(s)
@@ -141,33 +145,41 @@ def carried(s: OuterSettings, cell: int) -> None:
     """Raises UsageFault, with the reason, for settings that hold together but that a live swarm
     with cells of ``cell`` replicas a stage (0: all in one) does not carry."""
     if not s.windows:
-        if s != OuterSettings():
-            raise UsageFault(
+        return refuse(
+            (
+                s != OuterSettings(),
                 "outer.window_s is 0, so nothing else in [outer] has any effect",
                 "set outer.window_s, or leave [outer] out",
-            )
-        if cell:
-            raise UsageFault(
+            ),
+            (
+                cell,
                 f"cells of {cell} that never average with each other train as many models as there "
                 "are cells",
                 'set outer.window_s and outer.strategy, or averaging.cell = "all"',
-            )
-        return
+            ),
+        )
     check(s)
-    if not cell:
-        raise UsageFault(
+    refuse(
+        (
+            not cell,
             "all replicas of a stage are one cell, so there are no others to average with",
             "set averaging.cell to a number",
-        )
-    if s.pushes and s.feedback:
-        raise UsageFault(
+        ),
+        (
+            s.pushes and s.feedback,
             f"{s.strategy} leaves out pushes that come too late, and what coding lost of them",
             'use "int8" without outer.feedback',
-        )
+        ),
+    )
     able = IN_WINDOWS.get(s.strategy, ())
-    if s.carries not in able:
-        names = " or ".join(f'"{name}"' for name in able) or "another outer.strategy"
-        raise UsageFault(f"cells do not carry {s.strategy} of {s.carries}", f"use {names}")
+    names = " or ".join(f'"{name}"' for name in able) or "another outer.strategy"
+    refuse(
+        (
+            s.carries not in able,
+            f"cells do not carry {s.strategy} of {s.carries}",
+            f"use {names}",
+        )
+    )
 
 
 def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
@@ -182,127 +194,146 @@ def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
     return [frozenset(names) for names in found]
 
 
-def _one_of(name: str, value: str, among: Iterable[str]) -> None:
-    names = list(among)
-    if value not in names:
-        raise UsageFault(f"outer.{name} is {value!r}", f"use {', '.join(names)}")
-
-
 def _numbers(s: OuterSettings) -> None:
-    for name in ("fanout", "shards", "fragments"):
-        if getattr(s, name) < 1:
-            raise UsageFault(f"outer.{name} is {getattr(s, name)}", "give a whole number above 0")
-    for name in ("window_s", "quorum"):
-        if not 0 <= getattr(s, name) < math.inf:
-            raise UsageFault(
-                f"outer.{name} is {getattr(s, name)}", "give a number that is not negative"
-            )
-    if not 0 < s.lr < math.inf or not 0 <= s.momentum < 1 or not 0 <= s.mixing <= 1:
-        raise UsageFault(
+    counts = {name: getattr(s, name) for name in ("fanout", "shards", "fragments")}
+    sizes = {name: getattr(s, name) for name in ("window_s", "quorum")}
+    refuse(
+        *(
+            (n < 1, f"outer.{name} is {n}", "give a whole number above 0")
+            for name, n in counts.items()
+        ),
+        *(
+            (not 0 <= n < math.inf, f"outer.{name} is {n}", "give a number that is not negative")
+            for name, n in sizes.items()
+        ),
+        (
+            not 0 < s.lr < math.inf or not 0 <= s.momentum < 1 or not 0 <= s.mixing <= 1,
             f"outer.lr {s.lr}, momentum {s.momentum}, mixing {s.mixing}",
             "lr above 0, momentum from 0 to below 1, mixing from 0 to 1",
-        )
+        ),
+    )
 
 
 def _strategy(s: OuterSettings) -> None:
-    if s.strategy == "moshpit" and (not s.grid or any(axis < 2 for axis in s.grid)):
-        raise UsageFault(
+    refuse(
+        (
+            s.strategy == "moshpit" and (not s.grid or any(axis < 2 for axis in s.grid)),
             f"outer.grid is {list(s.grid)}",
             "give the axes of the grid, each at least 2, as [32, 32]",
-        )
-    if s.grid and s.strategy != "moshpit":
-        raise UsageFault(f"outer.grid is for moshpit, not {s.strategy}", "leave it out")
-    if s.fanout > 1 and s.strategy != "push-sum":
-        raise UsageFault(f"outer.fanout is for push-sum, not {s.strategy}", "leave it out")
-    if s.shards > 1 and s.strategy not in ("parameter-server", "hogwild"):
-        raise UsageFault(
-            f"outer.shards is for parameter-server and hogwild, not {s.strategy}", "leave it out"
-        )
-    if s.staleness is not None and s.strategy != "parameter-server":
-        raise UsageFault(
-            f"outer.staleness is for parameter-server, not {s.strategy}", "leave it out"
-        )
-    if s.staleness is not None and s.staleness < 0:
-        raise UsageFault(f"outer.staleness is {s.staleness}", "give a number of pushes, 0 or more")
+        ),
+        (
+            s.grid and s.strategy != "moshpit",
+            f"outer.grid is for moshpit, not {s.strategy}",
+            "leave it out",
+        ),
+        (
+            s.fanout > 1 and s.strategy != "push-sum",
+            f"outer.fanout is for push-sum, not {s.strategy}",
+            "leave it out",
+        ),
+        (
+            s.shards > 1 and not s.served,
+            f"outer.shards is for parameter-server and hogwild, not {s.strategy}",
+            "leave it out",
+        ),
+        (
+            s.staleness is not None and s.strategy != "parameter-server",
+            f"outer.staleness is for parameter-server, not {s.strategy}",
+            "leave it out",
+        ),
+        (
+            s.staleness is not None and s.staleness < 0,
+            f"outer.staleness is {s.staleness}",
+            "give a number of pushes, 0 or more",
+        ),
+    )
 
 
 def _carries(s: OuterSettings) -> None:
-    partial = s.strategy in PARTIAL
-    if s.carries == "deltas" and partial:
-        raise UsageFault(
+    partial, steps = s.strategy in PARTIAL, s.carries in ("deltas", "state")
+    refuse(
+        (
+            s.carries == "deltas" and partial,
             f"after a round of {s.strategy} anchors differ, and differences from different anchors "
             "average to nothing",
             'use outer.carries = "state", which averages anchors and momentum too, or the '
             "butterfly",
-        )
-    steps = s.carries in ("deltas", "state")
-    if steps and s.optimizer == "none":
-        raise UsageFault(
+        ),
+        (
+            steps and s.optimizer == "none",
             f"{s.carries} need an outer optimizer",
             'set outer.optimizer = "nesterov", or "sgd" with lr = 1',
-        )
-    if not steps and s.optimizer != "none":
-        raise UsageFault(
+        ),
+        (
+            not steps and s.optimizer != "none",
             f"an outer optimizer steps pseudo-gradients, not {s.carries}",
             'set outer.carries = "deltas"',
-        )
-    if s.carries == "state" and not partial:
-        raise UsageFault(
+        ),
+        (
+            s.carries == "state" and not partial,
             f"{s.strategy} keeps anchors equal, so twice the bytes buy nothing",
             'set outer.carries = "deltas"',
-        )
-    if s.pushes and s.carries == "parameters":
-        raise UsageFault(
+        ),
+        (
+            s.pushes and s.carries == "parameters",
             f"{s.strategy} without a barrier adds what is pushed; parameters do not add up",
             'set outer.carries = "deltas"',
-        )
-    if s.pushes and s.optimizer == "nesterov" and s.momentum > 0:
-        raise UsageFault(
+        ),
+        (
+            s.pushes and s.optimizer == "nesterov" and s.momentum > 0,
             f"{s.strategy} without a barrier applies every push by itself: momentum would count "
             "the members' common direction once for each",
             'set outer.optimizer = "sgd"',
-        )
+        ),
+    )
 
 
 def _codec(s: OuterSettings) -> None:
     made = FORMATS[s.codec]
-    if made.lossy and s.carries in ("parameters", "state"):
-        raise UsageFault(
+    refuse(
+        (
+            made.lossy and s.carries in ("parameters", "state"),
             f"{s.codec} rounds, and {s.carries} would be rounded again in every round",
             'set outer.codec = "fp32", or carry "deltas"',
-        )
-    if made.biased and not s.feedback:
-        raise UsageFault(
+        ),
+        (
+            made.biased and not s.feedback,
             f"{s.codec} leaves most numbers out, always the same small ones",
             "set outer.feedback = true",
-        )
-    if s.feedback and not made.lossy:
-        raise UsageFault(
-            f"{s.codec} loses nothing that could be fed back", "set outer.feedback = false"
-        )
+        ),
+        (
+            s.feedback and not made.lossy,
+            f"{s.codec} loses nothing that could be fed back",
+            "set outer.feedback = false",
+        ),
+    )
 
 
 def _streaming(s: OuterSettings) -> None:
-    if (s.mixing or s.fragments > 1) and s.carries != "deltas":
-        raise UsageFault(
-            f"streaming sends fragments of deltas, not {s.carries}", 'set outer.carries = "deltas"'
-        )
-    if s.fragments > 1 and s.pushes:
-        raise UsageFault(
+    refuse(
+        (
+            (s.mixing or s.fragments > 1) and s.carries != "deltas",
+            f"streaming sends fragments of deltas, not {s.carries}",
+            'set outer.carries = "deltas"',
+        ),
+        (
+            s.fragments > 1 and s.pushes,
             f"{s.strategy} without a barrier has no common window to send a fragment in",
             "set outer.fragments = 1",
-        )
+        ),
+    )
 
 
 def _quorum(s: OuterSettings) -> None:
-    if not s.quorum:
-        return
-    if s.carries != "deltas":
-        raise UsageFault(
+    refuse(
+        (
+            s.quorum and s.carries != "deltas",
             f"who is late for a quorum must catch up, and {s.carries} cannot be taken late",
             'set outer.carries = "deltas"',
-        )
-    if s.served:
-        raise UsageFault(
-            f"the server of {s.strategy} takes what has come in time", "set outer.quorum = 0"
-        )
+        ),
+        (
+            s.quorum and s.served,
+            f"the server of {s.strategy} takes what has come in time",
+            "set outer.quorum = 0",
+        ),
+    )

@@ -11,6 +11,8 @@ from itertools import combinations
 from math import comb, inf
 from typing import Any
 
+import numpy as np
+
 from node.scheduler.planning.dealing import legal, orders
 from node.scheduler.planning.problem import PathProblem
 
@@ -19,8 +21,6 @@ MOST_STEPS = 400_000
 beyond, stages may repeat."""
 
 
-FEW_PEERS = 64
-"""Above, numpy is worth its import."""
 RECENT = 64
 """Homecomings looked at for one launch: with fewer the bound is lower, never wrong."""
 
@@ -71,15 +71,11 @@ def _stage(p: PathProblem, s: int, visits: int) -> float:
     cycles = [(1 + p.backward) * p.compute[n] + 2 * p.gap for n in peers]
     if min(cycles) <= 0:
         return 0.0
-    spread = visits / sum(1 / c for c in cycles)
-    return max(
-        0.0,
-        _least_in(p, s)
-        + min(p.compute[o] for o in p.stages[0])
-        + spread
-        - p.gap
-        + _least_home(p, s),
-    )
+    spread, ends = visits / sum(1 / c for c in cycles), min(p.compute[o] for o in p.stages[0])
+    others = [a for a, stage in p.stage_of.items() if stage != s]
+    come = min(p.delays[a][n] for n in peers for a in others)
+    home = min(p.delays[n][a] for n in peers for a in others) + p.backward * ends
+    return max(0.0, come + ends + spread - p.gap + home)
 
 
 def _slots(p: PathProblem, s: int, visits: int, tails: list[list[float]]) -> float:
@@ -99,55 +95,13 @@ def _tails(p: PathProblem) -> list[list[float]]:
     rows = [[inf] * len(d)]
     for n in block:
         rows[0][n] = min(d[n][o] + d[o][n] + p.loss * p.compute[o] for o in ends)
-    if len(block) > FEW_PEERS:
-        import numpy as np
-
-        step, at = _steps(p, block), np.array([rows[0][n] for n in block])
-        for _ in range(p.hops - 1):
-            at = (step + at[None, :]).min(axis=1)
-            rows.append([inf] * len(d))
-            for n, t in zip(block, at.tolist(), strict=True):
-                rows[-1][n] = t
-        return rows
-    work = 1 + p.backward
+    step, at = _steps(p, block), np.array([rows[0][n] for n in block])
     for _ in range(p.hops - 1):
-        last, row = rows[-1], [inf] * len(d)
-        for n in block:
-            row[n] = min(
-                (d[n][m] + d[m][n] + work * p.compute[m] + last[m] for m in block if _may(p, n, m)),
-                default=inf,
-            )
-        rows.append(row)
+        at = (step + at[None, :]).min(axis=1)
+        rows.append([inf] * len(d))
+        for n, t in zip(block, at.tolist(), strict=True):
+            rows[-1][n] = t
     return rows
-
-
-def _may(p: PathProblem, n: int, m: int) -> bool:
-    """Whether a path may go from n to m, as far as these two tell."""
-    back = p.max_swap_distance if p.max_swaps else 0
-    ahead = p.stage_of[m] - p.stage_of[n]
-    return ahead != 0 and -back <= ahead <= p.max_jump + back
-
-
-def _others(p: PathProblem, n: int) -> list[int]:
-    return [a for a, s in p.stage_of.items() if s != p.stage_of[n]]
-
-
-def _in(p: PathProblem, n: int) -> float:
-    return min(p.delays[a][n] for a in _others(p, n))
-
-
-def _out(p: PathProblem, n: int) -> float:
-    return min(p.delays[n][a] for a in _others(p, n))
-
-
-def _least_in(p: PathProblem, s: int) -> float:
-    return min(_in(p, n) for n in p.stages[s])
-
-
-def _least_home(p: PathProblem, s: int) -> float:
-    return min(_out(p, n) for n in p.stages[s]) + p.backward * min(
-        p.compute[o] for o in p.stages[0]
-    )
 
 
 def shortest_trips(p: PathProblem) -> dict[int, float]:
@@ -185,8 +139,6 @@ def _trip(p: PathProblem, o: int, order: tuple[int, ...]) -> float:
 def _steps(p: PathProblem, block: Sequence[int]) -> Any:
     """Between peers of block stages: the way there and back and the work at the second; infinite
     where no path goes."""
-    import numpy as np
-
     stage = np.array([p.stage_of[n] for n in block])
     delays = np.array(p.delays)[np.ix_(block, block)]
     back = p.max_swap_distance if p.max_swaps else 0
@@ -199,8 +151,6 @@ def _steps(p: PathProblem, block: Sequence[int]) -> Any:
 def _relaxed(p: PathProblem) -> dict[int, float]:
     """Paths of as many hops; a step may go as far ahead or back as jumps and swaps allow, stages
     may repeat after a swap."""
-    import numpy as np
-
     block = [n for s in range(1, len(p.stages)) for n in p.stages[s]]
     stage, step = np.array([p.stage_of[n] for n in block]), _steps(p, block)
     work = (1 + p.backward) * np.array(p.compute)

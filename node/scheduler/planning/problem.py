@@ -21,28 +21,6 @@ MOST_PEERS = 4096
 MOST_MICROBATCHES = 200_000
 MOST_SECONDS = 1e9
 MOST_COUNT = 1 << 20
-KNOWN = (
-    *(
-        "name",
-        "delays_s",
-        "compute_s",
-        "stages",
-        "locations",
-        "path_length",
-        "slots_ends",
-        "slots_stage",
-    ),
-    *(
-        "microbatches_per_end",
-        "backward_ratio",
-        "loss_ratio",
-        "gap_s",
-        "max_swaps",
-        "max_swap_distance",
-        "max_jump",
-    ),
-    *("equal_visits", "owed", "reference", "may_host", "sync_ratio"),
-)
 
 Route = tuple[int, ...]
 """Where a micro-batch goes: its origin, then the peers of its block stages in order of the forward

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from node.pipeline.device import DeviceThread, Priority
-from node.sim.world.loop import PacedExecutor, ProcessLoop
+from node.sim.world.loop import PacedExecutor, ProcessLoop, ran
 
 
 class SimDevice(DeviceThread, PacedExecutor):
@@ -68,29 +68,16 @@ class SimDevice(DeviceThread, PacedExecutor):
             if future.cancelled():
                 continue
             self._spent = 0.0
-            error, result = None, None
-            try:
-                result = fn()
-            except Exception as e:  # noqa: BLE001 - handed to the waiter whole, as by the thread
-                error = e
+            tell = ran(future, fn)
             took, self._spent = self._spent, 0.0
             self.busy_s += took
             if took > 0:
                 self._busy = True
-                self._loop.call_later(took, self._done, future, result, error)
+                self._loop.call_later(took, self._done, tell)
             else:
-                _end(future, result, error)
+                tell()
 
-    def _done(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    def _done(self, tell: Callable[[], object]) -> None:
         self._busy = False
-        _end(future, result, error)
+        tell()
         self._next()
-
-
-def _end(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -57,10 +57,7 @@ class Links:
 
     def link(self, a: PeerId, b: PeerId) -> Link:
         """The link from ``a`` to ``b``."""
-        found = self._links.get((a, b))
-        if found is None:
-            found = self._links[a, b] = Link(*self._new)
-        return found
+        return self._links.setdefault((a, b), Link(*self._new))
 
     def cut(self, a: PeerId, b: PeerId) -> bool:
         """Whether a wall stands between them."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from contextvars import Context
+from functools import partial
 from itertools import count
 from typing import Any
 from weakref import WeakSet
@@ -216,22 +217,13 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         if isinstance(executor, PacedExecutor):
             return executor.paced(func, *args)
         future: asyncio.Future[Any] = asyncio.Future(loop=self)
-        try:
-            result = func(*args)
-        except Exception as error:  # noqa: BLE001 - the waiter gets it, as from a thread
-            self._later(future, future.set_exception, error)
-        else:
-            self._later(future, future.set_result, result)
-        return future
-
-    def _later(
-        self, future: asyncio.Future[Any], ends: Callable[[Any], object], with_what: Any
-    ) -> None:
+        tell = ran(future, func, *args)
         seconds = self.blocked()
-        if seconds <= 0:
-            ends(with_what)
+        if seconds > 0:
+            self.call_later(seconds, tell)
         else:
-            self.call_later(seconds, lambda: future.done() or ends(with_what))
+            tell()
+        return future
 
     def get_debug(self) -> bool:
         return False
@@ -267,6 +259,15 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         inbox, self.inbox = self.inbox, []
         for handle in inbox:
             self.world.soon(handle)
+
+
+def ran(future: asyncio.Future[Any], func: Callable[..., Any], *args: Any) -> Callable[[], object]:
+    """Run it now. What it came to is told to who waits for it by what this returns."""
+    try:
+        ends = partial(future.set_result, func(*args))
+    except Exception as error:  # noqa: BLE001 - the waiter gets it whole, as from a thread
+        ends = partial(future.set_exception, error)
+    return lambda: future.done() or ends()
 
 
 class PacedExecutor(Executor):

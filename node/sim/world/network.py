@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,10 +131,7 @@ class SimTransport:
                 dial = self._dialling[peer] = self.loop.create_future()
                 self._dial(peer, dial)
             await asyncio.shield(dial)
-        made = self._channels.get(peer)
-        if made is None:
-            made = self._channels[peer] = Channel(self, peer)
-        return made
+        return self._channels.setdefault(peer, Channel(self, peer))
 
     def _dial(self, peer: PeerId, dial: asyncio.Future[None]) -> None:
         """A handshake: there and back, answered by a process that runs."""
@@ -275,22 +273,14 @@ class Channel:
         self._here, self._peer = here, peer
 
     def unary_unary(self, method: str, *coders: Any, **more: Any) -> Any:
-        def begin(request: Any, timeout: float | None = None) -> Call:
-            return Call(self._here, self._peer, method, (request,), timeout, one=True)
+        return lambda request, timeout=None: Call(
+            self._here, self._peer, method, (request,), timeout
+        )
 
-        return begin
-
-    def unary_stream(self, method: str, *coders: Any, **more: Any) -> Any:
-        def begin(request: Any, timeout: float | None = None) -> Call:
-            return Call(self._here, self._peer, method, (request,), timeout)
-
-        return begin
+    unary_stream = unary_unary
 
     def stream_stream(self, method: str, *coders: Any, **more: Any) -> Any:
-        def begin(requests: Any = None, timeout: float | None = None) -> Call:
-            return Call(self._here, self._peer, method, requests, timeout)
-
-        return begin
+        return partial(Call, self._here, self._peer, method)
 
 
 class _Pipe:
@@ -325,7 +315,7 @@ class _Pipe:
 
 class Call:
     """One remote procedure under way: the caller's end is gRPC's call object, the other a
-    :class:`Context`. ``one``: a single answer, to be awaited."""
+    :class:`Context`."""
 
     def __init__(
         self,
@@ -333,10 +323,9 @@ class Call:
         peer: PeerId,
         method: str,
         requests: Any,
-        timeout: float | None,
-        one: bool = False,
+        timeout: float | None = None,
     ) -> None:
-        self.here, self.peer, self.method, self.one = here, peer, method, one
+        self.here, self.peer, self.method = here, peer, method
         here.used(peer)
         self.there: SimTransport | None = here.lines.get(peer)
         self.answers = _Pipe()
@@ -384,12 +373,9 @@ class Call:
 
     def cancel(self) -> bool:
         """Hang up: the other side's handler is cancelled."""
-        if self.over:
-            return False
-        self._close()
-        self._hang_up()
-        self.answers.end(_error(grpc.StatusCode.CANCELLED, "cancelled"))
-        return True
+        over = self.over
+        self.fail(grpc.StatusCode.CANCELLED, "cancelled")
+        return not over
 
     def fail(self, code: grpc.StatusCode, why: str) -> None:
         """The caller's side gives the call up."""
