@@ -92,14 +92,17 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 peer = await self._seat(context)
                 request, context = self._held_back(peer, request, context)
                 answers = inner(request, context)
+                admitted = self._while_admitted(peer)
                 try:
-                    with self._while_admitted(peer) as admitted:
+                    async with admitted:
                         async for answer in answers:
                             if self._meter is not None:
                                 await self._meter.sends(peer, answer)
                             yield answer
-                    if admitted.over:
-                        await context.abort(*_EXPIRED)
+                except TimeoutError:
+                    if not admitted.expired():
+                        raise
+                    await context.abort(*_EXPIRED)
                 finally:
                     self._seats.leave(peer)
                     await answers.aclose()
@@ -110,11 +113,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         async def run(request: Any, context: Any) -> Any:
             peer = await self._seat(context)
             request, context = self._held_back(peer, request, context)
+            admitted = self._while_admitted(peer)
             try:
-                with self._while_admitted(peer) as admitted:
+                async with admitted:
                     return await inner(request, context)
-                if admitted.over:
-                    await context.abort(*_EXPIRED)
+            except TimeoutError:
+                if not admitted.expired():
+                    raise
+                await context.abort(*_EXPIRED)
             finally:
                 self._seats.leave(peer)
 
@@ -132,8 +138,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             context, reads, sends
         )
 
-    def _while_admitted(self, peer: PeerId) -> _Admitted:
-        return _Admitted(self._tokens.left(peer))
+    def _while_admitted(self, peer: PeerId) -> asyncio.Timeout:
+        left = self._tokens.left(peer)
+        return asyncio.timeout(left if left < LONGEST_S else None)
 
     async def _seat(self, context: grpc.aio.ServicerContext[Any, Any]) -> PeerId:
         peer = self.caller(context.invocation_metadata())
@@ -146,33 +153,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 f"{self._seats.per_peer} calls of yours are open",
             )
         return peer
-
-
-class _Admitted:
-    """A block that is cancelled after ``left`` seconds, and then ends in peace with ``over``
-    set."""
-
-    def __init__(self, left: float) -> None:
-        self._left, self._timer, self.over = left, None, False
-        self._task: asyncio.Task[Any] | None = None
-
-    def __enter__(self) -> _Admitted:
-        if self._left < LONGEST_S:
-            self._task = asyncio.current_task()
-            self._timer = asyncio.get_running_loop().call_later(self._left, self._end)
-        return self
-
-    def _end(self) -> None:
-        self.over = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.over and self._task is not None:
-            self._task.uncancel()
-        return self.over and kind is asyncio.CancelledError
 
 
 @functools.lru_cache(maxsize=64)
