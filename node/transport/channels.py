@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import grpc
@@ -63,18 +63,23 @@ class LabelledChannel(grpc.aio.Channel):
         self.used = time.monotonic()
 
     def _labelled(
-        self, kind: str, method: str, args: tuple[Any, ...], registered: bool | None
+        self,
+        kind: str,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
     ) -> Callable[..., Any]:
         made = self._made.get(method)
         if made is not None:
             return made
-        meter, coders = self.meter, args
+        meter, coders = self.meter, (request_serializer, response_deserializer)
         if meter is not None:
             coders = (
-                meter.out(args[0], kind != "unary_unary"),
-                meter.into(args[1], kind != "unary_unary"),
+                meter.out(request_serializer, kind != "unary_unary"),
+                meter.into(response_deserializer, kind != "unary_unary"),
             )
-        inner = getattr(self.raw, kind)(method, *coders, _registered_method=registered)
+        inner = getattr(self.raw, kind)(method, *coders, _registered_method=_registered_method)
 
         def begin(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
             label = (*self.label, *metadata) if metadata else self.label
@@ -106,9 +111,9 @@ class LabelledChannel(grpc.aio.Channel):
                     return call
                 return _UnaryCall(
                     call,
-                    lambda other: other._labelled(kind, method, args, registered)(
-                        request, **options
-                    ),
+                    lambda other: other.unary_unary(
+                        method, request_serializer, response_deserializer, _registered_method
+                    )(request, **options),
                     self,
                 )
             if self.on_stream is not None:
@@ -117,55 +122,16 @@ class LabelledChannel(grpc.aio.Channel):
                 return call
             return PacedStream(call, partial(pace.reads, self.peer), partial(pace.sends, self.peer))
 
-        if registered:
+        if _registered_method:
             # Generated stubs come by again for every call with the same serialisers; others may
             # bring new ones.
             self._made[method] = begin
         return begin
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return self._labelled(
-            "unary_unary", method, (request_serializer, response_deserializer), _registered_method
-        )
-
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return self._labelled(
-            "unary_stream", method, (request_serializer, response_deserializer), _registered_method
-        )
-
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return self._labelled(
-            "stream_unary", method, (request_serializer, response_deserializer), _registered_method
-        )
-
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return self._labelled(
-            "stream_stream", method, (request_serializer, response_deserializer), _registered_method
-        )
+    unary_unary: Any = partialmethod(_labelled, "unary_unary")
+    unary_stream: Any = partialmethod(_labelled, "unary_stream")
+    stream_unary: Any = partialmethod(_labelled, "stream_unary")
+    stream_stream: Any = partialmethod(_labelled, "stream_stream")
 
     async def __aenter__(self) -> LabelledChannel:
         return self
