@@ -16,7 +16,8 @@ from node.core.ids import PeerId
 from node.identity.faults import until_heard
 from node.transport.handshake import Tokens
 from node.transport.limits import Seats
-from node.transport.metering import ByteMeter, Paced, PacedStream
+from node.transport.pacing import Paced, PacedStream
+from node.transport.traffic import Traffic
 
 TOKEN_KEY = "tutti-token"
 
@@ -37,16 +38,16 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call
     too many (RESOURCE_EXHAUSTED), and ends the calls of a peer whose admission runs out
     (UNAUTHENTICATED). ``banned(peer)`` is the seconds a peer has left outside, 0 for none;
-    ``meter`` counts what passes, and holds it back."""
+    ``traffic`` counts what passes, and holds it back."""
 
     def __init__(
         self,
         tokens: Tokens,
         seats: Seats,
         banned: Callable[[PeerId], float],
-        meter: ByteMeter | None = None,
+        traffic: Traffic,
     ) -> None:
-        self._tokens, self._seats, self._banned, self._meter = tokens, seats, banned, meter
+        self._tokens, self._seats, self._banned, self._traffic = tokens, seats, banned, traffic
         # A servicer's methods never change, so the wrapped ones are made once.
         self._counted = functools.lru_cache(maxsize=256)(self._count)
 
@@ -77,10 +78,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         inner = getattr(
             handler, f"{'stream' if kind[0] else 'unary'}_{'stream' if kind[1] else 'unary'}"
         )
-        taken, given = handler.request_deserializer, handler.response_serializer
-        if self._meter is not None:
-            taken, given = self._meter.into(taken, any(kind)), self._meter.out(given, any(kind))
-        return _MAKERS[kind](self._counted(inner), taken, given)
+        return _MAKERS[kind](
+            self._counted(inner),
+            self._traffic.into(handler.request_deserializer, any(kind)),
+            self._traffic.out(handler.response_serializer, any(kind)),
+        )
 
     def _count(self, inner: Any) -> Any:
         """``inner`` holding a seat while it runs; a generator function or a coroutine function, as
@@ -96,8 +98,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     async with admitted:
                         async for answer in answers:
-                            if self._meter is not None:
-                                await self._meter.sends(peer, answer)
+                            await self._traffic.may_send(peer, answer)
                             yield answer
                 except TimeoutError:
                     if not admitted.expired():
@@ -128,11 +129,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:
         """A call's messages, waiting for their turns where a cap says so."""
-        if self._meter is None or not self._meter.waits:
+        if not self._traffic.capped:
             return request, context
         reads, sends = (
-            functools.partial(self._meter.reads, peer),
-            functools.partial(self._meter.sends, peer),
+            functools.partial(self._traffic.may_read, peer),
+            functools.partial(self._traffic.may_send, peer),
         )
         return Paced(request, reads) if hasattr(request, "__aiter__") else request, PacedStream(
             context, reads, sends

@@ -17,7 +17,8 @@ import grpc
 import grpc.aio
 
 from node.core.ids import PeerId
-from node.transport.metering import ByteMeter, Paced, PacedStream
+from node.transport.pacing import Paced, PacedStream
+from node.transport.traffic import Traffic
 
 Label = tuple[tuple[str, str], ...]
 Fresh = Callable[[], Awaitable["LabelledChannel"]]
@@ -29,7 +30,7 @@ class LabelledChannel(grpc.aio.Channel):
 
     ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it
     never reached a servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for
-    the owner to watch how it ends. ``meter`` counts what goes to ``peer`` and comes from it, and
+    the owner to watch how it ends. ``traffic`` counts what goes to ``peer`` and comes from it, and
     holds it back. ``used`` (monotonic): when the last call began or ended.
     """
 
@@ -39,16 +40,11 @@ class LabelledChannel(grpc.aio.Channel):
         label: Label,
         fresh: Fresh | None = None,
         on_stream: Callable[[Any], None] | None = None,
-        meter: ByteMeter | None = None,
+        traffic: Traffic | None = None,
         peer: PeerId | None = None,
     ) -> None:
-        self.raw, self.label, self.fresh, self.on_stream, self.meter = (
-            raw,
-            label,
-            fresh,
-            on_stream,
-            meter,
-        )
+        self.raw, self.label, self.fresh, self.on_stream = raw, label, fresh, on_stream
+        self.traffic = traffic or Traffic()
         self.peer = peer or PeerId("")
         self.used = time.monotonic()
         self._open = 0
@@ -73,19 +69,19 @@ class LabelledChannel(grpc.aio.Channel):
         made = self._made.get(method)
         if made is not None:
             return made
-        meter, coders = self.meter, (request_serializer, response_deserializer)
-        if meter is not None:
-            coders = (
-                meter.out(request_serializer, kind != "unary_unary"),
-                meter.into(response_deserializer, kind != "unary_unary"),
-            )
-        inner = getattr(self.raw, kind)(method, *coders, _registered_method=_registered_method)
+        traffic, stream = self.traffic, kind != "unary_unary"
+        inner = getattr(self.raw, kind)(
+            method,
+            traffic.out(request_serializer, stream),
+            traffic.into(response_deserializer, stream),
+            _registered_method=_registered_method,
+        )
 
         def begin(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
             label = (*self.label, *metadata) if metadata else self.label
-            pace = meter if meter is not None and meter.waits and kind != "unary_unary" else None
-            if pace and kind.startswith("stream") and request is not None:
-                request = Paced(request, partial(pace.sends, self.peer))
+            paced = traffic.capped and stream
+            if paced and kind.startswith("stream") and request is not None:
+                request = Paced(request, partial(traffic.may_send, self.peer))
             given = (
                 (request,)
                 if kind.startswith("unary")
@@ -106,7 +102,7 @@ class LabelledChannel(grpc.aio.Channel):
                 ) from e
             self.used, self._open = time.monotonic(), self._open + 1
             call.add_done_callback(self._ended)
-            if kind == "unary_unary":
+            if not stream:
                 if self.fresh is None:
                     return call
                 return _UnaryCall(
@@ -118,9 +114,11 @@ class LabelledChannel(grpc.aio.Channel):
                 )
             if self.on_stream is not None:
                 self.on_stream(call)
-            if pace is None or not kind.endswith("stream"):
+            if not paced or not kind.endswith("stream"):
                 return call
-            return PacedStream(call, partial(pace.reads, self.peer), partial(pace.sends, self.peer))
+            return PacedStream(
+                call, partial(traffic.may_read, self.peer), partial(traffic.may_send, self.peer)
+            )
 
         if _registered_method:
             # Generated stubs come by again for every call with the same serialisers; others may
@@ -180,6 +178,6 @@ class _UnaryCall:
             raise
         fresh = await self._channel.fresh()
         self._call = self._again(
-            LabelledChannel(fresh.raw, fresh.label, meter=fresh.meter, peer=fresh.peer)
+            LabelledChannel(fresh.raw, fresh.label, traffic=fresh.traffic, peer=fresh.peer)
         )
         return await self._call

@@ -41,7 +41,6 @@ from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
 from node.transport.limits import PEERS_KEPT, Busiest, Seats
-from node.transport.metering import ByteMeter
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
@@ -108,9 +107,9 @@ class Transport:
         self._tokens, self._book = Tokens(), FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""
-        self._beside, self._tunnelled, meter = Beside(), 0, ByteMeter(self.traffic)
+        self._beside, self._tunnelled = Beside(), 0
         seats = Seats(settings.peer_streams, 16 * settings.peer_streams)
-        self._auth = AuthInterceptor(self._tokens, seats, self._banned, meter)
+        self._auth = AuthInterceptor(self._tokens, seats, self._banned, self.traffic)
         self.reachable = Reachable(
             self.p2p,
             settings,
@@ -141,7 +140,7 @@ class Transport:
             self._tasks,
             self.reach_settings.punch,
             self.patience,
-            meter,
+            self.traffic,
             self._carry,
         )
         self._lines.how, self._lines.greet_through = self.p2p.how, self._greet_through
@@ -458,7 +457,7 @@ class Transport:
             self._lines.rest(time.monotonic())
             self._count_p2pd()
 
-    def _carry(self, count: int) -> None:
+    async def _carry(self, count: int) -> None:
         self._tunnelled += count
 
     def _count_p2pd(self) -> None:

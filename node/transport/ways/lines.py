@@ -25,9 +25,9 @@ from node.transport.auth import TOKEN_KEY
 from node.transport.channels import LabelledChannel
 from node.transport.frames import Streams
 from node.transport.handshake import Acquaintance
-from node.transport.metering import ByteMeter
 from node.transport.settings import TransportSettings
-from node.transport.ways.tunnel import Tunnel
+from node.transport.traffic import Traffic
+from node.transport.ways.tunnel import Pay, Tunnel
 
 if TYPE_CHECKING:
     from node.telemetry.events import Journal
@@ -76,7 +76,7 @@ class Tried:
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``punch(peer)`` and ``connect(peer)`` make a libp2p connection; all raise PeerFault.
-    ``runtime`` is a 0700 directory for sockets; ``meter`` counts calls, ``carried`` the bytes of
+    ``runtime`` is a 0700 directory for sockets; ``traffic`` counts calls, ``carried`` the bytes of
     tunnels."""
 
     def __init__(
@@ -87,19 +87,18 @@ class Lines:
         runtime: Path,
         journal: Journal,
         tasks: Tasks,
-        punch: bool = False,
-        patience: Patience | None = None,
-        meter: ByteMeter | None = None,
-        carried: Callable[[int], None] = lambda count: None,
+        punch: bool,
+        patience: Patience,
+        traffic: Traffic,
+        carried: Pay,
     ) -> None:
-        self._patience = patience or Patience()
-        self._streams, self._settings, self._greet, self._meter, self._carried = (
+        self._streams, self._settings, self._greet, self._patience = (
             streams,
             settings,
             greet,
-            meter,
-            carried,
+            patience,
         )
+        self._traffic, self._carried = traffic, carried
         self._runtime, self._journal, self._tasks, self._punch = runtime, journal, tasks, punch
         self.relays: Relays | None = None
         self.greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]] = _no_relay
@@ -480,7 +479,7 @@ class Lines:
             lambda call: call.add_done_callback(
                 lambda done: self._tasks.spawn(self._look(peer, channel, done), "look")
             ),
-            self._meter,
+            self._traffic,
             peer,
         )
         return channel
