@@ -30,7 +30,6 @@ from node.core.version import Protocols
 from node.identity.faults import FaultBook, until_heard
 from node.identity.rates import TokenBucket
 from node.reach.ladder import Rung
-from node.reach.secure import Shown
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.telemetry.rate_limit import RateLimitedLog
@@ -166,7 +165,7 @@ class Transport:
         self.relays = self._lines.relays = Relays(
             self.p2p,
             identity,
-            Shown(self._certificate.pem, self._certificate.key),
+            self._certificate,
             self._tokens,
             self._serves,
             lambda: facts().admission,

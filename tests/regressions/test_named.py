@@ -36,13 +36,14 @@ from node.dht.settings import DirectorySettings
 from node.identity.admission import admission_token, check_admission
 from node.identity.keys import Identity, verify
 from node.identity.records import open_record, seal
+from node.reach.secure import ServerCertificate
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.transport import ask
 from node.transport.handshake import Tokens
-from node.transport.tls import ServerCertificate, check_certificate, make_certificate
+from node.transport.tls import check_certificate, make_certificate
 from node.wire.tensors import TensorReader, digest, expected_head
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts

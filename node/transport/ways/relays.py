@@ -57,7 +57,7 @@ class Relays:
         self,
         streams: Streams,
         identity: Identity,
-        shown: secure.Shown,
+        shown: secure.ServerCertificate,
         tokens: handshake.Tokens,
         run_id: Callable[[], str],
         admission: Callable[[], bytes],
