@@ -110,7 +110,6 @@ class Lines:
         self._tried: dict[PeerId, Tried] = {}
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
-        self.on_up: list[Callable[[PeerId], None]] = []
 
     def line(self, peer: PeerId) -> Connection | None:
         """The line there is now."""
@@ -284,8 +283,6 @@ class Lines:
         self._journal.emit(
             "transport", "line-up", text, peer=peer, path=line.path, protocol=line.met.protocol
         )
-        for callback in self.on_up:
-            callback(peer)
 
     def rest(self, now: float) -> None:
         """Close the lines on which nothing was said for the settings' ``idle_s``."""
@@ -305,12 +302,7 @@ class Lines:
     ) -> None:
         """Start whatever attempt at a better line is due."""
         for peer, line in self._lines.items():
-            known = self._of(peer)
-            known.climb.connected = _RUNGS.get(self.how(peer), Rung.NONE)
-            known.climb.dialable = bool(line.met.targets)
-            attempt = None if known.busy else known.climb.due(now)
-            if attempt is not None:
-                known.busy = True
+            if (attempt := self._due(peer, line, now)) is not None:
                 self._tasks.spawn(
                     self._better(peer, line, attempt, punch, connect), f"climb {short(peer)}"
                 )
@@ -329,17 +321,21 @@ class Lines:
         connect: Callable[[PeerId], Awaitable[None]],
     ) -> None:
         """Try every better way once, now; used by ``tutti ping``."""
-        known, line = self._of(peer), self._lines.get(peer)
-        if line is None or known.busy:
-            return
-        known.climb.news(time.monotonic())
+        if not self._of(peer).busy:
+            self.news(peer)
+        while (line := self._lines.get(peer)) is not None:
+            if (attempt := self._due(peer, line, time.monotonic())) is None:
+                break
+            await self._better(peer, line, attempt, punch, connect)
+
+    def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
+        """The attempt at a better line that is to be made now; one at a time."""
+        known = self._of(peer)
         known.climb.connected = _RUNGS.get(self.how(peer), Rung.NONE)
         known.climb.dialable = bool(line.met.targets)
-        while (attempt := known.climb.due(time.monotonic())) is not None and (
-            line := self._lines.get(peer)
-        ) is not None:
-            known.busy = True
-            await self._better(peer, line, attempt, punch, connect)
+        attempt = None if known.busy else known.climb.due(now)
+        known.busy |= attempt is not None
+        return attempt
 
     async def _better(
         self,
@@ -397,14 +393,7 @@ class Lines:
         patience = self._dial_s(met.peer)
 
         async def one(target: str) -> Connection:
-            channel, good = self._channel(met, target), False
-            try:
-                good = await self._ready(channel, patience)
-            finally:
-                if not good:
-                    await channel.close()
-            if not good:
-                raise PeerFault(met.peer, "no answer")
+            channel = await self._opened(met, target, patience)
             rung = Rung.MAPPED if target in met.mapped else Rung.DIRECT
             return Connection(met, rung, channel, None, time.time())
 
@@ -428,19 +417,16 @@ class Lines:
             self._carried,
         )
         await tunnel.start()
-        channel, good = self._channel(met, tunnel.target, relayed=relay is not None), False
         try:
-            good = await self._ready(channel, timeout)
-        finally:
-            if not good:
-                await channel.close()
-                await tunnel.close()
-        if good:
-            rung = (
-                Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
-            )
-            return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
-        raise PeerFault(met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s")
+            channel = await self._opened(met, tunnel.target, timeout, relayed=relay is not None)
+        except BaseException as e:
+            await tunnel.close()
+            if not isinstance(e, PeerFault):
+                raise
+            why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"
+            raise PeerFault(met.peer, why) from e
+        rung = Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
+        return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
     def _dial_s(self, peer: PeerId) -> float:
         """For one address: as dials of this peer were measured to take, and not below what the
@@ -484,17 +470,24 @@ class Lines:
         )
         return channel
 
-    async def _ready(self, channel: LabelledChannel, timeout: float) -> bool:
-        """Whether the channel connects in time; an address that refuses is not tried twice."""
+    async def _opened(
+        self, met: Acquaintance, target: str, timeout: float, relayed: bool = False
+    ) -> LabelledChannel:
+        """A channel that has connected; an address that refuses is not tried twice. Raises
+        PeerFault, also after ``timeout`` seconds."""
+        channel = self._channel(met, target, relayed)
         try:
             async with asyncio.timeout(timeout):
                 while (state := channel.get_state(try_to_connect=True)) is not READY:
                     if state is FAILED:
-                        return False
+                        raise PeerFault(met.peer, "no answer")
                     await channel.wait_for_state_change(state)
-                return True
-        except TimeoutError:
-            return False
+        except BaseException as e:
+            await channel.close()
+            if isinstance(e, TimeoutError):
+                raise PeerFault(met.peer, "no answer") from e
+            raise
+        return channel
 
     async def _watch(self, line: Connection) -> None:
         """Forget the line as soon as its connection breaks, so that the next call dials instead of
