@@ -20,19 +20,32 @@ def is_loopback(host: str) -> bool:
     return scope(host) is Scope.LOOPBACK
 
 
-def own_addresses() -> tuple[str, ...]:
-    """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
-    global ones first."""
+def interface_addresses() -> list[tuple[str, str]]:
+    """(interface, address without its zone), of every interface of this machine that is up."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found = {
-        entry.address.partition("%")[0]
+    return [
+        (name, entry.address.partition("%")[0])
         for name, entries in psutil.net_if_addrs().items()
         if name in up
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
-    }
-    usable = [a for a in found if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)]
+    ]
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
+    global ones first."""
+    usable = {a for _, a in interface_addresses() if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)}
     return tuple(sorted(usable, key=lambda a: (scope(a), ":" in a, a)))
+
+
+def leaves_from(host: str) -> str:
+    """Our address towards an IP address, by the routing table; nothing is sent. Raises OSError for
+    no way."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return probe.getsockname()[0]
 
 
 def wildcards() -> tuple[str, ...]:
