@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
-from node.dht.record import PeerBody, PeerEntry, Posting, peers_key, unwrap
+from node.dht.record import PeerBody, PeerEntry, Posting, unwrap
 from node.dht.settings import DirectorySettings
-from node.dht.topics import MAX_POSTING, key_of, most_writers
+from node.dht.topics import MAX_POSTING, PEERS, key_of, most_writers
 from node.identity.records import open_record
 
 SLACK_S = 0.001
@@ -168,7 +168,7 @@ class RecordStore(_Records[PeerEntry]):
         me: PeerId | None = None,
         admit: Admit | None = None,
     ) -> None:
-        super().__init__(peers_key(run_id), settings, settings.max_peers, me, admit)
+        super().__init__(key_of(run_id, PEERS), settings, settings.max_peers, me, admit)
 
     def _read(self, peer: PeerId, body: bytes, seq: int, not_after: float) -> PeerEntry:
         return PeerEntry(peer, PeerBody.parse(body), seq, not_after)
