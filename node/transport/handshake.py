@@ -26,6 +26,7 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
+from node.identity.rates import PEERS_KEPT
 from node.reach.secure import Secured
 from node.transport.addresses import grpc_target
 from node.transport.frames import (
@@ -38,7 +39,6 @@ from node.transport.frames import (
     see_off,
     write_frame,
 )
-from node.transport.limits import PEERS_KEPT
 from node.transport.port import printable
 from node.transport.tls import check_certificate
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello

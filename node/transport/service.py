@@ -28,7 +28,7 @@ from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.identity.faults import FaultBook, until_heard
-from node.identity.rates import TokenBucket
+from node.identity.rates import PEERS_KEPT, TokenBucket
 from node.reach.ladder import Rung
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
@@ -39,7 +39,7 @@ from node.transport.ask import Answerer, Asking
 from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
-from node.transport.limits import PEERS_KEPT, Busiest, Seats
+from node.transport.limits import Busiest, Seats
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
@@ -535,8 +535,7 @@ class Transport:
         ours = self._serves()
         if ours and request.run_id != ours:
             raise Refused("this node relays for another run", "", ExitCode.PROTOCOL)
-        if (left := self._banned(peer)) > 0:
-            raise Refused(f"you: {until_heard(left)}", _wait(left), ExitCode.REFUSED)
+        self._refuse_banned(peer)
         if ours:
             self._admit(peer, Hello(run_id=request.run_id, admission=request.admission))
 
@@ -626,17 +625,17 @@ class Transport:
         )
 
     def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:
-        if (left := self._banned(peer)) > 0:
-            raise Refused(f"you: {until_heard(left)}", _wait(left), ExitCode.REFUSED)
+        self._refuse_banned(peer)
         return self._admit(peer, hello)
+
+    def _refuse_banned(self, peer: PeerId) -> None:
+        if (left := self._banned(peer)) > 0:
+            step = "wait" if left < math.inf else "ask the owner of the run"
+            raise Refused(f"you: {until_heard(left)}", step, ExitCode.REFUSED)
 
     async def _p2p_up(self, p2p: object) -> None:
         if self.p2p.restarts:
             self._metrics.p2pd_restarts_total.inc()
-
-
-def _wait(left_s: float) -> str:
-    return "wait" if left_s < math.inf else "ask the owner of the run"
 
 
 async def _echo(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

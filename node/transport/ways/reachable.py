@@ -17,12 +17,12 @@ from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
+from node.identity.rates import PEERS_KEPT
 from node.reach.interfaces import is_loopback, own_addresses
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, ReachReport, Standing
 from node.transport.addresses import host_of, join_host, multiaddr, part_of
-from node.transport.limits import PEERS_KEPT
 from node.transport.p2p import P2pDaemon
 from node.transport.settings import TransportSettings
 from protos.ask_pb2 import Answer, Ask, AskReach

@@ -19,11 +19,11 @@ from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
+from node.identity.rates import PEERS_KEPT
 from node.reach import secure
 from node.reach.reserve import WANTED, Reservations
 from node.transport import handshake
 from node.transport.frames import StreamEnded, Streams, parsed, read_frame, write_frame
-from node.transport.limits import PEERS_KEPT
 from node.transport.ways import tunnel
 from node.transport.ways.relay import ASK_BYTES, FIRST_WORD_S, RELAY
 from protos.reach_pb2 import Connect, RelayAnswer, RelayAsk, Relayed, Reserve
