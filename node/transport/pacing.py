@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 
-class Paced:
+class Paced(AsyncIterator[Any]):
     """``messages``, each after ``turn(message)``. Unlike a generator it goes on after it was
     cancelled."""
 
@@ -18,9 +18,6 @@ class Paced:
             aiter(messages) if isinstance(messages, AsyncIterable) else iter(messages)
         )
         self._turn = turn
-
-    def __aiter__(self) -> Paced:
-        return self
 
     async def __anext__(self) -> Any:
         if isinstance(self._messages, Iterator):
