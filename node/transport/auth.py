@@ -4,9 +4,10 @@ body is read."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -91,41 +92,39 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
             @functools.wraps(inner)
             async def generate(request: Any, context: Any) -> Any:
-                peer = await self._seat(context)
-                request, context = self._held_back(peer, request, context)
-                answers = inner(request, context)
-                admitted = self._while_admitted(peer)
-                try:
-                    async with admitted:
+                async with self._seated(context) as peer:
+                    answers = inner(*self._held_back(peer, request, context))
+                    try:
                         async for answer in answers:
                             await self._traffic.may_send(peer, answer)
                             yield answer
-                except TimeoutError:
-                    if not admitted.expired():
-                        raise
-                    await context.abort(*_EXPIRED)
-                finally:
-                    self._seats.leave(peer)
-                    await answers.aclose()
+                    finally:
+                        await answers.aclose()
 
             return generate
 
         @functools.wraps(inner)
         async def run(request: Any, context: Any) -> Any:
-            peer = await self._seat(context)
-            request, context = self._held_back(peer, request, context)
-            admitted = self._while_admitted(peer)
-            try:
-                async with admitted:
-                    return await inner(request, context)
-            except TimeoutError:
-                if not admitted.expired():
-                    raise
-                await context.abort(*_EXPIRED)
-            finally:
-                self._seats.leave(peer)
+            async with self._seated(context) as peer:
+                return await inner(*self._held_back(peer, request, context))
 
         return run
+
+    @contextlib.asynccontextmanager
+    async def _seated(self, context: Any) -> AsyncIterator[PeerId]:
+        """The caller, who holds a seat; its call ends when its admission does."""
+        peer = await self._seat(context)
+        left = self._tokens.left(peer)
+        admitted = asyncio.timeout(left if left < LONGEST_S else None)
+        try:
+            async with admitted:
+                yield peer
+        except TimeoutError:
+            if not admitted.expired():
+                raise
+            await context.abort(*_EXPIRED)
+        finally:
+            self._seats.leave(peer)
 
     def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:
         """A call's messages, waiting for their turns where a cap says so."""
@@ -138,10 +137,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return Paced(request, reads) if hasattr(request, "__aiter__") else request, PacedStream(
             context, reads, sends
         )
-
-    def _while_admitted(self, peer: PeerId) -> asyncio.Timeout:
-        left = self._tokens.left(peer)
-        return asyncio.timeout(left if left < LONGEST_S else None)
 
     async def _seat(self, context: grpc.aio.ServicerContext[Any, Any]) -> PeerId:
         peer = self.caller(context.invocation_metadata())
