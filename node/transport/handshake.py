@@ -285,14 +285,13 @@ class Handshake:
             version=facts.version,
         )
 
-    def _parted(self, peer: PeerId, said: Farewell) -> PeerFault:
+    def _parted(self, peer: PeerId, said: Farewell) -> Parted | NoCommonProtocol:
         """What a Farewell means. Software without windows compares versions before runs, so where
         its only version is not spoken here that is the reason. Raises WireError."""
         ours = self._facts().protocols
         theirs = Protocols.said(said.oldest_protocol, said.newest_protocol)
         if said.code == ExitCode.PROTOCOL and not ours.common(theirs):
-            self._mismatched(peer, theirs, printable(said.version)[:32])
-            return IncompatiblePeer(peer, ours, theirs)
+            return NoCommonProtocol(ours, theirs, said.version)
         return Parted(peer, printable(said.reason), said.code)
 
     def _check(self, peer: PeerId, hello: Hello) -> Acquaintance:
