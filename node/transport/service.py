@@ -130,21 +130,6 @@ class Transport:
         )
         self._incompatible: Newest[PeerId, tuple[Protocols, float]] = Newest(PEERS_KEPT)
         self._rate = TokenBucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
-        self._lines = Lines(
-            self.p2p,
-            settings,
-            self._greet,
-            self.p2p.runtime,
-            journal,
-            self._tasks,
-            self.reach_settings.punch,
-            self.patience,
-            self.traffic,
-            self._carry,
-        )
-        self._lines.how, self._lines.greet_through = self.p2p.how, self._greet_through
-        for rung in list(Rung)[1:]:
-            metrics.peers.labels(path=rung.word).set_function(partial(self._on_rung, rung))
         self.relay = Relay(
             self.p2p,
             self.reach_settings,
@@ -162,7 +147,7 @@ class Transport:
             lambda p: self._tokens.knows(p) and not self._banned(p),
             self._carry,
         )
-        self.relays = self._lines.relays = Relays(
+        self.relays = Relays(
             self.p2p,
             identity,
             self._certificate,
@@ -175,6 +160,23 @@ class Transport:
             journal,
             on_error,
         )
+        self._lines = Lines(
+            self.p2p,
+            settings,
+            self._greet,
+            self._greet_through,
+            self.p2p.how,
+            self.relays,
+            self.p2p.runtime,
+            journal,
+            self._tasks,
+            self.reach_settings.punch,
+            self.patience,
+            self.traffic,
+            self._carry,
+        )
+        for rung in list(Rung)[1:]:
+            metrics.peers.labels(path=rung.word).set_function(partial(self._on_rung, rung))
         self._punches = TokenBucket(PUNCHES_PER_S, PUNCHES_AT_ONCE)
         self._punching: set[PeerId] = set()
         self._rate_limit = RateLimitedLog(journal)

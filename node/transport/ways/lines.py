@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from node.transport.frames import Streams
 from node.transport.handshake import Acquaintance
 from node.transport.settings import TransportSettings
 from node.transport.traffic import Traffic
-from node.transport.ways.tunnel import Pay, Tunnel
+from node.transport.ways.tunnel import STREAM, Pay, Tunnel
 
 if TYPE_CHECKING:
     from node.telemetry.events import Journal
@@ -76,6 +77,8 @@ class Tried:
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``punch(peer)`` and ``connect(peer)`` make a libp2p connection; all raise PeerFault.
+    ``how(peer)``: the path of a tunnel through the libp2p connection to a peer; "" where there is
+    none.
     ``runtime`` is a 0700 directory for sockets; ``traffic`` counts calls, ``carried`` the bytes of
     tunnels."""
 
@@ -84,6 +87,9 @@ class Lines:
         streams: Streams,
         settings: TransportSettings,
         greet: Callable[[PeerId], Awaitable[Acquaintance]],
+        greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]],
+        how: Callable[[PeerId], str],
+        relays: Relays,
         runtime: Path,
         journal: Journal,
         tasks: Tasks,
@@ -92,18 +98,10 @@ class Lines:
         traffic: Traffic,
         carried: Pay,
     ) -> None:
-        self._streams, self._settings, self._greet, self._patience = (
-            streams,
-            settings,
-            greet,
-            patience,
-        )
-        self._traffic, self._carried = traffic, carried
+        self._streams, self._settings, self._patience = streams, settings, patience
+        self._greet, self._greet_through, self._how = greet, greet_through, how
+        self._relays, self._traffic, self._carried = relays, traffic, carried
         self._runtime, self._journal, self._tasks, self._punch = runtime, journal, tasks, punch
-        self.relays: Relays | None = None
-        self.greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]] = _no_relay
-        self.how: Callable[[PeerId], str] = lambda peer: "tunnel"
-        """The path of a tunnel through the libp2p connection to a peer; "" where there is none."""
         self._lines: dict[PeerId, Connection] = {}
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
         self._lost: dict[PeerId, float] = {}
@@ -198,7 +196,7 @@ class Lines:
         ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = [
             ("libp2p", self._over_libp2p(peer))
         ]
-        for relay in self.relays.of(peer) if self.relays is not None else ():
+        for relay in self._relays.of(peer):
             ways.append((f"relay {short(relay)}", self._through(peer, relay)))
         return await self._race(peer, ways, self._of(peer).outcome)
 
@@ -267,7 +265,7 @@ class Lines:
         return await self._race(peer, ways, self._of(peer).outcome)
 
     async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
-        return await self._tunnelled(await self.greet_through(peer, relay), relay)
+        return await self._tunnelled(await self._greet_through(peer, relay), relay)
 
     def _take(self, peer: PeerId, line: Connection) -> None:
         """This is the peer's line from now on; one there was goes on with the calls it has."""
@@ -331,7 +329,7 @@ class Lines:
     def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
         """The attempt at a better line that is to be made now; one at a time."""
         known = self._of(peer)
-        known.climb.connected = _RUNGS.get(self.how(peer), Rung.NONE)
+        known.climb.connected = _RUNGS.get(self._how(peer), Rung.NONE)
         known.climb.dialable = bool(line.met.targets)
         attempt = None if known.busy else known.climb.due(now)
         known.busy |= attempt is not None
@@ -361,9 +359,9 @@ class Lines:
                     await connect(peer)
                 # Its addresses, or it itself, may be others than when it was met.
                 dial = attempt is ClimbAttempt.DIAL
-                only_relayed = dial and line.via and not self.how(line.met.peer)
+                only_relayed = dial and line.via and not self._how(line.met.peer)
                 met = await (
-                    self.greet_through(peer, line.via) if only_relayed else self._greet(peer)
+                    self._greet_through(peer, line.via) if only_relayed else self._greet(peer)
                 )
                 made = await (self._direct(met) if dial else self._tunnelled(met))
         except PeerFault as e:
@@ -406,16 +404,13 @@ class Lines:
 
     async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Connection:
         timeout = 2 * self._dial_s(met.peer)
-        streams = self._streams
-        if relay is not None and self.relays is not None:
-            streams = self.relays.through(relay, met.token)
-        tunnel = Tunnel(
-            streams,
-            met.peer,
-            self._runtime / f"tunnel-{next(self._numbers)}.sock",
-            timeout,
-            self._carried,
+        open_stream = (
+            partial(self._relays.open_tunnel, relay, met.token, met.peer, timeout)
+            if relay is not None
+            else partial(self._streams.open_stream, met.peer, STREAM, timeout)
         )
+        path = self._runtime / f"tunnel-{next(self._numbers)}.sock"
+        tunnel = Tunnel(met.peer, path, open_stream, self._carried)
         await tunnel.start()
         try:
             channel = await self._opened(met, tunnel.target, timeout, relayed=relay is not None)
@@ -425,7 +420,7 @@ class Lines:
                 raise
             why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"
             raise PeerFault(met.peer, why) from e
-        rung = Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
+        rung = Rung.RELAYED if relay is not None else _RUNGS.get(self._how(met.peer), Rung.TUNNEL)
         return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
     def _dial_s(self, peer: PeerId) -> float:
@@ -497,8 +492,8 @@ class Lines:
             await line.channel.wait_for_state_change(READY)
         if self.forget(peer, line):
             self._lost[peer] = time.monotonic()
-            if line.via and self.relays is not None:
-                self.relays.blame(line.via, time.monotonic())
+            if line.via:
+                self._relays.blame(line.via, time.monotonic())
             self._journal.emit(
                 "transport",
                 "line-lost",
@@ -529,10 +524,6 @@ class Lines:
 
 
 _RUNGS = {"tunnel": Rung.TUNNEL, "reversed": Rung.REVERSED, "punched": Rung.PUNCHED}
-
-
-async def _no_relay(peer: PeerId, relay: PeerId) -> Acquaintance:
-    raise PeerFault(peer, "no relay is used here")
 
 
 async def _caught(way: Coroutine[Any, Any, Connection]) -> Connection | PeerFault:

@@ -139,11 +139,10 @@ class Reachable:
         """Whether others can dial this peer. On one machine everybody can."""
         return Standing.OPEN if self.local else self._reach.standing(time.monotonic())
 
-    def relays(self) -> dict[PeerId, float]:
-        """Peers that would relay for this one and that it is connected to, the round trip
-        unknown."""
+    def relays(self) -> list[PeerId]:
+        """Peers that would relay for this one and that it is connected to."""
         links = self._p2p.links()
-        return {p: 0.0 for p, k in self._known.items() if k.room > 0 and p in links}
+        return [p for p, k in self._known.items() if k.room > 0 and p in links]
 
     def words(self, relays: int) -> str:
         """One line for people: how others reach this peer, which holds ``relays`` reservations."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.transport.frames import Streams
 from node.transport.limits import Seats
 
 STREAM = "/tutti/tunnel/1"
@@ -31,19 +30,18 @@ Pay = Callable[[int], Awaitable[None]]
 
 
 class Tunnel:
-    """The caller's end: a unix socket under ``directory`` (0700), each connection to it a stream to
-    ``peer``. ``pay`` as :func:`splice`'s."""
+    """The caller's end: a unix socket at ``path``, in a directory 0700, each connection to it a
+    stream to ``peer`` that ``open_stream`` opens, or raises PeerFault. ``pay`` as
+    :func:`splice`'s."""
 
     def __init__(
         self,
-        streams: Streams,
         peer: PeerId,
         path: Path,
-        timeout: float,
+        open_stream: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
         pay: Pay | None = None,
     ) -> None:
-        self._streams, self._peer, self._path, self._timeout = streams, peer, path, timeout
-        self._pay = pay
+        self._path, self._open_stream, self._pay = path, open_stream, pay
         self._server: asyncio.Server | None = None
         self._tasks = Tasks(f"tunnel-{short(peer)}")
 
@@ -70,9 +68,7 @@ class Tunnel:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await self._streams.open_stream(
-                self._peer, STREAM, self._timeout
-            )
+            far_reader, far_writer = await self._open_stream()
             await splice(reader, writer, far_reader, far_writer, self._pay)
         except PeerFault:
             # gRPC sees its connection end and reports the peer as unavailable.
