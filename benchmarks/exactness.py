@@ -31,7 +31,7 @@ from node.optim.ownership import assign, makespan
 from node.optim.parts import parts_of, state_shapes
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, buddy
-from node.wire.tensors import TensorReader, chunks, encode, head_of
+from node.wire.tensors import TensorReader, chunks, encode, expected_head
 
 METHODS = ("muon", "shampoo", "soap", "adamw")
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -143,7 +143,7 @@ class Group:
         shapes."""
         declared = sorted(state_shapes(name, self.shapes[name], self.settings).items())
         reader = TensorReader(
-            [head_of(key, state[key], "fp32") for key, _ in declared], declared, "fp32"
+            [expected_head(key, state[key].shape, "fp32") for key, _ in declared], declared, "fp32"
         )
         for key, _ in declared:
             for chunk in chunks(encode(state[key], "fp32"), 1 << 12):

@@ -102,9 +102,7 @@ class EvilRelay(Relay):
         posing = Identity(self._identity._key, None)
         posing.peer_id = target
         try:
-            _, stream = await secure.answer(
-                reader, writer, posing, secure.Shown(self._shown.pem, self._shown.key), self._run_id
-            )
+            _, stream = await secure.answer(reader, writer, posing, self._shown, self._run_id)
             self.seen += await stream.readexactly(1 << 12)
         except (WireError, Refused, OSError, EOFError, asyncio.IncompleteReadError):
             pass

@@ -55,11 +55,6 @@ class MemoryDirectory:
         self._topic = PEERS
 
     @property
-    def refused(self) -> int:
-        """Records refused since the start that no honest peer would have passed on."""
-        return self._record_store.refused + self._topics.refused
-
-    @property
     def neighbours(self) -> int:
         """Everybody at the wall."""
         return len({writer for _, writer in self._wall.pinned})

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from node.pipeline.gradients import Share
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
-from node.wire.tensors import TensorReader, encode, head_of
+from node.wire.tensors import TensorReader, encode, expected_head
 
 
 def visit(math: StageMath, x: Tensor, dy: Tensor) -> tuple[bytes, bytes, Share]:
@@ -33,7 +33,7 @@ def returned(math: StageMath, work: VisitBuffers, dy: Tensor) -> tuple[bytes, Sh
 
 def read(tensor: Tensor) -> TensorReader:
     """The tensor as it comes from the wire."""
-    head = head_of("x", tensor, "fp32")
+    head = expected_head("x", tensor.shape, "fp32")
     reader = TensorReader([head], [("x", tuple(tensor.shape))], "fp32")
     reader.feed(encode(tensor, "fp32"))
     return reader

@@ -14,7 +14,7 @@ from node.cells.facts import CellFacts, Hosts
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version, lineage
-from node.dht.record import MAX_MADDR, parse_maddrs
+from node.dht.record import MAX_MADDR, json_object, parse_maddrs
 from node.dht.topics import MAX_POSTING, outer_topic
 
 MAX_BODY = 1024
@@ -88,14 +88,7 @@ class CellPosting:
     def parse(cls, raw: bytes) -> CellPosting:
         """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
         plausible posting."""
-        if len(raw) > MAX_POSTING:
-            raise WireError(f"a posting has at most {MAX_POSTING} bytes, not {len(raw)}")
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError) as e:
-            raise WireError("a cell's posting is not JSON") from e
-        if not isinstance(body, dict):
-            raise WireError("a cell's posting is not an object")
+        body = json_object(raw, MAX_POSTING, "a cell's posting")
         if "hosts" not in body and len(raw) > MAX_BODY:
             raise WireError(f"a cell's posting has at most {MAX_BODY} bytes, not {len(raw)}")
         try:

@@ -15,6 +15,7 @@ from node.cells.postings import parse_cell
 from node.core.errors import WireError
 from node.core.ids import CellId
 from node.core.journey import Version, lineage
+from node.dht.record import json_object
 from node.dht.topics import MAX_POSTING, PREFIXES, REGIONS, region_of
 
 _EACH = PREFIXES // REGIONS
@@ -59,7 +60,7 @@ class CellRecord:
     def parse(cls, raw: bytes) -> CellRecord:
         """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
         plausible record."""
-        body = _object(raw)
+        body = json_object(raw, MAX_POSTING, "a cell's record")
         try:
             version = Version(_natural(body.get("epoch"), 2**53), lineage(body.get("lineage")))
         except ValueError as e:
@@ -91,7 +92,7 @@ def region_in(region: int, postings: Sequence[bytes]) -> Counts:
     counts = [0] * _EACH
     for raw in postings:
         with suppress(WireError):
-            body = _object(raw)
+            body = json_object(raw, MAX_POSTING, "a cell's record")
             prefix = _natural(body.get("prefix"), PREFIXES)
             if region_of(prefix) == region:
                 counts[prefix % _EACH] = _natural(body.get("count"), MOST + 1)
@@ -109,7 +110,7 @@ def counts_in(postings: Sequence[bytes]) -> Counts:
     found = [(0,) * _EACH] * REGIONS
     for raw in postings:
         with suppress(WireError):
-            body = _object(raw)
+            body = json_object(raw, MAX_POSTING, "a cell's record")
             region = _natural(body.get("region"), REGIONS)
             found[region] = parse_counts(body.get("counts"), _EACH) or found[region]
     return tuple(count for of in found for count in of)
@@ -125,18 +126,6 @@ def cells_in(postings: Sequence[bytes]) -> Mapping[CellId, CellRecord]:
             continue
         found[record.cell] = record
     return found
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    if len(raw) > MAX_POSTING:
-        raise WireError(f"a cell's record has at most {MAX_POSTING} bytes, not {len(raw)}")
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as e:
-        raise WireError("a cell's record is not JSON") from e
-    if not isinstance(body, dict):
-        raise WireError("a cell's record is not an object")
-    return body
 
 
 def _natural(value: Any, below: int) -> int:

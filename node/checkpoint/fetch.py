@@ -29,7 +29,7 @@ from node.core.ids import PeerId
 from node.core.journey import Version, lineage
 from node.core.tasks import Tasks
 from node.transport.port import TransportPort, translate
-from node.wire.tensors import check_head, digest, encode, nbytes_of
+from node.wire.tensors import compare, digest, encode, expected_head, nbytes_of
 from protos import state_pb2, state_pb2_grpc
 
 Progress = Callable[[int, int, float, PeerId], None]
@@ -296,7 +296,7 @@ class _Fetch:
                 "names"
             )
         for name, shape in self.shapes.items():
-            check_head(entries[name].head, name, shape, WIRE)
+            compare(entries[name].head, expected_head(name, shape, WIRE), WIRE)
         hashes = tuple((name, entries[name].sha256) for name in sorted(entries))
         if any(
             _HEX.fullmatch(text) is None

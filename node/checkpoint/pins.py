@@ -16,7 +16,7 @@ import torch
 
 from node.checkpoint.state import WIRE, StateKind
 from node.core.journey import Version
-from node.wire.tensors import digest, encode, head_of
+from node.wire.tensors import digest, encode, expected_head
 from protos import state_pb2
 
 PINS = 8
@@ -73,7 +73,7 @@ class Pin:
                 sha256 = hashlib.sha256(self.view(name)).hexdigest()
                 manifest.tensors.append(
                     state_pb2.StateTensor(
-                        head=head_of(name, self.tensors[name], WIRE), sha256=sha256
+                        head=expected_head(name, self.tensors[name].shape, WIRE), sha256=sha256
                     )
                 )
             manifest.digest = digest({name: self.tensors[name] for name in names})

@@ -28,7 +28,7 @@ CELLS_S = 30.0
 """For reads of the directory, each of which takes a second or two."""
 
 
-class ControlClient:
+class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
     """A conversation with the daemon whose socket is ``path``. Raises NotRunning when none listens
     there."""
 
@@ -57,16 +57,13 @@ class ControlClient:
         self._open.append(channel)
         return ControlStub(channel)
 
-    def __enter__(self) -> ControlClient:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         while self._open:
             self._open.pop().close()
-        self.__dict__.pop("_stub", None)
+        vars(self).pop("_stub", None)
 
     def status(self) -> control_pb2.Snapshot:
         return self._look("Status", control_pb2.StatusRequest(), control_pb2.Snapshot)

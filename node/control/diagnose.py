@@ -6,26 +6,19 @@ What needs no event loop and no libp2p; :mod:`node.control.observer` tries the a
 from __future__ import annotations
 
 import errno
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-import psutil
-
 from node.control.words import clean, span
 from node.core.addresses import Scope, scope
 from node.core.errors import ExitCode, LocalFault, NetworkFault, Refused
 from node.core.ids import PeerId, short
 from node.core.version import PROTOCOLS, Protocols
-from node.identity.invites import (
-    Endpoint,
-    endpoint_of,
-    peer_of_address,
-    scope_of,
-)
+from node.identity.invites import Endpoint, endpoint_of, peer_of_address, scope_of
+from node.reach.interfaces import interface_addresses, leaves_from
 from protos.ask_pb2 import PeersAnswer
 
 LAYERS = ("address", "name", "family", "route", "connect", "proof", "answer")
@@ -82,6 +75,27 @@ _WORDS: dict[ExitCode, tuple[str, str]] = {
         "stop the other daemon, or give this one a key of its own with  --home DIR",
     ),
 }
+_NO_MACHINE = (
+    "connect",
+    ExitCode.NO_ANSWER,
+    "no machine has this address, or a firewall there rejects us",
+)
+_FORBIDDEN = "route", ExitCode.NETWORK, "the firewall of this machine forbids it"
+_REFUSALS: dict[int, tuple[str, ExitCode, str]] = {
+    errno.ECONNREFUSED: (
+        "connect",
+        ExitCode.PORT_CLOSED,
+        "connection refused: nobody listens on {transport} port {port}",
+    ),
+    errno.ENETUNREACH: ("route", ExitCode.NO_ROUTE, "no route to the network"),
+    errno.EADDRNOTAVAIL: ("route", ExitCode.NO_ROUTE, "no route to the network"),
+    errno.EHOSTUNREACH: _NO_MACHINE,
+    errno.EHOSTDOWN: _NO_MACHINE,
+    errno.ETIMEDOUT: _NO_MACHINE,
+    errno.EPERM: _FORBIDDEN,
+    errno.EACCES: _FORBIDDEN,
+}
+"""Layer, exit code and cause for what the operating system says of a connection."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +147,12 @@ class Machine:
 
 
 def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -> Diagnosis:
-    """The finding for an address that does not work, with the effect and the fix of ``code``.
+    """The finding for an address that does not work, or for this machine where it is empty, with
+    the effect and the fix of ``code``.
 
     ``words`` are what these name beside transport and port.
     """
-    place = _place(address)
-    words |= {"port": str(place.port), "transport": "UDP" if place.quic else "TCP"}
-    effect, fix = (text.format(**words) for text in _WORDS[code])
+    effect, fix = (text.format(**words, **_port_words(address)) for text in _WORDS[code])
     return Diagnosis(address, layer, False, cause, effect, fix, code)
 
 
@@ -166,21 +179,14 @@ def silent(address: str, seconds: float, layer: str = "connect") -> Diagnosis:
 
 def refused(address: str, error: OSError) -> Diagnosis:
     """What the operating system says about a connection that failed at once."""
-    place = _place(address)
-    if error.errno == errno.ECONNREFUSED:
-        port = f"{'UDP' if place.quic else 'TCP'} port {place.port}"
-        cause = f"connection refused: nobody listens on {port}"
-        return failed(address, "connect", ExitCode.PORT_CLOSED, cause)
-    if error.errno in (errno.ENETUNREACH, errno.EADDRNOTAVAIL):
-        return failed(address, "route", ExitCode.NO_ROUTE, "no route to the network")
-    if error.errno in (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT):
-        cause = "no machine has this address, or a firewall there rejects us"
-        return failed(address, "connect", ExitCode.NO_ANSWER, cause)
-    if error.errno in (errno.EPERM, errno.EACCES):
-        cause = "the firewall of this machine forbids it"
-        found = failed(address, "route", ExitCode.NETWORK, cause)
+    known = _REFUSALS.get(error.errno or 0)
+    if known is None:
+        return failed(address, "connect", ExitCode.NETWORK, clean(error.strerror or str(error)))
+    layer, code, cause = known
+    found = failed(address, layer, code, cause.format(**_port_words(address)))
+    if known is _FORBIDDEN:
         return replace(found, fix="let the connection out in the firewall of this machine")
-    return failed(address, "connect", ExitCode.NETWORK, clean(error.strerror or str(error)))
+    return found
 
 
 def unresolved(address: str, host: str, why: str) -> Diagnosis:
@@ -216,7 +222,7 @@ def no_way(address: str, host: str, here: Machine) -> Diagnosis | None:
         cause = f"this machine has no IPv{version} address and no other way out"
         return failed(address, "route", ExitCode.NO_ROUTE, cause)
     try:
-        _leaves_from(host)
+        leaves_from(host)
     except OSError:
         cause = "no route to the network"
         if not here.routes.get(version):
@@ -227,24 +233,17 @@ def no_way(address: str, host: str, here: Machine) -> Diagnosis | None:
 
 def stranded() -> Diagnosis:
     """This machine has no way out at all."""
-    effect, fix = _WORDS[ExitCode.NO_ROUTE]
     cause = "this machine has no default route, neither of IPv4 nor of IPv6"
-    return Diagnosis("", "route", False, cause, effect, fix, ExitCode.NO_ROUTE)
+    return failed("", "route", ExitCode.NO_ROUTE, cause)
 
 
 def this_machine() -> Machine:
     """Interfaces that are up, their addresses, and the ways out. Nothing is sent."""
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = []
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            if name in up and one.family in (socket.AF_INET, socket.AF_INET6):
-                address = one.address.partition("%")[0]
-                found.append((name, address, scope(address).word))
+    found = [(name, address, scope(address).word) for name, address in interface_addresses()]
     routes = {}
     for version, nowhere in _NOWHERE.items():
         try:
-            routes[version] = [_leaves_from(address) for address in nowhere][0]
+            routes[version] = [leaves_from(address) for address in nowhere][0]
         except OSError:
             routes[version] = ""
     return Machine(tuple(found), routes)
@@ -310,9 +309,8 @@ def unreachable(findings: Sequence[Diagnosis]) -> NetworkFault:
 
 def identity_in_use(me: PeerId, where: str) -> Diagnosis:
     """Somebody else runs with this machine's key; ``where``: how that is known."""
-    effect, fix = _WORDS[ExitCode.IDENTITY_IN_USE]
     cause = f"the identity key of this home, {short(me)}, is in use elsewhere: {where}"
-    return Diagnosis("", "identity", False, cause, effect, fix, ExitCode.IDENTITY_IN_USE)
+    return failed("", "identity", ExitCode.IDENTITY_IN_USE, cause)
 
 
 def watch_identity(
@@ -358,13 +356,10 @@ def watch_identity(
 
 def wrong_clock(ahead: float, peers: int) -> Diagnosis:
     """This clock is ``ahead`` seconds ahead of the middle one of so many ``peers``."""
-    effect, fix = _WORDS[ExitCode.CLOCK_WRONG]
     way = "ahead of" if ahead > 0 else "behind"
-    whose = "the peer that answered"
-    if peers > 1:
-        whose = f"the middle one of {peers} peers that answered"
-    cause = f"the clock of this machine is {span(abs(ahead))} {way} that of {whose}"
-    return Diagnosis("", "clock", False, cause, effect, fix, ExitCode.CLOCK_WRONG, ahead)
+    whose = f"the middle one of {peers} peers" if peers > 1 else "the peer"
+    cause = f"the clock of this machine is {span(abs(ahead))} {way} that of {whose} that answered"
+    return replace(failed("", "clock", ExitCode.CLOCK_WRONG, cause), clock_s=ahead)
 
 
 def _nearness(finding: Diagnosis) -> tuple[int, bool, bool]:
@@ -373,17 +368,14 @@ def _nearness(finding: Diagnosis) -> tuple[int, bool, bool]:
     return LAYERS.index(finding.layer), heard, not _place(finding.address).quic
 
 
+def _port_words(address: str) -> dict[str, str]:
+    place = _place(address)
+    return {"port": str(place.port), "transport": "UDP" if place.quic else "TCP"}
+
+
 def _place(address: str) -> Endpoint:
     return endpoint_of(address) or Endpoint("dns", "", 0, False)
 
 
 def _version(host: str) -> int:
     return 6 if ":" in host else 4
-
-
-def _leaves_from(host: str) -> str:
-    """Our address towards an IP address, by the routing table. Raises OSError for no way."""
-    family = socket.AF_INET6 if _version(host) == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # of UDP: nothing is sent
-        return probe.getsockname()[0]

@@ -70,7 +70,7 @@ def examine(
 
     findings: list[Diagnosis] = []
     if addresses:
-        from node.control.observer import PATIENCE_S, ask, survey
+        from node.control.observer import PATIENCE_S, ask_first, survey
 
         ping, whom = Ask(ping=AskPing()), Ask(peers=AskPeers(admission=admission))
         heard = survey(addresses, [ping, whom], left(PATIENCE_S), seed, first=first)
@@ -89,7 +89,7 @@ def examine(
 
             def peers() -> PeersAnswer:
                 # The first answer was not held up by a call, which takes its time where nobody is.
-                return known.pop() if known else ask(place, calling, left(3.0), seed).peers
+                return known.pop() if known else ask_first([place], calling, left(3.0), seed).peers
 
             in_use = watch_identity(me, peers, left(WATCH_S + ASKING_S) - ASKING_S)
             findings += [in_use] if in_use is not None else []

@@ -109,27 +109,16 @@ class AddressAnswers:
         )
 
 
-def ask(
-    multiaddr: str, question: Ask, timeout: float = PATIENCE_S, seed: bytes | None = None
-) -> Answer:
-    """Ask the node at ``multiaddr`` (ending in /p2p/ and its PeerId) and return its answer, a
-    refusal included.
-
-    The connection is encrypted and proves the PeerId. At most ``timeout`` seconds. Raises
-    UsageFault for what is no multiaddr of a peer, NetworkFault with the reason when there was no
-    answer. Not for use inside an event loop: it runs its own. ``seed`` are the 32 bytes of the
-    Ed25519 key to ask as; None: of a new one.
-    """
-    return ask_first([multiaddr], question, timeout, seed)
-
-
 def ask_first(
     multiaddrs: Sequence[str], question: Ask, timeout: float = PATIENCE_S, seed: bytes | None = None
 ) -> Answer:
-    """As :func:`ask`, trying all addresses at the same time: the first good answer wins, the others
-    are given up.
+    """Ask the node at ``multiaddrs`` (each ending in /p2p/ and its PeerId), all at the same time:
+    the first good answer wins, a refusal included, the others are given up.
 
-    ``timeout`` seconds in all. Raises NetworkFault naming every address with what went wrong there.
+    The connection is encrypted and proves the PeerId. ``timeout`` seconds in all. Raises UsageFault
+    for what is no multiaddr of a peer, NetworkFault naming every address with what went wrong
+    there. Not for use inside an event loop: it runs its own. ``seed`` are the 32 bytes of the
+    Ed25519 key to ask as; None: of a new one.
     """
     heard = survey(multiaddrs, [question], timeout, seed, first=True)
     answered = [h for h in heard if h.answers]
@@ -152,7 +141,7 @@ def survey(
     ``first``: give the others up when one has given a good answer to the first question, and those
     of a peer that has refused it; what is told of them then means nothing. QUIC waits a moment for
     TCP. Otherwise QUIC is tried at once, and the others get a few seconds more. Never more than
-    ``timeout`` seconds. Raises UsageFault as :func:`ask` does.
+    ``timeout`` seconds. Raises UsageFault as :func:`ask_first` does.
     """
     if not 0 < timeout < math.inf:
         raise UsageFault(f"a time-out of {timeout} s", "give a positive number of seconds")

@@ -273,12 +273,7 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
         ", ".join(f"{n} {clean(state, 12)}" for state, n in states(answer).items())
         or "none in sight"
     )
-    holes = Text("Stage cover ")
-    for number, n in cover(answer).items():
-        holes.append(
-            f" {'ends' if number == ENDS else number}:{n}",
-            style="bold red" if n == 0 else "yellow" if n == 1 else "",
-        )
+    holes = Text("Stage cover  ").append_text(cover_words(answer))
     others = [Text(line) for line in (other_cells_words(answer),) if line]
     apart = [Text(line, "bold red") for line in protocol_lines(answer)]
     total = f"{several(len(answer.peers), 'peer')}: {seen}."
@@ -311,6 +306,17 @@ def in_order(answer: PeersAnswer, sort: str = "stage") -> list[PeerLine]:
     first."""
     first, then = cell_order(answer), SORTS[sort]
     return sorted(answer.peers, key=lambda p: (first(p), then(p)))
+
+
+def cover_words(answer: PeersAnswer) -> Text:
+    """Working replicas of every stage: "ends:1 1:2"; red for nobody, yellow for only one."""
+    return Text(" ").join(
+        Text(
+            f"{'ends' if stage == ENDS else stage}:{n}",
+            "bold red" if n == 0 else "yellow" if n == 1 else "",
+        )
+        for stage, n in cover(answer).items()
+    )
 
 
 def other_cells_words(answer: PeersAnswer) -> str:
@@ -590,7 +596,7 @@ def _replica_rows(view: SwarmView, width: int, most: int) -> list[Text]:
                 f"{_activity(s):<17}", STATE_STYLE.get(s.state, "")
             )
             row.append(f"epoch {s.epoch:<6}")
-            row.append_text(_time_bar(s.time_s, max(8, width - 9 - 2 - 17 - 17 - 12 - 1)))
+            row.append_text(time_bar(s.time_s, max(8, width - 9 - 2 - 17 - 17 - 12 - 1)))
             if i == each - 1 and len(members) > each:
                 row.append(f" +{len(members) - each}", "dim")
             rows.append(row)
@@ -604,7 +610,8 @@ def _activity(s: Snapshot) -> str:
     return f"{state} {clean(s.phase, 6)}".strip() if s.state == "training" else state
 
 
-def _time_bar(time_s: Mapping[str, float], width: int) -> Text:
+def time_bar(time_s: Mapping[str, float], width: int) -> Text:
+    """Where the time went, ``width`` columns."""
     bar = Text()
     runs = stacked(
         [time_s.get(k, 0.0) for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], width

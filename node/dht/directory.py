@@ -70,7 +70,7 @@ class Directory:
         settings: DirectorySettings,
         clock: Clock,
         run_id: RunId,
-        journal: Journal | None = None,
+        journal: Journal,
         *,
         admit: Admit | None = None,
         admission: bytes = b"",
@@ -83,7 +83,7 @@ class Directory:
         self._seals: Callable[[str], Author] = partial(
             Author, identity, run_id, settings, admission
         )
-        self._rate_limit = RateLimitedLog(journal, clock.now) if journal is not None else None
+        self._rate_limit = RateLimitedLog(journal, clock.now)
         self._door = AdmissionFilter(clock, admit, admission, self._tell_of)
         self._body: PeerBody | None = None
         self._topic = PEERS
@@ -219,16 +219,7 @@ class Directory:
         if len(raw) > (limit := self._settings.max_record):
             raise WireError(f"a record has at most {limit} bytes, not {len(raw)}")
         self._topics.offer(topic, self.me, sealed, expires, now)
-        if (node := self._node) is None:
-            return False
-
-        def store() -> Coroutine[Any, Any, Any]:
-            return node.store(author.key, raw, expires, subkey=str(self.me))
-
-        try:
-            return bool(await self._search(f"post {topic}", store, anew=True))
-        except _DOWN:
-            return False
+        return await self._store(f"post {topic}", author.key, raw, expires)
 
     async def look(self, topic: str) -> dict[PeerId, Posting]:
         """Everybody's verified, unexpired posting under a topic, the own one included, in PeerId
@@ -245,8 +236,7 @@ class Directory:
         """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first
         to be gone at once."""
         await self._tasks.close()
-        if self._rate_limit is not None:
-            self._rate_limit.close()
+        self._rate_limit.close()
         self._heartbeat = None
         await self._detach(keep=None)
 
@@ -260,14 +250,16 @@ class Directory:
         )
         self._record_store.offer(self.me, raw, expires, now)
         self._posted_at = self._clock.now()
+        return await self._store("post", self._record_store.key, raw, expires)
+
+    async def _store(self, name: str, key: str, raw: bytes, expires: float) -> bool:
+        """False when no storage took it: not attached, or p2pd is down."""
         if (node := self._node) is None:
             return False
         try:
             return bool(
                 await self._search(
-                    "post",
-                    lambda: node.store(self._record_store.key, raw, expires, subkey=str(self.me)),
-                    anew=True,
+                    name, lambda: node.store(key, raw, expires, subkey=str(self.me)), anew=True
                 )
             )
         except _DOWN:
@@ -390,12 +382,10 @@ class Directory:
         return asyncio.timeout(self._settings.lookup_timeout_s)
 
     def _tell_of(self, peer: PeerId, kind: str, text: str) -> None:
-        if self._rate_limit is not None:
-            self._rate_limit.emit(peer, "dht", kind, text)
+        self._rate_limit.emit(peer, "dht", kind, text)
 
     def _tell(self, kind: str, text: str, level: str = "info", **fields: int) -> None:
-        if self._journal is not None:
-            self._journal.emit("dht", kind, text, level=level, **fields)
+        self._journal.emit("dht", kind, text, level=level, **fields)
 
 
 async def _caught(search: Coroutine[Any, Any, Any]) -> Any:

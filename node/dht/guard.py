@@ -105,7 +105,7 @@ class EnvelopeValidator(RecordValidatorBase):
     """Lets through what the stores take: our signed records, under our keys and the signer's
     PeerId; nothing else.
 
-    ``door`` decides who may ask for and store them; None: everybody, at the usual rate.
+    ``door`` decides who may ask for and store them.
     """
 
     def __init__(
@@ -113,12 +113,11 @@ class EnvelopeValidator(RecordValidatorBase):
         record_store: RecordStore,
         clock: Clock,
         max_record: int,
-        door: AdmissionFilter | None = None,
-        topics: TopicStore | None = None,
+        door: AdmissionFilter,
+        topics: TopicStore,
     ) -> None:
-        self._topics = topics
+        self._topics, self.door = topics, door
         self._record_store, self._clock, self._max_record = record_store, clock, max_record
-        self.door = door or AdmissionFilter(clock)
         self._key = DHTID.generate(source=record_store.key).to_bytes()
 
     def validate(self, record: DHTRecord) -> bool:
@@ -143,8 +142,6 @@ class EnvelopeValidator(RecordValidatorBase):
         if key == self._key:
             self._record_store.offer(writer, raw, expires, now)
             return
-        if self._topics is None:
-            raise WireError("not the key of this run")
         topic, sealed = unwrap(raw)
         if key != DHTID.generate(source=key_of(self._topics.run_id, topic)).to_bytes():
             raise WireError("not the key of this topic in this run")
@@ -202,9 +199,8 @@ class SwarmProtocol(DHTProtocol):
             or count > MAX_KEYS
             or any(request.in_cache)
             or _pretender(request.peer, context)
+            or not self._door.in_time(context.remote_id)
         ):
-            return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
-        if not self._door.in_time(context.remote_id):
             return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
         try:
             return await super().rpc_store(request, self._welcome(context))

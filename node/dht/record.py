@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from node.core.errors import WireError
-from node.core.ids import PeerId, RunId, is_cell
+from node.core.ids import PeerId, is_cell
 from node.core.version import Protocols
 from node.identity.admission import MAX_ADMISSION
 from node.identity.peers import public_key_of
@@ -49,11 +49,6 @@ def unwrap(sealed: bytes) -> tuple[bytes, bytes]:
     if length > MAX_ADMISSION or body > len(sealed):
         raise WireError("a record that ends inside its admission token")
     return sealed[_LENGTH.size : body], sealed[body:]
-
-
-def peers_key(run_id: RunId) -> str:
-    """The key under which the peers of a run post their records, one subkey per PeerId."""
-    return f"tutti/{run_id}/peers"
 
 
 _ADDED: dict[str, Any] = {
@@ -130,15 +125,7 @@ class PeerBody:
     def parse(cls, raw: bytes) -> PeerBody:
         """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
         plausible body."""
-        if len(raw) > MAX_BODY:
-            raise WireError(f"a peer's record has at most {MAX_BODY} bytes, not {len(raw)}")
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError) as e:
-            raise WireError("a peer's record is not JSON") from e
-        if not isinstance(body, dict):
-            raise WireError("a peer's record is not an object")
-        body = {**_ADDED, **body}
+        body = {**_ADDED, **json_object(raw, MAX_BODY, "a peer's record")}
         return cls(
             stage=_natural(body, "stage", 2**16),
             role=_word(body, "role"),
@@ -148,7 +135,7 @@ class PeerBody:
             version=_label(body, "version", 32),
             tokens_per_s=_amount(body, "tokens_per_s"),
             speed=_amount(body, "speed"),
-            maddrs=_addresses(body),
+            maddrs=parse_maddrs(body.get("maddrs"), MAX_MADDRS),
             started=_amount(body, "started"),
             leads=body.get("leads") is True,
             reach=_word(body, "reach"),
@@ -198,6 +185,19 @@ def peers_among(postings: Mapping[PeerId, Posting]) -> dict[PeerId, PeerEntry]:
         with contextlib.suppress(WireError):
             found[peer] = PeerEntry(peer, PeerBody.parse(p.body), p.seq, p.not_after)
     return found
+
+
+def json_object(raw: bytes, most: int, what: str) -> dict[str, Any]:
+    """The JSON object of at most ``most`` bytes that ``what`` is. Raises WireError."""
+    if len(raw) > most:
+        raise WireError(f"{what} has at most {most} bytes, not {len(raw)}")
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as e:
+        raise WireError(f"{what} is not JSON") from e
+    if not isinstance(body, dict):
+        raise WireError(f"{what} is not an object")
+    return body
 
 
 def _field(body: dict[str, Any], name: str, good: Callable[[Any], bool], what: str) -> Any:
@@ -258,10 +258,6 @@ def _peers(body: dict[str, Any]) -> tuple[str, ...]:
     for peer in value:
         public_key_of(peer)
     return tuple(value)
-
-
-def _addresses(body: dict[str, Any]) -> tuple[str, ...]:
-    return parse_maddrs(body.get("maddrs"), MAX_MADDRS)
 
 
 def parse_maddrs(value: Any, most: int) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
-from node.dht.record import PeerBody, PeerEntry, Posting, peers_key, unwrap
+from node.dht.record import PeerBody, PeerEntry, Posting, unwrap
 from node.dht.settings import DirectorySettings
-from node.dht.topics import MAX_POSTING, key_of, most_writers
+from node.dht.topics import MAX_POSTING, PEERS, key_of, most_writers
 from node.identity.records import open_record
 
 SLACK_S = 0.001
@@ -27,11 +27,6 @@ way."""
 Admit = Callable[[PeerId, bytes, float], float]
 """``admit(writer, token, now)``: the Unix time until which the writer may take part. Raises
 Refused."""
-
-
-class Outdated(WireError):
-    """The writer has posted something newer. Nobody's fault: a copy elsewhere takes a moment to be
-    replaced."""
 
 
 E = TypeVar("E", PeerEntry, Posting)
@@ -71,8 +66,6 @@ class _Records(Generic[E]):
         self.key, self._me, self._admit = key, me, admit
         self._settings, self._most = settings, most
         self._posted: dict[str, _Posted[E]] = {}
-        self.refused = 0
-        """Records refused so far that no honest peer would have passed on."""
 
     def offer(self, writer: str, raw: bytes, expires: float, now: float) -> bool:
         """Consider a sealed record found under subkey ``writer``, stored until ``expires`` (Unix
@@ -83,15 +76,6 @@ class _Records(Generic[E]):
         ``writer`` for this board, stored for another time than was signed, older than what the
         writer has posted since, without a valid admission, or not a body of its kind.
         """
-        try:
-            return self._offer(writer, raw, expires, now)
-        except Outdated:
-            raise
-        except WireError:
-            self.refused += 1
-            raise
-
-    def _offer(self, writer: str, raw: bytes, expires: float, now: float) -> bool:
         limit = self._settings
         if not now < expires <= now + limit.max_ttl_s:  # false for NaN as well
             raise WireError(f"a record lives at most {limit.max_ttl_s:.0f} s from now")
@@ -121,7 +105,8 @@ class _Records(Generic[E]):
                 "a record is stored for as long as its writer signed, not for longer or shorter"
             )
         if known is not None and record.seq <= known.seq:
-            raise Outdated(f"record {record.seq} comes after {known.seq} of the same writer")
+            # Nobody's fault: a copy elsewhere takes a moment to be replaced.
+            raise WireError(f"record {record.seq} comes after {known.seq} of the same writer")
         token, body = unwrap(record.body)
         admitted = self._admitted(peer, token, now)
         entry = self._read(peer, body, record.seq, record.not_after) if body else None
@@ -183,7 +168,7 @@ class RecordStore(_Records[PeerEntry]):
         me: PeerId | None = None,
         admit: Admit | None = None,
     ) -> None:
-        super().__init__(peers_key(run_id), settings, settings.max_peers, me, admit)
+        super().__init__(key_of(run_id, PEERS), settings, settings.max_peers, me, admit)
 
     def _read(self, peer: PeerId, body: bytes, seq: int, not_after: float) -> PeerEntry:
         return PeerEntry(peer, PeerBody.parse(body), seq, not_after)
@@ -217,8 +202,6 @@ class TopicStore:
         self._used: dict[str, float] = {}
         """Until when a topic counts as the node's own, Unix seconds."""
         self._count, self._soonest = 0, math.inf
-        self.refused = 0
-        """As :attr:`RecordStore.refused`."""
 
     def use(self, topic: str, now: float) -> None:
         """This node posts or looks under ``topic``, which counts as its own for one longest life of
@@ -230,15 +213,6 @@ class TopicStore:
     def offer(self, topic: str, writer: str, sealed: bytes, expires: float, now: float) -> bool:
         """Consider a sealed record; as :meth:`RecordStore.offer`. Raises WireError also for what is
         no topic, and when there is no room for one more record."""
-        try:
-            return self._offer(topic, writer, sealed, expires, now)
-        except Outdated:
-            raise
-        except WireError:
-            self.refused += 1
-            raise
-
-    def _offer(self, topic: str, writer: str, sealed: bytes, expires: float, now: float) -> bool:
         self.forget_expired(now)
         records = self._topics.get(topic)
         if records is None:

@@ -134,21 +134,18 @@ class Gate:
         with the reason."""
         if peer == self.owner:
             return math.inf
-        if not self.private:
-            self._may_lead_from_now(peer, token, now_wall)
-            return math.inf
-        return self._until(peer, token, now_wall)
+        if self.private:
+            return self._until(peer, token, now_wall)
+        if self.chosen and token:
+            with suppress(Refused):  # who shows a bad one takes part as those without
+                self._leaders[peer] = self._until(peer, token, now_wall)
+        return math.inf
 
     def may_lead(self, peer: PeerId, now_wall: float) -> bool:
         """Whether plans of this peer may be followed, as far as it has shown a token here."""
         if self.private or not self.chosen or peer == self.owner:
             return True
         return self._leaders.get(peer, -math.inf) > now_wall
-
-    def _may_lead_from_now(self, peer: PeerId, token: bytes, now_wall: float) -> None:
-        if self.chosen and token:
-            with suppress(Refused):  # who shows a bad one takes part as those without
-                self._leaders[peer] = self._until(peer, token, now_wall)
 
     def _until(self, peer: PeerId, token: bytes, now_wall: float) -> float:
         until = self._known.get((peer, token), -math.inf)

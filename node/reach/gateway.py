@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 
+from node.reach.interfaces import is_loopback, leaves_from
+
 ROUTES = Path("/proc/net/route")
 _UP, _GATEWAY = 1, 2  # RTF_UP, RTF_GATEWAY
 
@@ -49,13 +51,11 @@ def local_address(towards: str) -> str | None:
 
     Nothing is sent.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((towards, 9))
-        except OSError:
-            return None
-        local = probe.getsockname()[0]
-    return None if IPv4Address(local).is_loopback else local
+    try:
+        local = leaves_from(towards)
+    except OSError:
+        return None
+    return None if is_loopback(local) else local
 
 
 def find_gateway() -> Gateway | None:

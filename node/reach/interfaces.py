@@ -4,8 +4,10 @@ Never: a packet."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socket
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import psutil
 
@@ -20,19 +22,32 @@ def is_loopback(host: str) -> bool:
     return scope(host) is Scope.LOOPBACK
 
 
-def own_addresses() -> tuple[str, ...]:
-    """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
-    global ones first."""
+def interface_addresses() -> list[tuple[str, str]]:
+    """(interface, address without its zone), of every interface of this machine that is up."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found = {
-        entry.address.partition("%")[0]
+    return [
+        (name, entry.address.partition("%")[0])
         for name, entries in psutil.net_if_addrs().items()
         if name in up
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
-    }
-    usable = [a for a in found if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)]
+    ]
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
+    global ones first."""
+    usable = {a for _, a in interface_addresses() if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)}
     return tuple(sorted(usable, key=lambda a: (scope(a), ":" in a, a)))
+
+
+def leaves_from(host: str) -> str:
+    """Our address towards an IP address, by the routing table; nothing is sent. Raises OSError for
+    no way."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return probe.getsockname()[0]
 
 
 def wildcards() -> tuple[str, ...]:
@@ -45,29 +60,17 @@ def wildcards() -> tuple[str, ...]:
     return ("0.0.0.0", "::")
 
 
-def free_port(
-    hosts: Iterable[str],
-    kinds: Iterable[socket.SocketKind] = (socket.SOCK_STREAM, socket.SOCK_DGRAM),
-) -> int:
-    """A port that is free on all these hosts for all these kinds of socket. Raises OSError when
-    none is found."""
-    hosts, kinds = list(hosts), list(kinds)
+def free_port(hosts: Sequence[str]) -> int:
+    """A port that is free on all these hosts for TCP and UDP. Raises OSError when none is found."""
     for _ in range(TRIES):
-        taken: list[socket.socket] = []
-        try:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as taken:
             port = 0
-            for host in hosts:
-                for kind in kinds:
-                    one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
-                    taken.append(one)
-                    if ":" in host:
-                        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                    one.bind((host, port))
-                    port = port or one.getsockname()[1]
+            for host, kind in itertools.product(hosts, (socket.SOCK_STREAM, socket.SOCK_DGRAM)):
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                one = taken.enter_context(socket.socket(family, kind))
+                if ":" in host:
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                one.bind((host, port))
+                port = port or one.getsockname()[1]
             return port
-        except OSError:
-            continue
-        finally:
-            for one in taken:
-                one.close()
     raise OSError(f"no port is free on all of {', '.join(hosts)}")

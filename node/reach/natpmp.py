@@ -10,7 +10,7 @@ import struct
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import TypeVar
 
@@ -62,8 +62,9 @@ PCP_RESULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class PmpAnswer:
-    """A NAT-PMP answer. ``epoch`` and ``lifetime`` in seconds; what it does not carry is empty."""
+class MapAnswer:
+    """An answer of either protocol. ``epoch`` and ``lifetime`` in seconds; what it does not carry
+    is empty. ``nonce`` and ``protocol`` are PCP's."""
 
     opcode: int
     result: int
@@ -72,6 +73,8 @@ class PmpAnswer:
     internal: int = 0
     external: int = 0
     lifetime: int = 0
+    nonce: bytes = b""
+    protocol: str = ""
 
 
 def pmp_address() -> bytes:
@@ -85,36 +88,21 @@ def pmp_map(port: Port, external: int, lifetime: int) -> bytes:
     return struct.pack("!BBHHHI", _PMP, opcode, 0, port[1], external if lifetime else 0, lifetime)
 
 
-def read_pmp(data: bytes) -> PmpAnswer:
+def read_pmp(data: bytes) -> MapAnswer:
     """Decode an answer; a refusal may be short. Raises WireError for what is none."""
     if len(data) < 8:
         raise WireError(f"a NAT-PMP answer has 8 bytes at least, not {len(data)}")
     version, opcode, result, epoch = struct.unpack_from("!BBHI", data)
     if version != _PMP or not opcode & ANSWER:
         raise WireError("this is no NAT-PMP answer")
-    answer = PmpAnswer(opcode - ANSWER, result, epoch)
+    answer = MapAnswer(opcode - ANSWER, result, epoch)
     if result:
         return answer
     if answer.opcode == ADDRESS and len(data) >= 12:
-        return PmpAnswer(ADDRESS, 0, epoch, str(IPv4Address(data[8:12])))
+        return replace(answer, host=str(IPv4Address(data[8:12])))
     if answer.opcode in (MAP_UDP, MAP_TCP) and len(data) >= 16:
-        return PmpAnswer(answer.opcode, 0, epoch, "", *struct.unpack_from("!HHI", data, 8))
+        return MapAnswer(answer.opcode, 0, epoch, "", *struct.unpack_from("!HHI", data, 8))
     raise WireError(f"this is no NAT-PMP answer: opcode {answer.opcode}, {len(data)} bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class PcpAnswer:
-    """A PCP answer. ``epoch`` and ``lifetime`` in seconds; what only MAP carries may be empty."""
-
-    opcode: int
-    result: int
-    lifetime: int
-    epoch: int
-    nonce: bytes = b""
-    protocol: str = ""
-    internal: int = 0
-    external: int = 0
-    host: str = ""
 
 
 def _pcp_header(opcode: int, lifetime: int, client: str) -> bytes:
@@ -144,24 +132,24 @@ def pcp_map(
     return _pcp_header(MAP, lifetime, client) + body + _PREFIX + IPv4Address(host).packed
 
 
-def read_pcp(data: bytes) -> PcpAnswer:
+def read_pcp(data: bytes) -> MapAnswer:
     """Decode an answer; a refusal may end after its header. Raises WireError for what is none."""
     if not 24 <= len(data) <= _LONGEST or len(data) % 4:
         raise WireError(f"a PCP answer does not have {len(data)} bytes")
     version, opcode, result, lifetime, epoch = struct.unpack_from("!BBxBII", data)
     if version != _PCP or not opcode & ANSWER:
         raise WireError("this is no PCP answer")
-    opcode -= ANSWER
-    if opcode != MAP or (result and len(data) < 60):
-        return PcpAnswer(opcode, result, lifetime, epoch)
+    answer = MapAnswer(opcode - ANSWER, result, epoch, lifetime=lifetime)
+    if answer.opcode != MAP or (result and len(data) < 60):
+        return answer
     if len(data) < 60:
         raise WireError(f"a PCP answer to MAP does not have {len(data)} bytes")
     nonce, number, internal, external, prefix, host = struct.unpack_from("!12sB3xHH12s4s", data, 24)
     protocol = next((name for name, n in _NUMBERS.items() if n == number), "")
     if not result and (prefix != _PREFIX or not protocol):
         raise WireError("a PCP answer is about an IPv4 address, and about TCP or UDP")
-    return PcpAnswer(
-        opcode, result, lifetime, epoch, nonce, protocol, internal, external, str(IPv4Address(host))
+    return MapAnswer(
+        MAP, result, epoch, str(IPv4Address(host)), internal, external, lifetime, nonce, protocol
     )
 
 
@@ -264,10 +252,19 @@ class _Pmp(GatewayProtocol):
         self._lost |= self._last is not None and state_lost(self._last, now)
         self._last = now
 
-    def _made(self, port: Port, host: str, answer: PmpAnswer | PcpAnswer) -> tuple[Mapping, float]:
-        if not answer.external or not answer.lifetime or host == "0.0.0.0":
+    @abstractmethod
+    async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:
+        """Ask to map ``port``, as ``before`` if that is free; 0 s deletes."""
+
+    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
+        lifetime = min(max(round(lease_s), 1), 0xFFFFFFFF)
+        answer = await self._map(port, self.held.get(port), lifetime)
+        if not answer.external or not answer.lifetime or answer.host == "0.0.0.0":
             raise RouterFault("the router answers, but maps nothing")
-        return Mapping(*port, host, answer.external, self.name), float(answer.lifetime)
+        return Mapping(*port, answer.host, answer.external, self.name), float(answer.lifetime)
+
+    async def _delete(self, port: Port) -> None:
+        await self._map(port, None, 0)
 
 
 class NatPmp(_Pmp):
@@ -286,20 +283,13 @@ class NatPmp(_Pmp):
         before, self._host = self._host, answer.host
         return before == answer.host
 
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
-        before = self.held.get(port)
-        answer = await self._map(port, before.external if before else port[1], _seconds(lease_s))
-        return self._made(port, self._host, answer)
-
-    async def _delete(self, port: Port) -> None:
-        await self._map(port, 0, 0)
-
-    async def _map(self, port: Port, external: int, lifetime: int) -> PmpAnswer:
+    async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:
         opcode = MAP_TCP if port[0] == "tcp" else MAP_UDP
-        request = pmp_map(port, external, lifetime)
-        return await self._exchange(request, lambda data: self._read(data, opcode, port[1]))
+        request = pmp_map(port, before.external if before else port[1], lifetime)
+        answer = await self._exchange(request, lambda data: self._read(data, opcode, port[1]))
+        return replace(answer, host=self._host)
 
-    def _read(self, data: bytes, opcode: int, internal: int) -> PmpAnswer | None:
+    def _read(self, data: bytes, opcode: int, internal: int) -> MapAnswer | None:
         if data[:1] == bytes([_PCP]):
             raise RouterFault("the router speaks PCP, but not NAT-PMP")
         answer = read_pmp(data)
@@ -334,17 +324,8 @@ class Pcp(_Pmp):
                 return (await self._ask(port, self._lease_s))[0] == before
         return False
 
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
-        before = self.held.get(port)
-        external, host = (before.external, before.host) if before else (port[1], "0.0.0.0")
-        answer = await self._map(port, external, host, _seconds(lease_s))
-        return self._made(port, answer.host, answer)
-
-    async def _delete(self, port: Port) -> None:
-        await self._map(port, 0, "0.0.0.0", 0)
-
-    async def _map(self, port: Port, external: int, host: str, lifetime: int) -> PcpAnswer:
-        def accept(data: bytes) -> PcpAnswer | None:
+    async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:
+        def accept(data: bytes) -> MapAnswer | None:
             answer = self._read(data)
             if answer.opcode != MAP:
                 return None
@@ -356,10 +337,11 @@ class Pcp(_Pmp):
             self._note(answer.epoch)
             return answer
 
+        external, host = (before.external, before.host) if before else (port[1], "0.0.0.0")
         request = pcp_map(self.gateway.local, self._nonce, port, external, host, lifetime)
         return await self._exchange(request, accept)
 
-    def _read(self, data: bytes) -> PcpAnswer:
+    def _read(self, data: bytes) -> MapAnswer:
         if data[:1] == bytes([_PMP]):
             raise RouterFault("the router speaks NAT-PMP, but not PCP")
         return read_pcp(data)
@@ -367,7 +349,3 @@ class Pcp(_Pmp):
 
 def _refused(results: dict[int, str], code: int) -> RouterFault:
     return RouterFault(f"the router refuses: {results.get(code, f'result {code}')}")
-
-
-def _seconds(lease_s: float) -> int:
-    return min(max(round(lease_s), 1), 0xFFFFFFFF)

@@ -57,28 +57,26 @@ OnError = Callable[[str, BaseException], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Advert:
-    """What a daemon says of itself on the LAN; ``port`` is the TCP port of its libp2p."""
-
+class _PeerOfRun:
     run_id: str
     swarm: str
     owner: str
     peer: str
     name: str
     stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advert(_PeerOfRun):
+    """What a daemon says of itself on the LAN; ``port`` is the TCP port of its libp2p."""
+
     port: int
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Found(_PeerOfRun):
     """A peer of a swarm on this LAN, by its own word. ``addresses``: multiaddrs with its PeerId."""
 
-    run_id: str
-    swarm: str
-    owner: str
-    peer: str
-    name: str
-    stages: int
     addresses: tuple[str, ...]
 
 
@@ -136,6 +134,10 @@ class _Multicast:
         self._log = JournalHandler(journal)
         self._log.addFilter(_demote)
         self.trouble = ""
+
+    async def start(self) -> None:
+        """Take part from now on. Returns at once."""
+        self._tasks.spawn(self._follow(), "follow", eternal=True)
 
     async def close(self) -> None:
         """Say goodbye and leave the group, in 2 seconds at most. Safe to call twice."""
@@ -204,10 +206,6 @@ class Announcer(_Multicast):
         super().__init__("announcer", journal, on_error)
         self._facts = facts
 
-    async def start(self) -> None:
-        """Announce the ``facts`` from now on. Returns at once."""
-        self._tasks.spawn(self._follow(), "follow", eternal=True)
-
     async def _use(self, mdns: AsyncZeroconf, here: Interfaces) -> None:
         facts, (_, hosts) = self._facts, here
         info = AsyncServiceInfo(
@@ -248,10 +246,6 @@ class Browser(_Multicast):
     def found(self) -> tuple[Found, ...]:
         """The peers that are there now: neither gone with a goodbye nor expired."""
         return tuple(self._found.values())
-
-    async def start(self) -> None:
-        """Browse from now on. Returns at once."""
-        self._tasks.spawn(self._follow(), "follow", eternal=True)
 
     def heard(self, peer: str, found: Found | None) -> None:
         """For the listener: what the instance named ``peer`` says now; None: nothing of use."""

@@ -1,11 +1,10 @@
-"""Which relays to be reachable through: two, chosen at random among the good ones, another when one
-is lost. Pure. Enters: offers of relays, what became of a reservation, the time. Leaves: relays to
-ask. Never: a relay's claim to be good: round trips are measured here."""
+"""Which relays to be reachable through: two, chosen at random, another when one is lost. Pure.
+Enters: offers of relays, what became of a reservation, the time. Leaves: relays to ask."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
@@ -13,9 +12,6 @@ from node.core.ids import PeerId
 WANTED = 2
 FIRST_S, LONGEST_S = 2.0, 120.0
 """Pause after a relay refused or was lost; doubles up to the longest."""
-FAR_FACTOR, FAR_S = 3.0, 0.05
-"""A relay is far when its round trip is longer than this many times the shortest, and by that many
-seconds."""
 
 
 @dataclass
@@ -30,9 +26,8 @@ class Reservations:
     _failures: dict[PeerId, int] = field(default_factory=dict)
     _next: dict[PeerId, float] = field(default_factory=dict)
 
-    def due(self, offers: Mapping[PeerId, float], now: float) -> list[PeerId]:
-        """Relays to ask now. ``offers``: those that would take another client, with their round
-        trip in seconds (0: unknown)."""
+    def due(self, offers: Iterable[PeerId], now: float) -> list[PeerId]:
+        """Relays to ask now. ``offers``: those that would take another client."""
         missing = self.wanted - len(self.held) - len(self._asked)
         if missing <= 0:
             return []
@@ -41,11 +36,7 @@ class Reservations:
             for r in offers
             if r not in self.held and r not in self._asked and now >= self._next.get(r, now)
         ]
-        known = [s for r, s in offers.items() if s > 0]
-        near = max(FAR_FACTOR * min(known), min(known) + FAR_S) if known else 0.0
-        chosen = sorted(free, key=lambda r: (bool(known) and offers[r] > near, self._draw(r)))[
-            :missing
-        ]
+        chosen = sorted(free, key=self._draw)[:missing]
         self._asked |= set(chosen)
         return chosen
 

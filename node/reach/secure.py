@@ -34,16 +34,18 @@ _PROOF = struct.Struct(f">{NONCE_BYTES}s{SIGNATURE_BYTES}s")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What the callee shows in TLS: its certificate and key, PEM."""
+class ServerCertificate:
+    """``pem`` is shown, ``key`` (PEM) stays in memory, ``name`` is the DNS name a client must
+    expect."""
 
-    certificate: bytes
     key: bytes
+    pem: bytes
+    name: str
 
     @property
     def digest(self) -> bytes:
         """sha256 of the certificate, DER."""
-        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.certificate.decode("ascii"))).digest()
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.pem.decode("ascii"))).digest()
 
 
 class Secured:
@@ -164,14 +166,14 @@ async def answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     me: Identity,
-    shown: Shown,
+    shown: ServerCertificate,
     run_id: str,
 ) -> tuple[PeerId, Secured]:
     """The callee's side: who calls, proven, and the private stream.
 
     Raises WireError for nonsense, Refused when the caller's signature is not over this connection.
     """
-    stream = Secured(reader, writer, _server(shown.certificate, shown.key), server=True)
+    stream = Secured(reader, writer, _server(shown.pem, shown.key), server=True)
     try:
         await stream.shake()
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -124,7 +124,7 @@ class Upnp(GatewayProtocol):
     def __init__(self, gateway: Gateway, make: Callable[[str], Igd] = _igd) -> None:
         super().__init__(gateway)
         self._make = make
-        self._thread: _Thread | None = None
+        self._thread = _Thread()
         self._device: Igd | None = None
         self._host = ""
         self._permanent = False
@@ -132,8 +132,8 @@ class Upnp(GatewayProtocol):
     async def probe(self) -> None:
         # A new device every time: after a restart the router may listen on another port.
         device = self._make(self.gateway.local)
-        await self._run(device.discover, PROBE_S)
-        self._host = await self._run(lambda: self._select(device), PROBE_S)
+        await self._thread.run(device.discover, PROBE_S)
+        self._host = await self._thread.run(lambda: self._select(device), PROBE_S)
         self._device = device
 
     async def check(self) -> bool:
@@ -143,18 +143,11 @@ class Upnp(GatewayProtocol):
             return self._outside(device), all(self._has(device, mapping) for mapping in held)
 
         before = self._host
-        self._host, there = await self._run(look, CALL_S)
+        self._host, there = await self._thread.run(look, CALL_S)
         return there and before == self._host
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
-
-    async def _run(self, call: Callable[[], T], within_s: float) -> T:
-        if self._thread is None:
-            self._thread = _Thread()
-        return await self._thread.run(call, within_s)
+        self._thread.close()
 
     def _found(self) -> Igd:
         if self._device is None:
@@ -169,7 +162,7 @@ class Upnp(GatewayProtocol):
             self.held[port] = mapping  # it may be made although the answer comes too late
             lease = 0 if self._permanent else max(1, round(lease_s))
             try:
-                await self._run(lambda m=mapping, s=lease: self._add(m, s), CALL_S)
+                await self._thread.run(lambda m=mapping, s=lease: self._add(m, s), CALL_S)
             except _Said as e:
                 taken = str(e) in _TAKEN
                 if taken:
@@ -186,7 +179,9 @@ class Upnp(GatewayProtocol):
     async def _delete(self, port: Port) -> None:
         if mapping := self.held.get(port):
             device, protocol = self._found(), port[0].upper()
-            await self._run(lambda: device.deleteportmapping(mapping.external, protocol), CALL_S)
+            await self._thread.run(
+                lambda: device.deleteportmapping(mapping.external, protocol), CALL_S
+            )
 
     # ----------------------------------------------------------- in the thread
 

@@ -13,8 +13,8 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -76,7 +76,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Subscription:
+class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"]):
     """Events from now on for one asynchronous reader; made by :meth:`Journal.subscribe` inside a
     running loop.
 
@@ -91,9 +91,6 @@ class Subscription:
         self._wake = asyncio.Event()
         self._asleep = self._closed = False
         self.dropped = 0
-
-    def __aiter__(self) -> Subscription:
-        return self
 
     async def __anext__(self) -> Event:
         while True:
@@ -120,9 +117,6 @@ class Subscription:
         self._journal.forget(self)
         self._closed = True
         self._rouse()
-
-    def __enter__(self) -> Subscription:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -217,29 +211,18 @@ class JournalHandler(logging.Handler):
         self._inside = threading.local()
 
     def emit(self, record: logging.LogRecord) -> None:
-        with self._once() as first:
-            if first:
-                level = next(
-                    (name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug"
-                )
-                self._journal.emit(
-                    record.name.partition(".")[0],
-                    "log",
-                    _message(record),
-                    level,
-                    logger=record.name,
-                )
-
-    @contextmanager
-    def _once(self) -> Iterator[bool]:
-        # A sink that logs while it accepts must not call itself for ever.
-        first = not getattr(self._inside, "busy", False)
+        if getattr(self._inside, "busy", False):
+            return  # a sink that logs while it accepts must not call itself for ever
         self._inside.busy = True
         try:
-            yield first
+            level = next(
+                (name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug"
+            )
+            self._journal.emit(
+                record.name.partition(".")[0], "log", _message(record), level, logger=record.name
+            )
         finally:
-            if first:
-                self._inside.busy = False
+            self._inside.busy = False
 
 
 def _message(record: logging.LogRecord) -> str:

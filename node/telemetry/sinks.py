@@ -23,8 +23,8 @@ class _Threaded:
     """A bounded queue and the one thread that empties it through :meth:`_write`."""
 
     def __init__(self, name: str, limit: int, level: str) -> None:
-        self._waiting: deque[Event] = deque()
-        self._limit, self._floor = limit, LEVELS[level]
+        self._waiting: deque[Event] = deque(maxlen=limit)
+        self._floor = LEVELS[level]
         self._wake = threading.Condition(threading.RLock())
         self._closing = False
         self._untold = 0
@@ -41,9 +41,7 @@ class _Threaded:
         with self._wake:
             if self._closing:
                 return
-            if len(self._waiting) >= self._limit:
-                self._waiting.popleft()
-                self._lost(1)
+            self._lost(len(self._waiting) == self._waiting.maxlen)
             self._waiting.append(event)
             self._wake.notify()
 

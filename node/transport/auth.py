@@ -4,9 +4,10 @@ body is read."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -16,7 +17,8 @@ from node.core.ids import PeerId
 from node.identity.faults import until_heard
 from node.transport.handshake import Tokens
 from node.transport.limits import Seats
-from node.transport.metering import ByteMeter, Paced, PacedStream
+from node.transport.pacing import Paced, PacedStream
+from node.transport.traffic import Traffic
 
 TOKEN_KEY = "tutti-token"
 
@@ -37,16 +39,16 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call
     too many (RESOURCE_EXHAUSTED), and ends the calls of a peer whose admission runs out
     (UNAUTHENTICATED). ``banned(peer)`` is the seconds a peer has left outside, 0 for none;
-    ``meter`` counts what passes, and holds it back."""
+    ``traffic`` counts what passes, and holds it back."""
 
     def __init__(
         self,
         tokens: Tokens,
         seats: Seats,
         banned: Callable[[PeerId], float],
-        meter: ByteMeter | None = None,
+        traffic: Traffic,
     ) -> None:
-        self._tokens, self._seats, self._banned, self._meter = tokens, seats, banned, meter
+        self._tokens, self._seats, self._banned, self._traffic = tokens, seats, banned, traffic
         # A servicer's methods never change, so the wrapped ones are made once.
         self._counted = functools.lru_cache(maxsize=256)(self._count)
 
@@ -77,10 +79,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         inner = getattr(
             handler, f"{'stream' if kind[0] else 'unary'}_{'stream' if kind[1] else 'unary'}"
         )
-        taken, given = handler.request_deserializer, handler.response_serializer
-        if self._meter is not None:
-            taken, given = self._meter.into(taken, any(kind)), self._meter.out(given, any(kind))
-        return _MAKERS[kind](self._counted(inner), taken, given)
+        return _MAKERS[kind](
+            self._counted(inner),
+            self._traffic.into(handler.request_deserializer, any(kind)),
+            self._traffic.out(handler.response_serializer, any(kind)),
+        )
 
     def _count(self, inner: Any) -> Any:
         """``inner`` holding a seat while it runs; a generator function or a coroutine function, as
@@ -89,51 +92,51 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
             @functools.wraps(inner)
             async def generate(request: Any, context: Any) -> Any:
-                peer = await self._seat(context)
-                request, context = self._held_back(peer, request, context)
-                answers = inner(request, context)
-                try:
-                    with self._while_admitted(peer) as admitted:
+                async with self._seated(context) as peer:
+                    answers = inner(*self._held_back(peer, request, context))
+                    try:
                         async for answer in answers:
-                            if self._meter is not None:
-                                await self._meter.sends(peer, answer)
+                            await self._traffic.may_send(peer, answer)
                             yield answer
-                    if admitted.over:
-                        await context.abort(*_EXPIRED)
-                finally:
-                    self._seats.leave(peer)
-                    await answers.aclose()
+                    finally:
+                        await answers.aclose()
 
             return generate
 
         @functools.wraps(inner)
         async def run(request: Any, context: Any) -> Any:
-            peer = await self._seat(context)
-            request, context = self._held_back(peer, request, context)
-            try:
-                with self._while_admitted(peer) as admitted:
-                    return await inner(request, context)
-                if admitted.over:
-                    await context.abort(*_EXPIRED)
-            finally:
-                self._seats.leave(peer)
+            async with self._seated(context) as peer:
+                return await inner(*self._held_back(peer, request, context))
 
         return run
 
+    @contextlib.asynccontextmanager
+    async def _seated(self, context: Any) -> AsyncIterator[PeerId]:
+        """The caller, who holds a seat; its call ends when its admission does."""
+        peer = await self._seat(context)
+        left = self._tokens.left(peer)
+        admitted = asyncio.timeout(left if left < LONGEST_S else None)
+        try:
+            async with admitted:
+                yield peer
+        except TimeoutError:
+            if not admitted.expired():
+                raise
+            await context.abort(*_EXPIRED)
+        finally:
+            self._seats.leave(peer)
+
     def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:
         """A call's messages, waiting for their turns where a cap says so."""
-        if self._meter is None or not self._meter.waits:
+        if not self._traffic.capped:
             return request, context
         reads, sends = (
-            functools.partial(self._meter.reads, peer),
-            functools.partial(self._meter.sends, peer),
+            functools.partial(self._traffic.may_read, peer),
+            functools.partial(self._traffic.may_send, peer),
         )
         return Paced(request, reads) if hasattr(request, "__aiter__") else request, PacedStream(
             context, reads, sends
         )
-
-    def _while_admitted(self, peer: PeerId) -> _Admitted:
-        return _Admitted(self._tokens.left(peer))
 
     async def _seat(self, context: grpc.aio.ServicerContext[Any, Any]) -> PeerId:
         peer = self.caller(context.invocation_metadata())
@@ -146,33 +149,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                 f"{self._seats.per_peer} calls of yours are open",
             )
         return peer
-
-
-class _Admitted:
-    """A block that is cancelled after ``left`` seconds, and then ends in peace with ``over``
-    set."""
-
-    def __init__(self, left: float) -> None:
-        self._left, self._timer, self.over = left, None, False
-        self._task: asyncio.Task[Any] | None = None
-
-    def __enter__(self) -> _Admitted:
-        if self._left < LONGEST_S:
-            self._task = asyncio.current_task()
-            self._timer = asyncio.get_running_loop().call_later(self._left, self._end)
-        return self
-
-    def _end(self) -> None:
-        self.over = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.over and self._task is not None:
-            self._task.uncancel()
-        return self.over and kind is asyncio.CancelledError
 
 
 @functools.lru_cache(maxsize=64)

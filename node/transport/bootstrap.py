@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.newest import Newest
+from node.identity.rates import PEERS_KEPT
 from node.transport.addresses import split_multiaddr
-from node.transport.limits import PEERS_KEPT
 
 if TYPE_CHECKING:
     from node.telemetry.events import Journal

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from node.core.ids import PeerId
-from node.transport.metering import ByteMeter, Paced, PacedStream
+from node.transport.pacing import Paced, PacedStream
+from node.transport.traffic import Traffic
 
 Label = tuple[tuple[str, str], ...]
 Fresh = Callable[[], Awaitable["LabelledChannel"]]
@@ -29,7 +30,7 @@ class LabelledChannel(grpc.aio.Channel):
 
     ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it
     never reached a servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for
-    the owner to watch how it ends. ``meter`` counts what goes to ``peer`` and comes from it, and
+    the owner to watch how it ends. ``traffic`` counts what goes to ``peer`` and comes from it, and
     holds it back. ``used`` (monotonic): when the last call began or ended.
     """
 
@@ -39,16 +40,11 @@ class LabelledChannel(grpc.aio.Channel):
         label: Label,
         fresh: Fresh | None = None,
         on_stream: Callable[[Any], None] | None = None,
-        meter: ByteMeter | None = None,
+        traffic: Traffic | None = None,
         peer: PeerId | None = None,
     ) -> None:
-        self.raw, self.label, self.fresh, self.on_stream, self.meter = (
-            raw,
-            label,
-            fresh,
-            on_stream,
-            meter,
-        )
+        self.raw, self.label, self.fresh, self.on_stream = raw, label, fresh, on_stream
+        self.traffic = traffic or Traffic()
         self.peer = peer or PeerId("")
         self.used = time.monotonic()
         self._open = 0
@@ -63,24 +59,29 @@ class LabelledChannel(grpc.aio.Channel):
         self.used = time.monotonic()
 
     def _labelled(
-        self, kind: str, method: str, args: tuple[Any, ...], registered: bool | None
+        self,
+        kind: str,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
     ) -> Callable[..., Any]:
         made = self._made.get(method)
         if made is not None:
             return made
-        meter, coders = self.meter, args
-        if meter is not None:
-            coders = (
-                meter.out(args[0], kind != "unary_unary"),
-                meter.into(args[1], kind != "unary_unary"),
-            )
-        inner = getattr(self.raw, kind)(method, *coders, _registered_method=registered)
+        traffic, stream = self.traffic, kind != "unary_unary"
+        inner = getattr(self.raw, kind)(
+            method,
+            traffic.out(request_serializer, stream),
+            traffic.into(response_deserializer, stream),
+            _registered_method=_registered_method,
+        )
 
         def begin(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
             label = (*self.label, *metadata) if metadata else self.label
-            pace = meter if meter is not None and meter.waits and kind != "unary_unary" else None
-            if pace and kind.startswith("stream") and request is not None:
-                request = Paced(request, partial(pace.sends, self.peer))
+            paced = traffic.capped and stream
+            if paced and kind.startswith("stream") and request is not None:
+                request = Paced(request, partial(traffic.may_send, self.peer))
             given = (
                 (request,)
                 if kind.startswith("unary")
@@ -101,71 +102,34 @@ class LabelledChannel(grpc.aio.Channel):
                 ) from e
             self.used, self._open = time.monotonic(), self._open + 1
             call.add_done_callback(self._ended)
-            if kind == "unary_unary":
+            if not stream:
                 if self.fresh is None:
                     return call
                 return _UnaryCall(
                     call,
-                    lambda other: other._labelled(kind, method, args, registered)(
-                        request, **options
-                    ),
+                    lambda other: other.unary_unary(
+                        method, request_serializer, response_deserializer, _registered_method
+                    )(request, **options),
                     self,
                 )
             if self.on_stream is not None:
                 self.on_stream(call)
-            if pace is None or not kind.endswith("stream"):
+            if not paced or not kind.endswith("stream"):
                 return call
-            return PacedStream(call, partial(pace.reads, self.peer), partial(pace.sends, self.peer))
+            return PacedStream(
+                call, partial(traffic.may_read, self.peer), partial(traffic.may_send, self.peer)
+            )
 
-        if registered:
+        if _registered_method:
             # Generated stubs come by again for every call with the same serialisers; others may
             # bring new ones.
             self._made[method] = begin
         return begin
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return self._labelled(
-            "unary_unary", method, (request_serializer, response_deserializer), _registered_method
-        )
-
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return self._labelled(
-            "unary_stream", method, (request_serializer, response_deserializer), _registered_method
-        )
-
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return self._labelled(
-            "stream_unary", method, (request_serializer, response_deserializer), _registered_method
-        )
-
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: bool | None = False,
-    ) -> Any:
-        return self._labelled(
-            "stream_stream", method, (request_serializer, response_deserializer), _registered_method
-        )
+    unary_unary: Any = partialmethod(_labelled, "unary_unary")
+    unary_stream: Any = partialmethod(_labelled, "unary_stream")
+    stream_unary: Any = partialmethod(_labelled, "stream_unary")
+    stream_stream: Any = partialmethod(_labelled, "stream_stream")
 
     async def __aenter__(self) -> LabelledChannel:
         return self
@@ -214,6 +178,6 @@ class _UnaryCall:
             raise
         fresh = await self._channel.fresh()
         self._call = self._again(
-            LabelledChannel(fresh.raw, fresh.label, meter=fresh.meter, peer=fresh.peer)
+            LabelledChannel(fresh.raw, fresh.label, traffic=fresh.traffic, peer=fresh.peer)
         )
         return await self._call

@@ -26,6 +26,7 @@ from node.core.errors import (
 )
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
+from node.identity.rates import PEERS_KEPT
 from node.reach.secure import Secured
 from node.transport.addresses import grpc_target
 from node.transport.frames import (
@@ -38,7 +39,6 @@ from node.transport.frames import (
     see_off,
     write_frame,
 )
-from node.transport.limits import PEERS_KEPT
 from node.transport.port import printable
 from node.transport.tls import check_certificate
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
@@ -285,14 +285,13 @@ class Handshake:
             version=facts.version,
         )
 
-    def _parted(self, peer: PeerId, said: Farewell) -> PeerFault:
+    def _parted(self, peer: PeerId, said: Farewell) -> Parted | NoCommonProtocol:
         """What a Farewell means. Software without windows compares versions before runs, so where
         its only version is not spoken here that is the reason. Raises WireError."""
         ours = self._facts().protocols
         theirs = Protocols.said(said.oldest_protocol, said.newest_protocol)
         if said.code == ExitCode.PROTOCOL and not ours.common(theirs):
-            self._mismatched(peer, theirs, printable(said.version)[:32])
-            return IncompatiblePeer(peer, ours, theirs)
+            return NoCommonProtocol(ours, theirs, said.version)
         return Parted(peer, printable(said.reason), said.code)
 
     def _check(self, peer: PeerId, hello: Hello) -> Acquaintance:

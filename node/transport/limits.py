@@ -3,12 +3,9 @@ Pure."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from node.core.ids import PeerId
-from node.identity.rates import PEERS_KEPT
-
-__all__ = ["PEERS_KEPT", "Busiest", "Seats"]
 
 
 class Seats:
@@ -16,30 +13,25 @@ class Seats:
 
     def __init__(self, per_peer: int, total: int) -> None:
         self.per_peer, self.total = per_peer, total
-        self._held: dict[PeerId, int] = {}
-        self._all = 0
+        self._held: Counter[PeerId] = Counter()
 
     def free(self, peer: PeerId) -> bool:
         """Whether :meth:`take` would succeed."""
-        return self._all < self.total and self._held.get(peer, 0) < self.per_peer
+        return self._held[peer] < self.per_peer and self._held.total() < self.total
 
     def take(self, peer: PeerId) -> bool:
         """Hold a seat until :meth:`leave`; False when there is none."""
         if not self.free(peer):
             return False
-        self._held[peer] = self._held.get(peer, 0) + 1
-        self._all += 1
+        self._held[peer] += 1
         return True
 
     def leave(self, peer: PeerId) -> None:
         """Give one seat back. Raises ValueError when the peer holds none."""
-        left = self._held.get(peer, 0) - 1
-        if left < 0:
+        if not self._held[peer]:
             raise ValueError("gave back a seat that was not taken")
-        self._all -= 1
-        if left:
-            self._held[peer] = left
-        else:
+        self._held[peer] -= 1
+        if not self._held[peer]:
             del self._held[peer]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -401,12 +402,12 @@ class P2pDaemon:
         listen = []
         for host in hosts:
             check_free(host, tcp, "transport.p2p_port")
-            listen.append(f"/{_family(host)}/{host}/tcp/{tcp}")
+            listen.append(multiaddr(host, tcp))
             if not local:
                 # QUIC gets through some firewalls that TCP does not. On one machine there is none,
                 # and TCP is twice as fast.
                 check_free(host, udp, "transport.p2p_port", socket.SOCK_DGRAM)
-                listen.append(f"/{_family(host)}/{host}/udp/{udp}/quic-v1")
+                listen.append(multiaddr(host, udp, "quic"))
         made = await self._kind.create(
             host_maddrs=listen,
             announce_maddrs=self._announced() or None,
@@ -491,7 +492,7 @@ class P2pDaemon:
             self._rejoin()
 
     async def _revive(self, delay: float) -> Any:
-        for attempt in range(sys.maxsize):
+        for attempt in itertools.count():
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
             try:
@@ -508,7 +509,6 @@ class P2pDaemon:
                     # Somebody took the port that was only ours by chance: any other will do, the
                     # directory will tell.
                     self._ports = 0, 0
-        raise NetworkFault("p2pd does not start", "see the log")
 
     async def _death(self, p2p: Any) -> str:
         """Returns how the child died, once it has; a child that does not answer is killed first."""
@@ -533,10 +533,6 @@ class P2pDaemon:
         if self._joining is not None:
             self._joining.cancel()
         self._joining = self._tasks.spawn(self._bootstrap.run(), "bootstrap")
-
-
-def _family(host: str) -> str:
-    return "ip6" if ":" in host else "ip4"
 
 
 def _watching_parent(runtime: Path, said: deque[str]) -> type[P2P]:

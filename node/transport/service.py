@@ -28,9 +28,8 @@ from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.identity.faults import FaultBook, until_heard
-from node.identity.rates import TokenBucket
+from node.identity.rates import PEERS_KEPT, TokenBucket
 from node.reach.ladder import Rung
-from node.reach.secure import Shown
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.telemetry.rate_limit import RateLimitedLog
@@ -40,8 +39,7 @@ from node.transport.ask import Answerer, Asking
 from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
-from node.transport.limits import PEERS_KEPT, Busiest, Seats
-from node.transport.metering import ByteMeter
+from node.transport.limits import Busiest, Seats
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
@@ -108,9 +106,9 @@ class Transport:
         self._tokens, self._book = Tokens(), FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""
-        self._beside, self._tunnelled, meter = Beside(), 0, ByteMeter(self.traffic)
+        self._beside, self._tunnelled = Beside(), 0
         seats = Seats(settings.peer_streams, 16 * settings.peer_streams)
-        self._auth = AuthInterceptor(self._tokens, seats, self._banned, meter)
+        self._auth = AuthInterceptor(self._tokens, seats, self._banned, self.traffic)
         self.reachable = Reachable(
             self.p2p,
             settings,
@@ -132,21 +130,6 @@ class Transport:
         )
         self._incompatible: Newest[PeerId, tuple[Protocols, float]] = Newest(PEERS_KEPT)
         self._rate = TokenBucket(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
-        self._lines = Lines(
-            self.p2p,
-            settings,
-            self._greet,
-            self.p2p.runtime,
-            journal,
-            self._tasks,
-            self.reach_settings.punch,
-            self.patience,
-            meter,
-            self._carry,
-        )
-        self._lines.how, self._lines.greet_through = self.p2p.how, self._greet_through
-        for rung in list(Rung)[1:]:
-            metrics.peers.labels(path=rung.word).set_function(partial(self._on_rung, rung))
         self.relay = Relay(
             self.p2p,
             self.reach_settings,
@@ -164,10 +147,10 @@ class Transport:
             lambda p: self._tokens.knows(p) and not self._banned(p),
             self._carry,
         )
-        self.relays = self._lines.relays = Relays(
+        self.relays = Relays(
             self.p2p,
             identity,
-            Shown(self._certificate.pem, self._certificate.key),
+            self._certificate,
             self._tokens,
             self._serves,
             lambda: facts().admission,
@@ -177,6 +160,23 @@ class Transport:
             journal,
             on_error,
         )
+        self._lines = Lines(
+            self.p2p,
+            settings,
+            self._greet,
+            self._greet_through,
+            self.p2p.how,
+            self.relays,
+            self.p2p.runtime,
+            journal,
+            self._tasks,
+            self.reach_settings.punch,
+            self.patience,
+            self.traffic,
+            self._carry,
+        )
+        for rung in list(Rung)[1:]:
+            metrics.peers.labels(path=rung.word).set_function(partial(self._on_rung, rung))
         self._punches = TokenBucket(PUNCHES_PER_S, PUNCHES_AT_ONCE)
         self._punching: set[PeerId] = set()
         self._rate_limit = RateLimitedLog(journal)
@@ -458,7 +458,7 @@ class Transport:
             self._lines.rest(time.monotonic())
             self._count_p2pd()
 
-    def _carry(self, count: int) -> None:
+    async def _carry(self, count: int) -> None:
         self._tunnelled += count
 
     def _count_p2pd(self) -> None:
@@ -537,8 +537,7 @@ class Transport:
         ours = self._serves()
         if ours and request.run_id != ours:
             raise Refused("this node relays for another run", "", ExitCode.PROTOCOL)
-        if (left := self._banned(peer)) > 0:
-            raise Refused(f"you: {until_heard(left)}", _wait(left), ExitCode.REFUSED)
+        self._refuse_banned(peer)
         if ours:
             self._admit(peer, Hello(run_id=request.run_id, admission=request.admission))
 
@@ -628,17 +627,17 @@ class Transport:
         )
 
     def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:
-        if (left := self._banned(peer)) > 0:
-            raise Refused(f"you: {until_heard(left)}", _wait(left), ExitCode.REFUSED)
+        self._refuse_banned(peer)
         return self._admit(peer, hello)
+
+    def _refuse_banned(self, peer: PeerId) -> None:
+        if (left := self._banned(peer)) > 0:
+            step = "wait" if left < math.inf else "ask the owner of the run"
+            raise Refused(f"you: {until_heard(left)}", step, ExitCode.REFUSED)
 
     async def _p2p_up(self, p2p: object) -> None:
         if self.p2p.restarts:
             self._metrics.p2pd_restarts_total.inc()
-
-
-def _wait(left_s: float) -> str:
-    return "wait" if left_s < math.inf else "ask the owner of the run"
 
 
 async def _echo(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from node.core.errors import WireError
+from node.reach.secure import ServerCertificate
 
 CERTIFICATE_BYTES = 4096
 DAY_S = 86400
@@ -30,16 +30,6 @@ _USAGE = x509.KeyUsage(
     encipher_only=False,
     decipher_only=False,
 )
-
-
-@dataclass(frozen=True)
-class ServerCertificate:
-    """``pem`` is shown, ``key`` (PEM) stays in memory, ``name`` is the DNS name a client must
-    expect."""
-
-    key: bytes
-    pem: bytes
-    name: str
 
 
 def make_certificate(wall: float) -> ServerCertificate:

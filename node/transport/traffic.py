@@ -10,7 +10,8 @@ count. What is counted is what a network interface counts: :func:`on_wire`.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from node.transport.limits import Busiest
 from node.transport.share import Share
@@ -33,6 +34,9 @@ BURST_S = 1.0
 """Seconds of a cap that may go at once after a pause: training pauses at the end of every epoch."""
 LATELY_S = 10.0
 
+Coder = Callable[[Any], Any] | None
+"""A serialiser or a deserialiser of messages; None: they are bytes."""
+
 
 def on_wire(nbytes: int, messages: int = 1) -> int:
     """Bytes on the wire for so many of so many messages."""
@@ -46,7 +50,7 @@ def acknowledged(nbytes: int) -> int:
 
 class Traffic:
     """``max_up``, ``max_down``: bytes a second, 0 for no cap. ``sent`` and ``received``: bytes on
-    the wire since the start."""
+    the wire since the start. Calls of one message each way count and never wait."""
 
     def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
         self.sent = self.received = 0
@@ -72,13 +76,27 @@ class Traffic:
 
     # ----------------------------------------------------------- counting
 
-    def count_sent(self, nbytes: int, waited: bool = False) -> None:
-        """One message has gone. ``waited``: it had its turn."""
-        self._count(on_wire(nbytes), acknowledged(nbytes), up_paid=waited)
+    def out(self, serialise: Coder, stream: bool) -> Callable[[Any], bytes]:
+        """``serialise``, counting what it makes; a large message of a ``stream`` had its turn."""
 
-    def count_received(self, nbytes: int, waits: bool = False) -> None:
-        """One message has come. ``waits``: it will wait for its turn before it is handed on."""
-        self._count(acknowledged(nbytes), on_wire(nbytes), down_paid=waits)
+        def told(message: Any) -> bytes:
+            data = serialise(message) if serialise else message
+            waited = stream and len(data) >= BULK
+            self._count(on_wire(len(data)), acknowledged(len(data)), up_paid=waited)
+            return data
+
+        return told
+
+    def into(self, deserialise: Coder, stream: bool) -> Callable[[bytes], Any]:
+        """``deserialise``, counting what comes; a large message of a ``stream`` will wait for its
+        turn before it is handed on."""
+
+        def told(data: bytes) -> Any:
+            waits = stream and len(data) >= BULK
+            self._count(acknowledged(len(data)), on_wire(len(data)), down_paid=waits)
+            return deserialise(data) if deserialise else data
+
+        return told
 
     def count_raw(self, sent: int, received: int) -> None:
         """Bytes of streams that are not gRPC's: p2pd's own."""
@@ -95,14 +113,14 @@ class Traffic:
 
     # ----------------------------------------------------------- waiting
 
-    async def may_send(self, peer: Hashable, nbytes: int) -> None:
-        """Return when a message of so many bytes to ``peer`` may go."""
-        if nbytes >= BULK:
+    async def may_send(self, peer: Hashable, message: Any) -> None:
+        """Return when ``message`` may go to ``peer``."""
+        if (nbytes := size_of(message)) >= BULK:
             await self._up.take(peer, on_wire(nbytes))
 
-    async def may_read(self, peer: Hashable, nbytes: int) -> None:
-        """Return when a message of so many bytes that came from ``peer`` may be handed on."""
-        if nbytes >= BULK:
+    async def may_read(self, peer: Hashable, message: Any) -> None:
+        """Return when ``message``, which has come from ``peer``, may be handed on."""
+        if (nbytes := size_of(message)) >= BULK:
             await self._down.take(peer, on_wire(nbytes))
 
     async def may_relay(self, nbytes: int) -> None:
@@ -114,6 +132,13 @@ class Traffic:
 
 
 _OTHERS = object()
+
+
+def size_of(message: Any) -> int:
+    """Bytes of a message that was not serialised yet; 0 for none."""
+    if isinstance(message, bytes):
+        return len(message)
+    return message.ByteSize() if hasattr(message, "ByteSize") else 0
 
 
 class Beside:

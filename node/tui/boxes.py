@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from node.control.snapshot import TIME_KINDS, cover
-from node.control.text import STATE_STYLE, TIME_GLYPH, TIME_STYLE, paths_words
-from node.control.words import chart, clean, count, size, span, stacked
+from node.control.text import STATE_STYLE, cover_words, paths_words, time_bar
+from node.control.words import chart, clean, count, size, span
 from node.core.ids import ENDS, short_cell
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import CellLine, Snapshot
@@ -46,15 +45,7 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
             f"↓{_brief(s.bytes_received)}",
         )
     )
-    bar = _row("time", "")
-    runs = stacked(
-        [s.time_s[k] if k in s.time_s else 0.0 for k in TIME_KINDS],
-        [TIME_GLYPH[k] for k in TIME_KINDS],
-        max(8, width - 7),
-    )
-    for kind, run in zip(TIME_KINDS, runs, strict=True):
-        bar.append(run, TIME_STYLE[kind])
-    return [*lines, bar]
+    return [*lines, _row("time", "").append_text(time_bar(s.time_s, max(8, width - 7)))]
 
 
 def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
@@ -73,12 +64,7 @@ def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
     lines.append(
         _row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed")
     )
-    holes = _row("cover", "")
-    for stage, n in cover(answer).items():
-        holes.append(
-            f"{'ends' if stage == ENDS else stage}:{n} ",
-            style="bold red" if n == 0 else "yellow" if n == 1 else "",
-        )
+    holes = _row("cover", "").append_text(cover_words(answer))
     return [*lines, holes, *([_row("cell", _cell(s.cell))] if s.HasField("cell") else ())]
 
 

@@ -45,7 +45,7 @@ def nbytes_of(shape: Shape, wire: str) -> int:
 
 
 def expected_head(name: str, shape: Shape, wire: str) -> tensor_pb2.TensorHead:
-    """The head a peer must send for this tensor. Raises ValueError as :func:`nbytes_of`."""
+    """The head that goes before this tensor. Raises ValueError as :func:`nbytes_of`."""
     return tensor_pb2.TensorHead(
         name=name,
         shape=[int(d) for d in shape],
@@ -54,20 +54,9 @@ def expected_head(name: str, shape: Shape, wire: str) -> tensor_pb2.TensorHead:
     )
 
 
-def head_of(name: str, tensor: torch.Tensor, wire: str) -> tensor_pb2.TensorHead:
-    """The head that goes before ``encode(tensor, wire)``."""
-    return expected_head(name, tensor.shape, wire)
-
-
-def check_head(head: tensor_pb2.TensorHead, name: str, shape: Shape, wire: str) -> None:
-    """Raises WireError unless ``head`` announces exactly this name, shape, format and number of
-    bytes."""
-    compare(head, expected_head(name, shape, wire), wire)
-
-
 def compare(head: tensor_pb2.TensorHead, wanted: tensor_pb2.TensorHead, wire: str) -> None:
-    """Raises WireError unless ``head`` is the one that is ``wanted``, for a tensor in format
-    ``wire``."""
+    """Raises WireError unless ``head`` announces exactly the name, shape, format and number of
+    bytes of the one that is ``wanted``, for a tensor in format ``wire``."""
     name = wanted.name
     if head.name != name:
         raise WireError(f"tensor {head.name[:80]!r} where {name!r} belongs")

@@ -189,7 +189,7 @@ def test_family_and_route_come_from_this_machine(monkeypatch: pytest.MonkeyPatch
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
         return "192.168.7.2"
 
-    monkeypatch.setattr(diagnose, "_leaves_from", leaves_from)
+    monkeypatch.setattr(diagnose, "leaves_from", leaves_from)
 
     def code(host: str, here: Machine) -> tuple[str, int] | None:
         found = no_way(TCP, host, here)

@@ -26,7 +26,12 @@ libp2p = pytest.importorskip("libp2p") if "hivemind" not in sys.modules else pyt
 )  # fmt: skip
 
 from node.control import observer  # noqa: E402
-from node.control.observer import ask, ask_first, survey  # noqa: E402
+from node.control.observer import ask_first, survey  # noqa: E402
+
+
+def ask(multiaddr: str, question: Ask, **how) -> Answer:
+    return ask_first([multiaddr], question, **how)
+
 
 SERVER = r"""
 import asyncio, json, struct, sys, time

@@ -15,6 +15,7 @@ from node.dht.directory import Directory
 from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
+from node.telemetry.events import Journal
 
 RUN = RunId("ab" * 32)
 
@@ -97,7 +98,9 @@ class Swarm:
             "rejoin_max_s": 0.2,
             "lookup_timeout_s": 3.0,
         } | settings
-        directory = Directory(identity, DirectorySettings(**knobs), clock or SystemClock(), RUN)
+        directory = Directory(
+            identity, DirectorySettings(**knobs), clock or SystemClock(), RUN, Journal()
+        )
         self.directories.append(directory)
         return directory
 

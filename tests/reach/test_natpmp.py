@@ -14,10 +14,9 @@ from node.reach import natpmp
 from node.reach.gateway import Gateway
 from node.reach.mapping_plan import Mapping, Port
 from node.reach.natpmp import (
+    MapAnswer,
     NatPmp,
     Pcp,
-    PcpAnswer,
-    PmpAnswer,
     exchange,
     pcp_announce,
     pcp_map,
@@ -49,11 +48,11 @@ def test_natpmp_requests() -> None:
 
 def test_natpmp_answers() -> None:
     address = bytes.fromhex("0080 0000 0000000b cb007107")
-    assert read_pmp(address) == PmpAnswer(0, 0, 11, "203.0.113.7")
+    assert read_pmp(address) == MapAnswer(0, 0, 11, "203.0.113.7")
     mapped = bytes.fromhex("0082 0000 0000000b 7a69 7a6a 00000e10")
-    assert read_pmp(mapped) == PmpAnswer(2, 0, 11, "", 31337, 31338, 3600)
+    assert read_pmp(mapped) == MapAnswer(2, 0, 11, "", 31337, 31338, 3600)
     short = bytes.fromhex("0082 0002 0000000b")
-    assert read_pmp(short) == PmpAnswer(2, 2, 11), "a refusal may be short"
+    assert read_pmp(short) == MapAnswer(2, 2, 11), "a refusal may be short"
 
 
 def test_pcp_requests() -> None:
@@ -69,10 +68,10 @@ def test_pcp_requests() -> None:
 def test_pcp_answers() -> None:
     head = f"0281 0000 00000e10 0000000b {'00' * 12} 000102030405060708090a0b"
     data = bytes.fromhex(f"{head} 06000000 7a69 7a6a {V4}cb007107")
-    assert read_pcp(data) == PcpAnswer(1, 0, 3600, 11, NONCE, "tcp", 31337, 31338, "203.0.113.7")
+    assert read_pcp(data) == MapAnswer(1, 0, 11, "203.0.113.7", 31337, 31338, 3600, NONCE, "tcp")
     assert read_pcp(data + bytes(8)) == read_pcp(data), "options are passed over"
     refused = bytes.fromhex(f"0281 0002 0000001e 0000000b {'00' * 12}")
-    assert read_pcp(refused) == PcpAnswer(1, 2, 30, 11)
+    assert read_pcp(refused) == MapAnswer(1, 2, 11, lifetime=30)
     with pytest.raises(WireError, match="IPv4"):
         read_pcp(bytes.fromhex(f"{head} 06000000 7a69 7a6a 20010db8{'00' * 12}"))
 
@@ -166,7 +165,7 @@ async def test_only_the_gateway_is_heard(router: FakeRouter, quick: None) -> Non
     stranger.bind(("127.0.0.2", 0))
     heard: list[bytes] = []
 
-    def hear(data: bytes) -> PmpAnswer:
+    def hear(data: bytes) -> MapAnswer:
         heard.append(data)
         return read_pmp(data)
 

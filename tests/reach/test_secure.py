@@ -14,8 +14,7 @@ from node.transport.frames import read_frame, write_frame
 from node.transport.tls import make_certificate
 
 RUN = "7" * 64
-CERTIFICATE = make_certificate(time.time())
-SHOWN = secure.Shown(CERTIFICATE.pem, CERTIFICATE.key)
+SHOWN = make_certificate(time.time())
 A, B, MALLORY = Identity.ephemeral(), Identity.ephemeral(), Identity.ephemeral()
 
 

@@ -36,13 +36,15 @@ from node.dht.settings import DirectorySettings
 from node.identity.admission import admission_token, check_admission
 from node.identity.keys import Identity, verify
 from node.identity.records import open_record, seal
+from node.reach.secure import ServerCertificate
+from node.telemetry.events import Journal
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.transport import ask
 from node.transport.handshake import Tokens
-from node.transport.tls import ServerCertificate, check_certificate, make_certificate
+from node.transport.tls import check_certificate, make_certificate
 from node.wire.tensors import TensorReader, digest, expected_head
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
@@ -89,7 +91,8 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
-from node.dht.record_store import RecordStore
+from node.dht.admission import AdmissionFilter
+from node.dht.record_store import RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
 guard.install()
@@ -101,7 +104,8 @@ class P2P:
 async def main():
     board, clock = RecordStore(RunId("ab" * 32), DirectorySettings()), SystemClock()
     key, pack = DHTID.generate(source=board.key).to_bytes(), MSGPackSerializer.dumps
-    validator = guard.EnvelopeValidator(board, clock, 4096)
+    topics = TopicStore(RunId("ab" * 32), DirectorySettings())
+    validator = guard.EnvelopeValidator(board, clock, 4096, AdmissionFilter(clock), topics)
     here = guard.node_id_of(P2P.peer_id)
     node = await guard.SwarmProtocol.create(P2P(), here, 20, 5, 5, 3, record_validator=validator)
     stored = 0
@@ -540,6 +544,7 @@ async def test_12_without_bootstrap_peers_nobody_is_contacted(peers) -> None:
         DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01),
         SystemClock(),
         RUN,
+        Journal(),
     )
     await directory.attach(lonely.p2p.p2p)
     assert await directory.read() == {}

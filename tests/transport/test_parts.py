@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOL
-from node.identity.rates import TokenBucket
+from node.identity.rates import PEERS_KEPT, TokenBucket
 from node.telemetry.events import Journal
 from node.transport import bootstrap, handshake
 from node.transport.addresses import grpc_target, part_of, split_multiaddr
 from node.transport.frames import StreamEnded, read_frame
 from node.transport.handshake import Facts, Handshake, Parted, Tokens
-from node.transport.limits import PEERS_KEPT, Seats
+from node.transport.limits import Seats
 from node.transport.tls import check_certificate, make_certificate
 from protos.handshake_pb2 import HandshakeFrame, Hello
 

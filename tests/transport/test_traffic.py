@@ -13,8 +13,16 @@ from node.transport.auth import TOKEN_KEY, AuthInterceptor
 from node.transport.channels import LabelledChannel
 from node.transport.handshake import Tokens
 from node.transport.limits import Busiest, Seats
-from node.transport.metering import ByteMeter, Paced
-from node.transport.traffic import BULK, Beside, Traffic, acknowledged, on_wire, read_io
+from node.transport.pacing import Paced
+from node.transport.traffic import (
+    BULK,
+    Beside,
+    Traffic,
+    acknowledged,
+    on_wire,
+    read_io,
+    size_of,
+)
 
 CALLER, CALLED = PeerId("caller"), PeerId("called")
 LARGE = b"x" * (4 * BULK)
@@ -30,14 +38,14 @@ class Gate(Traffic):
         self.asked: list[tuple[str, str, int]] = []
         self.first = asyncio.Event()
 
-    async def may_send(self, peer: Any, nbytes: int) -> None:
-        if nbytes >= BULK:
+    async def may_send(self, peer: Any, message: Any) -> None:
+        if (nbytes := size_of(message)) >= BULK:
             self.asked.append(("up", peer, nbytes))
             self.first.set()
             await self.up.wait()
 
-    async def may_read(self, peer: Any, nbytes: int) -> None:
-        if nbytes >= BULK:
+    async def may_read(self, peer: Any, message: Any) -> None:
+        if (nbytes := size_of(message)) >= BULK:
             self.asked.append(("down", peer, nbytes))
             self.first.set()
             await self.down.wait()
@@ -51,7 +59,7 @@ class Lane:
         tokens = Tokens()
         token = tokens.issue(CALLER).hex()
         tokens.accept(CALLER)
-        auth = AuthInterceptor(tokens, Seats(64, 64), lambda peer: 0.0, ByteMeter(theirs))
+        auth = AuthInterceptor(tokens, Seats(64, 64), lambda peer: 0.0, theirs)
         self.server = grpc.aio.server(interceptors=[auth])
         methods = {
             "Up": grpc.stream_stream_rpc_method_handler(_sum),
@@ -65,7 +73,7 @@ class Lane:
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
         raw = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-        self.channel = LabelledChannel(raw, self._label, meter=ByteMeter(self.ours), peer=CALLED)
+        self.channel = LabelledChannel(raw, self._label, traffic=self.ours, peer=CALLED)
         return self.channel
 
     async def __aexit__(self, *_: object) -> None:
@@ -163,11 +171,11 @@ async def test_a_stream_that_was_cancelled_while_it_waited_goes_on():
 
 async def test_what_is_sent_without_waiting_delays_what_waits():
     traffic = Traffic(max_up=1e9)
-    traffic.count_sent(10**12)  # a quarter of an hour of the cap
-    waiting = asyncio.ensure_future(traffic.may_send(CALLED, BULK))
-    other = asyncio.ensure_future(traffic.may_read(CALLED, BULK))
+    traffic.count_raw(10**12, 0)  # a quarter of an hour of the cap
+    waiting = asyncio.ensure_future(traffic.may_send(CALLED, bytes(BULK)))
+    other = asyncio.ensure_future(traffic.may_read(CALLED, bytes(BULK)))
     await other
-    await traffic.may_send(CALLED, BULK - 1)
+    await traffic.may_send(CALLED, bytes(BULK - 1))
     assert not waiting.done()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -179,7 +187,7 @@ def test_headers_and_acknowledgements_count():
     assert on_wire(10, 3) == on_wire(10) + 2 * (on_wire(10) - 10)
     assert (acknowledged(1), acknowledged(1448 * 200)) == (66, 66 * 101)
     traffic = Traffic()
-    traffic.count_received(10_000)
+    traffic.into(None, False)(bytes(10_000))
     assert (traffic.sent, traffic.received) == (acknowledged(10_000), on_wire(10_000))
 
 

@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import os
 import socket
+from functools import partial
 
 import pytest
 
@@ -57,7 +58,7 @@ async def echo():
 async def test_tunnel_data_and_answers_arrive_before_the_end(echo, tmp_path, monkeypatch):
     monkeypatch.setattr(tunnel, "LINGER_S", 0.05)
     wire = Wire(TunnelEnd("127.0.0.1", lambda: echo[0], lambda peer: True))
-    made = Tunnel(wire, A, tmp_path / "t.sock", 1.0)
+    made = Tunnel(A, tmp_path / "t.sock", partial(wire.open_stream, A, tunnel.STREAM))
     await made.start()
     data = os.urandom(3 << 20)  # more than every buffer on the way, so that the sender has to wait
     reader, writer = await asyncio.open_unix_connection(made.target.removeprefix("unix:"))
@@ -90,7 +91,8 @@ async def test_strangers_and_excess_tunnels_are_closed(echo):
 
 
 async def test_a_tunnel_to_nobody_ends_its_connection(tmp_path):
-    made = Tunnel(Wire(None), A, tmp_path / "t.sock", 1.0)
+    nobody = partial(Wire(None).open_stream, A, tunnel.STREAM)
+    made = Tunnel(A, tmp_path / "t.sock", nobody)
     await made.start()
     reader, _ = await asyncio.open_unix_connection(str(tmp_path / "t.sock"))
     assert await asyncio.wait_for(reader.read(), 10) == b""

@@ -15,13 +15,12 @@ from node.core.errors import WireError
 from node.wire import tensors
 from node.wire.tensors import (
     TensorReader,
-    check_head,
     chunks,
+    compare,
     digest,
     dtype_of,
     encode,
     expected_head,
-    head_of,
     nbytes_of,
 )
 from protos import tensor_pb2
@@ -38,7 +37,7 @@ HEADS = st.builds(
 
 
 def reader(given_tensors: list[torch.Tensor], wire: str) -> TensorReader:
-    heads = [head_of(f"t{i}", t, wire) for i, t in enumerate(given_tensors)]
+    heads = [expected_head(f"t{i}", t.shape, wire) for i, t in enumerate(given_tensors)]
     return TensorReader(
         heads, [(f"t{i}", tuple(t.shape)) for i, t in enumerate(given_tensors)], wire
     )
@@ -119,10 +118,10 @@ def test_a_head_is_the_expected_one_or_refused(
     head: tensor_pb2.TensorHead, shape: tuple[int, ...], wire: str
 ) -> None:
     if head == expected_head("t0", shape, wire):
-        check_head(head, "t0", shape, wire)
+        compare(head, expected_head("t0", shape, wire), wire)
         return
     with pytest.raises(WireError) as caught:
-        check_head(head, "t0", shape, wire)
+        compare(head, expected_head("t0", shape, wire), wire)
     assert len(str(caught.value)) < 500  # however long the name it was told
 
 
@@ -143,9 +142,10 @@ def test_a_head_is_the_expected_one_or_refused(
 )
 def test_each_lie_in_a_head_is_named(change: dict, says: str) -> None:
     honest = {"name": "model.layers.0", "shape": [2, 3], "wire": tensor_pb2.FP32, "nbytes": 24}
-    check_head(tensor_pb2.TensorHead(**honest), "model.layers.0", (2, 3), "fp32")
+    wanted = expected_head("model.layers.0", (2, 3), "fp32")
+    compare(tensor_pb2.TensorHead(**honest), wanted, "fp32")
     with pytest.raises(WireError, match=says):
-        check_head(tensor_pb2.TensorHead(**{**honest, **change}), "model.layers.0", (2, 3), "fp32")
+        compare(tensor_pb2.TensorHead(**{**honest, **change}), wanted, "fp32")
 
 
 def test_heads_come_in_number_and_order() -> None:

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,9 @@ from node.transport.auth import TOKEN_KEY
 from node.transport.channels import LabelledChannel
 from node.transport.frames import Streams
 from node.transport.handshake import Acquaintance
-from node.transport.metering import ByteMeter
 from node.transport.settings import TransportSettings
-from node.transport.ways.tunnel import Tunnel
+from node.transport.traffic import Traffic
+from node.transport.ways.tunnel import STREAM, Pay, Tunnel
 
 if TYPE_CHECKING:
     from node.telemetry.events import Journal
@@ -76,7 +77,9 @@ class Tried:
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``punch(peer)`` and ``connect(peer)`` make a libp2p connection; all raise PeerFault.
-    ``runtime`` is a 0700 directory for sockets; ``meter`` counts calls, ``carried`` the bytes of
+    ``how(peer)``: the path of a tunnel through the libp2p connection to a peer; "" where there is
+    none.
+    ``runtime`` is a 0700 directory for sockets; ``traffic`` counts calls, ``carried`` the bytes of
     tunnels."""
 
     def __init__(
@@ -84,34 +87,27 @@ class Lines:
         streams: Streams,
         settings: TransportSettings,
         greet: Callable[[PeerId], Awaitable[Acquaintance]],
+        greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]],
+        how: Callable[[PeerId], str],
+        relays: Relays,
         runtime: Path,
         journal: Journal,
         tasks: Tasks,
-        punch: bool = False,
-        patience: Patience | None = None,
-        meter: ByteMeter | None = None,
-        carried: Callable[[int], None] = lambda count: None,
+        punch: bool,
+        patience: Patience,
+        traffic: Traffic,
+        carried: Pay,
     ) -> None:
-        self._patience = patience or Patience()
-        self._streams, self._settings, self._greet, self._meter, self._carried = (
-            streams,
-            settings,
-            greet,
-            meter,
-            carried,
-        )
+        self._streams, self._settings, self._patience = streams, settings, patience
+        self._greet, self._greet_through, self._how = greet, greet_through, how
+        self._relays, self._traffic, self._carried = relays, traffic, carried
         self._runtime, self._journal, self._tasks, self._punch = runtime, journal, tasks, punch
-        self.relays: Relays | None = None
-        self.greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]] = _no_relay
-        self.how: Callable[[PeerId], str] = lambda peer: "tunnel"
-        """The path of a tunnel through the libp2p connection to a peer; "" where there is none."""
         self._lines: dict[PeerId, Connection] = {}
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
         self._lost: dict[PeerId, float] = {}
         self._tried: dict[PeerId, Tried] = {}
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
-        self.on_up: list[Callable[[PeerId], None]] = []
 
     def line(self, peer: PeerId) -> Connection | None:
         """The line there is now."""
@@ -200,7 +196,7 @@ class Lines:
         ways: list[tuple[str, Coroutine[Any, Any, Connection]]] = [
             ("libp2p", self._over_libp2p(peer))
         ]
-        for relay in self.relays.of(peer) if self.relays is not None else ():
+        for relay in self._relays.of(peer):
             ways.append((f"relay {short(relay)}", self._through(peer, relay)))
         return await self._race(peer, ways, self._of(peer).outcome)
 
@@ -269,7 +265,7 @@ class Lines:
         return await self._race(peer, ways, self._of(peer).outcome)
 
     async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
-        return await self._tunnelled(await self.greet_through(peer, relay), relay)
+        return await self._tunnelled(await self._greet_through(peer, relay), relay)
 
     def _take(self, peer: PeerId, line: Connection) -> None:
         """This is the peer's line from now on; one there was goes on with the calls it has."""
@@ -285,8 +281,6 @@ class Lines:
         self._journal.emit(
             "transport", "line-up", text, peer=peer, path=line.path, protocol=line.met.protocol
         )
-        for callback in self.on_up:
-            callback(peer)
 
     def rest(self, now: float) -> None:
         """Close the lines on which nothing was said for the settings' ``idle_s``."""
@@ -306,12 +300,7 @@ class Lines:
     ) -> None:
         """Start whatever attempt at a better line is due."""
         for peer, line in self._lines.items():
-            known = self._of(peer)
-            known.climb.connected = _RUNGS.get(self.how(peer), Rung.NONE)
-            known.climb.dialable = bool(line.met.targets)
-            attempt = None if known.busy else known.climb.due(now)
-            if attempt is not None:
-                known.busy = True
+            if (attempt := self._due(peer, line, now)) is not None:
                 self._tasks.spawn(
                     self._better(peer, line, attempt, punch, connect), f"climb {short(peer)}"
                 )
@@ -330,17 +319,21 @@ class Lines:
         connect: Callable[[PeerId], Awaitable[None]],
     ) -> None:
         """Try every better way once, now; used by ``tutti ping``."""
-        known, line = self._of(peer), self._lines.get(peer)
-        if line is None or known.busy:
-            return
-        known.climb.news(time.monotonic())
-        known.climb.connected = _RUNGS.get(self.how(peer), Rung.NONE)
-        known.climb.dialable = bool(line.met.targets)
-        while (attempt := known.climb.due(time.monotonic())) is not None and (
-            line := self._lines.get(peer)
-        ) is not None:
-            known.busy = True
+        if not self._of(peer).busy:
+            self.news(peer)
+        while (line := self._lines.get(peer)) is not None:
+            if (attempt := self._due(peer, line, time.monotonic())) is None:
+                break
             await self._better(peer, line, attempt, punch, connect)
+
+    def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
+        """The attempt at a better line that is to be made now; one at a time."""
+        known = self._of(peer)
+        known.climb.connected = _RUNGS.get(self._how(peer), Rung.NONE)
+        known.climb.dialable = bool(line.met.targets)
+        attempt = None if known.busy else known.climb.due(now)
+        known.busy |= attempt is not None
+        return attempt
 
     async def _better(
         self,
@@ -366,9 +359,9 @@ class Lines:
                     await connect(peer)
                 # Its addresses, or it itself, may be others than when it was met.
                 dial = attempt is ClimbAttempt.DIAL
-                only_relayed = dial and line.via and not self.how(line.met.peer)
+                only_relayed = dial and line.via and not self._how(line.met.peer)
                 met = await (
-                    self.greet_through(peer, line.via) if only_relayed else self._greet(peer)
+                    self._greet_through(peer, line.via) if only_relayed else self._greet(peer)
                 )
                 made = await (self._direct(met) if dial else self._tunnelled(met))
         except PeerFault as e:
@@ -398,14 +391,7 @@ class Lines:
         patience = self._dial_s(met.peer)
 
         async def one(target: str) -> Connection:
-            channel, good = self._channel(met, target), False
-            try:
-                good = await self._ready(channel, patience)
-            finally:
-                if not good:
-                    await channel.close()
-            if not good:
-                raise PeerFault(met.peer, "no answer")
+            channel = await self._opened(met, target, patience)
             rung = Rung.MAPPED if target in met.mapped else Rung.DIRECT
             return Connection(met, rung, channel, None, time.time())
 
@@ -418,30 +404,24 @@ class Lines:
 
     async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Connection:
         timeout = 2 * self._dial_s(met.peer)
-        streams = self._streams
-        if relay is not None and self.relays is not None:
-            streams = self.relays.through(relay, met.token)
-        tunnel = Tunnel(
-            streams,
-            met.peer,
-            self._runtime / f"tunnel-{next(self._numbers)}.sock",
-            timeout,
-            self._carried,
+        open_stream = (
+            partial(self._relays.open_tunnel, relay, met.token, met.peer, timeout)
+            if relay is not None
+            else partial(self._streams.open_stream, met.peer, STREAM, timeout)
         )
+        path = self._runtime / f"tunnel-{next(self._numbers)}.sock"
+        tunnel = Tunnel(met.peer, path, open_stream, self._carried)
         await tunnel.start()
-        channel, good = self._channel(met, tunnel.target, relayed=relay is not None), False
         try:
-            good = await self._ready(channel, timeout)
-        finally:
-            if not good:
-                await channel.close()
-                await tunnel.close()
-        if good:
-            rung = (
-                Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
-            )
-            return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
-        raise PeerFault(met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s")
+            channel = await self._opened(met, tunnel.target, timeout, relayed=relay is not None)
+        except BaseException as e:
+            await tunnel.close()
+            if not isinstance(e, PeerFault):
+                raise
+            why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"
+            raise PeerFault(met.peer, why) from e
+        rung = Rung.RELAYED if relay is not None else _RUNGS.get(self._how(met.peer), Rung.TUNNEL)
+        return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
     def _dial_s(self, peer: PeerId) -> float:
         """For one address: as dials of this peer were measured to take, and not below what the
@@ -480,22 +460,29 @@ class Lines:
             lambda call: call.add_done_callback(
                 lambda done: self._tasks.spawn(self._look(peer, channel, done), "look")
             ),
-            self._meter,
+            self._traffic,
             peer,
         )
         return channel
 
-    async def _ready(self, channel: LabelledChannel, timeout: float) -> bool:
-        """Whether the channel connects in time; an address that refuses is not tried twice."""
+    async def _opened(
+        self, met: Acquaintance, target: str, timeout: float, relayed: bool = False
+    ) -> LabelledChannel:
+        """A channel that has connected; an address that refuses is not tried twice. Raises
+        PeerFault, also after ``timeout`` seconds."""
+        channel = self._channel(met, target, relayed)
         try:
             async with asyncio.timeout(timeout):
                 while (state := channel.get_state(try_to_connect=True)) is not READY:
                     if state is FAILED:
-                        return False
+                        raise PeerFault(met.peer, "no answer")
                     await channel.wait_for_state_change(state)
-                return True
-        except TimeoutError:
-            return False
+        except BaseException as e:
+            await channel.close()
+            if isinstance(e, TimeoutError):
+                raise PeerFault(met.peer, "no answer") from e
+            raise
+        return channel
 
     async def _watch(self, line: Connection) -> None:
         """Forget the line as soon as its connection breaks, so that the next call dials instead of
@@ -505,8 +492,8 @@ class Lines:
             await line.channel.wait_for_state_change(READY)
         if self.forget(peer, line):
             self._lost[peer] = time.monotonic()
-            if line.via and self.relays is not None:
-                self.relays.blame(line.via, time.monotonic())
+            if line.via:
+                self._relays.blame(line.via, time.monotonic())
             self._journal.emit(
                 "transport",
                 "line-lost",
@@ -537,10 +524,6 @@ class Lines:
 
 
 _RUNGS = {"tunnel": Rung.TUNNEL, "reversed": Rung.REVERSED, "punched": Rung.PUNCHED}
-
-
-async def _no_relay(peer: PeerId, relay: PeerId) -> Acquaintance:
-    raise PeerFault(peer, "no relay is used here")
 
 
 async def _caught(way: Coroutine[Any, Any, Connection]) -> Connection | PeerFault:

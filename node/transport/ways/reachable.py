@@ -17,12 +17,12 @@ from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
+from node.identity.rates import PEERS_KEPT
 from node.reach.interfaces import is_loopback, own_addresses
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, ReachReport, Standing
 from node.transport.addresses import host_of, join_host, multiaddr, part_of
-from node.transport.limits import PEERS_KEPT
 from node.transport.p2p import P2pDaemon
 from node.transport.settings import TransportSettings
 from protos.ask_pb2 import Answer, Ask, AskReach
@@ -139,11 +139,10 @@ class Reachable:
         """Whether others can dial this peer. On one machine everybody can."""
         return Standing.OPEN if self.local else self._reach.standing(time.monotonic())
 
-    def relays(self) -> dict[PeerId, float]:
-        """Peers that would relay for this one and that it is connected to, the round trip
-        unknown."""
+    def relays(self) -> list[PeerId]:
+        """Peers that would relay for this one and that it is connected to."""
         links = self._p2p.links()
-        return {p: 0.0 for p, k in self._known.items() if k.room > 0 and p in links}
+        return [p for p, k in self._known.items() if k.room > 0 and p in links]
 
     def words(self, relays: int) -> str:
         """One line for people: how others reach this peer, which holds ``relays`` reservations."""

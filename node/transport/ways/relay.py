@@ -160,7 +160,9 @@ class Relay:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        target, pair = PeerId(ask.connect.target), _pair(peer, PeerId(ask.connect.target))
+        # One pair for both directions: two peers' traffic shares by pairs, whoever called.
+        target = PeerId(ask.connect.target)
+        pair = min(peer, target), max(peer, target)
         self._circuits[pair] += 1
         self._opened[peer] += 1
         try:
@@ -182,9 +184,9 @@ class Relay:
             finally:
                 far_writer.close()
         finally:
-            # A counter forgets what has come down to zero.
-            self._circuits = +(self._circuits - Counter([pair]))
-            self._opened = +(self._opened - Counter([peer]))
+            # Subtracting in place, a counter forgets what has come down to zero.
+            self._circuits -= Counter([pair])
+            self._opened -= Counter([peer])
             if pair not in self._circuits:
                 self._share.gone(pair)
 
@@ -197,8 +199,3 @@ class Relay:
             self.carried += count  # and back
 
         return pay
-
-
-def _pair(a: PeerId, b: PeerId) -> tuple[PeerId, PeerId]:
-    """One for both directions: who carries two peers' traffic shares by pairs, whoever called."""
-    return (a, b) if a < b else (b, a)

@@ -11,7 +11,7 @@ import hmac
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from node.core.errors import PeerFault, Refused, WireError
@@ -19,11 +19,11 @@ from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
+from node.identity.rates import PEERS_KEPT
 from node.reach import secure
 from node.reach.reserve import WANTED, Reservations
 from node.transport import handshake
 from node.transport.frames import StreamEnded, Streams, parsed, read_frame, write_frame
-from node.transport.limits import PEERS_KEPT
 from node.transport.ways import tunnel
 from node.transport.ways.relay import ASK_BYTES, FIRST_WORD_S, RELAY
 from protos.reach_pb2 import Connect, RelayAnswer, RelayAsk, Relayed, Reserve
@@ -50,18 +50,17 @@ Meet = Callable[[PeerId, secure.Secured], Awaitable[None]]
 
 class Relays:
     """``run_id()`` and ``admission()`` are what this peer shows to relays; ``offers()``: relays
-    that would take a client, with the round trip to each in seconds (0: unknown). ``meet(peer,
-    stream)`` answers a handshake of a proven peer."""
+    that would take a client. ``meet(peer, stream)`` answers a handshake of a proven peer."""
 
     def __init__(
         self,
         streams: Streams,
         identity: Identity,
-        shown: secure.Shown,
+        shown: secure.ServerCertificate,
         tokens: handshake.Tokens,
         run_id: Callable[[], str],
         admission: Callable[[], bytes],
-        offers: Callable[[], Mapping[PeerId, float]],
+        offers: Callable[[], Iterable[PeerId]],
         meet: Meet,
         serve_tunnel: Serve,
         journal: Journal,
@@ -214,10 +213,20 @@ class Relays:
         except TimeoutError as e:
             raise PeerFault(peer, f"no answer through relay {short(relay)} in {OPEN_S:g} s") from e
 
-    def through(self, relay: PeerId, token: str) -> Streams:
-        """Streams for a :class:`~node.transport.ways.tunnel.Tunnel` through ``relay``; ``token`` is
-        what the peer gave us (hex)."""
-        return _Through(self, relay, token)
+    async def open_tunnel(
+        self, relay: PeerId, token: str, peer: PeerId, timeout: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream through ``relay`` to the end of a tunnel at ``peer``, with the proof that it was
+        opened by who holds ``token``, which the peer gave us (hex). Raises PeerFault."""
+        try:
+            async with asyncio.timeout(timeout):
+                reader, writer = await self._connect(relay, peer, tunnel.STREAM)
+        except TimeoutError as e:
+            raise PeerFault(peer, f"no stream through relay {short(relay)} in {timeout:g} s") from e
+        nonce, key = secrets.token_bytes(_NONCE), bytes.fromhex(token)
+        with contextlib.suppress(OSError):
+            writer.write(nonce + hmac.digest(key, _preamble(nonce, peer), "sha256"))
+        return reader, writer
 
     async def _connect(
         self, relay: PeerId, peer: PeerId, stream: str
@@ -243,30 +252,6 @@ class Relays:
             if isinstance(e, WireError | OSError):
                 raise PeerFault(relay, f"the relay broke off: {e}") from e
             raise
-        return reader, writer
-
-
-class _Through:
-    """See :meth:`Relays.through`."""
-
-    def __init__(self, relays: Relays, relay: PeerId, token: str) -> None:
-        self._relays, self._relay, self._token = relays, relay, bytes.fromhex(token)
-
-    async def open_stream(
-        self, peer: PeerId, name: str, timeout: float = OPEN_S, limit: int = 0
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A stream to ``peer``, with the proof that it was opened by who holds the token. Raises
-        PeerFault. ``limit`` is left to the one that carries it."""
-        try:
-            async with asyncio.timeout(timeout):
-                reader, writer = await self._relays._connect(self._relay, peer, name)
-        except TimeoutError as e:
-            raise PeerFault(
-                peer, f"no stream through relay {short(self._relay)} in {timeout:g} s"
-            ) from e
-        nonce = secrets.token_bytes(_NONCE)
-        with contextlib.suppress(OSError):
-            writer.write(nonce + hmac.digest(self._token, _preamble(nonce, peer), "sha256"))
         return reader, writer
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.transport.frames import Streams
 from node.transport.limits import Seats
 
 STREAM = "/tutti/tunnel/1"
@@ -26,21 +25,23 @@ LINGER_S = 1.0
 """Time for the last bytes of a connection to arrive at its other end."""
 CONNECTIONS_PER_PEER, CONNECTIONS = 8, 256
 
+Pay = Callable[[int], Awaitable[None]]
+"""Awaited before so many bytes go on."""
+
 
 class Tunnel:
-    """The caller's end: a unix socket under ``directory`` (0700), each connection to it a stream to
-    ``peer``. ``carried(count)`` is told of every piece of so many bytes that p2pd carries."""
+    """The caller's end: a unix socket at ``path``, in a directory 0700, each connection to it a
+    stream to ``peer`` that ``open_stream`` opens, or raises PeerFault. ``pay`` as
+    :func:`splice`'s."""
 
     def __init__(
         self,
-        streams: Streams,
         peer: PeerId,
         path: Path,
-        timeout: float,
-        carried: Callable[[int], None] = lambda count: None,
+        open_stream: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
+        pay: Pay | None = None,
     ) -> None:
-        self._streams, self._peer, self._path, self._timeout = streams, peer, path, timeout
-        self._pay = _telling(carried)
+        self._path, self._open_stream, self._pay = path, open_stream, pay
         self._server: asyncio.Server | None = None
         self._tasks = Tasks(f"tunnel-{short(peer)}")
 
@@ -67,9 +68,7 @@ class Tunnel:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await self._streams.open_stream(
-                self._peer, STREAM, self._timeout
-            )
+            far_reader, far_writer = await self._open_stream()
             await splice(reader, writer, far_reader, far_writer, self._pay)
         except PeerFault:
             # gRPC sees its connection end and reports the peer as unavailable.
@@ -80,17 +79,16 @@ class Tunnel:
 
 class TunnelEnd:
     """The callee's end: hands the streams of peers that have met us to the gRPC server listening on
-    ``host``. ``carried`` as :class:`Tunnel`'s."""
+    ``host``. ``pay`` as :func:`splice`'s."""
 
     def __init__(
         self,
         host: str,
         port: Callable[[], int],
         welcome: Callable[[PeerId], bool],
-        carried: Callable[[int], None] = lambda count: None,
+        pay: Pay | None = None,
     ) -> None:
-        self._host, self._port, self._welcome = host, port, welcome
-        self._pay = _telling(carried)
+        self._host, self._port, self._welcome, self._pay = host, port, welcome, pay
         self._seats = Seats(CONNECTIONS_PER_PEER, CONNECTIONS)
 
     async def serve(
@@ -109,22 +107,15 @@ class TunnelEnd:
             self._seats.leave(peer)
 
 
-def _telling(carried: Callable[[int], None]) -> Callable[[int], Awaitable[None]]:
-    async def pay(count: int) -> None:
-        carried(count)
-
-    return pay
-
-
 async def splice(
     left_reader: asyncio.StreamReader,
     left_writer: asyncio.StreamWriter,
     right_reader: asyncio.StreamReader,
     right_writer: asyncio.StreamWriter,
-    pay: Callable[[int], Awaitable[None]] | None = None,
+    pay: Pay | None = None,
 ) -> None:
     """Join two connections until either ends; both are closed then, also when cancelled.
-    ``pay(count)`` is awaited before so many bytes go on.
+    ``pay`` is told of every piece.
 
     p2pd knows no half-close: it turns the end of one direction into a reset of both, which eats
     what is still on its way. So an end is passed on only LINGER_S after it was seen, when the last
