@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from node.optim.ownership import assign, makespan
 from node.optim.parts import parts_of, state_shapes
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, buddy
-from node.wire.tensors import TensorReader, chunks, encode, expected_head
+from node.wire.tensors import TensorReader, chunks, dtype_of, encode, expected_head
 
 METHODS = ("muon", "shampoo", "soap", "adamw")
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -56,9 +57,9 @@ in bf16, Shampoo's start vectors are drawn in another order, SOAP's factors have
 torch's AdamW rounds its bias correction elsewhere."""
 
 
-def settings_of(method: str) -> OptimSettings:
+def settings_of(method: str, parameters: str = "fp32") -> OptimSettings:
     """A run's settings, with some weight decay, and no warm-up so that every step counts."""
-    return OptimSettings(name=method, warmup=0, weight_decay=0.01)
+    return OptimSettings(name=method, parameters=parameters, warmup=0, weight_decay=0.01)
 
 
 def numbers(
@@ -142,22 +143,25 @@ class Group:
         """What a peer has that fetched this state: through bytes, checked against the declared
         shapes."""
         declared = sorted(state_shapes(name, self.shapes[name], self.settings).items())
+        sent = {key: tensor.float() for key, tensor in state.items()}
         reader = TensorReader(
-            [expected_head(key, state[key].shape, "fp32") for key, _ in declared], declared, "fp32"
+            [expected_head(key, sent[key].shape, "fp32") for key, _ in declared], declared, "fp32"
         )
         for key, _ in declared:
-            for chunk in chunks(encode(state[key], "fp32"), 1 << 12):
+            for chunk in chunks(encode(sent[key], "fp32"), 1 << 12):
                 reader.feed(chunk)
         return dict(zip([key for key, _ in declared], reader.finish(), strict=True))
 
 
-def compared(method: str, steps: int = STEPS) -> tuple[float, Group]:
-    """(largest difference of any number of parameters and state from one process's, the group after
-    it)."""
+def compared(method: str, steps: int = STEPS, parameters: str = "fp32") -> tuple[float, Group]:
+    """(largest difference of any number of ``parameters`` and state from one process's, the group
+    after it)."""
     a, b, c, d = (PeerId(p) for p in "abcd")
-    settings, died, joined = settings_of(method), steps // 3, 2 * steps // 3
+    settings, died, joined = settings_of(method, parameters), steps // 3, 2 * steps // 3
     group, alone = Group(settings, SHAPES, (a, b, c)), Owner(settings, 0)
-    split, whole = numbers(0), numbers(0)
+    split, whole = (
+        {name: t.to(dtype_of(parameters)) for name, t in numbers(0).items()} for _ in range(2)
+    )
     for epoch in range(steps):
         if epoch == died:
             group.change((a, c), epoch - 1)
@@ -177,12 +181,12 @@ def compared(method: str, steps: int = STEPS) -> tuple[float, Group]:
 
 def exactness(report: Report, steps: int = STEPS) -> None:
     """Rows of item 6."""
-    for method in METHODS:
-        worst, group = compared(method, steps)
+    for method, parameters in product(METHODS, ("fp32", "bf16")):
+        worst, group = compared(method, steps, parameters)
         holds = worst == 0 and group.lost == 0 and group.moved > 0
         what = (
-            f"6 {method}: largest difference after {steps} steps, one owner died, one joined "
-            f"({group.moved} parts moved)"
+            f"6 {method}, {parameters} parameters: largest difference after {steps} steps, one "
+            f"owner died, one joined ({group.moved} parts moved)"
         )
         report.add(what, worst, "absolute", "one process", "0: bit for bit, no state lost", holds)
     for method in METHODS:

@@ -6,7 +6,7 @@
 Rows are named after what was asked for: 1 directories of Hugging Face, from import to export,
 2 adapters (LoRA) beside PEFT, 3 data larger than the disk, 4 memory, and what is computed again
 instead of kept, 5 a device that runs out of memory, 7 the guide, every command of it on three
-machines.
+machines, 8 parameters in bf16.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ PARTS = {
     "4": ("memory", "daemon_memory"),
     "5": ("short",),
     "7": ("guide",),
+    "8": ("halves",),
 }
 """Number to modules of `benchmarks.given`; each has ``rows(report, root)``."""
 

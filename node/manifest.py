@@ -77,6 +77,7 @@ LATER = (
     "model.adapter_targets",
     "optimizer.schedule",
     "optimizer.floor",
+    "optimizer.parameters",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -161,6 +162,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "outer.lr": FieldRule(0.0, 1000.0),
     "outer.momentum": FieldRule(0.0, 0.9999),
     "optimizer.name": FieldRule(choices=("muon", "shampoo", "soap", "adamw")),
+    "optimizer.parameters": FieldRule(choices=("fp32", "bf16")),
     "optimizer.lr": FieldRule(0.0, 100.0),
     "optimizer.momentum": FieldRule(0.0, 0.9999),
     "optimizer.ns_steps": FieldRule(1, 20),
@@ -336,6 +338,15 @@ class Manifest:
         carried(self.outer, a.peers)
         _refuse(
             (
+                self.optimizer.masters and self.outer.windows,
+                f'optimizer.parameters = "{self.optimizer.parameters}" while outer.window_s = '
+                f"{self.outer.window_s:g}",
+                'take "fp32", or one cell (outer.window_s = 0): what cells differ by is less than '
+                "bf16 can say",
+            ),
+        )
+        _refuse(
+            (
                 d.tokenizer == "bytes" and d.tokenizer_sha256,
                 "data.tokenizer_sha256 is set",
                 'leave it empty: data.tokenizer = "bytes" is no file',
@@ -363,6 +374,7 @@ class Manifest:
             ("model", before.model, self.model),
             ("pipeline.stages", before.pipeline.stages, self.pipeline.stages),
             ("optimizer.name", before.optimizer.name, self.optimizer.name),
+            ("optimizer.parameters", before.optimizer.parameters, self.optimizer.parameters),
         ):
             step = "leave it as it is, or begin anew with  --from"
             _refuse((old != new, f"{name} differs from the run to continue", step))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,9 +20,11 @@ from benchmarks.reference.unsplit import Unsplit
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_data
 from node.manifest import Manifest
+from node.model.device import Device
 from node.model.pretrained import Weights
 from node.optim.owner import Owner
 from node.training.state.text import Text
+from node.wire.tensors import dtype_of
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,15 @@ class Reference:
         m, p, t = manifest.model, manifest.pipeline, manifest.training
         corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home)
         self.manifest = manifest
-        self.model = Unsplit(m)
+        parameters = manifest.optimizer.parameters
+        self.model = Unsplit(m).to(dtype_of(parameters))
+        self._autocast = partial(Device(torch.device("cpu")).autocast, parameters)
         if weights is not None:
-            given = {n: t for s in (0, 1) for n, t in Weights(weights).stage(m, 1, s).items()}
+            files = Weights(weights, parameters)
+            given = {n: t for s in (0, 1) for n, t in files.stage(m, 1, s).items()}
             self.model.load_state_dict(given)
         self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)
-        self._sampler, self._owner, self._next = (
+        self._sampler, self.owner, self._next = (
             Sampler(),
             Owner(manifest.optimizer, t.epochs),
             0,
@@ -59,28 +65,32 @@ class Reference:
         size, batch = self.manifest.pipeline.micro_batch, self.manifest.training.target_batch
         for _ in range(epochs):
             began, loss_sum, tokens = time.perf_counter(), 0.0, 0
-            self.model.zero_grad(set_to_none=True)
+            sums = dict[str, Tensor]()
             for _ in range(batch // size):
-                loss, count = self.model.loss(*self.text.at(self._sampler.take(size)))
+                self.model.zero_grad(set_to_none=True)
+                with self._autocast():
+                    loss, count = self.model.loss(*self.text.at(self._sampler.take(size)))
                 loss.backward()
                 loss_sum, tokens = loss_sum + float(loss.detach()), tokens + count
-            self._step(tokens)
+                for name, p in self.model.named_parameters():
+                    if p.grad is not None:
+                        sums[name] = p.grad.float() + sums[name] if name in sums else p.grad.float()
+            self._step({name: total / tokens for name, total in sums.items()})
             self._next += 1
             yield Epoch(self._next - 1, loss_sum / tokens, tokens, time.perf_counter() - began)
 
     def evaluate(self) -> float:
         """Nats per token on the same held-out batches as the swarm's evaluation."""
         count = min(self.manifest.training.eval_batches, self.text.held_out_count())
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             pairs = [self.model.loss(*self.text.held_out(i)) for i in range(count)]
         return sum(float(loss) for loss, _ in pairs) / sum(n for _, n in pairs)
 
     @torch.no_grad()
-    def _step(self, tokens: int) -> None:
+    def _step(self, mean: Mapping[str, Tensor]) -> None:
         live = dict(self.model.named_parameters())
-        mean = {name: p.grad / tokens for name, p in live.items() if p.grad is not None}
         for name, fresh in step_all(
-            self._owner, {n: p.data for n, p in live.items()}, mean, self._next
+            self.owner, {n: p.data for n, p in live.items()}, mean, self._next
         ).items():
             live[name].data = fresh
 

@@ -135,6 +135,7 @@ async def assemble(
     """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for
     data that cannot be read and for local devices the model cannot be cut over."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
+    parameters = manifest.optimizer.parameters
     devices, threads = _devices(config, manifest)
     set_threads(threads)
     device = Device.pick(devices[0])
@@ -145,7 +146,7 @@ async def assemble(
     # Main memory is taken in holes too, where there is room for them.
     keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
     loop = asyncio.get_running_loop()
-    module = await loop.run_in_executor(None, build, m, p.stages, stage)
+    module = await loop.run_in_executor(None, build, m, p.stages, stage, parameters)
     given, begun = await loop.run_in_executor(
         None, _begin, config, manifest, stage, module, journal
     )
@@ -202,7 +203,7 @@ async def assemble(
             parts_of_stages(manifest),
             replace(config.limits, stash_bytes=stash_limit(config, manifest, stage, verdict)),
             text,
-            device.autocast,
+            partial(device.autocast, parameters),
             local.math if local else partial(StageMath, recompute=verdict.recompute),
             local.gradients if local else None,
             facts=facts,
@@ -454,11 +455,15 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     """Names of the devices that hold the stage, and the CPU threads of each (0: all cores)."""
     if config.node.local_devices == 1:
         return [config.node.device], config.node.threads
-    if manifest.model.adapter:
-        raise UsageFault(
-            f"{config.node.local_devices} local devices in a run that trains adapters",
-            "take one:  --local-devices 1",
-        )
+    for broken, what in (
+        (manifest.model.adapter, "that trains adapters"),
+        (manifest.optimizer.masters, "with bf16 parameters"),
+    ):
+        if broken:
+            raise UsageFault(
+                f"{config.node.local_devices} local devices in a run {what}",
+                "take one:  --local-devices 1",
+            )
     # One device needs nothing of torch's distributed half, which takes a second to load.
     from node.local.opening import device_names, threads_each
     from node.local.split import check_devices
@@ -593,7 +598,8 @@ def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None
     where = Path(places.weights) if places.weights else kept
     if not m.weights or not (config.node.weights or where.is_dir()):
         return None
-    files, stages = Weights(where), manifest.pipeline.stages
+    files = Weights(where, manifest.optimizer.parameters)
+    stages = manifest.pipeline.stages
     config.keep_places(manifest.run_id, places)
 
     def read(stage: int) -> Mapping[str, Tensor]:

@@ -51,6 +51,7 @@ def check_memory(
                 in_flight=config.limits.in_flight,
                 rounds=rounds,
                 recompute=mode if mode != "auto" else "off",
+                width=manifest.optimizer.width,
             )
         )
         if tried[-1].ok:

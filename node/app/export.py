@@ -69,15 +69,15 @@ async def gather(
             epoch=epoch,
         )
     low, high = _span(got)
-    cpu = {
-        name: t.detach().to("cpu", torch.float32)
-        for tensors, _ in got
-        for name, t in tensors.items()
-    }
+    whole, parameters = (
+        {k: t for tensors, _ in got for k, t in tensors.items()},
+        m.optimizer.parameters,
+    )
     if m.model.adapter:
-        await asyncio.to_thread(write_adapter, directory, m.model, cpu)
+        await asyncio.to_thread(write_adapter, directory, m.model, whole, parameters)
     else:
-        await asyncio.to_thread(write_hf, directory, m.model, cpu, tokenizer.to_json())
+        tokenizer_json = tokenizer.to_json()
+        await asyncio.to_thread(write_hf, directory, m.model, whole, tokenizer_json, parameters)
     text = (
         f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm went on meanwhile)"
     )

@@ -79,7 +79,9 @@ def forecast(manifest: Manifest, stage: int, peers: Mapping[int, int] | None = N
 
     cell = min(hosts[stage], a.peers or hosts[stage])
     others = 1 - 1 / cell
-    averaging = OVERHEAD * others * (nbytes_of(numbers, a.wire) + 4 * numbers)
+    averaging = (
+        OVERHEAD * others * (nbytes_of(numbers, a.wire) + manifest.optimizer.width * numbers)
+    )
     if t.buddy_every and cell > 1:
         state = sum(part.state for part in parts_of(shapes, manifest.optimizer))
         averaging += OVERHEAD * state / cell / t.buddy_every

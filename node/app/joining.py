@@ -207,7 +207,8 @@ def with_weights(manifest: Manifest, directory: Path) -> Manifest:
     was made for."""
     from node.model.pretrained import Weights, model_of
 
-    m, weights, (_, most) = manifest.model, Weights(directory), model_of(directory)
+    m, (_, most) = manifest.model, model_of(directory)
+    weights = Weights(directory, manifest.optimizer.parameters)
     if m.seq_len > most:
         raise UsageFault(
             f"model.seq_len = {m.seq_len}, and the model in {directory} sees {most} positions",

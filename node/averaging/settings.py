@@ -13,8 +13,8 @@ class AveragingSettings:
     """Replicas that share an optimizer step: "all" of a stage, or so many at most. Cells average
     with each other as [outer] says."""
     wire: str = "fp32"
-    """Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters always
-    travel in fp32."""
+    """Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters
+    travel as ``optimizer.parameters`` has them."""
     group_bytes: int = 8 << 20
     """Most bytes of an owner's parts, as they travel the larger way, that are stepped together; in
     fp32 they are four times as many at most. A larger part goes alone. While a group is stepped,

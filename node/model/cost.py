@@ -235,21 +235,24 @@ def stage_bytes(
     in_flight: int = 8,
     rounds: RoundBytes = NO_ROUNDS,
     recompute: str = "off",
+    width: int = 4,
 ) -> StageBytes:
     """What ``stage`` takes on one peer beside and with what ``rounds`` take, with ``in_flight``
-    micro-batches stashed.
+    micro-batches stashed. ``width``: bytes of a parameter, and of its gradient by one micro-batch;
+    gradients are summed in fp32.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
-    trained = 4 * count(parameter_shapes(settings, stages, stage))
-    kept = 4 * count(base_shapes(settings, stages, stage)) if settings.adapter else 0
+    numbers = count(parameter_shapes(settings, stages, stage))
+    trained = width * numbers
+    kept = width * count(base_shapes(settings, stages, stage)) if settings.adapter else 0
     waiting = stash_bytes(settings, stages, stage, micro_batch, recompute)
     # Of a micro-batch there are activations or gradients, both of the one in its backward.
     most = min(in_flight, uncounted_shares(stages if stage == ENDS else stage))
     uncounted = most if trained > waiting else 1
     return StageBytes(
         parameters=kept + trained,
-        gradients=trained,
+        gradients=4 * numbers,
         stashed=in_flight + 1 - uncounted,
         stash=(in_flight + 1 - uncounted) * waiting,
         shares=uncounted * trained,
@@ -292,8 +295,10 @@ def fits(
     in_flight: int = 8,
     rounds: RoundBytes = NO_ROUNDS,
     recompute: str = "off",
+    width: int = 4,
 ) -> Verdict:
-    """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free.
+    """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free. The rest
+    as for :func:`stage_bytes`.
 
     Call ``.require()`` on the verdict to refuse before loading.
     """
@@ -305,6 +310,7 @@ def fits(
         in_flight=in_flight,
         rounds=rounds,
         recompute=recompute,
+        width=width,
     )
     ok = need.total <= available * (1 - RESERVE)
     table = need.table
@@ -339,6 +345,7 @@ def fits(
             in_flight=in_flight,
             rounds=rounds.shared(share),
             recompute=recompute,
+            width=width,
         )
         return size.total <= available * (1 - RESERVE)
 

@@ -37,8 +37,8 @@ def free_cached() -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """One torch device. CPU computes in fp32; CUDA in bf16 under autocast, with fp32 parameters and
-    logits."""
+    """One torch device. CPU computes in fp32; CUDA, and both where parameters are bf16, in bf16
+    under autocast, with fp32 logits."""
 
     device: torch.device
 
@@ -70,11 +70,12 @@ class Device:
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context every forward runs in: bf16 autocast on CUDA, nothing on the CPU."""
+    def autocast(self, parameters: str = "fp32") -> contextlib.AbstractContextManager[object]:
+        """The context every forward runs in: bf16 autocast on CUDA and for bf16 ``parameters``,
+        nothing for fp32 on the CPU."""
         return (
-            torch.autocast("cuda", dtype=torch.bfloat16)
-            if self.is_cuda
+            torch.autocast(self.device.type, dtype=torch.bfloat16)
+            if self.is_cuda or parameters == "bf16"
             else contextlib.nullcontext()
         )
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, head_dim, parameter_shapes
+from node.wire.tensors import dtype_of
 
 MARK = "tutti"
 MARKED = ("config.json", "tutti.json")
@@ -32,7 +33,11 @@ program."""
 
 
 def config_of(
-    settings: ModelSettings, bos: int | None = None, eos: int | None = None, pad: int | None = None
+    settings: ModelSettings,
+    bos: int | None = None,
+    eos: int | None = None,
+    pad: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
     """config.json: Qwen3 with q/k norms, Qwen2 with biases, Llama without either. Old and new
     readers each find the rotary base where they look."""
@@ -76,7 +81,7 @@ def config_of(
         "tie_word_embeddings": settings.tied,
         "initializer_range": settings.init_std,
         "use_cache": True,
-        "torch_dtype": "float32",
+        "torch_dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": bos,
         "eos_token_id": eos,
         "pad_token_id": pad,
@@ -98,8 +103,10 @@ def write_hf(
     settings: ModelSettings,
     tensors: Mapping[str, Tensor],
     tokenizer_json: bytes | None = None,
+    parameters: str = "fp32",
 ) -> Path:
-    """Write the whole model (the union of the stages' tensors, fp32) to ``directory``; returns it.
+    """Write the whole model (the union of the stages' tensors) to ``directory``, in the number
+    format ``parameters``; returns it.
 
     Replaces an earlier export by renaming: a reader finds the old one, the new one or, for an
     instant, none; never half. Raises UsageFault when tensors are missing, unknown or of another
@@ -107,13 +114,20 @@ def write_hf(
     OutOfResources when the disk is full, leaving what was there.
     """
     _check(all_shapes(settings), tensors)
-    return _write(directory, lambda staged: _fill(staged, settings, tensors, tokenizer_json))
+    dtype = dtype_of(parameters)
+    return _write(directory, lambda staged: _fill(staged, settings, tensors, tokenizer_json, dtype))
 
 
-def write_adapter(directory: Path, settings: ModelSettings, tensors: Mapping[str, Tensor]) -> Path:
+def write_adapter(
+    directory: Path,
+    settings: ModelSettings,
+    tensors: Mapping[str, Tensor],
+    parameters: str = "fp32",
+) -> Path:
     """Write the adapters of all stages as PEFT has them. As :func:`write_hf` otherwise."""
     _check(parameter_shapes(settings, 1, 1), tensors)
-    return _write(directory, lambda staged: _fill_adapter(staged, settings, tensors))
+    dtype = dtype_of(parameters)
+    return _write(directory, lambda staged: _fill_adapter(staged, settings, tensors, dtype))
 
 
 def _write(directory: Path, fill: Callable[[Path], None]) -> Path:
@@ -185,16 +199,15 @@ def _fill(
     settings: ModelSettings,
     tensors: Mapping[str, Tensor],
     tokenizer_json: bytes | None,
+    dtype: torch.dtype,
 ) -> None:
-    whole = {
-        name: tensors[name].detach().to("cpu", torch.float32).contiguous()
-        for name in sorted(tensors)
-    }
+    whole = {name: tensors[name].detach().to("cpu", dtype).contiguous() for name in sorted(tensors)}
     save_file(whole, staged / "model.safetensors", metadata={"format": "pt"})
     special = _special(tokenizer_json)
     ids = {name: token[1] for name, token in special.items()}
     _json(
-        staged / "config.json", config_of(settings, ids.get("bos"), ids.get("eos"), ids.get("pad"))
+        staged / "config.json",
+        config_of(settings, ids.get("bos"), ids.get("eos"), ids.get("pad"), dtype),
     )
     _json(
         staged / "generation_config.json",
@@ -214,9 +227,11 @@ def _fill(
         )
 
 
-def _fill_adapter(staged: Path, settings: ModelSettings, tensors: Mapping[str, Tensor]) -> None:
+def _fill_adapter(
+    staged: Path, settings: ModelSettings, tensors: Mapping[str, Tensor], dtype: torch.dtype
+) -> None:
     named = {
-        f"base_model.model.{name}": tensors[name].detach().to("cpu", torch.float32).contiguous()
+        f"base_model.model.{name}": tensors[name].detach().to("cpu", dtype).contiguous()
         for name in sorted(tensors)
     }
     save_file(named, staged / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,6 +1,7 @@
 """A Hugging Face directory as the model that a run begins from. Enters: config.json and the
-safetensors of a Llama, Mistral, Qwen2 or Qwen3 decoder. Leaves: the shape, the fp32 tensors of a
-stage, their digests. Never: anything of the directory that is executed or unpickled.
+safetensors of a Llama, Mistral, Qwen2 or Qwen3 decoder. Leaves: the shape, the tensors of a stage
+in the run's number format, their digests. Never: anything of the directory that is executed or
+unpickled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from node.core.errors import OutOfResources, Refused, UsageFault
 from node.core.tables import build
 from node.model.settings import ModelSettings
 from node.model.shapes import HEAD, base_shapes
-from node.wire.tensors import digest
+from node.wire.tensors import digest, dtype_of
 
 SEQ_LEN = 1024
 """Tokens of a sequence where nobody says another number: what a model was published for is more
@@ -108,11 +109,12 @@ def _scaled(rope: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 class Weights:
-    """The tensors of the safetensors files in a directory, read when they are asked for."""
+    """The tensors of the safetensors files in a directory, read when they are asked for.
+    ``parameters``: the number format that they are taken in."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, parameters: str = "fp32") -> None:
         """Raises UsageFault for a directory without such files, or with a damaged list of them."""
-        self.directory = directory
+        self.directory, self._dtype = directory, dtype_of(parameters)
         self._file_of: dict[str, Path] = {}
         index = directory / "model.safetensors.index.json"
         if not index.is_file():
@@ -153,7 +155,7 @@ class Weights:
             )
 
     def stage(self, settings: ModelSettings, stages: int, stage: int) -> dict[str, Tensor]:
-        """Every tensor of one stage in fp32 on the CPU, by name; some lie in the file's own memory:
+        """Every tensor of one stage on the CPU, by name; some lie in the file's own memory:
         do not write into them. Blocks on the disk.
 
         Raises UsageFault when one is missing, of another shape, or of numbers that are not fp32,
@@ -182,7 +184,7 @@ class Weights:
                 f"the model {shape}",
                 _AGAIN,
             )
-        return tensor.to(torch.float32)
+        return tensor.to(self._dtype)
 
     def digests(self, settings: ModelSettings, stages: int) -> tuple[str, ...]:
         """The digest of every stage, the ends first: what the manifest names the weights by."""

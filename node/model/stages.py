@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from node.core.ids import ENDS
 from node.model.settings import ModelSettings
 from node.model.shapes import check_settings, head_dim, layer_cut, parameter_shapes
+from node.wire.tensors import dtype_of
 
 __all__ = ["Blocks", "Ends", "build", "initialise", "layer_cut", "parameter_shapes"]
 
@@ -84,7 +85,9 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # A bf16 weight is widened: torch has no fused form for two formats.
+        weight = self.weight if self.weight.dtype is torch.float32 else self.weight.to(x.dtype)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
 def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
@@ -199,7 +202,12 @@ class Ends(nn.Module):
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Token ids [B, T] int64 to hidden states [B, T, D] fp32. An id outside the vocabulary
         raises IndexError on CPU."""
-        return self.model.embed_tokens(tokens_BT)
+        weight = self.model.embed_tokens.weight
+        if weight.dtype is torch.float32:
+            return self.model.embed_tokens(tokens_BT)
+        # Every row once: where a token comes often, its gradient is summed in fp32.
+        tokens, places_BT = tokens_BT.unique(return_inverse=True)
+        return F.embedding(places_BT, F.embedding(tokens, weight).float())
 
     def logits(self, h_BTD: Tensor) -> Tensor:
         """Final norm and head: [..., D] to fp32 logits [..., V]."""
@@ -255,17 +263,22 @@ class Blocks(nn.Module):
         return h_BTD
 
 
-def build(settings: ModelSettings, stages: int, stage: int) -> Ends | Blocks:
-    """The module of ``stage`` in a cut into ``stages``, initialised, on the CPU in fp32.
+def build(
+    settings: ModelSettings, stages: int, stage: int, parameters: str = "fp32"
+) -> Ends | Blocks:
+    """The module of ``stage`` in a cut into ``stages``, initialised, on the CPU. ``parameters``:
+    what they, and weights beside adapters, are rounded to; a module in bf16 computes under autocast
+    only.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
     parameter_shapes(settings, stages, stage)
-    return (
+    module = (
         Ends(settings)
         if stage == ENDS
         else Blocks(settings, layer_cut(settings, stages)[stage - 1])
     )
+    return module.to(dtype_of(parameters))
 
 
 @torch.no_grad()

@@ -4,6 +4,11 @@ commits.
 A step stages the new state under its epoch. A round may be attempted several times: stepping a part
 again in the same epoch starts from the same committed state and gives the same bits. ``commit``
 makes the staged state the state, once.
+
+Where parameters are held in bf16, a step begins from the part's fp32 master, so that updates below
+the resolution of bf16 add up. The parameter is its upper half, and the lower one is state. A part
+without state begins from its parameter. With a lower half of another version (of an older copy, or
+one that somebody made up) it begins within half of what bf16 can tell apart from it.
 """
 
 from __future__ import annotations
@@ -18,9 +23,10 @@ from torch import Tensor
 from node.core.errors import StepFault, UsageFault
 from node.model.device import free_cached, out_of_memory
 from node.optim.coefficients import coefficients as chosen
+from node.optim.halves import join, split
 from node.optim.muon import State, adamw, muon, muon_direction, muon_fresh, next_counts
 from node.optim.newton_schulz import MatrixBatch, in_jobs
-from node.optim.parts import method_of, state_shapes
+from node.optim.parts import AT_ONCE, LOW, method_of, state_shapes
 from node.optim.schedule import learning_rate
 from node.optim.settings import OptimSettings
 from node.optim.wrapped import WRAPPED, require
@@ -66,8 +72,8 @@ class Owner:
         self._staged: dict[int, dict[str, State]] = {}
 
     def step(self, name: str, parameter: Tensor, mean_gradient: Tensor, epoch: int) -> Tensor:
-        """The fresh parameter, fp32 on the parameter's device; neither argument is changed. See
-        :meth:`step_parts`."""
+        """The fresh parameter in the run's format, on the parameter's device; neither argument is
+        changed. See :meth:`step_parts`."""
         return self.step_parts({name: parameter}, {name: mean_gradient}, epoch)[name]
 
     def step_parts(
@@ -153,12 +159,9 @@ class Owner:
         return sum(t.nbytes for state in list(self._state.values()) for t in state.values())
 
     def state(self, name: str) -> dict[str, Tensor]:
-        """Committed state of a part as CPU fp32 tensors for a checkpoint or the next owner; empty
-        if there is none."""
-        return {
-            key: value.detach().to("cpu", torch.float32)
-            for key, value in self._state.get(name, {}).items()
-        }
+        """Committed state of a part as CPU tensors, fp32 but for ``LOW``, for a checkpoint or the
+        next owner; empty if there is none."""
+        return {key: value.detach().cpu() for key, value in self._state.get(name, {}).items()}
 
     def through(self, name: str) -> int:
         """The last epoch behind a part's committed state; -1 when there is no state, or it is not
@@ -174,7 +177,7 @@ class Owner:
         gives it; empty without."""
         staged = self._staged.get(epoch, {}).get(name)
         if staged is not None:
-            return {key: value.detach().to("cpu", torch.float32) for key, value in staged.items()}
+            return {key: value.detach().cpu() for key, value in staged.items()}
         return self.state(name) if epoch >= 0 and self.through(name) == epoch else {}
 
     def load_state(
@@ -203,8 +206,12 @@ class Owner:
             raise StepFault(f"optimizer state of {name} has a negative second moment", other)
         if not (steps := float(state["steps"])).is_integer() or steps < 1:
             raise StepFault(f"optimizer state of {name} says {steps} steps", other)
+        low = state.get(LOW)
+        if low is not None and bool((low != low.to(torch.int16)).any()):
+            raise StepFault(f"optimizer state of {name} has a lower half of no 16 bits", other)
         self._state[name] = {
-            key: value.detach().to(torch.float32, copy=True) for key, value in state.items()
+            key: value.detach().to(torch.int16 if key == LOW else torch.float32, copy=True)
+            for key, value in state.items()
         }
         self._through.pop(name, None)
         if epoch >= 0:
@@ -234,27 +241,67 @@ class Owner:
             if (method := method_of(name, shape, settings)) == "muon":
                 matrices.append(name)
                 continue
-            parameter, gradient = (
-                _fp32(parameters[name].detach()),
-                _fp32(gradients[name].detach(), parameters[name].device),
-            )
-            state = self._state.get(name, {})
+            gradient = _fp32(gradients[name].detach(), parameters[name].device)
             _check_finite([name], torch.linalg.vector_norm(gradient).view(1))
             if method == "adamw":
-                fresh[name], staged[name] = adamw(settings, parameter, gradient, state, lr["adamw"])
-            else:
-                fresh[name], staged[name] = WRAPPED[method].step(
-                    settings,
-                    parameter,
-                    gradient,
-                    state,
-                    lr[method],
-                    state_shapes(name, shape, settings),
+                fresh[name], staged[name] = self._adamw(
+                    name, parameters[name].detach(), gradient, lr["adamw"]
                 )
+                continue
+            shapes = state_shapes(name, shape, settings)
+            shapes.pop(LOW, None)
+            new, state = WRAPPED[method].step(
+                settings,
+                self._begins(name, parameters[name].detach()),
+                gradient,
+                {k: t for k, t in self._state.get(name, {}).items() if k != LOW},
+                lr[method],
+                shapes,
+            )
+            fresh[name], staged[name] = self._ends(new, state)
         for name, (new, state) in zip(
             matrices, self._muon(matrices, parameters, gradients, lr["muon"]), strict=True
         ):
-            fresh[name], staged[name] = new, state
+            fresh[name], staged[name] = self._ends(new, state)
+        return fresh, staged
+
+    def _begins(self, name: str, parameter: Tensor) -> Tensor:
+        """What a step of ``parameter`` begins from, fp32."""
+        if not self._settings.masters:
+            return _fp32(parameter)
+        return join(parameter, self._state.get(name, {}).get(LOW))
+
+    def _ends(self, fresh: Tensor, state: State) -> tuple[Tensor, State]:
+        """The fresh parameter as all have it, and its state."""
+        if not self._settings.masters:
+            return fresh, state
+        upper, low = split(fresh)
+        return upper, state | {LOW: low}
+
+    def _adamw(
+        self, name: str, parameter: Tensor, gradient: Tensor, lr: float
+    ) -> tuple[Tensor, State]:
+        """Some rows at a time, so that an embedding takes little beside what the step leaves."""
+        settings, state = self._settings, self._state.get(name, {})
+        rows = max(1, AT_ONCE * len(parameter) // max(1, parameter.numel()))
+        if rows >= len(parameter):
+            bare = {k: t for k, t in state.items() if k != LOW}
+            new = adamw(settings, self._begins(name, parameter), gradient, bare, lr)
+            return self._ends(*new)
+        fresh, staged = torch.empty_like(parameter), dict[str, Tensor]()
+        for start in range(0, len(parameter), rows):
+            piece = slice(start, start + rows)
+            its = {k: t if k == "steps" else t[piece] for k, t in state.items()}
+            low = its.pop(LOW, None)
+            old = join(parameter[piece], low) if settings.masters else _fp32(parameter[piece])
+            fresh[piece], after = self._ends(*adamw(settings, old, gradient[piece], its, lr))
+            for key, value in after.items():
+                if key == "steps":
+                    staged[key] = value
+                    continue
+                if key not in staged:
+                    staged[key] = value.new_empty(parameter.shape)
+                staged[key][piece] = value
         return fresh, staged
 
     def _muon(
@@ -267,7 +314,7 @@ class Owner:
         """Fresh parameter and state of each: jobs that are a whole step of some matrices, so that
         threads meet but once."""
         settings, states = self._settings, [self._state.get(name, {}) for name in names]
-        olds = [_fp32(parameters[name]) for name in names]
+        olds = [self._begins(name, parameters[name]) for name in names]
         means = [_fp32(gradients[name], old.device) for name, old in zip(names, olds, strict=True)]
         momenta = [
             s["momentum"].to(g.device) if s else torch.zeros_like(g)

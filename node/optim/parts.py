@@ -27,6 +27,11 @@ ROOT_FLOPS = 180
 by the coupled Newton iteration of the library that steps it; an eigendecomposition, which the
 planner counts, would take 11. Same core, a = 512 and 1024."""
 FP32 = 4
+LOW = "low"
+"""State of a part whose parameter is held in bf16: the lower half of its fp32 master
+(``halves.py``), int16 in memory and in files. On the wire it is fp32 like all state."""
+AT_ONCE = 1 << 22
+"""Numbers of a part that AdamW steps at once."""
 SCRATCH_KEPT = 1 << 26
 """Bytes of scratch space that all threads of a process together keep from a step for the next one:
 a box may have a hundred threads."""
@@ -73,7 +78,7 @@ def state_shapes(
     name: str, shape: tuple[int, ...], settings: OptimSettings
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a part's whole optimizer state, what a receiver of it must insist on. All
-    of it is fp32.
+    of it is fp32, but for ``LOW``.
 
     ``gg_i`` and ``q_i``, ``statistics_i`` and ``pre_conditioners_i``: statistics of side i, and the
     basis or root made of them.
@@ -95,12 +100,15 @@ def state_shapes(
                 for i, a in enumerate(shape)
                 for key in ("statistics", "pre_conditioners")
             }
-    return found
+    return found | ({LOW: shape} if settings.masters else {})
 
 
 def state_bytes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> int:
     """Bytes of a part's optimizer state."""
-    return FP32 * sum(math.prod(s) for s in state_shapes(name, shape, settings).values())
+    return sum(
+        (2 if key == LOW else FP32) * math.prod(s)
+        for key, s in state_shapes(name, shape, settings).items()
+    )
 
 
 def step_cost(name: str, shape: tuple[int, ...], settings: OptimSettings) -> float:
@@ -150,11 +158,13 @@ def step_scratch(parts: Sequence[ParameterPart], settings: OptimSettings, group:
 
     Matrices of one shape are orthogonalised in one stack: the direction, what is iterated and where
     to, and five products of the short sides. Of the others one is stepped at a time. The factors
-    are the growth of the resident set in a step of one matrix of 2 to 16 MiB.
+    are the growth of the resident set in a step of one matrix of 2 to 16 MiB. Parameters in bf16
+    are fp32 before and after their step.
     """
     alike = Counter(part.shape for part in parts)
     most = 0
     for part in parts:
+        stacked, size = 1, part.bytes
         short, long = min(part.shape, default=1), max(part.shape, default=1)
         match method_of(part.name, part.shape, settings):
             case "muon":
@@ -165,6 +175,7 @@ def step_scratch(parts: Sequence[ParameterPart], settings: OptimSettings, group:
             case "shampoo":
                 scratch = 8 * part.bytes + FP32 * long**2
             case _:
-                scratch = 2 * part.bytes
-        most = max(most, scratch)
+                size = min(size, FP32 * AT_ONCE)
+                scratch = 2 * size
+        most = max(most, scratch + (2 * stacked * size if settings.masters else 0))
     return most

@@ -11,6 +11,10 @@ class OptimSettings:
 
     name: str = "muon"
     """muon | shampoo | soap | adamw (adamw: for every parameter)."""
+    parameters: str = "fp32"
+    """Number format of the parameters that every peer holds and computes with: fp32 | bf16. With
+    bf16 the owner of a part keeps it in fp32 too, as a part of its state (its master, arXiv
+    1710.03740)."""
     lr: float = 0.02
     """Peak learning rate of Muon, in units of its update (unit spectral norm, scaled by sqrt(max(1,
     rows/cols)))."""
@@ -52,3 +56,13 @@ class OptimSettings:
     """How it falls: linear | cosine (arXiv 1608.03983, without restarts)."""
     floor: float = 0.1
     """Share of the peak that is left in the last epoch."""
+
+    @property
+    def masters(self) -> bool:
+        """Whether owners keep parameters in fp32 that all others have in fewer bytes."""
+        return self.parameters != "fp32"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a parameter, where it is held to compute with."""
+        return 2 if self.masters else 4

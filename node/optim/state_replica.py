@@ -14,6 +14,7 @@ import torch
 
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.optim.parts import LOW
 
 
 def buddy(owner: PeerId, cell: Iterable[PeerId]) -> PeerId | None:
@@ -29,7 +30,8 @@ def wards(me: PeerId, cell: Collection[PeerId]) -> tuple[PeerId, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StateReplica:
-    """Optimizer state of one part as the update that made ``version`` left it, fp32 on the CPU."""
+    """Optimizer state of one part as the update that made ``version`` left it, on the CPU, fp32 but
+    for ``LOW``."""
 
     version: Version
     state: dict[str, torch.Tensor]
@@ -82,7 +84,8 @@ class Spares:
         into them."""
         held = self._held.get(name)
         if held is None or held.version.epoch <= version.epoch:
-            self._held[name] = StateReplica(version, dict(state))
+            narrow = {k: t.to(torch.int16) if k == LOW else t for k, t in state.items()}
+            self._held[name] = StateReplica(version, narrow)
 
     def get(self, name: str) -> StateReplica | None:
         return self._held.get(name)

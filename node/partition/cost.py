@@ -94,17 +94,16 @@ def flops(
             )
 
 
-def state_bytes(method: Method, rows: int, cols: int) -> int:
+def state_bytes(method: Method, rows: int, cols: int, masters: bool = False) -> int:
     """fp32 bytes of the state its owner keeps: Muon one momentum; AdamW two moments; Shampoo
     momentum, and two matrices for each side it has a preconditioner of (statistics, root); SOAP two
-    moments, and two for each side (statistics, basis)."""
+    moments, and two for each side (statistics, basis). With ``masters`` 2 more for each number, the
+    lower half of an fp32 matrix whose upper half all peers have."""
     numel = rows * cols
-    if method == "muon":
-        return FP32 * numel
-    if method == "adamw":
-        return 2 * FP32 * numel
+    whole = 2 if method in ("adamw", "soap") else 1
     sides = sum(2 * a * a for a in (rows, cols) if a <= MAX_SIDE)
-    return FP32 * ((numel if method == "shampoo" else 2 * numel) + sides)
+    state = FP32 * (whole * numel + (sides if method in ("shampoo", "soap") else 0))
+    return state + 2 * numel * masters
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +153,7 @@ def units_of(
     rates: Rates | None = None,
     steps: int = NS_STEPS,
     scheme: Scheme = "standard",
+    masters: bool = False,
 ) -> list[Unit]:
     """Every unit of every matrix, with its cost and the bytes of its state. Raises UsageFault for
     an unknown method."""
@@ -164,6 +164,6 @@ def units_of(
         for name, rows, cols in matrix.shapes:
             if (rows, cols) not in known:
                 cost = table.corrected(flops(method, rows, cols, steps, scheme), rows, cols)
-                known[rows, cols] = cost, state_bytes(method, rows, cols)
+                known[rows, cols] = cost, state_bytes(method, rows, cols, masters)
             made.append(Unit(name, rows, cols, *known[rows, cols]))
     return made

@@ -74,4 +74,6 @@ class GradientSum:
         for name in share.keys() - self._sums.keys():
             # A copy, once an epoch: autograd may give one tensor to two parameters, or to a
             # parameter and the wire.
-            self._sums[name] = share[name].clone(memory_format=torch.contiguous_format)
+            self._sums[name] = share[name].to(
+                torch.float32, copy=True, memory_format=torch.contiguous_format
+            )

@@ -24,7 +24,10 @@ MOST_RANKS = 16_384
 MOST_SIDE = 1 << 31
 MOST_WORK = 100_000_000
 """Units times ranks: what is planned in reasonable time."""
-KNOWN = ("matrices", "ranks", "tensor_parallel", "speeds", "previous", "method", "memory", "rates")
+KNOWN = (
+    *("matrices", "ranks", "tensor_parallel", "speeds", "previous", "method", "memory", "rates"),
+    "masters",
+)
 BAR = 32
 LINES = 48
 
@@ -40,6 +43,7 @@ class PartitionRequest:
     method: Method
     room: tuple[int, ...] | None
     rates: Rates
+    masters: bool
     unknown: tuple[str, ...]
 
 
@@ -82,6 +86,7 @@ def parse(document: Any) -> PartitionRequest:
         method,
         _memory(document.get("memory"), ranks),
         _rates(document.get("rates")),
+        _either(document.get("masters", False), "masters"),
         tuple(sorted(str(key)[:40] for key in document if key not in KNOWN)),
     )
 
@@ -90,7 +95,7 @@ def planned(asked: PartitionRequest) -> OwnershipPlan:
     """The plan that was asked for. Raises UsageFault and OutOfResources as :func:`make_plan`
     does."""
     return make_plan(
-        units_of(asked.matrices, asked.method, asked.rates),
+        units_of(asked.matrices, asked.method, asked.rates, masters=asked.masters),
         asked.speeds,
         asked.method,
         asked.previous,
@@ -281,3 +286,9 @@ def _rates(given: Any) -> Rates:
         )
         for rows, cols, gflops in given
     )
+
+
+def _either(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageFault(f"{what} is {str(value)[:40]!r}", "give true or false")
+    return value

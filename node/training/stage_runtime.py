@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -99,7 +98,7 @@ class StageRuntime:
         self.anchor = Anchor(stage, outer or OuterSettings(), engines, self._tasks, me)
         self.rounds = Rounds(stage, engines, optimizer, me, parts)
         self._shapes = self.rounds.shapes
-        size = sum(4 * prod(shape) for shape in self._shapes.values())
+        size = sum(t.nbytes for t in stage.parameters().values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
         self.local_checkpoints = LocalCheckpoints(
             engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size

@@ -60,6 +60,16 @@ def test_who_is_alone_in_a_stage_averages_with_nobody():
     )
 
 
+def test_fresh_parameters_in_bf16_are_half_the_bytes():
+    peers = {1: 4}
+    whole, half = (
+        forecast(manifest(optimizer__parameters=p, training__buddy_every=0), 1, peers)
+        for p in ("fp32", "bf16")
+    )
+    assert half.averaging == pytest.approx(whole.averaging * 6 / 8)
+    assert half.activations == whole.activations
+
+
 def test_an_hour_is_its_epochs_and_its_seconds():
     f = Forecast(activations=1000.0, averaging=100.0, plans=10.0, state=5, idle=2.0)
     assert f.over(60, 3600) == (60 * 1100 + 7200, 60 * 1100 + 7200)

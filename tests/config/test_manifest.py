@@ -60,6 +60,8 @@ def test_a_run_goes_on_only_as_what_it_was():
     with pytest.raises(UsageFault, match="training.epochs") as caught:
         DEMO.check_continues(DEMO)
     assert "--epochs" in caught.value.next_step
+    with pytest.raises(UsageFault, match=r"optimizer\.parameters differs"):
+        amended(DEMO, {**more, "optimizer.parameters": "bf16"}).check_continues(DEMO)
     with pytest.raises(UsageFault, match="model differs"):
         amended(DEMO, {**more, "model.layers": DEMO.model.layers + 1}).check_continues(DEMO)
 
@@ -82,6 +84,7 @@ def test_a_run_goes_on_only_as_what_it_was():
         ("data", 'source = "ftp://x"', "data.source"),
         ("data", 'sha256 = "zz"', "data.sha256"),
         ("swarm", 'name = "a b\\u001b[2J"', "swarm.name"),
+        ("optimizer", 'parameters = "fp16"', 'optimizer.parameters = "fp16"'),
         ("swarm", "protocol = 99", "swarm.protocol = 99"),
         ("swarm", 'owner = "me"', "swarm.owner"),
     ],
@@ -105,6 +108,10 @@ def test_a_bad_field_is_reported_with_the_allowed_values(section: str, line: str
         ({"training.target_batch": 100}, "training.target_batch = 100"),
         ({"model.vocab": 100}, "model.vocab = 100"),
         ({"data.holdout": 0.0}, "data.holdout"),
+        (
+            {"optimizer.parameters": "bf16", "averaging.cell": 2, "outer.window_s": 20.0},
+            'optimizer.parameters = "bf16"',
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object], says: str):

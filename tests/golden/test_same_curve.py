@@ -4,6 +4,7 @@ is the one on file."""
 import asyncio
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from node.core.journey import Plan, Version
 from node.data.order import SampleOrder
 from node.data.sources import open_data
 from node.identity.keys import Identity
-from node.manifest import Manifest
+from node.manifest import Manifest, amended
+from node.model.device import Device
 from node.model.stages import build
 from node.optim.owner import Owner
 from node.pipeline.device import DeviceThread
@@ -75,20 +77,23 @@ class Peer:
         identity: Identity,
         ends: set[PeerId],
         home: Path,
+        limits: PipelineLimits | None = None,
     ) -> None:
         self.transport = net.transport(identity.peer_id)
         self.journal, self.metrics = Journal(), Metrics()
         self.thread, self.meter = DeviceThread(), PipelineMeter(self.journal, self.metrics)
-        module = build(m.model, m.pipeline.stages, stage)
+        parameters = m.optimizer.parameters
+        module = build(m.model, m.pipeline.stages, stage, parameters)
         self.pipeline = Pipeline(
             self.transport,
             module,
             self.thread,
             m.pipeline,
-            PipelineLimits(),
+            limits or PipelineLimits(),
             stage=stage,
             model=m.model,
             telemetry=self.meter,
+            autocast=partial(Device(torch.device("cpu")).autocast, parameters),
         )
         self.cell = CellRound(self.transport, m.averaging, executor=self.thread)
         text = None
@@ -230,6 +235,39 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
             assert peers[a].work.stage.digest == peers[b].work.stage.digest
         assert [p.work.stage.epoch for p in peers] == [EPOCHS] * 7
         assert all(p.work.checkpoints() for p in peers)
+    finally:
+        for peer in peers:
+            await peer.close()
+
+
+async def test_bf16_parameters_are_those_of_one_process(tmp_path: Path) -> None:
+    """Micro-batches one after the other, so that sums have one order: the same bits."""
+    m = amended(manifest(), {"optimizer.parameters": "bf16", "training.min_replicas": 1})
+    alone = Reference(m, tmp_path)
+    expected = [e.loss for e in alone.train(EPOCHS)]
+    assert expected[-1] < expected[0]
+    net, keys = MemoryNet(), [Identity.ephemeral() for _ in range(4)]
+    ends = {keys[0].peer_id}
+    one = PipelineLimits(in_flight=1)
+    peers = [Peer(net, m, s, key, ends, tmp_path, one) for s, key in enumerate(keys)]
+    try:
+        for peer in peers:
+            await peer.transport.start()
+        for peer in peers:
+            peer.training.start()
+        async with asyncio.timeout(120):
+            await asyncio.gather(*(p.training.finished.wait() for p in peers))
+        events = peers[0].journal.recent(10_000)
+        losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
+        assert losses == pytest.approx(expected, abs=1e-6)
+        theirs = {name: p.data for name, p in alone.model.named_parameters()}
+        for peer in peers:
+            owner = peer.work.engines.owner
+            for name, parameter in peer.work.stage.parameters().items():
+                assert parameter.dtype is torch.bfloat16
+                assert torch.equal(parameter, theirs[name]), name
+                low = owner.state(name)["low"]
+                assert torch.equal(low, alone.owner.state(name)["low"]), name
     finally:
         for peer in peers:
             await peer.close()

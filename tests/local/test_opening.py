@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import cli
+from node.app.assembly import _devices
 from node.config import NodeConfig
 from node.core.errors import OutOfResources, UsageFault
 from node.local.opening import device_names, threads_each
 from node.local.split import check_devices, cut_of, local_shape, span
+from node.manifest import Manifest, amended
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes
 
@@ -77,6 +79,17 @@ def test_threads_are_shared_between_the_devices(monkeypatch):
     assert threads_each(0, ["cpu"] * 4) == 2
     assert threads_each(0, ["cpu"] * 16) == 1
     assert threads_each(3, ["cpu"] * 4) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"model.adapter": 2}, "adapters"), ({"optimizer.parameters": "bf16"}, "bf16")],
+)
+def test_what_several_devices_cannot_do_is_refused_at_start(tmp_path, change, says):
+    config = NodeConfig.load({"local_devices": 2}, {"TUTTI_HOME": str(tmp_path)})
+    with pytest.raises(UsageFault, match=f"local devices in a run .*{says}") as fault:
+        _devices(config, amended(Manifest.default_demo(), change))
+    assert "--local-devices 1" in fault.value.next_step
 
 
 def test_local_devices_comes_from_file_environment_or_flag(tmp_path):

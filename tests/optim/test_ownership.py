@@ -1,6 +1,8 @@
 """Ownership: exactly one owner, the same for everybody, near-equal load, little movement, within
 what memory there is."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,13 +197,14 @@ def test_costs_follow_the_method():
     assert by_name[UP].bytes == 4 * 64 * 192
 
 
+@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", ["muon", "shampoo", "soap", "adamw"])
 @pytest.mark.parametrize("shape", [(64, 192), (64, 64), (300, 20)])
-def test_state_is_as_large_as_the_planner_thinks(method, shape):
-    s = OptimSettings(name=method)
-    assert state_bytes(UP, shape, s) == planned_bytes(method, *shape) + 4
-    assert parts_of({UP: shape}, s)[0].state == 4 * sum(
-        a * b for a, b in [(*x, 1)[:2] for x in state_shapes(UP, shape, s).values()]
+def test_state_is_as_large_as_the_planner_thinks(method, shape, parameters):
+    s = OptimSettings(name=method, parameters=parameters)
+    assert state_bytes(UP, shape, s) == planned_bytes(method, *shape, parameters == "bf16") + 4
+    assert parts_of({UP: shape}, s)[0].state == sum(
+        (2 if key == "low" else 4) * math.prod(x) for key, x in state_shapes(UP, shape, s).items()
     )
 
 

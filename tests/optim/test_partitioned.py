@@ -7,10 +7,11 @@ from benchmarks.exactness import METHODS, Group, compared
 from tests.optim.conftest import matrix_by_matrix
 
 
+@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", METHODS)
 @matrix_by_matrix()
-def test_after_fifty_steps_it_is_one_process_to_the_bit(method):
-    worst, group = compared(method, 50)
+def test_after_fifty_steps_it_is_one_process_to_the_bit(method, parameters):
+    worst, group = compared(method, 50, parameters)
     assert (worst, group.lost) == (0, 0)
     assert group.moved >= 4
     assert len(group.owners) == 3

@@ -38,6 +38,7 @@ from node.training.protocol.settings import TrainingSettings
 from node.training.stage_runtime import Engines, StageRuntime
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
+from node.wire.tensors import dtype_of
 
 LEADER = PeerId("leader")
 OPTIM = OptimSettings(warmup=0)
@@ -115,7 +116,7 @@ class Peer:
         settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
         self.work = StageRuntime(
-            StageState(Block(), 1, 0),
+            StageState(Block().to(dtype_of(rig.optim.parameters)), 1, 0),
             engines,
             settings,
             rig.optim,
@@ -317,7 +318,8 @@ class Alone:
 
     def __init__(self, optim: OptimSettings = OPTIM) -> None:
         self.optim = optim
-        self.parameters = {n: t.detach().clone() for n, t in Block().named_parameters()}
+        block = Block().to(dtype_of(optim.parameters))
+        self.parameters = {n: t.detach().clone() for n, t in block.named_parameters()}
         self.owner, self.saved = (
             Owner(optim, EPOCHS),
             dict[int, dict[str, dict[str, torch.Tensor]]](),

@@ -56,6 +56,10 @@ class Numbers(ABC):
         return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in self.pieces()))
 
 
+TYPED = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Formats of parameters, which lie in memory as they travel."""
+
+
 class Coded(Numbers):
     """The numbers of a part as the bytes they came in, looked through and not opened.
 
@@ -76,24 +80,26 @@ class Coded(Numbers):
         if fault := FAULTS[codec](raw, self.numbers):
             raise WireError(fault)
         self.lies = codec == "fp32"
-        self._raw, self._open = raw, OPENERS[codec](raw, self.numbers)
+        self.raw, self._open = raw, OPENERS[codec](raw, self.numbers)
 
     @classmethod
     def of(cls, tensor: Tensor) -> Coded:
-        """Numbers that travel as they are, or not at all: the same memory if they are fp32,
+        """Numbers that travel as they are, or not at all: the same memory if they are fp32 or bf16,
         contiguous and on the CPU."""
+        if tensor.dtype is torch.bfloat16:
+            return cls(tensor.detach().cpu().reshape(-1).view(torch.uint8), tensor.shape, "bf16")
         return cls(_flat(tensor).view(torch.uint8), tensor.shape, "fp32")
 
     def read(self, start: int, into: Tensor) -> Tensor:
         if self.lies:
-            return self._raw.view(torch.float32)[start : start + into.numel()]
+            return self.raw.view(torch.float32)[start : start + into.numel()]
         for at in range(0, into.numel(), PIECE):
             self._open(start + at, into[at : at + PIECE])
         return into
 
     def whole(self) -> Tensor:
         """All of them in their shape; for fp32 the memory of the bytes."""
-        return self._raw.view(torch.float32).view(self.shape) if self.lies else super().whole()
+        return self.raw.view(torch.float32).view(self.shape) if self.lies else super().whole()
 
     def norm(self) -> float:
         return float(torch.linalg.vector_norm(self.whole())) if self.lies else super().norm()

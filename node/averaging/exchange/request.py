@@ -13,8 +13,8 @@ from node.averaging.exchange.groups import Group, micro_groups
 from node.core.ids import PeerId, RoundId
 
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-"""Mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and shapes. Runs
-on the given executor.
+"""Mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and shapes, fp32
+or bf16. Runs on the given executor.
 
 What it gives is served as it is: nobody may change these tensors afterwards. A mean that it gives
 back itself may be written over with what its bytes are to others, so whoever keeps one gives back
@@ -97,7 +97,8 @@ class PartOrigin:
 class RoundOutcome:
     """What one attempt brought.
 
-    ``fresh``: parameters by name (fp32, CPU, not to be changed in place), from this and earlier
+    ``fresh``: parameters by name (CPU, fp32, or bf16 where they come so; not to be changed in
+    place), from this and earlier
     attempts, each from its owner in *this* attempt. ``missing``: the rest of the stage, to be asked
     for in the next attempt. ``failed``: owners that gave nothing, and why (this peer too, when its
     own step failed). ``refused``: whose contributions were refused here for their values, and why;

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from node.averaging.coding.codecs import Coded, Encoding, Numbers
+from node.averaging.coding.codecs import TYPED, Coded, Encoding, Numbers
 from node.averaging.coding.formats import FORMATS
 from node.averaging.coding.layouts import PIECE
 from node.core.errors import StepFault
@@ -84,12 +84,12 @@ def means(
 
 
 def opened(coded: Coded) -> tuple[torch.Tensor, bool]:
-    """The numbers, and whether all are finite: asked where they are in the cache, and only of
-    formats that let others pass."""
+    """The numbers, fp32, or bf16 where they travel so, and whether all are finite: asked where they
+    are in the cache, and only of formats that let others pass."""
     sure = FORMATS[coded.codec].finite
-    if coded.lies:
-        numbers = coded.whole()
-        return numbers, sure or finite(numbers)
+    if coded.codec in TYPED:
+        numbers = coded.raw.view(TYPED[coded.codec]).view(coded.shape)
+        return numbers, finite(numbers)
     numbers, fine = torch.empty(coded.numbers), True
     for start in range(0, coded.numbers, PIECE):
         piece = coded.read(start, numbers[start : start + PIECE])
@@ -106,17 +106,18 @@ def finite(tensor: torch.Tensor) -> bool:
 def settled(
     name: str, given: Numbers, shape: Sequence[int], codec: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a fresh part is to everybody (fp32, CPU, contiguous: in fp32 the memory of ``given`` if
-    it lies), and the bytes that say so.
+    """What a fresh part is to everybody (CPU, contiguous, fp32, or bf16 where it travels so: the
+    memory of ``given`` if it has this format), and the bytes that say so.
 
     Raises ValueError when it has another shape; StepFault for numbers that are not finite or cannot
     be sent in ``codec``, as what others gave may come to.
     """
     if given.shape != tuple(shape):
         raise ValueError(f"the step made {name} {given.shape}, expected {tuple(shape)}")
-    if given.lies and codec == "fp32":
-        fresh = given.whole().view(-1)
-        data, fine = fresh.view(torch.uint8), finite(fresh)
+    if codec in TYPED and isinstance(given, Coded) and given.codec == codec:
+        data = given.raw
+        fresh = data.view(TYPED[codec])
+        fine = finite(fresh)
     else:
         fresh, fine, sure = torch.empty(given.numbers), True, FORMATS[codec].finite
         encoding = None if codec == "fp32" else Encoding(given.numbers, codec)
@@ -133,6 +134,7 @@ def settled(
             data = fresh.view(torch.uint8) if encoding is None else encoding.done()
         except ValueError as e:
             raise StepFault(f"what the step made {name} cannot travel: {e}") from e
+        fresh = data.view(TYPED[codec]) if codec in TYPED else fresh
     if not fine:
         raise StepFault(f"the step made {name} not finite")
     return fresh.view(given.shape), data

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from node.averaging.exchange.request import RoundRequest, WeightCaps
@@ -78,6 +77,7 @@ class InnerRound:
             owners=owners,
             ownership_hash=self._rounds.hash_of(owners),
             shapes=self._rounds.shapes,
+            down=self._stage.format,
             gradients=None if listener else given.gradients,
             tokens=0 if listener else given.tokens,
             deadline_s=r.deadline_s,
@@ -146,4 +146,4 @@ class InnerRound:
         state."""
         self._engines.owner.hold(names, plan.epoch)
         here = self._stage.parameters()
-        return {name: here[name].detach().to("cpu", torch.float32, copy=True) for name in names}
+        return {name: here[name].detach().to("cpu", copy=True) for name in names}

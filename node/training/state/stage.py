@@ -48,6 +48,12 @@ class StageState:
         self.digest = digest(self.parameters())
 
     @property
+    def format(self) -> str:
+        """The number format of the parameters, fp32 or bf16."""
+        here = {p.dtype for p in self._live.values()}
+        return "bf16" if torch.bfloat16 in here else "fp32"
+
+    @property
     def version(self) -> Version:
         """What is in place."""
         return Version(self.epoch, self.lineage)

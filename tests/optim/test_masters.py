@@ -1,0 +1,171 @@
+"""Parameters in bf16 with fp32 masters at their owners: nothing that is learned is rounded away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.exactness import METHODS, SHAPES, numbers, settings_of
+from benchmarks.reference.swarm import step_all
+from node.core.errors import StepFault
+from node.optim.halves import join, split
+from node.optim.owner import Owner
+from node.optim.parts import LOW, parts_of, step_scratch
+from tests.optim.conftest import matrix_by_matrix
+
+UP = "model.layers.0.up"
+
+
+def halves(seed: int = 0) -> dict[str, Tensor]:
+    return {name: t.to(torch.bfloat16) for name, t in numbers(seed).items()}
+
+
+def trained(method: str, epochs: int, parameters: dict[str, Tensor], **more: Any) -> Any:
+    """An owner after so many epochs of bf16 parameters, and these."""
+    owner = Owner(replace(settings_of(method, "bf16"), **more), 0)
+    for epoch in range(epochs):
+        parameters = step_all(owner, parameters, numbers(epoch + 1, scale=0.01), epoch)
+    return owner, parameters
+
+
+def test_halves_are_the_number_to_the_bit() -> None:
+    g = torch.Generator().manual_seed(3)
+    bits = torch.randint(-(2**31), 2**31, (1 << 18,), generator=g)
+    ties = torch.tensor([0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0, -(2**31), 1])
+    whole = torch.cat((bits, ties)).to(torch.int32).view(torch.float32)
+    whole = whole[whole.abs() < 3e38]
+    upper, lower = split(whole)
+    assert torch.equal(join(upper, lower).view(torch.int32), whole.view(torch.int32))
+    # Nearest: as torch rounds, but for what lies in the middle of two.
+    apart = (upper.double() - whole.double()).abs()
+    assert torch.equal(apart, (whole.bfloat16().double() - whole.double()).abs())
+    # Any lower half goes with any upper one.
+    other = lower.roll(1)
+    again = split(join(upper, other))
+    assert torch.equal(again[0].view(torch.int16), upper.view(torch.int16))
+    assert torch.equal(again[1], other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@matrix_by_matrix()
+def test_masters_are_what_fp32_training_has(method: str) -> None:
+    plain = Owner(settings_of(method), 0)
+    whole = {name: t.float() for name, t in halves().items()}
+    owner, parameters = trained(method, 5, halves())
+    for epoch in range(5):
+        whole = step_all(plain, whole, numbers(epoch + 1, scale=0.01), epoch)
+    for name, parameter in parameters.items():
+        state = owner.state(name)
+        low = state.pop(LOW)
+        assert (parameter.dtype, low.dtype) == (torch.bfloat16, torch.int16)
+        assert torch.equal(join(parameter, low), whole[name])
+        assert {k: t.tolist() for k, t in state.items()} == {
+            k: t.tolist() for k, t in plain.state(name).items()
+        }
+
+
+@pytest.mark.parametrize("parameters", ["fp32", "bf16"])
+def test_a_large_part_is_stepped_some_rows_at_a_time(parameters: str, monkeypatch: Any) -> None:
+    name = "model.embed_tokens.weight"
+    settings, shape = settings_of("adamw", parameters), SHAPES[name]
+    begin = {name: numbers(0)[name].to(torch.bfloat16 if settings.masters else torch.float32)}
+    found = []
+    for at_once in (1 << 22, 5 * shape[1]):
+        monkeypatch.setattr("node.optim.owner.AT_ONCE", at_once)
+        owner, now = Owner(settings, 0), begin
+        for epoch in range(3):
+            now = step_all(owner, now, {name: numbers(epoch + 1)[name]}, epoch)
+        found.append(now | owner.state(name))
+    one, other = found
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_updates_below_the_resolution_of_bf16_add_up() -> None:
+    """Steps of 1e-5 beside numbers of about 1, whose neighbours in bf16 are 0.004 to 0.008 away."""
+    rates = {"adam_lr": 1e-5, "decay": 0.0, "weight_decay": 0.0}
+    ones = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}
+    up = {name: torch.full(shape, -1.0) for name, shape in SHAPES.items()}
+    owner = Owner(replace(settings_of("adamw", "bf16"), **rates), 0)
+    rounded = Owner(replace(settings_of("adamw"), **rates), 0)
+    kept, lost = ones, ones
+    for epoch in range(500):
+        kept = step_all(owner, kept, up, epoch)
+        # Without masters: every step is rounded.
+        lost = {n: t.bfloat16() for n, t in step_all(rounded, lost, up, epoch).items()}
+        assert epoch > 300 or all(bool((t == 1).all()) for t in kept.values())
+    assert all(bool((t == 1).all()) for t in lost.values())
+    for name, parameter in kept.items():
+        master = join(parameter, owner.state(name)[LOW])
+        torch.testing.assert_close(master, torch.full(SHAPES[name], 1.005))
+        assert bool((parameter == 1.0078125).all()), "the next number after 1"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@matrix_by_matrix()
+def test_a_step_goes_on_from_a_master_that_was_handed_over(method: str) -> None:
+    owner, parameters = trained(method, 3, halves())
+    taker = Owner(settings_of(method, "bf16"), 0)
+    for name, shape in SHAPES.items():
+        taker.load_state(name, shape, owner.state(name), 2)
+    gradients = numbers(9, scale=0.01)
+    expected = step_all(owner, parameters, gradients, 3)
+    fresh = step_all(taker, parameters, gradients, 3)
+    for name in SHAPES:
+        assert torch.equal(fresh[name], expected[name])
+        mine, its = taker.state(name), owner.state(name)
+        assert all(torch.equal(mine[key], its[key]) for key in its)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_lower_half_of_others_moves_little(method: str) -> None:
+    """As that of an older copy, or one that somebody made up."""
+    owner, parameters = trained(method, 3, halves())
+    state, gradient = owner.state(UP), {UP: numbers(9, scale=0.01)[UP]}
+    made = []
+    for low in (torch.zeros_like(state[LOW]), torch.full_like(state[LOW], -(2**15))):
+        taker = Owner(replace(settings_of(method, "bf16"), weight_decay=0.0), 0)
+        taker.load_state(UP, SHAPES[UP], state | {LOW: low.float()}, 2)
+        made.append(taker.step_parts(parameters, gradient, 3)[UP].float())
+    resolution = parameters[UP].float().abs() / 128
+    assert bool(((made[0] - made[1]).abs() <= 2 * resolution + 1e-3).all())
+
+
+def test_state_without_its_lower_half_is_none_of_this_run() -> None:
+    owner, _ = trained("muon", 1, halves())
+    state = owner.state(UP)
+    with pytest.raises(StepFault, match="should have"):
+        owner.load_state(UP, SHAPES[UP], {k: t for k, t in state.items() if k != LOW})
+    with pytest.raises(StepFault, match="should have"):
+        Owner(settings_of("muon"), 0).load_state(UP, SHAPES[UP], state)
+    for wrong, says in ((float("inf"), "not finite"), (0.5, "16 bits"), (40_000.0, "16 bits")):
+        low = state[LOW].float()
+        low[0, 0] = wrong
+        with pytest.raises(StepFault, match=says):
+            owner.load_state(UP, SHAPES[UP], state | {LOW: low})
+
+
+def test_an_attempt_that_is_repeated_gives_the_same_bits() -> None:
+    owner, parameters = trained("muon", 2, halves())
+    gradients = numbers(9, scale=0.01)
+    first = owner.step_parts(parameters, gradients, 2)
+    staged = {name: owner.after(name, 2)[LOW].clone() for name in SHAPES}
+    again = owner.step_parts(parameters, gradients, 2)
+    for name in SHAPES:
+        assert torch.equal(first[name], again[name])
+        assert torch.equal(staged[name], owner.after(name, 2)[LOW])
+        assert not torch.equal(staged[name], owner.state(name)[LOW])
+
+
+def test_masters_are_planned_for() -> None:
+    whole, half = (parts_of(SHAPES, settings_of("muon", p)) for p in ("fp32", "bf16"))
+    for one, other in zip(whole, half, strict=True):
+        assert other.state == one.state + one.bytes // 2
+        assert (other.cost, other.bytes) == (one.cost, one.bytes)
+    assert step_scratch(half, settings_of("muon", "bf16"), 1 << 20) > step_scratch(
+        whole, settings_of("muon"), 1 << 20
+    )

@@ -1,0 +1,143 @@
+"""Parameters in bf16: fp32 masters go where the optimizer's state goes, through real rounds, real
+transfers and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from node.optim.halves import join
+from node.optim.owner import Owner
+from node.optim.ownership import assign
+from node.optim.parts import LOW, parts_of
+from node.optim.settings import OptimSettings
+
+HALF = OptimSettings(warmup=0, parameters="bf16")
+
+
+@pytest.fixture
+def rig(rig: Any) -> Any:
+    rig.optim = HALF
+    return rig
+
+
+def placed(rig: Any, peers: Any, before: Any = None) -> dict[str, Any]:
+    members = [(p.me, 1.0) for p in peers]
+    owners = assign(parts_of(rig.shapes, rig.optim), members, before)
+    return {name: rig.peers[peer] for name, peer in owners.items()}
+
+
+def equal(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def check(owners: dict[str, Any], epoch: int, peers: Any) -> None:
+    """All have the same bits, and every owner has the other half of its own."""
+    here = peers[0].parameters()
+    assert all(equal(p.parameters(), here) for p in peers)
+    assert {t.dtype for t in here.values()} == {torch.bfloat16}
+    for name, owner in owners.items():
+        low = owner.owner.after(name, epoch)[LOW]
+        assert low.dtype is torch.int16
+        assert bool(low.any()), "there is something to lose"
+
+
+async def test_masters_move_to_a_new_owner_bit_for_bit(rig: Any) -> None:
+    a, b, c = await rig.add("a", "b", "c", buddy_every=0)
+    first = placed(rig, (a, b, c))
+    plan = await rig.train((a, b, c), first, 3)
+    check(first, 2, (a, b, c))
+    second = placed(rig, (a, b), {n: p.me for n, p in first.items()})
+    moved = {n: p for n, p in first.items() if second[n] is not p}
+    states = {n: p.owner.after(n, 2) for n, p in moved.items()}
+    assert states
+    last = rig.plan((a, b), second, plan, moved=moved)
+    await rig.begin(last, a, b)
+    for name, state in states.items():
+        await second[name].work.state_export.taking.ready([name], 60.0)
+        assert equal(second[name].owner.state(name), state)
+    await rig.averaged(last, a, b)
+    check(second, 3, (a, b))
+
+
+@pytest.mark.parametrize("copied", [True, False])
+async def test_an_owner_dies_and_its_masters_come_from_copies(rig: Any, copied: bool) -> None:
+    """A copy of the plan's version is gone on with to the bit, an older one as momentum is."""
+    a, b, c = await rig.add("a", "b", "c", buddy_every=4 if copied else 3)
+    first = placed(rig, (a, b, c))
+    plan = await rig.train((a, b, c), first, 4)
+    gone = [n for n, p in first.items() if p is a]
+    last = rig.plan((a, b, c), first, plan)
+    await rig.begin(last, a, b, c)
+    await rig.copied(a, b, c)
+    before = {n: a.owner.state(n) for n in gone}
+    parameters = b.parameters()
+    await rig.net.kill(a.me)
+    heirs = {n: c if n in gone else p for n, p in first.items()}
+    await rig.averaged(last, b, c, dead=(a.me,), owners={n: c.me for n in gone})
+    check(heirs, 4, (b, c))
+    assert c.work.state_export.taking.age == (0 if copied else 1)
+    assert c.work.state_export.taking.lost == 0
+    mean = rig.mean(["b", "c"], 4)
+    for name in gone:
+        if not copied:  # of version 3
+            old = b.work.state_export.spares.get(name)
+            assert old is not None
+            assert not equal(old.state, before[name])
+            before[name] = dict(old.state)
+        alone = Owner(HALF, 100)
+        alone.load_state(name, rig.shapes[name], before[name], 3)
+        fresh = alone.step(name, parameters[name], mean[name], 4)
+        expected = join(fresh, alone.after(name, 4)[LOW])
+        got = join(b.parameters()[name], c.owner.after(name, 4)[LOW])
+        torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
+
+
+async def test_masters_come_back_from_checkpoints_bit_for_bit(rig: Any) -> None:
+    a, b = await rig.add("a", "b", every=3, buddy_every=1)
+    owners = placed(rig, (a, b))
+    plan = await rig.train((a, b), owners, 3)
+    last = rig.plan((a, b), owners, plan)
+    await rig.begin(last, a, b)
+    await rig.copied(a, b)
+    parameters, states = a.parameters(), a.states() | b.states()
+    await rig.averaged(last, a, b)
+    again = type(rig)(rig.home)
+    again.optim = HALF
+    try:
+        x, y = await again.add("a", "b", buddy_every=1)
+        for p in (x, y):
+            (version,) = p.work.checkpoints()
+            await p.work.restore(version)
+            assert equal(p.parameters(), parameters)
+        restored = x.states() | y.states()
+        assert restored.keys() == states.keys()
+        assert all(equal(restored[n], states[n]) for n in states)
+        same = {n: again.peers[p.name] for n, p in owners.items()}
+        await again.epoch(again.plan((x, y), same, plan), x, y)
+        check(same, 3, (x, y))
+        assert equal(x.parameters(), a.parameters()), "as if nobody had stopped"
+        # Who joins has the parameters to the bit, and no state.
+        (z,) = await again.add("z")
+        await z.work.join((x.me, y.me), None)
+        assert equal(z.parameters(), x.parameters())
+        assert z.work.stage.digest == x.work.stage.digest
+        assert z.states() == {}
+    finally:
+        await again.close()
+
+
+async def test_fresh_parameters_travel_in_half_the_bytes(rig: Any) -> None:
+    whole = type(rig)(rig.home)
+    numbers = sum(torch.Size(shape).numel() for shape in rig.shapes.values())
+    moved = {}
+    try:
+        for one in (whole, rig):
+            a, b = await one.add("a", "b", buddy_every=0)
+            await one.train((a, b), dict.fromkeys(one.shapes, a), 1)
+            moved[one.optim.parameters] = b.work.rounds.nbytes
+    finally:
+        await whole.close()
+    assert moved == {"fp32": (4 + 4) * numbers, "bf16": (4 + 2) * numbers}
