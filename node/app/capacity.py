@@ -70,7 +70,7 @@ def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> R
     shares = members // 2 if members > 1 and t.buddy_every else members
     states = [part.state for part in parts]
     # An owner holds two groups of every other member, and their means.
-    together = max(group, *sizes) + (LET_IN - 1) * group
+    together = max([group, *sizes]) + (LET_IN - 1) * group
     step = step_scratch(parts, manifest.optimizer, group)
     return RoundBytes(
         optimizer=_share(states, shares),
@@ -84,7 +84,7 @@ def _rounds(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> R
 
 def _share(sizes: Sequence[int], among: int) -> int:
     # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
-    return max(*sizes, -(-sum(sizes) // among))
+    return max([*sizes, -(-sum(sizes) // among)])
 
 
 def hosted(config: NodeConfig) -> list[int]:
