@@ -53,6 +53,7 @@ from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
 from node.inference.forwarding import EndsService
 from node.manifest import Manifest
+from node.model.settings import DIGEST
 from node.reach.standing import Standing
 from node.telemetry.events import Journal, JournalHandler
 from node.telemetry.metrics import Metrics
@@ -269,12 +270,13 @@ class Daemon:
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest)
+        weights = self.manifest.model.weights
         await catch_up(
             a.work,
             self.presence,
             self.config.incoming_dir(self.manifest.run_id, stage),
             self.journal,
-            given=weights[stage] if (weights := self.manifest.model.weights) else "",
+            given=weights[stage].removeprefix(DIGEST) if weights else "",
             keep=self.config.base_dir(self.manifest.run_id, stage),
         )
         a.training.start()
