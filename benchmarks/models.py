@@ -23,7 +23,7 @@ PARTS = {
     "3": ("streamed",),
     "4": ("memory", "daemon_memory"),
     "5": ("short",),
-    "6": ("joined",),
+    "6": ("joined", "committed"),
     "7": ("guide",),
 }
 """Number to modules of `benchmarks.given`; each has ``rows(report, root)``."""
