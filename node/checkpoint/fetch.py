@@ -14,8 +14,8 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -142,6 +142,9 @@ class _Offer:
         return {hashes[at : at + HASH] for hashes in each for at in range(0, len(hashes), HASH)}
 
 
+_Groups = dict[_Offer, list[PeerId]]
+
+
 class _Fetch:
     def __init__(
         self,
@@ -176,6 +179,7 @@ class _Fetch:
         ``queue``."""
         self.queue: deque[_Piece] = deque()
         self.changed = asyncio.Event()
+        self.asks, self.asked = Tasks("fetch"), dict[asyncio.Task[_Offer | None], PeerId]()
 
     async def run(
         self, donors: Mapping[PeerId, None], epoch: int | None, expected: str | None
@@ -184,41 +188,44 @@ class _Fetch:
             "" if epoch is None else f" at epoch {epoch}"
         )
         self.began = self.clock.now()
-        groups = await self._offers(list(donors), epoch, expected)
         begun = self.partial.version
-        order = sorted(
-            groups,
-            key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest),
-            reverse=True,
-        )
-        for offer in order:
-            self.partial.version = offer.version
-            await asyncio.to_thread(self.partial.only, offer.pieces())
-            tensors = await self._gather(offer, groups[offer])
-            if tensors is not None:
-                await asyncio.to_thread(self.partial.clear)
-                version = offer.version
-                return StateSnapshot(
-                    version.epoch, tensors, offer.digest, dict(self.sources), version.lineage
+        try:
+            groups = await self._offers(donors, epoch, expected)
+            while groups:
+                offer = max(
+                    groups, key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest)
                 )
+                self.partial.version = offer.version
+                await asyncio.to_thread(self.partial.only, offer.pieces())
+                tensors = await self._gather(offer, groups)
+                if tensors is not None:
+                    await asyncio.to_thread(self.partial.clear)
+                    version = offer.version
+                    return StateSnapshot(
+                        version.epoch, tensors, offer.digest, dict(self.sources), version.lineage
+                    )
+        finally:
+            await self.asks.close()
         raise NoDonor(what, self.reasons)
 
     # Phase 1: who holds what.
 
     async def _offers(
-        self, donors: list[PeerId], epoch: int | None, expected: str | None
-    ) -> dict[_Offer, list[PeerId]]:
-        tasks, groups = Tasks("fetch"), defaultdict[_Offer, list[PeerId]](list)
-        try:
-            asked = [
-                (peer, tasks.spawn(self._ask(peer, epoch, expected), f"describe {peer[-6:]}"))
-                for peer in donors
-            ]
-            for peer, task in asked:
-                if (offer := await task) is not None:
-                    groups[offer].append(peer)
-        finally:
-            await tasks.close()
+        self, donors: Iterable[PeerId], epoch: int | None, expected: str | None
+    ) -> _Groups:
+        """What donors say they hold. Of an ``expected`` digest one offer is enough to begin with:
+        who answers later is in ``self.asked``."""
+        self.asked = {
+            self.asks.spawn(self._ask(peer, epoch, expected), f"describe {peer[-6:]}"): peer
+            for peer in donors
+        }
+        groups: _Groups = {}
+        while self.asked and not (groups and expected):
+            done, _ = await asyncio.wait(self.asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in [t for t in self.asked if t in done]:
+                peer = self.asked.pop(task)
+                if (offer := task.result()) is not None:
+                    groups.setdefault(offer, []).append(peer)
         return groups
 
     async def _ask(self, peer: PeerId, epoch: int | None, expected: str | None) -> _Offer | None:
@@ -307,8 +314,9 @@ class _Fetch:
 
     # Phase 2: the bytes, from all who made the same offer.
 
-    async def _gather(self, offer: _Offer, peers: list[PeerId]) -> dict[str, torch.Tensor] | None:
-        """Every tensor of the offer, each piece with its hash; None when the donors gave out."""
+    async def _gather(self, offer: _Offer, groups: _Groups) -> dict[str, torch.Tensor] | None:
+        """Every tensor of the offer, each piece with its hash; None when the donors gave out. Takes
+        the offer out of ``groups``, and adds others that come meanwhile."""
         tensors = {n: torch.empty(self.shapes[n], dtype=torch.float32) for n, _ in offer.hashes}
         found = [
             _Piece(name, at, hashes[HASH * i : HASH * (i + 1)], view[at : at + size])
@@ -322,18 +330,32 @@ class _Fetch:
         self.done_bytes = self.total - sum(len(p.into) for p in missing)
         # Every joiner has its own order of donors, so that they do not all begin with the same one.
         ring = sorted(
-            peers, key=lambda p: hashlib.sha256(f"{self.transport.peer_id}{p}".encode()).digest()
+            groups.pop(offer),
+            key=lambda p: hashlib.sha256(f"{self.transport.peer_id}{p}".encode()).digest(),
         )
-        donors = [_Donor(peer) for peer in ring]
-        tasks = Tasks("fetch")
+        tasks, working = Tasks("fetch"), set[asyncio.Task[None]]()
+
+        def employ(peers: Sequence[PeerId]) -> None:
+            donors = [_Donor(peer) for peer in peers]
+            for i in range(max(1, self.settings.fetch_parallel)):
+                for donor in donors:
+                    name = f"worker {i} of {donor.peer[-6:]}"
+                    working.add(tasks.spawn(self._worker(offer, donor), name))
+
+        async def awaited(ask: asyncio.Task[_Offer | None], peer: PeerId) -> None:
+            if (said := await ask) == offer:
+                employ([peer])
+            elif said is not None:
+                groups.setdefault(said, []).append(peer)
+
         try:
-            working = {
-                tasks.spawn(self._worker(offer, donor), f"worker {i} of {donor.peer[-6:]}")
-                for i in range(max(1, self.settings.fetch_parallel))
-                for donor in donors
-            }
+            employ(ring)
+            for ask, peer in self.asked.items():
+                working.add(tasks.spawn(awaited(ask, peer), f"answer of {peer[-6:]}"))
+            self.asked = {}
             while self.left and working:  # whoever still sends what is here by now is cut off
-                done, working = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                working -= done
                 for worker in done:
                     worker.result()
         finally:

@@ -284,6 +284,42 @@ async def test_a_silent_donor_costs_only_patience(swarm: Swarm) -> None:
     assert set(snapshot.sources) == {donors[1]}
 
 
+async def test_who_describes_late_gives_too_and_holds_nobody_up(swarm: Swarm) -> None:
+    class Late(Liar):
+        async def Describe(
+            self, request: state_pb2.DescribeRequest, context: Any
+        ) -> state_pb2.StateManifest:
+            await begun.wait()
+            return await super().Describe(request, context)
+
+    class Slow(Liar):
+        async def Fetch(
+            self, request: state_pb2.FetchRequest, context: Any
+        ) -> AsyncIterator[state_pb2.StateChunk]:
+            begun.set()
+            await swarm.services[late].given.wait()  # type: ignore[attr-defined]
+            async for chunk in super().Fetch(request, context):
+                yield chunk
+
+    class Gives(Late):
+        given = asyncio.Event()
+
+        def sends(
+            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+        ) -> state_pb2.StateChunk | None:
+            self.given.set()
+            return chunk
+
+    begun = asyncio.Event()
+    late = await swarm.donor("late", Held({3: values()}), Gives)
+    never = await swarm.donor("never", Held({3: values()}))
+    swarm.net.mute(never)
+    slow = await swarm.donor("slow", Held({3: values()}), Slow)
+    snapshot = await swarm.fetch([never, late, slow], expected_digest=digest(values()))
+    assert same(snapshot.tensors, values())
+    assert set(snapshot.sources) == {late, slow}
+
+
 async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm) -> None:
     class Stalls(Liar):
         async def Fetch(
