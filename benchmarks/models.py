@@ -5,8 +5,8 @@
 
 Rows are named after what was asked for: 1 directories of Hugging Face, from import to export,
 2 adapters (LoRA) beside PEFT, 3 data larger than the disk, 4 memory, and what is computed again
-instead of kept, 5 a device that runs out of memory, 7 the guide, every command of it on three
-machines, 8 parameters in bf16.
+instead of kept, 5 a device that runs out of memory, 6 a large stage joined over slow lines, and its
+commit, 7 the guide, every command of it on three machines, 8 parameters in bf16.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ PARTS = {
     "3": ("streamed",),
     "4": ("memory", "daemon_memory"),
     "5": ("short",),
+    "6": ("joined", "committed"),
     "7": ("guide",),
     "8": ("halves",),
 }

@@ -32,7 +32,7 @@ from node.core.ids import PeerId, RunId
 from node.core.tables import FieldRule, build, check, commented, from_text, meanings, unknown
 from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
-from node.model.settings import ModelSettings
+from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
@@ -312,9 +312,10 @@ class Manifest:
                 "give the model again,  tutti swarm init --from DIR",
             ),
             (
-                not all(re.fullmatch("[0-9a-f]{64}", w) for w in m.weights),
+                not all(re.fullmatch(f"{DIGEST}[0-9a-f]{{64}}", w) for w in m.weights),
                 "model.weights",
-                "must be digests of 64 hex digits each",
+                f"must be digests of {DIGEST} and 64 hex digits each; without that word they are "
+                "of a tutti before protocol 7: give the model again,  tutti swarm init --from DIR",
             ),
             (
                 t.target_batch % p.micro_batch,
@@ -439,7 +440,7 @@ class Manifest:
         m = self.model
         return (
             f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}"
-            + (f", begins from weights {m.weights[0][:12]}" if m.weights else "")
+            + (f", begins from weights {m.weights[0][len(DIGEST) :][:12]}" if m.weights else "")
         )
 
     def owned_by(self, owner: PeerId) -> Manifest:

@@ -25,31 +25,31 @@ _sym_db = _symbol_database.Default()
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/state.proto\x12\x08tutti.v1\x1a\x13protos/tensor.proto\"\x80\x01\n\x0f\x44\x65scribeRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x1c\n\x04kind\x18\x02 \x01(\x0e\x32\x0e.tutti.v1.Kind\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\tany_epoch\x18\x04 \x01(\x08\x12\r\n\x05names\x18\x05 \x03(\t\x12\x0f\n\x07lineage\x18\x06 \x01(\t\"\x94\x01\n\rStateManifest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x1c\n\x04kind\x18\x03 \x01(\x0e\x32\x0e.tutti.v1.Kind\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12&\n\x07tensors\x18\x05 \x03(\x0b\x32\x15.tutti.v1.StateTensor\x12\x0f\n\x07lineage\x18\x06 \x01(\t\"A\n\x0bStateTensor\x12\"\n\x04head\x18\x01 \x01(\x0b\x32\x14.tutti.v1.TensorHead\x12\x0e\n\x06sha256\x18\x02 \x01(\t\"\x89\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x1c\n\x04kind\x18\x02 \x01(\x0e\x32\x0e.tutti.v1.Kind\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0e\n\x06length\x18\x06 \x01(\x04\x12\x0f\n\x07lineage\x18\x07 \x01(\t\"*\n\nStateChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\":\n\x0bListRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x1c\n\x04kind\x18\x02 \x01(\x0e\x32\x0e.tutti.v1.Kind\"1\n\tStateList\x12$\n\x05parts\x18\x01 \x03(\x0b\x32\x15.tutti.v1.PartVersion\";\n\x0bPartVersion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07lineage\x18\x03 \x01(\t*s\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nPARAMETERS\x10\x01\x12\r\n\tOPTIMIZER\x10\x02\x12\t\n\x05SPARE\x10\x03\x12\x0c\n\x08SNAPSHOT\x10\x05\x12\x08\n\x04MEAN\x10\x06\x12\t\n\x05OUTER\x10\x04\x12\x08\n\x04\x42\x41SE\x10\x07\x32\xb4\x01\n\x05State\x12>\n\x08\x44\x65scribe\x12\x19.tutti.v1.DescribeRequest\x1a\x17.tutti.v1.StateManifest\x12\x37\n\x05\x46\x65tch\x12\x16.tutti.v1.FetchRequest\x1a\x14.tutti.v1.StateChunk0\x01\x12\x32\n\x04List\x12\x15.tutti.v1.ListRequest\x1a\x13.tutti.v1.StateListb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/state.proto\x12\x08tutti.v1\x1a\x13protos/tensor.proto\"\x80\x01\n\x0f\x44\x65scribeRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x1c\n\x04kind\x18\x02 \x01(\x0e\x32\x0e.tutti.v1.Kind\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x11\n\tany_epoch\x18\x04 \x01(\x08\x12\r\n\x05names\x18\x05 \x03(\t\x12\x0f\n\x07lineage\x18\x06 \x01(\t\"\x94\x01\n\rStateManifest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x1c\n\x04kind\x18\x03 \x01(\x0e\x32\x0e.tutti.v1.Kind\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12&\n\x07tensors\x18\x05 \x03(\x0b\x32\x15.tutti.v1.StateTensor\x12\x0f\n\x07lineage\x18\x06 \x01(\t\"G\n\x0bStateTensor\x12\"\n\x04head\x18\x01 \x01(\x0b\x32\x14.tutti.v1.TensorHead\x12\x0e\n\x06hashes\x18\x03 \x01(\x0cJ\x04\x08\x02\x10\x03\"\x89\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x1c\n\x04kind\x18\x02 \x01(\x0e\x32\x0e.tutti.v1.Kind\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0e\n\x06length\x18\x06 \x01(\x04\x12\x0f\n\x07lineage\x18\x07 \x01(\t\"*\n\nStateChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\":\n\x0bListRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x1c\n\x04kind\x18\x02 \x01(\x0e\x32\x0e.tutti.v1.Kind\"1\n\tStateList\x12$\n\x05parts\x18\x01 \x03(\x0b\x32\x15.tutti.v1.PartVersion\";\n\x0bPartVersion\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07lineage\x18\x03 \x01(\t*s\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0e\n\nPARAMETERS\x10\x01\x12\r\n\tOPTIMIZER\x10\x02\x12\t\n\x05SPARE\x10\x03\x12\x0c\n\x08SNAPSHOT\x10\x05\x12\x08\n\x04MEAN\x10\x06\x12\t\n\x05OUTER\x10\x04\x12\x08\n\x04\x42\x41SE\x10\x07\x32\xb4\x01\n\x05State\x12>\n\x08\x44\x65scribe\x12\x19.tutti.v1.DescribeRequest\x1a\x17.tutti.v1.StateManifest\x12\x37\n\x05\x46\x65tch\x12\x16.tutti.v1.FetchRequest\x1a\x14.tutti.v1.StateChunk0\x01\x12\x32\n\x04List\x12\x15.tutti.v1.ListRequest\x1a\x13.tutti.v1.StateListb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KIND']._serialized_start=758
-  _globals['_KIND']._serialized_end=873
+  _globals['_KIND']._serialized_start=764
+  _globals['_KIND']._serialized_end=879
   _globals['_DESCRIBEREQUEST']._serialized_start=54
   _globals['_DESCRIBEREQUEST']._serialized_end=182
   _globals['_STATEMANIFEST']._serialized_start=185
   _globals['_STATEMANIFEST']._serialized_end=333
   _globals['_STATETENSOR']._serialized_start=335
-  _globals['_STATETENSOR']._serialized_end=400
-  _globals['_FETCHREQUEST']._serialized_start=403
-  _globals['_FETCHREQUEST']._serialized_end=540
-  _globals['_STATECHUNK']._serialized_start=542
-  _globals['_STATECHUNK']._serialized_end=584
-  _globals['_LISTREQUEST']._serialized_start=586
-  _globals['_LISTREQUEST']._serialized_end=644
-  _globals['_STATELIST']._serialized_start=646
-  _globals['_STATELIST']._serialized_end=695
-  _globals['_PARTVERSION']._serialized_start=697
-  _globals['_PARTVERSION']._serialized_end=756
-  _globals['_STATE']._serialized_start=876
-  _globals['_STATE']._serialized_end=1056
+  _globals['_STATETENSOR']._serialized_end=406
+  _globals['_FETCHREQUEST']._serialized_start=409
+  _globals['_FETCHREQUEST']._serialized_end=546
+  _globals['_STATECHUNK']._serialized_start=548
+  _globals['_STATECHUNK']._serialized_end=590
+  _globals['_LISTREQUEST']._serialized_start=592
+  _globals['_LISTREQUEST']._serialized_end=650
+  _globals['_STATELIST']._serialized_start=652
+  _globals['_STATELIST']._serialized_end=701
+  _globals['_PARTVERSION']._serialized_start=703
+  _globals['_PARTVERSION']._serialized_end=762
+  _globals['_STATE']._serialized_start=882
+  _globals['_STATE']._serialized_end=1062
 # @@protoc_insertion_point(module_scope)

@@ -60,12 +60,12 @@ class StateManifest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., digest: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., lineage: _Optional[str] = ...) -> None: ...
 
 class StateTensor(_message.Message):
-    __slots__ = ("head", "sha256")
+    __slots__ = ("head", "hashes")
     HEAD_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
     head: _tensor_pb2.TensorHead
-    sha256: str
-    def __init__(self, head: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., sha256: _Optional[str] = ...) -> None: ...
+    hashes: bytes
+    def __init__(self, head: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., hashes: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("stage", "kind", "epoch", "name", "offset", "length", "lineage")

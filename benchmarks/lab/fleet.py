@@ -228,7 +228,7 @@ class Box:
     def swarm(self, nodes: tuple[int, ...], **changes: Any) -> list[Peer]:
         """Peers of a new swarm, not started: ``nodes`` of the ends, then of each block stage."""
         labels = [named(stage, str(i)) for stage, count in enumerate(nodes) for i in range(count)]
-        self._where = dict(zip(labels, self.hosts, strict=False))
+        self.place(labels)
         for label in labels[: nodes[0]]:
             key = Identity.load_or_create(self.root / label / "identity.key").peer_id
             self.doors[label] = f"/ip4/{self.host(label).address}/tcp/{free_port()}/p2p/{key}"
@@ -277,6 +277,10 @@ class Box:
         )
         found = self.made[label] = Peer(label, home, Child(label, home, words, host.through), where)
         return found
+
+    def place(self, labels: Sequence[str]) -> None:
+        """The peers of these labels run on :attr:`hosts`, in order."""
+        self._where = dict(zip(labels, self.hosts, strict=False))
 
     def host(self, label: str) -> Host:
         return self._where.get(label, Host())

@@ -417,15 +417,17 @@ table ip6 t {{
         return done.stdout
 
 
-def why_not() -> str:
-    """Why this user cannot have such a network; empty when it can."""
+def why_not(kind: str = "home") -> str:
+    """Why this user cannot have such a network with hosts of this kind; empty when it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for program, package in (("ip", "iproute2"), ("nft", "nftables")):
+    needed = [("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")]
+    for program, package in needed[: 2 if kind in ("open", "lan") else 3]:
         if shutil.which(program) is None:
             return f"{program} is not installed (Debian: apt install {package})"
     try:
-        with Internet({"a": "home"}):
+        with Internet({"a": kind}) as net:
+            net.shape("a", 1e9)
             return ""
     except OSError as e:
         return f"no network namespaces here: {e}"

@@ -31,11 +31,9 @@ async def begin(
     journal: Journal,
     given: str,
     retry_s: float = RETRY_S,
-    keep: Path | None = None,
 ) -> None:
     """Wait until what the stage begins from is in place, of the digest ``given``. Without adapters
-    it is not needed any more where others have trained: their newest state is taken instead. With
-    adapters it is needed at every start, so it stays in the directory ``keep``."""
+    it is not needed any more where others have trained: their newest state is taken instead."""
     for tries in itertools.count():
         if not work.stage.empty:
             return
@@ -54,11 +52,15 @@ async def begin(
                 text = f"the weights that the run begins from are awaited: {e}; its owner has them"
                 journal.emit("checkpoint", "weights-awaited", text, "warning")
         await asyncio.sleep(retry_s * (SAID if tries > SAID else 1))
-    if keep is not None and work.stage.frozen is not None:
-        try:
-            await asyncio.to_thread(keep_weights, keep, work.stage.frozen)
-        except OutOfResources as e:
-            journal.emit("checkpoint", "weights-not-kept", f"{e}; {e.next_step}", "warning")
+
+
+async def keep_base(work: StageRuntime, directory: Path, journal: Journal) -> None:
+    """Write the weights beside which adapters are trained to ``directory``: every start needs
+    them."""
+    try:
+        await asyncio.to_thread(keep_weights, directory, work.stage.frozen or {})
+    except OutOfResources as e:
+        journal.emit("checkpoint", "weights-not-kept", f"{e}; {e.next_step}", "warning")
 
 
 def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, int]]:
@@ -80,11 +82,10 @@ async def catch_up(
     journal: Journal,
     retry_s: float = RETRY_S,
     given: str = "",
-    keep: Path | None = None,
 ) -> None:
     """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over
     failures and restarts (None: in memory, over failures). ``given``: the digest of what the stage
-    begins from, where that is not drawn; ``keep``: where it stays, if it is needed again.
+    begins from, where that is not drawn.
 
     Which epoch others hold is what most of them say, and where any of them is there whom this peer
     has worked with, only those are asked: one stranger's word sends nobody after parameters that do
@@ -104,7 +105,7 @@ async def catch_up(
         )
         break
     partial = Partial(incoming)
-    await begin(work, presence, partial, journal, given, retry_s, keep)
+    await begin(work, presence, partial, journal, given, retry_s)
     for _ in range(TRIES):
         newest, held = _newest(work, presence)
         if newest <= work.version.epoch:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room
-from node.app.catchup import catch_up
+from node.app.catchup import catch_up, keep_base
 from node.app.cells import find_cell, watch_cell
 from node.app.launch import Child, stop_all
 from node.app.moving import Mover, again, refusal
@@ -54,6 +54,7 @@ from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
 from node.inference.forwarding import EndsService
 from node.manifest import Manifest
+from node.model.settings import DIGEST
 from node.reach.standing import Standing
 from node.telemetry.events import Journal, JournalHandler
 from node.telemetry.metrics import Metrics
@@ -270,14 +271,17 @@ class Daemon:
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest)
+        weights, fetches = self.manifest.model.weights, a.work.stage.empty
         await catch_up(
             a.work,
             self.presence,
             self.config.incoming_dir(self.manifest.run_id, stage),
             self.journal,
-            given=weights[stage] if (weights := self.manifest.model.weights) else "",
-            keep=self.config.base_dir(self.manifest.run_id, stage),
+            given=weights[stage].removeprefix(DIGEST) if weights else "",
         )
+        if fetches and a.work.stage.frozen is not None:
+            where = self.config.base_dir(self.manifest.run_id, stage)
+            self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
         a.training.start()
         if a.meetings is not None:
             a.meetings.start()

@@ -2,19 +2,20 @@
 checked.
 
 What a donor says is compared, in this order, with what this peer already knows: names and shapes
-(from the manifest of the run) before a byte is allocated, the hash of each tensor when it is there,
-the digest of the stage (from the plan) when all are. Donors that describe the same bytes work
-together; one that is caught is left out and counted against. A whole tensor comes from one donor if
-possible, so that a wrong hash has one author.
+(from the manifest of the run) before a byte is allocated, the digest of the stage (from the plan)
+with the hashes it is made of, the hash of each piece when it is there. Donors that describe the
+same bytes work together, each piece comes from one of them, and one that is caught is left out and
+counted against.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -29,7 +30,16 @@ from node.core.ids import PeerId
 from node.core.journey import Version, lineage
 from node.core.tasks import Tasks
 from node.transport.port import TransportPort, translate
-from node.wire.tensors import compare, digest, encode, expected_head, nbytes_of
+from node.wire.tensors import (
+    HASH,
+    compare,
+    digest_of,
+    encode,
+    expected_head,
+    hash_of,
+    nbytes_of,
+    pieces,
+)
 from protos import state_pb2, state_pb2_grpc
 
 Progress = Callable[[int, int, float, PeerId], None]
@@ -48,13 +58,16 @@ _GONE = {
 class FetchTimeouts:
     """Seconds. ``describe_s``: a donor hashes its whole state for the first who asks. ``stall_s``:
     between two messages. ``request_s``: one request, slow lines included. ``tries``: failures in a
-    row that end a donor's turn."""
+    row, of one of the requests that a donor has at a time, that end its turn. ``again_s``: when
+    nothing else is left, a piece that was asked for so long ago is asked of another donor too.
+    """
 
     describe_s: float = 120.0
     stall_s: float = 15.0
     request_s: float = 300.0
     tries: int = 3
     pause_s: float = 0.2
+    again_s: float = 2.0
 
 
 async def fetch(
@@ -103,36 +116,23 @@ async def fetch(
     return await job.run(dict.fromkeys(donors), epoch, expected_digest)
 
 
-@dataclass
-class _Wanted:
-    """One tensor under way. ``sources`` gave the first ``filled`` bytes of ``view``."""
+@dataclass(eq=False)
+class _Piece:
+    """One piece under way, and where it belongs. ``asked`` is who sends it now, ``since`` since
+    when it is asked for."""
 
     name: str
-    sha256: str
-    shape: tuple[int, ...]
-    nbytes: int
-    tensor: torch.Tensor | None = None
-    view: memoryview = field(default_factory=lambda: memoryview(b""))
-    filled: int = 0
-    sources: set[PeerId] = field(default_factory=set)
-    alone: bool = False  # mixed bytes did not hash: take it from one donor only
-
-    def open(self) -> memoryview:
-        if self.tensor is None:
-            self.tensor = torch.empty(self.shape, dtype=torch.float32)
-            self.view = encode(self.tensor, WIRE)  # the tensor's own memory
-        return self.view
-
-    def restart(self) -> None:
-        self.filled = 0
-        self.sources.clear()
+    offset: int
+    hashed: bytes
+    into: memoryview
+    asked: set[PeerId] = field(default_factory=set)
+    since: float = 0.0
+    there: bool = False
 
 
 @dataclass
 class _Donor:
     peer: PeerId
-    active: int = 0
-    failed: int = 0  # in a row
     out: bool = False
 
 
@@ -142,7 +142,16 @@ class _Offer:
 
     version: Version
     digest: str
-    hashes: tuple[tuple[str, str], ...]
+    hashes: tuple[tuple[str, bytes], ...]
+    """Of the pieces of each tensor, by name."""
+
+    def pieces(self) -> set[bytes]:
+        """The hash of every piece."""
+        each = (hashes for _, hashes in self.hashes)
+        return {hashes[at : at + HASH] for hashes in each for at in range(0, len(hashes), HASH)}
+
+
+_Groups = dict[_Offer, list[PeerId]]
 
 
 class _Fetch:
@@ -174,6 +183,12 @@ class _Fetch:
         self.done_bytes = 0
         self.began = 0.0
         self.came = 0
+        self.left: set[_Piece] = set()
+        """Pieces of the offer at hand that are not here yet; of these nobody is asked for those in
+        ``queue``."""
+        self.queue: deque[_Piece] = deque()
+        self.changed = asyncio.Event()
+        self.asks, self.asked = Tasks("fetch"), dict[asyncio.Task[_Offer | None], PeerId]()
 
     async def run(
         self, donors: Mapping[PeerId, None], epoch: int | None, expected: str | None
@@ -182,50 +197,44 @@ class _Fetch:
             "" if epoch is None else f" at epoch {epoch}"
         )
         self.began = self.clock.now()
-        groups = await self._offers(list(donors), epoch, expected)
         begun = self.partial.version
-        order = sorted(
-            groups,
-            key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest),
-            reverse=True,
-        )
-        for offer in order:
-            self.partial.version = offer.version
-            await asyncio.to_thread(self.partial.only, {sha256 for _, sha256 in offer.hashes})
-            tensors = await self._gather(offer, groups[offer])
-            if tensors is None:
-                continue
-            if await asyncio.to_thread(digest, tensors) == offer.digest:
-                await asyncio.to_thread(self.partial.clear)
-                version = offer.version
-                return StateSnapshot(
-                    version.epoch, tensors, offer.digest, dict(self.sources), version.lineage
+        try:
+            groups = await self._offers(donors, epoch, expected)
+            while groups:
+                offer = max(
+                    groups, key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest)
                 )
-            # Every tensor had the hash that was claimed for it: the claim itself is false, and all
-            # of the group made it.
-            others = {pair for other in groups if other != offer for pair in other.hashes}
-            for _, sha256 in set(offer.hashes) - others:
-                self.partial.forget(sha256)
-            for peer in groups[offer]:
-                self._lied(peer, "its tensors do not have the digest it names")
+                self.partial.version = offer.version
+                await asyncio.to_thread(self.partial.only, offer.pieces())
+                tensors = await self._gather(offer, groups)
+                if tensors is not None:
+                    await asyncio.to_thread(self.partial.clear)
+                    version = offer.version
+                    return StateSnapshot(
+                        version.epoch, tensors, offer.digest, dict(self.sources), version.lineage
+                    )
+        finally:
+            await self.asks.close()
         raise NoDonor(what, self.reasons)
 
     # Phase 1: who holds what.
 
     async def _offers(
-        self, donors: list[PeerId], epoch: int | None, expected: str | None
-    ) -> dict[_Offer, list[PeerId]]:
-        tasks, groups = Tasks("fetch"), defaultdict[_Offer, list[PeerId]](list)
-        try:
-            asked = [
-                (peer, tasks.spawn(self._ask(peer, epoch, expected), f"describe {peer[-6:]}"))
-                for peer in donors
-            ]
-            for peer, task in asked:
-                if (offer := await task) is not None:
-                    groups[offer].append(peer)
-        finally:
-            await tasks.close()
+        self, donors: Iterable[PeerId], epoch: int | None, expected: str | None
+    ) -> _Groups:
+        """What donors say they hold. Of an ``expected`` digest one offer is enough to begin with:
+        who answers later is in ``self.asked``."""
+        self.asked = {
+            self.asks.spawn(self._ask(peer, epoch, expected), f"describe {peer[-6:]}"): peer
+            for peer in donors
+        }
+        groups: _Groups = {}
+        while self.asked and not (groups and expected):
+            done, _ = await asyncio.wait(self.asked, return_when=asyncio.FIRST_COMPLETED)
+            for task in [t for t in self.asked if t in done]:
+                peer = self.asked.pop(task)
+                if (offer := task.result()) is not None:
+                    groups.setdefault(offer, []).append(peer)
         return groups
 
     async def _ask(self, peer: PeerId, epoch: int | None, expected: str | None) -> _Offer | None:
@@ -297,12 +306,14 @@ class _Fetch:
             )
         for name, shape in self.shapes.items():
             compare(entries[name].head, expected_head(name, shape, WIRE), WIRE)
-        hashes = tuple((name, entries[name].sha256) for name in sorted(entries))
-        if any(
-            _HEX.fullmatch(text) is None
-            for text in (manifest.digest, *(sha256 for _, sha256 in hashes))
-        ):
-            raise WireError("a hash is not a hex sha256")
+        if _HEX.fullmatch(manifest.digest) is None:
+            raise WireError("a digest is 64 hex digits")
+        for name, shape in self.shapes.items():
+            if len(entries[name].hashes) != HASH * len(pieces(nbytes_of(shape, WIRE))):
+                raise WireError(f"{name} has not one hash for each piece")
+        hashes = tuple((name, entries[name].hashes) for name in sorted(entries))
+        if digest_of({n: (self.shapes[n], each) for n, each in hashes}) != manifest.digest:
+            raise WireError("its tensors do not have the digest it names")
         try:
             return _Offer(
                 Version(manifest.epoch, lineage(manifest.lineage)), manifest.digest, hashes
@@ -312,90 +323,123 @@ class _Fetch:
 
     # Phase 2: the bytes, from all who made the same offer.
 
-    async def _gather(self, offer: _Offer, peers: list[PeerId]) -> dict[str, torch.Tensor] | None:
-        """Every tensor of the offer, each with its hash; None when the donors gave out."""
-        have: dict[str, torch.Tensor] = {}
-        wanted: list[_Wanted] = []
-        for name, sha256 in offer.hashes:
-            shape = self.shapes[name]
-            if (found := await asyncio.to_thread(self.partial.find, sha256, shape)) is not None:
-                have[name] = found
-            else:
-                wanted.append(_Wanted(name, sha256, shape, nbytes_of(shape, WIRE)))
-        self.done_bytes = self.total - sum(w.nbytes for w in wanted)
-        wanted.sort(key=lambda w: w.nbytes)  # taken from the end: largest first
+    async def _gather(self, offer: _Offer, groups: _Groups) -> dict[str, torch.Tensor] | None:
+        """Every tensor of the offer, each piece with its hash; None when the donors gave out. Takes
+        the offer out of ``groups``, and adds others that come meanwhile."""
+        tensors = {n: torch.empty(self.shapes[n], dtype=torch.float32) for n, _ in offer.hashes}
+        found = [
+            _Piece(name, at, hashes[HASH * i : HASH * (i + 1)], view[at : at + size])
+            for name, hashes in offer.hashes
+            for view in [encode(tensors[name], WIRE)]  # the tensor's own memory
+            for i, (at, size) in enumerate(pieces(len(view)))
+        ]
+        find = self.partial.find
+        missing = await asyncio.to_thread(lambda: [p for p in found if not find(p.hashed, p.into)])
+        self.left, self.queue = set(missing), deque(missing)
+        self.done_bytes = self.total - sum(len(p.into) for p in missing)
         # Every joiner has its own order of donors, so that they do not all begin with the same one.
         ring = sorted(
-            peers, key=lambda p: hashlib.sha256(f"{self.transport.peer_id}{p}".encode()).digest()
+            groups.pop(offer),
+            key=lambda p: hashlib.sha256(f"{self.transport.peer_id}{p}".encode()).digest(),
         )
-        donors = [_Donor(peer) for peer in ring]
-        tasks = Tasks("fetch")
+        tasks, working = Tasks("fetch"), set[asyncio.Task[None]]()
+
+        def employ(peers: Sequence[PeerId]) -> None:
+            donors = [_Donor(peer) for peer in peers]
+            for i in range(max(1, self.settings.fetch_parallel)):
+                for donor in donors:
+                    name = f"worker {i} of {donor.peer[-6:]}"
+                    working.add(tasks.spawn(self._worker(offer, donor), name))
+
+        async def awaited(ask: asyncio.Task[_Offer | None], peer: PeerId) -> None:
+            if (said := await ask) == offer:
+                employ([peer])
+            elif said is not None:
+                groups.setdefault(said, []).append(peer)
+
         try:
-            workers = [
-                tasks.spawn(self._worker(offer, wanted, have, donors), f"worker {i}")
-                for i in range(max(1, self.settings.fetch_parallel))
-            ]
-            for worker in workers:
-                await worker
+            employ(ring)
+            for ask, peer in self.asked.items():
+                working.add(tasks.spawn(awaited(ask, peer), f"answer of {peer[-6:]}"))
+            self.asked = {}
+            while self.left and working:  # whoever still sends what is here by now is cut off
+                done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                working -= done
+                for worker in done:
+                    worker.result()
         finally:
             await tasks.close()
-        return have if len(have) == len(self.shapes) else None
+        return None if self.left else tensors
 
-    async def _worker(
-        self,
-        offer: _Offer,
-        wanted: list[_Wanted],
-        have: dict[str, torch.Tensor],
-        donors: list[_Donor],
-    ) -> None:
-        while wanted and (
-            donor := min((d for d in donors if not d.out), key=lambda d: d.active, default=None)
-        ):
-            want = wanted.pop()
-            donor.active += 1
-            try:
-                finished = await self._take(offer, want, donor)
-            finally:
-                donor.active -= 1
-            if finished and want.tensor is not None:
-                await asyncio.to_thread(self.partial.keep, want.sha256, want.tensor)
-                have[want.name] = want.tensor
-            else:
-                wanted.append(want)
-                await asyncio.sleep(0 if donor.out else self.patience.pause_s * donor.failed)
+    async def _worker(self, offer: _Offer, donor: _Donor) -> None:
+        """One request at a time to one donor, until there is nothing to ask it for."""
+        failed = 0  # in a row
+        while not donor.out and (piece := await self._next(donor)) is not None:
+            piece.asked.add(donor.peer)
+            piece.since = self.clock.now()
+            came = await self._take(offer, piece, donor)
+            piece.asked.discard(donor.peer)
+            failed = 0 if came else failed + 1
+            donor.out = donor.out or failed >= self.patience.tries
+            if not came and not piece.asked and not piece.there:
+                self.queue.appendleft(piece)
+            self.changed.set()
+            self.changed = asyncio.Event()
+            if not came and not donor.out:
+                await asyncio.sleep(self.patience.pause_s * failed)
 
-    async def _take(self, offer: _Offer, want: _Wanted, donor: _Donor) -> bool:
-        """Go on with one tensor at one donor, until it is whole and right (True) or the donor
-        failed (False)."""
-        if want.alone and want.sources - {donor.peer}:
-            self._drop(want)
+    async def _next(self, donor: _Donor) -> _Piece | None:
+        """A piece that nobody is asked for, else one that keeps another donor busy for long; None
+        when all are here."""
+        while self.left and not donor.out:
+            if self.queue:
+                return self.queue.popleft()
+            slow = [p for p in self.left if len(p.asked) == 1 and donor.peer not in p.asked]
+            oldest = min(slow, key=lambda p: (p.since, p.name, p.offset), default=None)
+            wait = self.patience.again_s
+            if oldest is not None:
+                wait -= self.clock.now() - oldest.since
+                if wait <= 0:
+                    return oldest
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self.changed.wait()
+        return None
+
+    async def _take(self, offer: _Offer, piece: _Piece, donor: _Donor) -> bool:
+        """Ask one donor for one piece; whether it is here."""
+        data = bytearray()
         try:
-            view = want.open()
-            while want.filled < want.nbytes:
-                await self._request(offer, want, view, donor)
-                donor.failed = 0
+            await self._request(offer, piece, data, donor)
+            if await asyncio.to_thread(hash_of, data) != piece.hashed:
+                raise WireError(f"{piece.name} does not have the hash it named")
         except grpc.aio.AioRpcError as e:
             self._failed(translate(donor.peer, e))
-            donor.failed += 1
-            donor.out = e.code() in _GONE or donor.failed >= self.patience.tries
-            return False
+            donor.out = donor.out or e.code() in _GONE
         except (PeerFault, TimeoutError) as e:
             self._failed(e if isinstance(e, PeerFault) else PeerFault(donor.peer, "sends nothing"))
-            donor.failed += 1
-            donor.out = donor.failed >= self.patience.tries
-            return False
         except WireError as e:
             self._lied(donor.peer, str(e))
             donor.out = True
-            return False
-        return await self._verify(want, donor)
+        else:
+            if not piece.there:
+                piece.there = True
+                await asyncio.to_thread(self._put, piece, data)
+                self.left.discard(piece)
+                self.sources[donor.peer] += len(data)
+                return True
+        self.done_bytes -= len(data)
+        return piece.there
 
-    async def _request(self, offer: _Offer, want: _Wanted, view: memoryview, donor: _Donor) -> None:
-        """One range. What arrived before an error stays. Raises AioRpcError, PeerFault,
-        TimeoutError, WireError."""
+    def _put(self, piece: _Piece, data: bytearray) -> None:
+        piece.into[:] = data
+        self.partial.keep(piece.hashed, piece.into)
+
+    async def _request(self, offer: _Offer, piece: _Piece, data: bytearray, donor: _Donor) -> None:
+        """One piece, appended to ``data``. Raises AioRpcError, PeerFault, TimeoutError,
+        WireError."""
         if self.gate is not None:
             await self.gate.wait()
-        end = min(want.filled + max(1, self.settings.fetch_chunk), want.nbytes)
         async with asyncio.timeout(self.patience.stall_s):
             stub = state_pb2_grpc.StateStub(await self.transport.channel(donor.peer))
         call = stub.Fetch(
@@ -404,9 +448,9 @@ class _Fetch:
                 kind=self.kind.code,
                 epoch=offer.version.epoch,
                 lineage=offer.version.lineage,
-                name=want.name,
-                offset=want.filled,
-                length=end - want.filled,
+                name=piece.name,
+                offset=piece.offset,
+                length=len(piece.into),
             ),
             timeout=self.patience.request_s,
         )
@@ -416,48 +460,27 @@ class _Fetch:
                     chunk = await call.read()
                 if not isinstance(chunk, state_pb2.StateChunk):  # the end of the stream
                     break
-                self._accept(want, view, chunk, end, donor)
+                self._accept(piece, data, chunk, donor)
         finally:
             call.cancel()
-        if want.filled < end:
-            raise WireError(
-                f"{want.name} ended {end - want.filled} bytes short of what was asked for"
-            )
+        if missing := len(piece.into) - len(data):
+            raise WireError(f"{piece.name} ended {missing} bytes short of what was asked for")
 
     def _accept(
-        self, want: _Wanted, view: memoryview, chunk: state_pb2.StateChunk, end: int, donor: _Donor
+        self, piece: _Piece, data: bytearray, chunk: state_pb2.StateChunk, donor: _Donor
     ) -> None:
-        size = len(chunk.data)
-        if chunk.offset != want.filled or not 0 < size <= end - want.filled:
+        size, at, left = len(chunk.data), piece.offset + len(data), len(piece.into) - len(data)
+        if chunk.offset != at or not 0 < size <= left:
             raise WireError(
-                f"{size} bytes at {chunk.offset} of {want.name}, expected at most "
-                f"{end - want.filled} at {want.filled}"
+                f"{size} bytes at {chunk.offset} of {piece.name}, expected at most {left} at {at}"
             )
-        view[want.filled : want.filled + size] = chunk.data
-        want.filled += size
-        want.sources.add(donor.peer)
-        self.sources[donor.peer] += size
+        data += chunk.data
         self.done_bytes += size
         self.came += size
         self.transport.count(donor.peer, received=size, plane="state")
         if self.progress is not None:
             rate = self.came / max(self.clock.now() - self.began, 1e-3)
-            self.progress(self.done_bytes, self.total, rate, donor.peer)
-
-    async def _verify(self, want: _Wanted, donor: _Donor) -> bool:
-        found = await asyncio.to_thread(lambda: hashlib.sha256(want.view).hexdigest())
-        if found == want.sha256:
-            return True
-        if len(want.sources) <= 1:
-            self._lied(donor.peer, f"{want.name} does not have the hash it named")
-            donor.out = True
-        want.alone = True  # several authors: nobody can be blamed, the next attempt has one
-        self._drop(want)
-        return False
-
-    def _drop(self, want: _Wanted) -> None:
-        self.done_bytes -= want.filled
-        want.restart()
+            self.progress(min(self.done_bytes, self.total), self.total, rate, donor.peer)
 
     def _failed(self, fault: PeerFault) -> None:
         self.reasons[fault.peer] = fault.reason

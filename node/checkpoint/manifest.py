@@ -11,7 +11,8 @@ from typing import Any
 
 from node.core.errors import Refused
 
-FORMAT = 1
+FORMAT = 2
+"""1 named parameters by another digest; its files are hashed alike, and it is still read."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -25,8 +26,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """``digest`` is the stage digest of the parameters; ``meta`` is JSON of whoever saved (the
-    sampler's place, …)."""
+    """``digest`` is the stage digest of the parameters, "" in format 1;
+    ``meta`` is JSON of whoever saved (the sampler's place, …)."""
 
     run_id: str
     stage: int
@@ -70,9 +71,9 @@ class CheckpointManifest:
             body = page["checkpoint"]
             if page["sha256"] != _hash(body):
                 raise Refused("its manifest is garbled: it does not have the hash it names")
-            if body["format"] != FORMAT:
+            if body["format"] not in (1, FORMAT):
                 raise Refused(
-                    f"its manifest has format {body['format']}, this software reads {FORMAT}"
+                    f"its manifest has format {body['format']}, this software reads 1 and {FORMAT}"
                 )
             files = {
                 str(name): FileEntry(_natural(f["size"]), _hex(f["sha256"]))
@@ -84,7 +85,7 @@ class CheckpointManifest:
                 str(body["run_id"]),
                 _natural(body["stage"]),
                 _natural(body["epoch"]),
-                _hex(body["digest"]),
+                _hex(body["digest"]) if body["format"] == FORMAT else "",
                 files,
                 body["meta"],
             )

@@ -1,28 +1,25 @@
 """What was already fetched and verified, so that a broken donor, or a restart, costs only what was
 under way.
 
-Tensors are kept by the sha256 of their bytes: a name from another peer is never part of a path, and
-what is found again is known to be right because it hashes to its own name.
+Pieces of tensors are kept by their hash: a name from another peer is never part of a path, and what
+is found again is known to be right because it hashes to its own name.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from node.checkpoint.files import Disk, directory, local_fault, reading
-from node.checkpoint.state import WIRE
 from node.core.errors import Refused
 from node.core.journey import Version
-from node.wire.tensors import encode, nbytes_of
+from node.wire.tensors import hash_of
 
-_PIECE = re.compile(r"[0-9a-f]{64}\.tensor(\.writing)?")
+_PIECE = re.compile(r"[0-9a-f]{64}\.(piece|tensor)(\.writing)?")
+"""Former versions kept whole tensors."""
 
 
 class Partial:
@@ -35,52 +32,45 @@ class Partial:
     def __init__(self, directory: Path | str | None = None, *, disk: Disk | None = None) -> None:
         self.directory = None if directory is None else Path(directory)
         self._disk = disk or Disk()
-        self._held: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        self._held: dict[bytes, memoryview] = {}
         self.version: Version | None = None
 
-    def find(self, sha256: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """The fp32 tensor whose bytes hash to ``sha256``, or None. Blocks on the disk when it is
-        not in memory."""
-        key = sha256, tuple(shape)
-        if (
-            key not in self._held
-            and self.directory is not None
-            and (found := _read(self.directory, sha256, key[1])) is not None
-        ):
-            self._held[key] = found
-        return self._held.get(key)
+    def find(self, hashed: bytes, into: memoryview) -> bool:
+        """Put the piece of this hash, exactly as long as ``into``, there; whether it is here.
+        ``into`` stays as it is from then on. Blocks on the disk when the piece is not in memory."""
+        held = self._held.get(hashed)
+        if held is None:
+            if self.directory is None or not _read(self.directory, hashed, into):
+                return False
+        elif len(held) != len(into):
+            return False
+        else:
+            into[:] = held
+        self._held[hashed] = into  # what it was in before is not kept in memory twice
+        return True
 
-    def keep(self, sha256: str, tensor: torch.Tensor) -> None:
-        """Remember a verified fp32 tensor. Blocks on the disk; raises OutOfResources when it is
-        full."""
-        self._held[sha256, tuple(tensor.shape)] = tensor
-        if self.directory is None:
+    def keep(self, hashed: bytes, piece: memoryview) -> None:
+        """Remember a verified piece, which stays as it is. Blocks on the disk; raises
+        OutOfResources when it is full."""
+        # Two tensors may have the same piece, and arrive at the same time.
+        if self._held.setdefault(hashed, piece) is not piece or self.directory is None:
             return
         try:
-            self._write(self.directory, f"{sha256}.tensor", encode(tensor, WIRE))
+            self._write(self.directory, _named(hashed), piece)
         except OSError as e:
             raise local_fault("keep fetched state", self.directory, e) from e
 
-    def forget(self, sha256: str) -> None:
-        """Drop what a lying manifest made us keep."""
-        for key in [k for k in self._held if k[0] == sha256]:
-            del self._held[key]
-        if self.directory is not None:
-            (self.directory / f"{sha256}.tensor").unlink(missing_ok=True)
-
-    def only(self, hashes: Collection[str]) -> None:
+    def only(self, hashes: Collection[bytes]) -> None:
         """Drop what is no part of the state wanted now: pieces of versions that are gone would add
         up. Blocks on the disk."""
-        held = {sha256 for sha256, _ in self._held}
+        for hashed in self._held.keys() - hashes:
+            del self._held[hashed]
         if self.directory is not None:
+            wanted = {_named(hashed) for hashed in hashes}
             with suppress(OSError):
-                held |= {
-                    name.partition(".")[0]
-                    for name in os.listdir(self.directory)
-                    if _PIECE.fullmatch(name)
-                }
-        for sha256 in held - set(hashes):
-            self.forget(sha256)
+                for name in os.listdir(self.directory):
+                    if _PIECE.fullmatch(name) and name not in wanted:
+                        (self.directory / name).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Forget everything: the state is whole, or no longer wanted. Files of other makers in the
@@ -115,15 +105,18 @@ class Partial:
             self._disk.rename(f"{name}.writing", name, at)
 
 
-def _read(where: Path, sha256: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+def _named(hashed: bytes) -> str:
+    return f"{hashed.hex()}.piece"
+
+
+def _read(where: Path, hashed: bytes, into: memoryview) -> bool:
+    filled = 0
     try:
-        with directory(where) as at, reading(f"{sha256}.tensor", at) as (fd, size):
-            if size != nbytes_of(shape, WIRE):
-                return None
-            tensor = torch.empty(shape, dtype=torch.float32)
-            view, filled = encode(tensor, WIRE), 0
-            while filled < size and (got := os.preadv(fd, [view[filled:]], filled)):
+        with directory(where) as at, reading(_named(hashed), at) as (fd, size):
+            if size != len(into):
+                return False
+            while filled < size and (got := os.preadv(fd, [into[filled:]], filled)):
                 filled += got
     except (OSError, Refused):
-        return None
-    return tensor if hashlib.sha256(view).hexdigest() == sha256 else None
+        return False
+    return hash_of(into) == hashed

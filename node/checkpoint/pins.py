@@ -7,7 +7,7 @@ unused, how long at all.
 
 from __future__ import annotations
 
-import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 
 from node.checkpoint.state import WIRE, StateKind
+from node.core.ids import PeerId
 from node.core.journey import Version
-from node.wire.tensors import digest, encode, expected_head
+from node.wire.tensors import digest_of, encode, expected_head, hashes_of
 from protos import state_pb2
 
 PINS = 8
@@ -37,7 +38,8 @@ class PinKey(NamedTuple):
 @dataclass
 class Pin:
     """One snapshot. ``described`` keeps answers by the names asked for; ``views`` the bytes of
-    tensors, made once."""
+    tensors and ``hashes`` those of their pieces, made once; ``given`` how many bytes of a tensor
+    went to a peer."""
 
     key: PinKey
     tensors: dict[str, torch.Tensor]
@@ -45,6 +47,8 @@ class Pin:
     used: float
     described: dict[tuple[str, ...], state_pb2.StateManifest] = field(default_factory=dict)
     views: dict[str, memoryview] = field(default_factory=dict)
+    hashes: dict[str, bytes] = field(default_factory=dict)
+    given: Counter[tuple[PeerId, str]] = field(default_factory=Counter)
     readers: int = 0
 
     def extend(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -70,13 +74,15 @@ class Pin:
                 kind=self.key.kind.code,
             )
             for name in names:
-                sha256 = hashlib.sha256(self.view(name)).hexdigest()
-                manifest.tensors.append(
-                    state_pb2.StateTensor(
-                        head=expected_head(name, self.tensors[name].shape, WIRE), sha256=sha256
-                    )
+                if name not in self.hashes:
+                    self.hashes[name] = hashes_of(self.view(name))
+                manifest.tensors.add(
+                    head=expected_head(name, self.tensors[name].shape, WIRE),
+                    hashes=self.hashes[name],
                 )
-            manifest.digest = digest({name: self.tensors[name] for name in names})
+            manifest.digest = digest_of(
+                {name: (self.tensors[name].shape, self.hashes[name]) for name in names}
+            )
             if len(self.described) >= PINS:  # subsets are cheap to describe again
                 self.described.clear()
             self.described[names] = manifest

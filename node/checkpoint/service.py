@@ -60,7 +60,7 @@ class StateService(state_pb2_grpc.StateServicer):
     """Serves what ``provider`` holds. Made before the transport starts: it adds itself to the
     transport's server.
 
-    ``on_served(kind, version, name)`` is told of every tensor whose last byte has gone out.
+    ``on_served(kind, version, name)`` is told of every tensor that has gone out whole to a peer.
     ``weights`` reads the parameters of any stage that the run begins from, where they are on the
     disk here; it may block.
     """
@@ -116,7 +116,10 @@ class StateService(state_pb2_grpc.StateServicer):
                         self.pins.get(pin.key, self._clock.now())
                         self.bytes_given[peer] += len(data)
                         self._transport.count(peer, sent=len(data), plane="state")
-                    if request.offset + request.length == len(pin.views[request.name]):
+                    # The pieces of a tensor are asked for in any order.
+                    pin.given[peer, request.name] += request.length
+                    if pin.given[peer, request.name] >= len(pin.views[request.name]):
+                        del pin.given[peer, request.name]
                         self._on_served(pin.key.kind, pin.key.version, request.name)
                 finally:
                     pin.readers -= 1

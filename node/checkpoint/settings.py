@@ -13,9 +13,8 @@ class CheckpointSettings:
     """Epochs between checkpoints; 0 never writes one."""
     keep: int = 3
     """Newest checkpoints kept on disk."""
-    fetch_chunk: int = 1 << 20
-    """Bytes asked for in one request when state is fetched from a member."""
     fetch_parallel: int = 4
-    """Requests under way at once, spread over the donors."""
+    """Requests under way at once to each donor, of at most 1 MiB each, when state is fetched from
+    members."""
     max_up: float = 0.0
     """Bytes per second this peer gives to joiners; 0 is unlimited."""

@@ -8,9 +8,9 @@ from node.core.errors import WireError
 
 VERSION = "0.1.0"
 """Of the software; pyproject.toml says the same."""
-OLDEST_PROTOCOL, PROTOCOL = 6, 6
-"""Of what peers say to each other: the oldest and the newest version spoken here. In version 6 the
-cells of a run are spread over 256 keys of the directory."""
+OLDEST_PROTOCOL, PROTOCOL = 7, 7
+"""Of what peers say to each other: the oldest and the newest version spoken here. In version 7 a
+digest is a tree of BLAKE3 hashes, of which a piece of each MiB is fetched by itself."""
 _COMMANDS = "git pull && make setup  in its checkout, then  tutti drain; tutti start"
 UPDATE = f"update this tutti:  {_COMMANDS}"
 """What helps who meets something newer."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.core.tables import build
-from node.model.settings import ModelSettings
+from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import HEAD, base_shapes
 from node.wire.tensors import digest, dtype_of
 
@@ -188,17 +188,19 @@ class Weights:
 
     def digests(self, settings: ModelSettings, stages: int) -> tuple[str, ...]:
         """The digest of every stage, the ends first: what the manifest names the weights by."""
-        return tuple(digest(self.stage(settings, stages, stage)) for stage in range(stages + 1))
+        return tuple(
+            DIGEST + digest(self.stage(settings, stages, stage)) for stage in range(stages + 1)
+        )
 
     def verified(
         self, settings: ModelSettings, stages: int, stage: int, wanted: str
     ) -> dict[str, Tensor]:
         """As :meth:`stage`. Raises Refused when it has another digest than ``wanted``."""
         found = self.stage(settings, stages, stage)
-        if (here := digest(found)) != wanted:
+        if (here := DIGEST + digest(found)) != wanted:
             raise Refused(
                 f"the weights of stage {stage} in {self.directory} are others than the run begins "
-                f"from: {here[:16]}…, not {wanted[:16]}…",
+                f"from: {here[:23]}…, not {wanted[:23]}…",
                 "leave  --weights  away, and they are fetched from other peers",
             )
         return found

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DIGEST = "blake3:"
+"""Before the hex digits of a stage's digest where it stands in a manifest: digests of before
+protocol 7 are none of these."""
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -50,8 +54,8 @@ class ModelSettings:
     """Seed of the initial weights; each parameter is drawn from (seed, name), so every cut gives
     the same model."""
     weights: tuple[str, ...] = ()
-    """Hex digests of the stages of a given model, the ends first: the run begins from it. Empty:
-    from drawn weights."""
+    """Digests of the stages of a given model, the ends first, each after :data:`DIGEST`: the run
+    begins from it. Empty: from drawn weights."""
     adapter: int = 0
     """Rank of the adapters (LoRA, arXiv 2106.09685): low-rank matrices that are trained beside
     weights that stay as they are; 0: the weights are trained."""

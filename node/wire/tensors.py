@@ -7,13 +7,13 @@ than its heads is refused too. Numbers are little endian, rows outermost first.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from blake3 import blake3
 
 from node.core.errors import WireError
 from protos import tensor_pb2
@@ -21,6 +21,10 @@ from protos import tensor_pb2
 Shape = Sequence[int]
 Buffer = bytes | bytearray | memoryview
 """What can be fed to a reader, and what :func:`encode` gives."""
+
+PIECE, HASH = 1 << 20, 32
+"""Bytes of a tensor that have a hash of their own, less only in its last piece; bytes of the
+hash."""
 
 _WIRES: dict[str, tuple[tensor_pb2.WireType, torch.dtype]] = {
     "fp32": (tensor_pb2.FP32, torch.float32),
@@ -180,22 +184,39 @@ class TensorReader(BytesReader):
         return _words(tensor.reshape(-1)).view(np.uint8).data
 
 
-def digest(named: Mapping[str, torch.Tensor]) -> str:
-    """Hex sha256 of named tensors, whatever their order, device or strides.
+def pieces(nbytes: int) -> list[tuple[int, int]]:
+    """Offset and length of each piece of so many bytes, in order."""
+    return [(at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)]
 
-    Taken over (name, shape, fp32 bytes) in sorted order of names, lengths written before what they
-    measure. Equal digests mean bit-equal fp32 values: 0.0 and -0.0 differ.
+
+def hash_of(data: Buffer) -> bytes:
+    """The :data:`HASH` bytes of BLAKE3 that name a piece."""
+    return blake3(data).digest()
+
+
+def hashes_of(data: memoryview) -> bytes:
+    """The hashes of all pieces of a tensor's bytes, one after the other."""
+    return b"".join(hash_of(data[at : at + size]) for at, size in pieces(len(data)))
+
+
+def digest(named: Mapping[str, torch.Tensor]) -> str:
+    """Hex digest of named tensors, whatever their order, device or strides: a tree of hashes, see
+    :func:`digest_of`. Equal digests mean bit-equal fp32 values: 0.0 and -0.0 differ."""
+    return digest_of({n: (t.shape, hashes_of(encode(t, "fp32"))) for n, t in named.items()})
+
+
+def digest_of(hashes: Mapping[str, tuple[Shape, bytes]]) -> str:
+    """The digest of tensors whose shapes and :func:`hashes_of` their fp32 bytes are known.
+
+    Hex BLAKE3 over (name, shape, hashes) in sorted order of names, lengths written before what they
+    measure; a shape says how many hashes there are.
     """
-    sha = hashlib.sha256()
-    for name in sorted(named):
-        label, shape = name.encode(), named[name].shape
-        sha.update(
-            struct.pack("<I", len(label))
-            + label
-            + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        )
-        sha.update(encode(named[name], "fp32"))
-    return sha.hexdigest()
+    whole = blake3()
+    for name in sorted(hashes):
+        label, (shape, each) = name.encode(), hashes[name]
+        whole.update(struct.pack("<I", len(label)) + label)
+        whole.update(struct.pack(f"<I{len(shape)}Q", len(shape), *shape) + each)
+    return whole.hexdigest()
 
 
 def _known(wire: str) -> tuple[tensor_pb2.WireType, torch.dtype]:

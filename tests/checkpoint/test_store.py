@@ -226,7 +226,7 @@ def test_a_later_format_is_left_for_who_can_read_it(tmp_path: Path) -> None:
     body = json.loads(page.read_text())["checkpoint"] | {"format": 7, "new": "field"}
     page.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
     later = page.read_bytes()
-    with pytest.raises(Refused, match="format 7, this software reads 1"):
+    with pytest.raises(Refused, match="format 7, this software reads 1 and 2"):
         store.load(1, 2)
     assert store.epochs(1) == [1]
     store.save(1, 2, *state(4))
@@ -350,7 +350,7 @@ def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> 
     path = store.save(1, 2, *state(2)) / "manifest.json"
     good = json.loads(path.read_text())["checkpoint"]
     for change in (
-        {"format": 2},
+        {"format": 3},
         {"epoch": True},
         {"epoch": -1},
         {"digest": "x"},
@@ -364,3 +364,20 @@ def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> 
             store.load(1, 2)
     path.write_text(json.dumps({"checkpoint": good, "sha256": manifest._hash(good)}))
     assert store.load(1, 2).epoch == 2
+
+
+def test_a_checkpoint_of_format_1_is_still_read(tmp_path: Path) -> None:
+    """Its digest is of another kind; its files are hashed as they are today."""
+    store = store_in(tmp_path)
+    path = store.save(1, 2, *state(2)) / "manifest.json"
+    body = json.loads(path.read_text())["checkpoint"] | {"format": 1, "digest": "a" * 64}
+    path.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+    found = store.load(1, 2)
+    assert found.digest == digest(state(2)[0])
+    assert found.meta == state(2)[2]
+    parameters = path.with_name("parameters.safetensors")
+    spoilt = bytearray(parameters.read_bytes())
+    spoilt[-1] ^= 1
+    parameters.write_bytes(spoilt)
+    with pytest.raises(Refused, match="not the file"):
+        store.load(1, 2)

@@ -16,7 +16,7 @@ from node.control.diagnose import verdict
 from node.control.doctor import examine
 from node.core.errors import ExitCode, NetworkFault, UsageFault
 from node.core.ids import RunId
-from node.core.version import PROTOCOLS
+from node.core.version import PROTOCOL, PROTOCOLS
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from protos.ask_pb2 import Answer, Ask, AskPeers, AskPing
@@ -36,7 +36,7 @@ def ask(multiaddr: str, question: Ask, **how) -> Answer:
 SERVER = r"""
 import asyncio, json, struct, sys, time
 from hivemind.p2p import P2P
-from node.core.version import PROTOCOLS
+from node.core.version import PROTOCOL, PROTOCOLS
 from protos.ask_pb2 import Answer, Ask, PeerLine, PeersAnswer, PingAnswer, Refusal
 
 async def main():
@@ -52,7 +52,7 @@ async def main():
             line = PeerLine(peer=info.peer_id.to_base58(), name="caller")
             reply = Answer(peers=PeersAnswer(peers=[line] * 3000))
         elif kind == "manifest":
-            reply = Answer(oldest_protocol=7, newest_protocol=8, version="9")
+            reply = Answer(oldest_protocol=PROTOCOL + 1, newest_protocol=PROTOCOL + 2, version="9")
             reply.manifest.toml = b"format = 99"
         elif asked.ping.nonce == b"no":
             reply = Answer(refusal=Refusal(code=5, reason="not for you"))
@@ -63,7 +63,8 @@ async def main():
         if not reply.oldest_protocol:
             reply.oldest_protocol, reply.newest_protocol = PROTOCOLS.oldest, PROTOCOLS.newest
         if asked.ping.nonce == b"newer":
-            reply.oldest_protocol, reply.newest_protocol, reply.version = 7, 8, "9"
+            reply.oldest_protocol, reply.newest_protocol = PROTOCOL + 1, PROTOCOL + 2
+            reply.version = "9"
         raw = reply.SerializeToString()
         frame = struct.pack(">I", len(raw)) + raw
         if asked.ping.nonce == b"silence":
@@ -388,11 +389,14 @@ def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str,
     ]
 
 
+NEWER = f"protocols {PROTOCOL + 1} to {PROTOCOL + 2}"
+
+
 def test_a_peer_of_a_newer_protocol_is_a_finding(observed_node: str) -> None:
     (heard,) = survey([observed_node], [ping(b"newer")], 20)
     found = heard.finding
     assert (found.ok, found.layer, found.code) == (False, "answer", ExitCode.PROTOCOL)
-    assert found.cause == f"it speaks protocols 7 to 8 (tutti 9), this tutti {PROTOCOLS}"
+    assert found.cause == f"it speaks {NEWER} (tutti 9), this tutti {PROTOCOLS}"
     assert "update this tutti" in found.fix
     assert not heard.good
     assert verdict([found]) is found
@@ -408,7 +412,7 @@ def test_join_ends_with_what_a_newer_swarm_needs(
     code = cli.main(["--home", str(tmp_path), "join", invite, "--yes", "--no-start"])
     said = capsys.readouterr().err
     assert code == ExitCode.PROTOCOL
-    assert "speaks protocols 7 to 8" in said
+    assert f"speaks {NEWER}" in said
     assert "update this tutti" in said
     assert not (tmp_path / "swarms").exists()
 

@@ -19,7 +19,7 @@ from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.gradients import GradientSum
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
-from node.wire.tensors import TensorReader, encode, head_of
+from node.wire.tensors import TensorReader, encode, expected_head
 
 SMALL = ModelSettings(layers=2, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=16, qk_norm=True)
 LORA = replace(SMALL, adapter=2)
@@ -28,7 +28,7 @@ HALF = partial(Device(torch.device("cpu")).autocast, "bf16")
 
 def arrived(tensor: torch.Tensor) -> TensorReader:
     shape = tuple(tensor.shape)
-    reader = TensorReader([head_of("x", tensor, "fp32")], [("x", shape)], "fp32")
+    reader = TensorReader([expected_head("x", shape, "fp32")], [("x", shape)], "fp32")
     reader.feed(encode(tensor, "fp32"))
     return reader
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from node.app.catchup import TRIES, catch_up
+from node.app.catchup import TRIES, catch_up, keep_base
 from node.wire.tensors import digest
 
 
@@ -145,7 +145,8 @@ async def test_a_late_joiner_of_adapters_fetches_the_weights_beside_them_too(
     c.work.stage.frozen, c.work.stage.empty = {n: t * 0 for n, t in base.items()}, True
     board, keep = Board(a=(3, "training")), tmp_path / "base"
     given = digest(base)
-    await catch_up(c.work, board, None, c.journal, 0.0, given, keep)  # type: ignore[arg-type]
+    await catch_up(c.work, board, None, c.journal, 0.0, given)  # type: ignore[arg-type]
+    await keep_base(c.work, keep, c.journal)
     assert c.work.version == a.work.version
     assert not c.work.stage.empty
     assert digest(c.work.stage.frozen) == digest(load_file(keep / "model.safetensors")) == given

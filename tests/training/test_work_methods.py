@@ -218,3 +218,6 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
     # What is left for state is what makes it fit: a peer says so to the leader.
     spare = check_memory(config, demo, 1, 1 << 40).spare
     assert 0 < spare < int((1 << 40) * 0.9) - alone["muon"]
+    # A block stage has all adapters: there is nothing to step at the ends.
+    frozen = check_memory(config, amended(demo, {"model.adapter": 2}), 0, 1 << 40)
+    assert 0 < frozen.needed < check_memory(config, demo, 0, 1 << 40).needed

@@ -1,6 +1,5 @@
 """Tensors there and back, and everything a hostile peer could say instead."""
 
-import hashlib
 import struct
 from itertools import chain
 from math import prod
@@ -8,20 +7,26 @@ from math import prod
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.errors import WireError
 from node.wire import tensors
 from node.wire.tensors import (
+    HASH,
+    PIECE,
     TensorReader,
     chunks,
     compare,
     digest,
+    digest_of,
     dtype_of,
     encode,
     expected_head,
+    hashes_of,
     nbytes_of,
+    pieces,
 )
 from protos import tensor_pb2
 
@@ -258,12 +263,31 @@ def test_digest_depends_on_names_shapes_and_values_only() -> None:
 
 def test_digest_keeps_names_and_numbers_apart() -> None:
     assert digest({"ab": torch.empty(0)}) != digest({"a": torch.empty(0), "b": torch.empty(0)})
-    assert digest({}) == hashlib.sha256().hexdigest()
+    assert digest({}) == blake3().hexdigest()
 
 
 def test_digest_is_pinned() -> None:
     # A changed digest would make every checkpoint and every peer of another version disagree.
     named = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([0.5])}
-    by_hand = b"\1\0\0\0b" + struct.pack("<IQ", 1, 1) + struct.pack("<f", 0.5)
-    by_hand += b"\1\0\0\0w" + struct.pack("<IQQ", 2, 2, 2) + struct.pack("<4f", 1, 2, 3, 4)
-    assert digest(named) == hashlib.sha256(by_hand).hexdigest()
+    by_hand = b"\1\0\0\0b" + struct.pack("<IQ", 1, 1) + blake3(struct.pack("<f", 0.5)).digest()
+    by_hand += b"\1\0\0\0w" + struct.pack("<IQQ", 2, 2, 2)
+    by_hand += blake3(struct.pack("<4f", 1, 2, 3, 4)).digest()
+    assert digest(named) == blake3(by_hand).hexdigest()
+    assert blake3(b"").hexdigest().startswith("af1349b9f5f9a1a6"), "the published test vector"
+
+
+def test_each_piece_of_a_tensor_has_a_hash() -> None:
+    large = numbers((2 * PIECE // 4 + 1,))
+    view = encode(large, "fp32")
+    assert pieces(len(view)) == [(0, PIECE), (PIECE, PIECE), (2 * PIECE, 4)]
+    hashes = hashes_of(view)
+    assert [hashes[at : at + HASH] for at in range(0, len(hashes), HASH)] == [
+        blake3(view[at : at + size]).digest() for at, size in pieces(len(view))
+    ]
+    assert digest({"w": large}) == digest_of({"w": (large.shape, hashes)})
+    for at in (0, PIECE // 4, 2 * PIECE // 4):
+        other = large.clone()
+        other[at] += 1.0
+        assert digest({"w": other}) != digest({"w": large})
+    assert pieces(0) == []
+    assert hashes_of(memoryview(b"")) == b""
