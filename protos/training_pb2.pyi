@@ -291,14 +291,16 @@ class HistoryRequest(_message.Message):
     def __init__(self, version: _Optional[_Union[VersionNote, _Mapping]] = ...) -> None: ...
 
 class HistoryReply(_message.Message):
-    __slots__ = ("plan", "dropped", "past")
+    __slots__ = ("plan", "dropped", "past", "certificate")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     plan: bytes
     dropped: _containers.RepeatedScalarFieldContainer[int]
     past: _containers.RepeatedCompositeFieldContainer[MilestoneNote]
-    def __init__(self, plan: _Optional[bytes] = ..., dropped: _Optional[_Iterable[int]] = ..., past: _Optional[_Iterable[_Union[MilestoneNote, _Mapping]]] = ...) -> None: ...
+    certificate: CertificateNote
+    def __init__(self, plan: _Optional[bytes] = ..., dropped: _Optional[_Iterable[int]] = ..., past: _Optional[_Iterable[_Union[MilestoneNote, _Mapping]]] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ...) -> None: ...
 
 class MilestoneNote(_message.Message):
     __slots__ = ("version", "tokens")

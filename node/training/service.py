@@ -48,6 +48,7 @@ from node.training.protocol.pace import (
 from node.training.protocol.rules import ChangeStatus, Rules
 from node.training.protocol.version_history import VersionHistory
 from node.training.protocol.votes import (
+    CheckSignature,
     Support,
     Supporter,
     Trust,
@@ -69,6 +70,17 @@ PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
 SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
+
+
+def _checks(signer: Signer) -> CheckSignature:
+    def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
+        try:
+            signer.verify(peer, data, signature, domain)
+        except (Refused, WireError):
+            return False
+        return True
+
+    return is_signed
 
 
 class Training(rpc.TrainingServicer):
@@ -106,7 +118,7 @@ class Training(rpc.TrainingServicer):
         self._make_leader = leader
         self.member = member(self.me, work.version, work.checkpoints(), work.tokens)
         self._ledger = ledger or VoteLedger()
-        self.trust = Trust(facts.run_id, self._is_signed)
+        self.trust = Trust(facts.run_id, _checks(identity))
         self._said_refused = float("-inf")
         self._support: tuple[Support, Supporter] | None = None
         """Given last."""
@@ -314,6 +326,7 @@ class Training(rpc.TrainingServicer):
                 rules=self.standing.known,
                 known=self.work.colleagues.all,
                 cell=self.cell,
+                trust=self.trust,
             )
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
             self.on_lead()
@@ -424,13 +437,6 @@ class Training(rpc.TrainingServicer):
         )
 
     # ----------------------------------------------------------- what is signed
-
-    def _is_signed(self, peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
-        try:
-            self.identity.verify(peer, data, signature, domain)
-        except (Refused, WireError):
-            return False
-        return True
 
     def support(self, leader: PeerId) -> Supporter:
         """This peer's word that it takes ``leader`` for the leader, signed anew now and then."""
@@ -578,7 +584,8 @@ class Training(rpc.TrainingServicer):
         """What this peer remembers of a version."""
         peer = self.transport.caller(context)
         try:
-            return self.past.reply(*self.member.remembers(notes.parse_version(request.version)))
+            remembered = self.member.remembers(notes.parse_version(request.version))
+            return self.past.reply(*remembered, self.trust.certificate)
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))

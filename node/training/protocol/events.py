@@ -67,11 +67,12 @@ class Grouped:
 @dataclass(frozen=True)
 class Recalled:
     """The plan behind a version, and what of it did not count, as a peer remembers it; None when
-    nobody does."""
+    nobody does. ``certificate``: the newest that this peer has, of whichever version."""
 
     version: Version
     plan: Plan | None = None
     dropped: tuple[int, ...] = ()
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True)
@@ -243,10 +244,11 @@ class SendLost:
 @dataclass(frozen=True)
 class Recall:
     """Ask ``holders``, one after the other, for the plan behind ``version``; the answer comes back
-    as Recalled."""
+    as Recalled. ``proof``: the first answer that has a certificate of it comes before others."""
 
     version: Version
     holders: tuple[PeerId, ...]
+    proof: bool = False
 
 
 @dataclass(frozen=True)

@@ -79,23 +79,25 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
         Supporter(PeerId(s.peer), _count(s.term, MOST_TERM), _count(s.at), _signature(s.signature))
         for s in _few(note.supporters)
     )
-    if not note.HasField("certificate"):
-        return Warrant(None, supporters)
-    c = note.certificate
+    found = parse_certificate(note.certificate) if note.HasField("certificate") else None
+    return Warrant(found, supporters)
+
+
+def parse_certificate(c: pb.CertificateNote) -> Certificate:
+    """No signature is checked. Raises WireError for more votes than a cell has."""
     if not is_cell(c.cell):
         raise WireError("a cell's name is 16 hex digits, or empty")
     ballots = tuple(
         Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
         for b in _few(c.ballots)
     )
-    found = Certificate(
+    return Certificate(
         CellId(c.cell),
         _count(c.term, MOST_TERM),
         parse_version(c.version),
         _peers(c.voters),
         ballots,
     )
-    return Warrant(found, supporters)
 
 
 def round_note(a: ev.SendRound) -> pb.Note:
@@ -249,28 +251,37 @@ def parse_version(note: pb.VersionNote) -> Version:
 
 
 def history_reply(
-    plan: Plan | None, dropped: tuple[int, ...], past: Sequence[tuple[Version, int]]
+    plan: Plan | None,
+    dropped: tuple[int, ...],
+    past: Sequence[tuple[Version, int]],
+    certificate: Certificate | None = None,
 ) -> pb.HistoryReply:
     """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
-    each, newest first."""
+    each, newest first; ``certificate``: the newest it believes."""
     rows = [
         pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past[:MAX_PAST]
     ]
-    return pb.HistoryReply(plan=plan.canonical() if plan else b"", dropped=dropped, past=rows)
+    return pb.HistoryReply(
+        plan=plan.canonical() if plan else b"",
+        dropped=dropped,
+        past=rows,
+        certificate=certificate_note(certificate),
+    )
 
 
 def parse_history(
     version: Version, reply: pb.HistoryReply
 ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
-    """The inverse; what does not make or start from ``version`` is not believed. Raises WireError
-    for nonsense."""
+    """The inverse; what does not make or start from ``version`` is not believed, and no signature
+    is checked. Raises WireError for nonsense."""
     past = [(parse_version(m.version), _count(m.tokens)) for m in reply.past[:MAX_PAST]]
+    certificate = parse_certificate(reply.certificate) if reply.HasField("certificate") else None
     if not reply.plan:
-        return ev.Recalled(version), past
+        return ev.Recalled(version, certificate=certificate), past
     plan, dropped = parse_plan(pb.PlanNote(plan=reply.plan)), tuple(reply.dropped)
     if version not in (plan.base, makes(plan, dropped)):
         raise WireError("a plan that did not make this version")
-    return ev.Recalled(version, plan, dropped), past
+    return ev.Recalled(version, plan, dropped, certificate), past
 
 
 def parse_plan(note: pb.PlanNote) -> Plan:

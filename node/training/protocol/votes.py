@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import CellId, PeerId
@@ -159,6 +159,8 @@ class Trust:
         self.voters: tuple[PeerId, ...] = ()
         self.version = Version(0)
         self.term = 0
+        self.certificate: Certificate | None = None
+        """The newest of what was believed, or of what was made here."""
         self.refused = 0
         """Plans that were not followed because nobody vouches for them."""
         self._at = self._checked = float("-inf")
@@ -178,6 +180,23 @@ class Trust:
     def made(self, certificate: Certificate, now: float) -> None:
         """This peer has led the epoch, and has checked the votes one by one."""
         self._learn(certificate, now)
+
+    def shown(self, certificate: Certificate, cell: CellId, now: float) -> bool:
+        """Whether a certificate that somebody has is believed; what is learned from it is kept."""
+        believed = certificate.cell == cell and self._believes(certificate, now)
+        if believed:
+            self._learn(certificate, now)
+        return believed
+
+    def doubts(
+        self, version: Version, holders: Collection[PeerId], here: Collection[PeerId], now: float
+    ) -> bool:
+        """Whether too few of those who voted last can have committed a version of which no
+        certificate is here: those who do not hold it have not, of those who are not here anybody
+        may have."""
+        if version == self.version or not self.holds(now):
+            return False
+        return not most(self.voters, {p for p in self.voters if p in holders or p not in here})
 
     def objection(
         self,
@@ -216,7 +235,7 @@ class Trust:
             )
         same = follows == plan.leader
         if c is not None and same and plan.base == at and self._known(c, now):
-            self._at = now
+            self._at, self.certificate = now, c
             return ""
         held, certified = self.holds(now), c is not None and self._believes(c, now)
         if certified and c is not None:
@@ -266,5 +285,5 @@ class Trust:
         return found
 
     def _learn(self, c: Certificate, now: float) -> None:
-        self.voters, self.version, self.term = c.voters, c.version, c.term
+        self.voters, self.version, self.term, self.certificate = c.voters, c.version, c.term, c
         self._at = self._checked = now
