@@ -10,8 +10,8 @@ VERSION = "0.1.0"
 """Of the software; pyproject.toml says the same."""
 OLDEST_PROTOCOL, PROTOCOL = 6, 7
 """Of what peers say to each other: the oldest and the newest version spoken here. In version 6 the
-cells of a run are spread over 256 keys of the directory; from version 7 on peers show certificates
-to who asks for them, which version 6 passes over."""
+cells of a run are spread over 256 keys of the directory. In version 7 peers show certificates to
+who asks for them, and proofs that somebody has voted twice; version 6 passes them over."""
 _COMMANDS = "git pull && make setup  in its checkout, then  tutti drain; tutti start"
 UPDATE = f"update this tutti:  {_COMMANDS}"
 """What helps who meets something newer."""

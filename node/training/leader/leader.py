@@ -12,7 +12,7 @@ every second, so the next leader starts in GATHER with a higher term and loses n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from statistics import median_high
@@ -86,7 +86,7 @@ class Leader:
         trust: Trust | None = None,
     ) -> None:
         self.me, self.facts, self.term = me, facts, term
-        self._cell, self._trust, self._no_proof_until = cell, trust, float("-inf")
+        self._cell, self.trust, self._no_proof_until = cell, trust, float("-inf")
         self._terms = Terms(term)
         self.phase = Phase.GATHER
         self.roster = Roster(facts.stages, me if facts.prove else None, me, known)
@@ -414,12 +414,12 @@ class Leader:
     def _doubts(self, version: Version, now: float) -> bool:
         """Whether this version was made elsewhere, and by too few of the voters to count."""
         own = self.roster.candidates.get(self.me)
-        if self._trust is None or version == self.base:
+        if self.trust is None or version == self.base:
             return False
         if own is not None and version in (own.at, *own.reachable):
             return False
         holders = self.roster.holders(version)
-        return self._trust.doubts(version, holders, self.roster.candidates, now)
+        return self.trust.doubts(version, holders, self.roster.candidates, now)
 
     def _recall(self, base: Version, now: float) -> list[Any]:
         self.waiting_for = f"the history of epoch {base.epoch}"
@@ -432,7 +432,7 @@ class Leader:
         return []
 
     def _recalled(self, e: ev.Recalled, now: float) -> list[Any]:
-        c, trust = e.certificate, self._trust
+        c, trust = e.certificate, self.trust
         if c is not None and trust is not None and trust.shown(c, self._cell, now):
             self._certificate = c
         if self._doubts(e.version, now):
@@ -452,6 +452,11 @@ class Leader:
 
     # ----------------------------------------------------------- plan
 
+    @property
+    def _void(self) -> Container[PeerId]:
+        """Whose votes do not count, because it has voted twice."""
+        return self.trust.doubles if self.trust is not None else ()
+
     def _electorate(self, base: Version, now: float) -> Electorate | str:
         """Who votes on what is planned next; a few words where too few of them are here."""
         h, here = self.memory.history, self.roster.candidates
@@ -462,9 +467,9 @@ class Leader:
             p
             for of in self.roster.replicas().values()
             for p in of
-            if self.roster.can_start(p, base)
+            if self.roster.can_start(p, base) and p not in self._void
         ]
-        there = {p for p, c in here.items() if not c.leaving}
+        there = {p for p, c in here.items() if not c.leaving and p not in self._void}
         self._left |= {p for p, c in here.items() if c.leaving}
         self._left -= there
         left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
@@ -698,11 +703,12 @@ class Leader:
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
         self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
-        if not self._voting.committed(epoch.plan, epoch.committed):
+        void = self._void
+        if not self._voting.committed(epoch.plan, {p for p in epoch.committed if p not in void}):
             # It was made, and may be gone on from by those who find enough of the voters.
             self.phase, self._epoch = Phase.GATHER, None
             return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
-        self._certificate = epoch.certificate
+        self._certificate = epoch.certificate(void)
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
         if (

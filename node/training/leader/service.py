@@ -100,7 +100,8 @@ class LeaderService:
                     if certificate is not None:
                         t.trust.made(certificate, t.clock.now())
                     signature = t.identity.sign(plan.canonical(), self._domain)
-                    warrant = Warrant(certificate, self._supporters(plan))
+                    doubles = t.trust.doubles.told()
+                    warrant = Warrant(certificate, self._supporters(plan), doubles)
                     note = notes.plan_note(plan, signature, warrant)
                     before = t.member.plan
                     if before is not None and before.leader != self._me and not plan.parent:

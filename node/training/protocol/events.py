@@ -13,7 +13,7 @@ from node.core.mass import Shares
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
-from node.training.protocol.votes import Certificate, Supporter
+from node.training.protocol.votes import Certificate, DoubleVote, Supporter
 
 # ------------------------------------------------------------ what the leader hears
 
@@ -29,8 +29,8 @@ class Heartbeat:
     which the leader may not know; it is for the service that hears it, to be checked. ``mean``: the
     newest window whose mean with the partners is here, and its digest. ``orphan``: ``at`` is of a
     lineage that went on without a majority of its voters. ``anchor``: digest of its anchor
-    and momentum, where those of all cells must be equal. ``support``: for who hears this, signed;
-    it is for the service that hears it."""
+    and momentum, where those of all cells must be equal. ``support``: for who hears this, signed,
+    and ``doubles``, whose votes do not count: they are for the service that hears it."""
 
     peer: PeerId
     stage: int
@@ -49,6 +49,7 @@ class Heartbeat:
     orphan: bool = False
     anchor: str = ""
     support: Supporter | None = None
+    doubles: tuple[DoubleVote, ...] = ()
 
 
 @dataclass(frozen=True)

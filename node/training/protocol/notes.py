@@ -14,7 +14,16 @@ from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import MOST_TERM
 from node.training.protocol.plan_context import makes
-from node.training.protocol.votes import NO_WARRANT, Ballot, Certificate, Supporter, Warrant
+from node.training.protocol.votes import (
+    MOST_TOLD,
+    NO_WARRANT,
+    Ballot,
+    Certificate,
+    DoubleVote,
+    Supporter,
+    Vote,
+    Warrant,
+)
 from protos import training_pb2 as pb
 
 T = TypeVar("T")
@@ -53,8 +62,50 @@ def plan_note(plan: Plan, signature: bytes, warrant: Warrant = NO_WARRANT) -> pb
                 pb.SupporterNote(peer=s.peer, term=s.term, at=s.at, signature=s.signature)
                 for s in warrant.supporters
             ],
+            doubles=map(double_note, warrant.doubles),
         ),
     )
+
+
+def double_note(d: DoubleVote) -> pb.DoubleVoteNote:
+    """What proves that a peer has voted twice."""
+    one, other = (
+        pb.VoteNote(
+            cell=v.cell,
+            term=v.term,
+            attempt=v.attempt,
+            version=version_note(v.version),
+            voters=v.voters,
+            stage=v.stage,
+            digest=v.digest,
+            signature=signature,
+        )
+        for v, signature in zip((d.one, d.other), d.signatures, strict=True)
+    )
+    return pb.DoubleVoteNote(peer=d.peer, one=one, other=other)
+
+
+def parse_doubles(told: Sequence[pb.DoubleVoteNote]) -> tuple[DoubleVote, ...]:
+    """No signature is checked. Raises WireError for more than anybody tells."""
+    if len(told) > MOST_TOLD:
+        raise WireError(f"{len(told)} peers that voted twice, at most {MOST_TOLD} are told")
+    return tuple(
+        DoubleVote(
+            PeerId(d.peer),
+            _vote(d.one),
+            _vote(d.other),
+            (_signature(d.one.signature), _signature(d.other.signature)),
+        )
+        for d in told
+    )
+
+
+def _vote(v: pb.VoteNote) -> Vote:
+    if not is_cell(v.cell):
+        raise WireError("a cell's name is 16 hex digits, or empty")
+    term, version = _count(v.term, MOST_TERM), parse_version(v.version)
+    named, digest = _digest(v.voters), _digest(v.digest)
+    return Vote(CellId(v.cell), term, v.attempt, version, named, v.stage, digest)
 
 
 def certificate_note(c: Certificate | None) -> pb.CertificateNote | None:
@@ -80,7 +131,7 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
         for s in _few(note.supporters)
     )
     found = parse_certificate(note.certificate) if note.HasField("certificate") else None
-    return Warrant(found, supporters)
+    return Warrant(found, supporters, parse_doubles(note.doubles))
 
 
 def parse_certificate(c: pb.CertificateNote) -> Certificate:
@@ -191,6 +242,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             anchor=e.anchor,
             supports_at=e.support.at if e.support is not None else 0,
             supports=e.support.signature if e.support is not None else b"",
+            doubles=map(double_note, e.doubles),
         ),
     )
 
@@ -320,6 +372,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 Supporter(peer, _count(r.term, MOST_TERM), _count(r.supports_at), r.supports)
                 if len(r.supports) in range(1, SIGNATURE_BYTES + 1)
                 else None,
+                parse_doubles(r.doubles),
             )
         case "finished":
             rows = tuple(
