@@ -41,16 +41,48 @@ class NoteReply(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PlanNote(_message.Message):
-    __slots__ = ("plan", "signature", "certificate", "supporters")
+    __slots__ = ("plan", "signature", "certificate", "supporters", "doubles")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     SUPPORTERS_FIELD_NUMBER: _ClassVar[int]
+    DOUBLES_FIELD_NUMBER: _ClassVar[int]
     plan: bytes
     signature: bytes
     certificate: CertificateNote
     supporters: _containers.RepeatedCompositeFieldContainer[SupporterNote]
-    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ..., supporters: _Optional[_Iterable[_Union[SupporterNote, _Mapping]]] = ...) -> None: ...
+    doubles: _containers.RepeatedCompositeFieldContainer[DoubleVoteNote]
+    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ..., supporters: _Optional[_Iterable[_Union[SupporterNote, _Mapping]]] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ...) -> None: ...
+
+class VoteNote(_message.Message):
+    __slots__ = ("cell", "term", "attempt", "version", "voters", "stage", "digest", "signature")
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    cell: str
+    term: int
+    attempt: int
+    version: VersionNote
+    voters: str
+    stage: int
+    digest: str
+    signature: bytes
+    def __init__(self, cell: _Optional[str] = ..., term: _Optional[int] = ..., attempt: _Optional[int] = ..., version: _Optional[_Union[VersionNote, _Mapping]] = ..., voters: _Optional[str] = ..., stage: _Optional[int] = ..., digest: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class DoubleVoteNote(_message.Message):
+    __slots__ = ("peer", "one", "other")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ONE_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    one: VoteNote
+    other: VoteNote
+    def __init__(self, peer: _Optional[str] = ..., one: _Optional[_Union[VoteNote, _Mapping]] = ..., other: _Optional[_Union[VoteNote, _Mapping]] = ...) -> None: ...
 
 class CertificateNote(_message.Message):
     __slots__ = ("cell", "term", "version", "voters", "ballots")
@@ -180,7 +212,7 @@ class FaultNote(_message.Message):
     def __init__(self, about: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReadyNote(_message.Message):
-    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "change", "window", "mean", "orphan", "anchor", "supports_at", "supports")
+    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "change", "window", "mean", "orphan", "anchor", "supports_at", "supports", "doubles")
     class SeenEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +238,7 @@ class ReadyNote(_message.Message):
     ANCHOR_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_AT_FIELD_NUMBER: _ClassVar[int]
     SUPPORTS_FIELD_NUMBER: _ClassVar[int]
+    DOUBLES_FIELD_NUMBER: _ClassVar[int]
     stage: int
     at: VersionNote
     digest: str
@@ -224,7 +257,8 @@ class ReadyNote(_message.Message):
     anchor: str
     supports_at: int
     supports: bytes
-    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ..., supports_at: _Optional[int] = ..., supports: _Optional[bytes] = ...) -> None: ...
+    doubles: _containers.RepeatedCompositeFieldContainer[DoubleVoteNote]
+    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ..., supports_at: _Optional[int] = ..., supports: _Optional[bytes] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ...) -> None: ...
 
 class CostNote(_message.Message):
     __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down", "tera")
@@ -291,14 +325,16 @@ class HistoryRequest(_message.Message):
     def __init__(self, version: _Optional[_Union[VersionNote, _Mapping]] = ...) -> None: ...
 
 class HistoryReply(_message.Message):
-    __slots__ = ("plan", "dropped", "past")
+    __slots__ = ("plan", "dropped", "past", "certificate")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     plan: bytes
     dropped: _containers.RepeatedScalarFieldContainer[int]
     past: _containers.RepeatedCompositeFieldContainer[MilestoneNote]
-    def __init__(self, plan: _Optional[bytes] = ..., dropped: _Optional[_Iterable[int]] = ..., past: _Optional[_Iterable[_Union[MilestoneNote, _Mapping]]] = ...) -> None: ...
+    certificate: CertificateNote
+    def __init__(self, plan: _Optional[bytes] = ..., dropped: _Optional[_Iterable[int]] = ..., past: _Optional[_Iterable[_Union[MilestoneNote, _Mapping]]] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ...) -> None: ...
 
 class MilestoneNote(_message.Message):
     __slots__ = ("version", "tokens")

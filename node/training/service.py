@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,8 @@ from node.training.protocol.pace import (
 from node.training.protocol.rules import ChangeStatus, Rules
 from node.training.protocol.version_history import VersionHistory
 from node.training.protocol.votes import (
+    CheckSignature,
+    DoubleVote,
     Support,
     Supporter,
     Trust,
@@ -67,8 +69,21 @@ SUPPORT_S = 30.0
 """A word of support is signed anew after so long."""
 PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
+BARS = 3.0
+"""Weight of a fault that bars a peer at once."""
 SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
+
+
+def _checks(signer: Signer) -> CheckSignature:
+    def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
+        try:
+            signer.verify(peer, data, signature, domain)
+        except (Refused, WireError):
+            return False
+        return True
+
+    return is_signed
 
 
 class Training(rpc.TrainingServicer):
@@ -106,7 +121,9 @@ class Training(rpc.TrainingServicer):
         self._make_leader = leader
         self.member = member(self.me, work.version, work.checkpoints(), work.tokens)
         self._ledger = ledger or VoteLedger()
-        self.trust = Trust(facts.run_id, self._is_signed)
+        self.trust = Trust(facts.run_id, _checks(identity))
+        self._leader_knows: tuple[PeerId | None, frozenset[PeerId]] = None, frozenset()
+        """Of whom the leader of the last plan has said that they voted twice."""
         self._said_refused = float("-inf")
         self._support: tuple[Support, Supporter] | None = None
         """Given last."""
@@ -293,7 +310,8 @@ class Training(rpc.TrainingServicer):
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 
     def _may_lead(self, peer: PeerId) -> bool:
-        return self.facts.may_lead(peer) and not self.known.revokes(peer)
+        honest = peer not in self.trust.doubles and not self.known.revokes(peer)
+        return honest and self.facts.may_lead(peer)
 
     @property
     def following(self) -> PeerId | None:
@@ -314,6 +332,7 @@ class Training(rpc.TrainingServicer):
                 rules=self.standing.known,
                 known=self.work.colleagues.all,
                 cell=self.cell,
+                trust=self.trust,
             )
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
             self.on_lead()
@@ -421,20 +440,14 @@ class Training(rpc.TrainingServicer):
             m.orphan,
             self.work.anchor.name,
             self.support(leader or self.me),
+            self._doubles_for(leader or self.me),
         )
 
     # ----------------------------------------------------------- what is signed
 
-    def _is_signed(self, peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
-        try:
-            self.identity.verify(peer, data, signature, domain)
-        except (Refused, WireError):
-            return False
-        return True
-
     def support(self, leader: PeerId) -> Supporter:
         """This peer's word that it takes ``leader`` for the leader, signed anew now and then."""
-        wall, term = int(self.clock.wall()), self.member.term
+        wall, term = max(0, int(self.clock.wall())), self.member.term
         if self._support is not None:
             said, signed = self._support
             if (said.cell, said.leader, said.term) == (self.cell, leader, term) and (
@@ -446,6 +459,35 @@ class Training(rpc.TrainingServicer):
         signed = Supporter(self.me, term, wall, signature)
         self._support = said, signed
         return signed
+
+    def _doubles_for(self, leader: PeerId) -> tuple[DoubleVote, ...]:
+        """Proofs that this leader does not know, as far as its last plan tells."""
+        knows = self._leader_knows[1] if self._leader_knows[0] == leader else ()
+        return tuple(d for d in self.trust.doubles.told() if d.peer not in knows)
+
+    def _learn(self, doubles: Sequence[DoubleVote]) -> None:
+        """Raises WireError for one that proves nothing."""
+        if not all([self.trust.doubles.shown(d) for d in doubles]):
+            raise WireError("two votes that do not prove that their peer has voted twice")
+        self._bar()
+
+    def _bar(self) -> bool:
+        """Whoever was found to have voted twice is refused for a while, and votes no more; whether
+        there is one."""
+        found = self.trust.doubles.news()
+        for d in found:
+            text = f"{short(d.peer)} has voted for two results of term {d.one.term}"
+            about: dict[str, Any] = {
+                "peer": d.peer,
+                "term": d.one.term,
+                "epoch": d.one.version.epoch,
+            }
+            self.journal.emit("training", "voted-twice", text, "warning", **about)
+            if d.peer != self.me:
+                self.transport.fault(d.peer, "voted for two results of one attempt", BARS)
+        if found:
+            self._hurry.set()
+        return bool(found)
 
     def _vote(self, action: ev.TellCommitted) -> bytes:
         """The signature under what was committed; empty where this peer has voted otherwise."""
@@ -517,6 +559,12 @@ class Training(rpc.TrainingServicer):
         vote = self.leader.vote(event) if isinstance(event, ev.Committed) else None
         if vote is not None and not self.trust.vote_is_signed(vote, peer, note.committed.vote):
             raise WireError("a vote whose signature is wrong")
+        if isinstance(event, ev.Heartbeat):
+            self._learn(event.doubles)
+        if vote is not None:
+            self.trust.doubles.saw(vote, peer, note.committed.vote)
+            if self._bar():
+                return "this peer has voted for two results of one attempt"
         self._leader_service.lead(event)
         return None
 
@@ -554,9 +602,12 @@ class Training(rpc.TrainingServicer):
     def _distrusts(self, plan: Plan, note: pb.PlanNote) -> str:
         """Why those who voted last do not stand behind this plan, as far as this peer can tell."""
         m, warrant = self.member, notes.parse_warrant(note)
+        self._learn(warrant.doubles)
+        self._leader_knows = plan.leader, frozenset(d.peer for d in warrant.doubles)
         follows = m.plan.leader if m.plan is not None else None
         now, wall = self.clock.now(), self.clock.wall()
         why = self.trust.objection(plan, warrant, follows, m.at, now, wall)
+        self._bar()
         if why and now - self._said_refused >= SAY_AGAIN_S:
             self._said_refused = now
             text = f"a plan of {plan.leader} is not followed: {why}"
@@ -578,7 +629,8 @@ class Training(rpc.TrainingServicer):
         """What this peer remembers of a version."""
         peer = self.transport.caller(context)
         try:
-            return self.past.reply(*self.member.remembers(notes.parse_version(request.version)))
+            remembered = self.member.remembers(notes.parse_version(request.version))
+            return self.past.reply(*remembered, self.trust.certificate)
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))

@@ -15,7 +15,7 @@ from node.control.text import (
     status_lines,
     swarm_picture,
 )
-from node.core.version import PROTOCOL, PROTOCOLS
+from node.core.version import PROTOCOL, PROTOCOLS, Protocols
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
     CellLine,
@@ -285,13 +285,13 @@ def test_peers_of_another_protocol_are_named_with_what_helps():
     newer = PROTOCOL + 1, PROTOCOL + 2
     for p, window in zip(answer.peers[1:4], (newer, newer, (PROTOCOL, PROTOCOL)), strict=True):
         p.oldest_protocol, p.newest_protocol = window
-    answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = 99  # it is lost
+    answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = PROTOCOL + 3  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    window = f"protocols {newer[0]} to {newer[1]}"
-    assert f"golden-condor, quiet-ferret speak {window}, this tutti {PROTOCOLS}" in said
+    says = f"speak {Protocols(*newer)}, this tutti {PROTOCOLS}"
+    assert f"golden-condor, quiet-ferret {says}" in said
     assert "update this tutti" in said
     assert "basement speak" not in said
-    assert "protocol 99" not in said
+    assert f"protocol {PROTOCOL + 3}" not in said
 
 
 def test_the_peers_table_fits_and_marks_this_node():

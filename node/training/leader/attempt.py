@@ -3,7 +3,7 @@ has what. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
@@ -113,15 +113,16 @@ class EpochAttempt:
         voters = names(p.electorate.voters)
         return Vote(p.cell_id, p.term, e.attempt, self.makes, voters, member.stage, e.digest)
 
-    @property
-    def certificate(self) -> Certificate | None:
-        """The votes for what it makes; None where nobody has signed one."""
+    def certificate(self, void: Container[PeerId] = ()) -> Certificate | None:
+        """The votes for what it makes, without those of ``void``; None where nobody has signed
+        one."""
         e = self.plan.electorate
         counts = {*e.voters, *e.elders}
         ballots = tuple(
             Ballot(m.peer, m.stage, o.attempt, o.digest, o.vote)
             for m in self.plan.members
             if m.peer in counts
+            and m.peer not in void
             and isinstance(o := self.outcomes.get(m.peer), ev.Committed)
             and o.vote
         )

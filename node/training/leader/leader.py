@@ -12,7 +12,7 @@ every second, so the next leader starts in GATHER with a higher term and loses n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from statistics import median_high
@@ -39,8 +39,11 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import ASK_AFTER, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules
-from node.training.protocol.votes import Certificate, Vote
+from node.training.protocol.votes import Certificate, Trust, Vote
 
+PROOF_AGAIN_S = 60.0
+"""After claims of a version of which nobody had a certificate, none is asked for before so long:
+claims cost nothing, and asking holds the next plan up."""
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
 UNANSWERED_S = 3 * STANDS_S
@@ -67,7 +70,7 @@ class Leader:
     """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped``
     what of it did not count: they carry cursor and owners over. ``rules``: the owner's newest
     change that this peer knows; ``known``: whom it has worked with; ``cell``: whose leader this is,
-    where every cell has one of its own."""
+    where every cell has one of its own; ``trust``: the certificates this peer has seen."""
 
     def __init__(
         self,
@@ -80,9 +83,10 @@ class Leader:
         rules: Rules | None = None,
         known: frozenset[PeerId] = frozenset(),
         cell: CellId = NO_CELL,
+        trust: Trust | None = None,
     ) -> None:
         self.me, self.facts, self.term = me, facts, term
-        self._cell = cell
+        self._cell, self.trust, self._no_proof_until = cell, trust, float("-inf")
         self._terms = Terms(term)
         self.phase = Phase.GATHER
         self.roster = Roster(facts.stages, me if facts.prove else None, me, known)
@@ -348,7 +352,7 @@ class Leader:
         ):
             self.waiting_for = "more peers"
             return []
-        base = self._starting.choose(self.roster, self.tokens, now)
+        base = self._choose(now)
         if isinstance(base, str):
             self.waiting_for = nobody or base
             if lost := self._starting.drop_agreement(self.roster, now):
@@ -357,7 +361,7 @@ class Leader:
                 return [reports.stage_fell_back(fallen), *self._try_plan(now)]
             return []
         past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
-        if past is None:
+        if past is None or self._doubts(base, now):
             return self._recall(base, now)
         others = (c.term for c in self.roster.candidates.values())
         if self.memory.history is None and base not in self.memory.forgotten and any(others):
@@ -396,21 +400,46 @@ class Leader:
         self.waiting_for = f"memory for the optimizer's state: {why}"
         return [reports.out_of_room(why)] if said != self._lacking else []
 
+    def _choose(self, now: float) -> Version | str:
+        """The version to start from, or what is waited for. One that few can have committed is
+        asked about first, and passed over where nobody could show a certificate a moment ago."""
+        r = self.roster
+        r.unproven = {v for v in r.unproven if self._doubts(v, now) and r.holders(v)}
+        while True:
+            base = self._starting.choose(r, self.tokens, now)
+            if isinstance(base, str) or now >= self._no_proof_until or not self._doubts(base, now):
+                return base
+            r.unproven.add(base)
+
+    def _doubts(self, version: Version, now: float) -> bool:
+        """Whether this version was made elsewhere, and by too few of the voters to count."""
+        own = self.roster.candidates.get(self.me)
+        if self.trust is None or version == self.base:
+            return False
+        if own is not None and version in (own.at, *own.reachable):
+            return False
+        holders = self.roster.holders(version)
+        return self.trust.doubts(version, holders, self.roster.candidates, now)
+
     def _recall(self, base: Version, now: float) -> list[Any]:
         self.waiting_for = f"the history of epoch {base.epoch}"
         match self.memory.asking(base, now, self.facts.waits.recall_s):
             case "ask":
-                return [
-                    ev.Recall(
-                        base,
-                        tuple(p for p in self.roster.holders(base) if p != self.me)[:RECALL_FROM],
-                    )
-                ]
+                holders = tuple(p for p in self.roster.holders(base) if p != self.me)
+                return [ev.Recall(base, holders[:RECALL_FROM], self._doubts(base, now))]
             case "over":
                 return self._recalled(ev.Recalled(base), now)
         return []
 
     def _recalled(self, e: ev.Recalled, now: float) -> list[Any]:
+        c, trust = e.certificate, self.trust
+        if c is not None and trust is not None and trust.shown(c, self._cell, now):
+            self._certificate = c
+        if self._doubts(e.version, now):
+            self.roster.unproven.add(e.version)
+            self._no_proof_until = now + PROOF_AGAIN_S
+            said = reports.version_unproven(e.version, self.roster.holders(e.version))
+            return [said, *(self._try_plan(now) if self.phase is Phase.GATHER else [])]
         known = self.memory.recalled(e.version, e.plan, e.dropped)
         if known is None or self.phase is not Phase.GATHER:
             return []
@@ -423,6 +452,11 @@ class Leader:
 
     # ----------------------------------------------------------- plan
 
+    @property
+    def _void(self) -> Container[PeerId]:
+        """Whose votes do not count, because it has voted twice."""
+        return self.trust.doubles if self.trust is not None else ()
+
     def _electorate(self, base: Version, now: float) -> Electorate | str:
         """Who votes on what is planned next; a few words where too few of them are here."""
         h, here = self.memory.history, self.roster.candidates
@@ -433,9 +467,9 @@ class Leader:
             p
             for of in self.roster.replicas().values()
             for p in of
-            if self.roster.can_start(p, base)
+            if self.roster.can_start(p, base) and p not in self._void
         ]
-        there = {p for p, c in here.items() if not c.leaving}
+        there = {p for p, c in here.items() if not c.leaving and p not in self._void}
         self._left |= {p for p, c in here.items() if c.leaving}
         self._left -= there
         left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
@@ -669,11 +703,12 @@ class Leader:
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
         self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
-        if not self._voting.committed(epoch.plan, epoch.committed):
+        void = self._void
+        if not self._voting.committed(epoch.plan, {p for p in epoch.committed if p not in void}):
             # It was made, and may be gone on from by those who find enough of the voters.
             self.phase, self._epoch = Phase.GATHER, None
             return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
-        self._certificate = epoch.certificate
+        self._certificate = epoch.certificate(void)
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
         if (

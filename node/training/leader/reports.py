@@ -77,6 +77,18 @@ def history_lost(version: Version) -> RecordFact:
     )
 
 
+def version_unproven(version: Version, holders: Sequence[PeerId]) -> RecordFact:
+    """Peers claim a version that the leader has not made, and nothing shows that it counts."""
+    who = ", ".join(map(short, holders[:3])) + (" and others" if len(holders) > 3 else "")
+    return RecordFact(
+        "version-unproven",
+        f"epoch {version.epoch} that {who} have is not gone on from: most voters do not have it, "
+        "and nobody shows a certificate of it",
+        "warning",
+        {"epoch": version.epoch, "lineage": version.lineage, "peers": list(holders[:16])},
+    )
+
+
 def history_changed(base: Version, was: Version, tokens: int, here: int) -> RecordFact:
     """The swarm goes on from another history, one in which more was counted."""
     return RecordFact(

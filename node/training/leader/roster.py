@@ -92,6 +92,8 @@ class Roster:
         self.undone: set[Version] = set()
         """Versions that an epoch has made and that do not count, though peers hold them until the
         next plan."""
+        self.unproven: set[Version] = set()
+        """Versions that were not made here, and that too few of the voters can have committed."""
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
@@ -267,7 +269,7 @@ class Roster:
         }
         able = [
             v
-            for v in known - self.undone
+            for v in known - self.undone - self.unproven
             if len(bare := self.bare(v)) <= spare and ENDS not in bare
         ]
         return sorted((v for v in able if self._vouched(v)), key=self._rank, reverse=True)
@@ -302,7 +304,7 @@ class Roster:
             p
             for p, c in others
             if (not c.orphan, c.tokens) > (bool(self.certain(best)), tokens)
-            and not {best, *self.undone} & {c.at, *c.reachable}
+            and not {best, *self.undone, *self.unproven} & {c.at, *c.reachable}
         ]
 
     def certain(self, version: Version) -> bool | None:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from node.core.clock import Clock
 from node.core.errors import NetworkFault, PeerFault
-from node.core.ids import PeerId, short
-from node.core.journey import Plan, Version
+from node.core.ids import CellId, PeerId, short
+from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.identity.keys import Signer
 from node.scheduler.router import Routes, SearchJob, search
@@ -62,6 +62,7 @@ class EpochPort(Protocol):
     member: Member
     past: VersionHistory
     trust: Trust
+    cell: CellId
     work: StageRuntime
     on_move: Callable[[int], str]
 
@@ -99,7 +100,8 @@ class LeaderService:
                     if certificate is not None:
                         t.trust.made(certificate, t.clock.now())
                     signature = t.identity.sign(plan.canonical(), self._domain)
-                    warrant = Warrant(certificate, self._supporters(plan))
+                    doubles = t.trust.doubles.told()
+                    warrant = Warrant(certificate, self._supporters(plan), doubles)
                     note = notes.plan_note(plan, signature, warrant)
                     before = t.member.plan
                     if before is not None and before.leader != self._me and not plan.parent:
@@ -123,8 +125,8 @@ class LeaderService:
                     if peer not in self._probing:
                         self._probing.add(peer)
                         self._tasks.spawn(self._probe(peer), "probe")
-                case ev.Recall(version, holders):
-                    self._tasks.spawn(self._recall(version, holders), "recall")
+                case ev.Recall():
+                    self._tasks.spawn(self._recall(action), "recall")
                 case ev.RequestMove(peer, stage):
                     self._tasks.spawn(self._ask_to_move(peer, stage), "move")
                 case ev.SearchPaths(job):
@@ -204,10 +206,18 @@ class LeaderService:
         finally:
             self._probing.discard(peer)
 
-    async def _recall(self, version: Version, holders: tuple[PeerId, ...]) -> None:
-        plan, dropped = self._training.member.remembers(version)
-        own = ev.Recalled(version, plan, dropped) if plan is not None else None
-        self.lead(own or await self._training.past.recall(version, holders))
+    async def _recall(self, asked: ev.Recall) -> None:
+        t, version = self._training, asked.version
+        plan, dropped = t.member.remembers(version)
+        if plan is not None and not asked.proof:
+            self.lead(ev.Recalled(version, plan, dropped))
+            return
+
+        def proves(found: ev.Recalled) -> bool:
+            c = found.certificate
+            return not asked.proof or (c is not None and t.trust.shown(c, t.cell, t.clock.now()))
+
+        self.lead(await t.past.recall(version, asked.holders, proves))
 
     async def _ask_to_move(self, peer: PeerId, stage: int) -> None:
         t = self._training

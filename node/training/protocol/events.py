@@ -13,7 +13,7 @@ from node.core.mass import Shares
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
-from node.training.protocol.votes import Certificate, Supporter
+from node.training.protocol.votes import Certificate, DoubleVote, Supporter
 
 # ------------------------------------------------------------ what the leader hears
 
@@ -29,8 +29,8 @@ class Heartbeat:
     which the leader may not know; it is for the service that hears it, to be checked. ``mean``: the
     newest window whose mean with the partners is here, and its digest. ``orphan``: ``at`` is of a
     lineage that went on without a majority of its voters. ``anchor``: digest of its anchor
-    and momentum, where those of all cells must be equal. ``support``: for who hears this, signed;
-    it is for the service that hears it."""
+    and momentum, where those of all cells must be equal. ``support``: for who hears this, signed,
+    and ``doubles``, whose votes do not count: they are for the service that hears it."""
 
     peer: PeerId
     stage: int
@@ -49,6 +49,7 @@ class Heartbeat:
     orphan: bool = False
     anchor: str = ""
     support: Supporter | None = None
+    doubles: tuple[DoubleVote, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,12 @@ class Grouped:
 @dataclass(frozen=True)
 class Recalled:
     """The plan behind a version, and what of it did not count, as a peer remembers it; None when
-    nobody does."""
+    nobody does. ``certificate``: the newest that this peer has, of whichever version."""
 
     version: Version
     plan: Plan | None = None
     dropped: tuple[int, ...] = ()
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True)
@@ -243,10 +245,11 @@ class SendLost:
 @dataclass(frozen=True)
 class Recall:
     """Ask ``holders``, one after the other, for the plan behind ``version``; the answer comes back
-    as Recalled."""
+    as Recalled. ``proof``: the first answer that has a certificate of it comes before others."""
 
     version: Version
     holders: tuple[PeerId, ...]
+    proof: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,16 @@ from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import MOST_TERM
 from node.training.protocol.plan_context import makes
-from node.training.protocol.votes import NO_WARRANT, Ballot, Certificate, Supporter, Warrant
+from node.training.protocol.votes import (
+    MOST_TOLD,
+    NO_WARRANT,
+    Ballot,
+    Certificate,
+    DoubleVote,
+    Supporter,
+    Vote,
+    Warrant,
+)
 from protos import training_pb2 as pb
 
 T = TypeVar("T")
@@ -53,8 +62,50 @@ def plan_note(plan: Plan, signature: bytes, warrant: Warrant = NO_WARRANT) -> pb
                 pb.SupporterNote(peer=s.peer, term=s.term, at=s.at, signature=s.signature)
                 for s in warrant.supporters
             ],
+            doubles=map(double_note, warrant.doubles),
         ),
     )
+
+
+def double_note(d: DoubleVote) -> pb.DoubleVoteNote:
+    """What proves that a peer has voted twice."""
+    one, other = (
+        pb.VoteNote(
+            cell=v.cell,
+            term=v.term,
+            attempt=v.attempt,
+            version=version_note(v.version),
+            voters=v.voters,
+            stage=v.stage,
+            digest=v.digest,
+            signature=signature,
+        )
+        for v, signature in zip((d.one, d.other), d.signatures, strict=True)
+    )
+    return pb.DoubleVoteNote(peer=d.peer, one=one, other=other)
+
+
+def parse_doubles(told: Sequence[pb.DoubleVoteNote]) -> tuple[DoubleVote, ...]:
+    """No signature is checked. Raises WireError for more than anybody tells."""
+    if len(told) > MOST_TOLD:
+        raise WireError(f"{len(told)} peers that voted twice, at most {MOST_TOLD} are told")
+    return tuple(
+        DoubleVote(
+            PeerId(d.peer),
+            _vote(d.one),
+            _vote(d.other),
+            (_signature(d.one.signature), _signature(d.other.signature)),
+        )
+        for d in told
+    )
+
+
+def _vote(v: pb.VoteNote) -> Vote:
+    if not is_cell(v.cell):
+        raise WireError("a cell's name is 16 hex digits, or empty")
+    term, version = _count(v.term, MOST_TERM), parse_version(v.version)
+    named, digest = _digest(v.voters), _digest(v.digest)
+    return Vote(CellId(v.cell), term, v.attempt, version, named, v.stage, digest)
 
 
 def certificate_note(c: Certificate | None) -> pb.CertificateNote | None:
@@ -79,23 +130,25 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
         Supporter(PeerId(s.peer), _count(s.term, MOST_TERM), _count(s.at), _signature(s.signature))
         for s in _few(note.supporters)
     )
-    if not note.HasField("certificate"):
-        return Warrant(None, supporters)
-    c = note.certificate
+    found = parse_certificate(note.certificate) if note.HasField("certificate") else None
+    return Warrant(found, supporters, parse_doubles(note.doubles))
+
+
+def parse_certificate(c: pb.CertificateNote) -> Certificate:
+    """No signature is checked. Raises WireError for more votes than a cell has."""
     if not is_cell(c.cell):
         raise WireError("a cell's name is 16 hex digits, or empty")
     ballots = tuple(
         Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
         for b in _few(c.ballots)
     )
-    found = Certificate(
+    return Certificate(
         CellId(c.cell),
         _count(c.term, MOST_TERM),
         parse_version(c.version),
         _peers(c.voters),
         ballots,
     )
-    return Warrant(found, supporters)
 
 
 def round_note(a: ev.SendRound) -> pb.Note:
@@ -189,6 +242,7 @@ def ready_note(e: ev.Heartbeat) -> pb.Note:
             anchor=e.anchor,
             supports_at=e.support.at if e.support is not None else 0,
             supports=e.support.signature if e.support is not None else b"",
+            doubles=map(double_note, e.doubles),
         ),
     )
 
@@ -249,28 +303,37 @@ def parse_version(note: pb.VersionNote) -> Version:
 
 
 def history_reply(
-    plan: Plan | None, dropped: tuple[int, ...], past: Sequence[tuple[Version, int]]
+    plan: Plan | None,
+    dropped: tuple[int, ...],
+    past: Sequence[tuple[Version, int]],
+    certificate: Certificate | None = None,
 ) -> pb.HistoryReply:
     """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
-    each, newest first."""
+    each, newest first; ``certificate``: the newest it believes."""
     rows = [
         pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past[:MAX_PAST]
     ]
-    return pb.HistoryReply(plan=plan.canonical() if plan else b"", dropped=dropped, past=rows)
+    return pb.HistoryReply(
+        plan=plan.canonical() if plan else b"",
+        dropped=dropped,
+        past=rows,
+        certificate=certificate_note(certificate),
+    )
 
 
 def parse_history(
     version: Version, reply: pb.HistoryReply
 ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
-    """The inverse; what does not make or start from ``version`` is not believed. Raises WireError
-    for nonsense."""
+    """The inverse; what does not make or start from ``version`` is not believed, and no signature
+    is checked. Raises WireError for nonsense."""
     past = [(parse_version(m.version), _count(m.tokens)) for m in reply.past[:MAX_PAST]]
+    certificate = parse_certificate(reply.certificate) if reply.HasField("certificate") else None
     if not reply.plan:
-        return ev.Recalled(version), past
+        return ev.Recalled(version, certificate=certificate), past
     plan, dropped = parse_plan(pb.PlanNote(plan=reply.plan)), tuple(reply.dropped)
     if version not in (plan.base, makes(plan, dropped)):
         raise WireError("a plan that did not make this version")
-    return ev.Recalled(version, plan, dropped), past
+    return ev.Recalled(version, plan, dropped, certificate), past
 
 
 def parse_plan(note: pb.PlanNote) -> Plan:
@@ -309,6 +372,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 Supporter(peer, _count(r.term, MOST_TERM), _count(r.supports_at), r.supports)
                 if len(r.supports) in range(1, SIGNATURE_BYTES + 1)
                 else None,
+                parse_doubles(r.doubles),
             )
         case "finished":
             rows = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 
@@ -16,6 +16,7 @@ from node.telemetry.events import Journal
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import Bounds
+from node.training.protocol.votes import Certificate
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -39,20 +40,31 @@ class VersionHistory:
             self._stood.pop()  # undone since
         self._stood.append((version, tokens))
 
-    def reply(self, plan: Plan | None, dropped: tuple[int, ...]) -> pb.HistoryReply:
-        """The answer to who asks for a version, with the plan that is remembered of it."""
-        return notes.history_reply(plan, dropped, list(reversed(self._stood)))
+    def reply(
+        self, plan: Plan | None, dropped: tuple[int, ...], certificate: Certificate | None
+    ) -> pb.HistoryReply:
+        """The answer to who asks for a version, with the plan that is remembered of it, and the
+        newest certificate that this peer believes."""
+        return notes.history_reply(plan, dropped, list(reversed(self._stood)), certificate)
 
-    async def recall(self, version: Version, holders: Sequence[PeerId]) -> ev.Recalled:
-        """What the first of ``holders`` that knows it says; without a plan when none does."""
+    async def recall(
+        self,
+        version: Version,
+        holders: Sequence[PeerId],
+        proves: Callable[[ev.Recalled], bool],
+    ) -> ev.Recalled:
+        """What the first of ``holders`` says that knows the plan behind it and ``proves`` what is
+        to be proven; else the first that knows the plan; without a plan when none does."""
+        best = ev.Recalled(version)
         for peer in holders:
             try:
                 found, _ = await self._ask(peer, version)
             except PeerFault:
                 continue
-            if found.plan is not None:
+            if found.plan is not None and proves(found):
                 return found
-        return ev.Recalled(version)
+            best = found if best.plan is None else best
+        return best
 
     async def give_up(self, at: Version, tokens: int, leader: PeerId) -> None:
         """This peer stood ``at`` and the swarm goes on from elsewhere: find out what that costs,

@@ -1,8 +1,8 @@
 """What members sign, so that others need not believe who tells them of it: votes on what an epoch
-made, which together are a certificate, and support for who leads. Pure. Enters: signed words of
-peers, a function that checks a signature. Leaves: which of them count, and why a plan is not
-followed. Never: who votes (:mod:`node.training.leader.voting`), or how many are enough
-(:mod:`node.training.protocol.quorum`).
+made, which together are a certificate, support for who leads, and two votes of one peer of which it
+may cast one. Pure. Enters: signed words of peers, a function that checks a signature. Leaves: which
+of them count, and why a plan is not followed. Never: who votes
+(:mod:`node.training.leader.voting`), or how many are enough (:mod:`node.training.protocol.quorum`).
 
 A member follows a plan of whom it followed before when it starts from what it made itself, or from
 a version with a certificate. A plan of anybody else needs the support of those who voted last.
@@ -13,11 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from node.core.ids import CellId, PeerId
 from node.core.journey import Plan, Version
+from node.core.newest import Newest
 from node.training.protocol.quorum import most
 
 CheckSignature = Callable[[PeerId, bytes, bytes, str], bool]
@@ -37,6 +39,17 @@ swarms, and each gives up its own for the other's."""
 TRUSTED_S = 5.0
 """A certificate for what a member has made itself, under the leader it follows, is checked once in
 so long: a signature costs about a tenth of a millisecond, and a small epoch takes a few."""
+
+
+MOST_COMPARED = 512
+"""Votes of one certificate that are compared with others."""
+KEPT = 4096
+"""Votes that are compared with later ones: of a few epochs where hundreds vote, of many where few
+do. Of two votes that are further apart the second proves nothing here."""
+MOST_PROVEN = 256
+"""Peers that are known to have voted twice. A key costs nothing, but to vote takes ten epochs."""
+MOST_TOLD = 8
+"""Proofs in one message, the newest."""
 
 
 def vote_domain(run_id: str) -> str:
@@ -99,9 +112,11 @@ class Certificate:
 
     def vote(self, b: Ballot) -> Vote:
         """What a ballot is the signature of."""
-        return Vote(
-            self.cell, self.term, b.attempt, self.version, names(self.voters), b.stage, b.digest
-        )
+        return Vote(self.cell, self.term, b.attempt, self.version, self._voters, b.stage, b.digest)
+
+    @cached_property
+    def _voters(self) -> str:
+        return names(self.voters)
 
     def agreeing(self) -> list[Ballot]:
         """One of each peer, of those that say what most say of their stage."""
@@ -138,13 +153,84 @@ class Supporter:
     signature: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class DoubleVote:
+    """Two votes of ``peer``, with its signatures under them."""
+
+    peer: PeerId
+    one: Vote
+    other: Vote
+    signatures: tuple[bytes, bytes]
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the two are of one attempt, and differ."""
+        a, b = self.one, self.other
+        return (a.cell, a.term, a.attempt) == (b.cell, b.term, b.attempt) and a != b
+
+
+class DoubleVotes:
+    """Peers that have voted for two results of one attempt, which no honest one does: its
+    signatures under both prove it to everybody. ``is_signed(vote, peer, signature)`` is asked only
+    where two votes differ."""
+
+    def __init__(self, is_signed: Callable[[Vote, PeerId, bytes], bool]) -> None:
+        self._is_signed = is_signed
+        self._cast: Newest[tuple[PeerId, CellId, int, int], tuple[Vote, bytes]] = Newest(KEPT)
+        self._proofs: Newest[PeerId, DoubleVote] = Newest(MOST_PROVEN)
+        self._news: list[DoubleVote] = []
+
+    def __contains__(self, peer: object) -> bool:
+        """Whether it is proven of this peer, whose votes do not count then."""
+        return peer in self._proofs
+
+    def told(self) -> tuple[DoubleVote, ...]:
+        """For others: the newest proofs."""
+        return tuple(self._proofs.values())[-MOST_TOLD:]
+
+    def news(self) -> list[DoubleVote]:
+        """What was proven since the last call."""
+        found, self._news = self._news, []
+        return found
+
+    def saw(self, vote: Vote, peer: PeerId, signature: bytes) -> None:
+        """A vote came by; whether it is signed is not known yet."""
+        if peer in self._proofs:
+            return
+        key = (peer, vote.cell, vote.term, vote.attempt)
+        known = self._cast.get(key)
+        if known is None:
+            self._cast[key] = vote, signature
+        elif known[0] != vote and self._is_signed(vote, peer, signature):
+            proof = DoubleVote(peer, known[0], vote, (known[1], signature))
+            if self._is_signed(known[0], peer, known[1]):
+                self._keep(proof)
+            else:
+                self._cast[key] = vote, signature
+
+    def shown(self, proof: DoubleVote) -> bool:
+        """Whether what somebody shows is a proof; it is kept."""
+        if proof.peer in self._proofs:
+            return True
+        votes = zip((proof.one, proof.other), proof.signatures, strict=True)
+        holds = proof.contradicts and all(self._is_signed(v, proof.peer, s) for v, s in votes)
+        if holds:
+            self._keep(proof)
+        return holds
+
+    def _keep(self, proof: DoubleVote) -> None:
+        self._proofs[proof.peer] = proof
+        self._news.append(proof)
+
+
 @dataclass(frozen=True)
 class Warrant:
     """What comes with a plan: why it may be followed. ``certificate``: of the version it starts
-    from, None where the leader has none."""
+    from, None where the leader has none. ``doubles``: whose votes do not count, and why."""
 
     certificate: Certificate | None = None
     supporters: tuple[Supporter, ...] = ()
+    doubles: tuple[DoubleVote, ...] = ()
 
 
 NO_WARRANT = Warrant()
@@ -156,16 +242,22 @@ class Trust:
 
     def __init__(self, run_id: str, check: CheckSignature) -> None:
         self._check, self._run = check, run_id
+        self.doubles = DoubleVotes(self.vote_is_signed)
         self.voters: tuple[PeerId, ...] = ()
         self.version = Version(0)
         self.term = 0
+        self.certificate: Certificate | None = None
+        """The newest of what was believed, or of what was made here."""
         self.refused = 0
         """Plans that were not followed because nobody vouches for them."""
         self._at = self._checked = float("-inf")
 
     def forget(self) -> None:
-        """This peer belongs to another cell from now on."""
+        """This peer belongs to another cell from now on; who voted twice did so wherever it
+        was."""
+        doubles = self.doubles
         self.__init__(self._run, self._check)
+        self.doubles = doubles
 
     def vote_is_signed(self, vote: Vote, peer: PeerId, signature: bytes) -> bool:
         """Whether ``peer`` has cast it."""
@@ -178,6 +270,24 @@ class Trust:
     def made(self, certificate: Certificate, now: float) -> None:
         """This peer has led the epoch, and has checked the votes one by one."""
         self._learn(certificate, now)
+
+    def shown(self, certificate: Certificate, cell: CellId, now: float) -> bool:
+        """Whether a certificate that somebody has is believed; what is learned from it is kept."""
+        self._compare(certificate)
+        believed = certificate.cell == cell and self._believes(certificate, now)
+        if believed:
+            self._learn(certificate, now)
+        return believed
+
+    def doubts(
+        self, version: Version, holders: Collection[PeerId], here: Collection[PeerId], now: float
+    ) -> bool:
+        """Whether too few of those who voted last can have committed a version of which no
+        certificate is here: those who do not hold it have not, of those who are not here anybody
+        may have."""
+        if version == self.version or not self.holds(now):
+            return False
+        return not most(self.voters, {p for p in self.voters if p in holders or p not in here})
 
     def objection(
         self,
@@ -205,6 +315,8 @@ class Trust:
         wall: float,
     ) -> str:
         c = warrant.certificate
+        if c is not None:
+            self._compare(c)
         if c is not None and (c.version != plan.base or c.cell != (plan.parent or plan.cell_id)):
             return "its certificate is not of the version that the plan starts from"
         if plan.electorate.orphan:
@@ -216,7 +328,7 @@ class Trust:
             )
         same = follows == plan.leader
         if c is not None and same and plan.base == at and self._known(c, now):
-            self._at = now
+            self._at, self.certificate = now, c
             return ""
         held, certified = self.holds(now), c is not None and self._believes(c, now)
         if certified and c is not None:
@@ -233,6 +345,12 @@ class Trust:
             else "no majority of the voters has certified the version that it starts from"
         )
 
+    def _compare(self, c: Certificate) -> None:
+        """With the votes seen before, of those who vote here or are said to."""
+        voters = {*self.voters, *c.voters}
+        for b in [b for b in c.ballots if b.peer in voters][:MOST_COMPARED]:
+            self.doubles.saw(c.vote(b), b.peer, b.signature)
+
     def _known(self, c: Certificate, now: float) -> bool:
         """Whether a certificate for what this peer has made itself need not be checked: the last
         one was a moment ago, and the same peers vote."""
@@ -246,6 +364,8 @@ class Trust:
         voters = self.voters if self.holds(now) else c.voters
         signed: set[PeerId] = set()
         for b in c.agreeing():
+            if b.peer in self.doubles:
+                continue
             if b.peer in voters and self.vote_is_signed(c.vote(b), b.peer, b.signature):
                 signed.add(b.peer)
                 if most(voters, signed):
@@ -256,7 +376,7 @@ class Trust:
         cell, found = plan.parent or plan.cell_id, set[PeerId]()
         for s in supporters:
             fresh = s.term >= self.term or abs(wall - s.at) <= FRESH_S
-            if s.peer not in self.voters or s.peer in found or not fresh:
+            if s.peer not in self.voters or s.peer in self.doubles or s.peer in found or not fresh:
                 continue
             said = Support(cell, plan.leader, s.term, s.at).said()
             if self._check(s.peer, said, s.signature, support_domain(self._run)):
@@ -266,5 +386,5 @@ class Trust:
         return found
 
     def _learn(self, c: Certificate, now: float) -> None:
-        self.voters, self.version, self.term = c.voters, c.version, c.term
+        self.voters, self.version, self.term, self.certificate = c.voters, c.version, c.term, c
         self._at = self._checked = now

@@ -1,0 +1,103 @@
+"""A voter that signs two results of every attempt: it is found out, and the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from node.core.errors import PeerFault, WireError
+from node.core.ids import NO_CELL, PeerId
+from node.core.journey import Version
+from node.sim.process import SimPeer
+from node.sim.setup import LinkProfile, Setup
+from node.sim.swarm import MachineFactory, SimSwarm
+from node.sim.world.loop import bury, quiet
+from node.sim.world.signing import SimSigner
+from node.training.protocol import notes
+from node.training.protocol.votes import DoubleVote, Vote, names, vote_domain
+from protos import training_pb2 as pb
+
+LIAR = PeerId("s01-001")
+SETUP = Setup(ends=2, epochs=100_000, replicas=3, links=LinkProfile(0.002, 0.002))
+
+
+class VotesTwice(MachineFactory):
+    """LIAR tells the leader of another digest too, once the first is there, from epoch 12 on."""
+
+    def services(self, peer: SimPeer) -> None:
+        if peer.name != LIAR:
+            return
+        training = peer.training
+        true = training._tell_leader
+
+        async def tell(plan: Any, note: Any) -> None:
+            await true(plan, note)
+            if note.WhichOneof("say") != "committed" or plan.epoch < 12:
+                return
+            other, attempt = "f" * 64, note.committed.attempt
+            voted = training.leader is None and _vote(training, plan, attempt, other)
+            note.committed.digest, note.committed.vote = other, voted or b""
+            try:
+                await training.tell(plan.leader, note, 2.0)
+            except PeerFault:
+                await asyncio.sleep(0)
+
+        setattr(training, "_tell_leader", tell)  # noqa: B010 - a liar is planted
+
+
+def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
+    voters, at = names(plan.electorate.voters), training.member.at
+    vote = Vote(plan.cell_id, plan.term, attempt, at, voters, training.stage, digest)
+    return training.identity.sign(vote.said(), vote_domain(training.facts.run_id))
+
+
+def test_who_votes_twice_is_barred_and_votes_no_more() -> None:
+    with quiet():
+        swarm = SimSwarm(replace(SETUP), 3, VotesTwice())
+        swarm.world.run(60.0, None)
+        others = [p for p in swarm.live() if p.name != LIAR]
+        assert all(LIAR in p.training.trust.doubles for p in others), "the leader tells the rest"
+        plan = others[0].member.plan
+        assert plan is not None
+        assert plan.epoch > 40
+        assert LIAR not in plan.electorate.voters
+        assert set(plan.electorate.voters) == {p.name for p in others}
+        assert not any(p.name in q.training.trust.doubles for p in others for q in others)
+        bury()
+
+
+def _proof(of: PeerId, forged: bool = False) -> DoubleVote:
+    votes = [Vote(NO_CELL, 2**20, 0, Version(12, c * 32), "v", 1, "d") for c in "ab"]
+    domain = vote_domain(SimSwarm(SETUP, 3).manifest.run_id)
+    by = SimSigner(PeerId("somebody") if forged else of)
+    one, other = (by.sign(v.said(), domain) for v in votes)
+    return DoubleVote(of, *votes, (one, other))
+
+
+def test_what_one_member_can_prove_all_learn() -> None:
+    with quiet():
+        swarm = SimSwarm(SETUP, 3)
+        swarm.world.run(20.0, None)
+        first, *others = [p for p in swarm.live() if p.name != LIAR and p.training.leader is None]
+        assert first.training.trust.doubles.shown(_proof(LIAR))
+        swarm.world.run(40.0, None)
+        assert all(LIAR in p.training.trust.doubles for p in others)
+        bury()
+
+
+def test_a_forged_proof_is_the_fault_of_who_shows_it() -> None:
+    with quiet():
+        swarm = SimSwarm(SETUP, 3)
+        swarm.world.run(10.0, None)
+        leader = next(p for p in swarm.live() if p.training.leader is not None)
+        other = next(p for p in swarm.live() if p is not leader and p.name != LIAR)
+        word = replace(other.training._heard(), doubles=(_proof(LIAR, forged=True),))
+        read = pb.Note.FromString(notes.ready_note(word).SerializeToString())
+        hear = leader.training._hear(other.name, read)
+        with pytest.raises(WireError, match="prove"):
+            hear.send(None)
+        assert LIAR not in leader.training.trust.doubles
+        bury()

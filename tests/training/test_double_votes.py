@@ -1,0 +1,206 @@
+"""What becomes of a peer that votes for two results of one attempt, and of its votes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from node.core.errors import WireError
+from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.journey import Version
+from node.training.leader.leader import Leader
+from node.training.protocol import events as ev
+from node.training.protocol import notes
+from node.training.protocol.votes import (
+    KEPT,
+    MOST_COMPARED,
+    MOST_TOLD,
+    Ballot,
+    Certificate,
+    DoubleVote,
+    Trust,
+    Vote,
+    Warrant,
+    names,
+    vote_domain,
+)
+from protos import training_pb2 as pb
+from tests.training.run_facts import facts
+from tests.training.test_leader import S1, S2, E, heard, next_plan, reported
+from tests.training.test_votes import (
+    HERE,
+    NEXT,
+    RUN,
+    STRANGERS,
+    VOTERS,
+    A,
+    B,
+    C,
+    D,
+    asks,
+    certificate,
+    is_signed,
+    plan,
+    signed,
+    supporters,
+    trusting,
+)
+
+OTHER = Version(NEXT.epoch, "f" * 32)
+
+
+def vote(of: Version = NEXT, term: int = 21, attempt: int = 0) -> Vote:
+    return Vote(NO_CELL, term, attempt, of, names(VOTERS), 1, "digest")
+
+
+def cast(peer: PeerId, v: Vote) -> bytes:
+    return signed(peer, v.said(), vote_domain(RUN))
+
+
+def proof(peer: PeerId = C, one: Vote | None = None, other: Vote | None = None) -> DoubleVote:
+    a, b = one or vote(), other or vote(OTHER)
+    return DoubleVote(peer, a, b, (cast(peer, a), cast(peer, b)))
+
+
+def test_two_certificates_of_one_term_void_who_signed_both() -> None:
+    trust = trusting()
+    assert not asks(trust, plan(A, OTHER), Warrant(certificate(OTHER, (A, B, C), term=21)))
+    again = Warrant(certificate(NEXT, (C, D, E), term=21))
+    asks(trust, plan(A, NEXT), again)
+    (found,) = trust.doubles.news()
+    assert (found.peer, found.contradicts, C in trust.doubles) == (C, True, True)
+    assert not trust.doubles.news(), "it is news once"
+    assert A not in trust.doubles
+
+
+def test_a_void_vote_makes_no_majority() -> None:
+    trust = trusting()
+    assert trust.doubles.shown(proof(C))
+    bare = Warrant(certificate(NEXT, (A, B, C), term=21))
+    assert "certified" in asks(trust, plan(A, NEXT), bare)
+    assert not asks(trust, plan(A, NEXT), Warrant(certificate(NEXT, (A, B, C, D), term=21)))
+
+
+def test_support_of_who_voted_twice_does_not_count() -> None:
+    trust = trusting()
+    assert trust.doubles.shown(proof(C))
+    assert "supports" in asks(trust, plan(B, HERE), Warrant(None, supporters(B, (B, C, D))))
+    assert not asks(trust, plan(B, HERE), Warrant(None, supporters(B, (A, B, C, D))))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        proof(C, vote(), vote()),
+        proof(C, vote(), vote(OTHER, term=22)),
+        proof(C, vote(), vote(OTHER, attempt=1)),
+        proof(C, vote(), replace(vote(OTHER), cell=CellId("00000000000000aa"))),
+        replace(proof(C), peer=D),
+        replace(proof(C), signatures=(proof(C).signatures[0], b"x" * 32)),
+        replace(proof(C), signatures=(b"", proof(C).signatures[1])),
+    ],
+    ids=["same", "term", "attempt", "cell", "another-peer", "unsigned", "empty"],
+)
+def test_what_proves_nothing_condemns_nobody(shown: DoubleVote) -> None:
+    trust = trusting()
+    assert not trust.doubles.shown(shown)
+    assert not {C, D} & {p for p in VOTERS if p in trust.doubles}
+    assert not trust.doubles.news()
+
+
+def test_a_second_digest_or_stage_is_a_second_result() -> None:
+    for other in (replace(vote(), digest="other"), replace(vote(), stage=2)):
+        trust = trusting()
+        trust.doubles.saw(vote(), C, cast(C, vote()))
+        trust.doubles.saw(other, C, cast(C, other))
+        assert C in trust.doubles
+
+
+def test_junk_under_a_name_neither_condemns_nor_protects() -> None:
+    trust = trusting()
+    trust.doubles.saw(vote(Version(11, "e" * 32)), C, b"junk")
+    trust.doubles.saw(vote(), C, cast(C, vote()))
+    trust.doubles.saw(vote(Version(11, "d" * 32)), C, b"junk")
+    assert C not in trust.doubles
+    trust.doubles.saw(vote(OTHER), C, cast(C, vote(OTHER)))
+    assert C in trust.doubles
+
+
+def test_votes_that_are_kept_are_bounded() -> None:
+    trust = trusting()
+    ballots = tuple(Ballot(p, 1, n, "d", b"") for n in range(MOST_COMPARED) for p in STRANGERS)
+    for term in range(30, 34):
+        huge = Certificate(NO_CELL, term, NEXT, STRANGERS, ballots)
+        asks(trust, plan(A, NEXT), Warrant(huge))
+    for term in range(KEPT + 9):
+        trust.doubles.saw(vote(term=term), D, b"")
+    assert len(trust.doubles._cast) == KEPT
+
+
+def test_who_voted_twice_did_so_in_every_cell() -> None:
+    trust = trusting()
+    assert trust.doubles.shown(proof(C))
+    trust.forget()
+    assert C in trust.doubles
+    assert trust.voters == ()
+
+
+def test_a_proof_travels_with_plans_and_heartbeats() -> None:
+    sent = Warrant(None, (), (proof(C), proof(D)))
+    note = notes.plan_note(plan(A, NEXT), b"s", sent)
+    assert notes.parse_warrant(pb.Note.FromString(note.SerializeToString()).plan) == sent
+    word = replace(heard(E), doubles=(proof(C),))
+    read = notes.leader_event(
+        pb.Note.FromString(notes.ready_note(word).SerializeToString()), word.peer
+    )
+    assert isinstance(read, ev.Heartbeat)
+    assert read.doubles == (proof(C),)
+
+
+def test_more_proofs_than_anybody_tells_are_refused() -> None:
+    many = Warrant(None, (), (proof(C),) * (MOST_TOLD + 1))
+    with pytest.raises(WireError, match="voted twice"):
+        notes.parse_warrant(notes.plan_note(plan(A, NEXT), b"s", many).plan)
+    note = notes.plan_note(plan(A, NEXT), b"s", Warrant(None, (), (proof(C),))).plan
+    note.doubles[0].one.digest = "x" * 65
+    with pytest.raises(WireError, match="digest"):
+        notes.parse_warrant(note)
+
+
+T1, T2 = PeerId("stage1b"), PeerId("stage2b")
+ALL = (E, S1, S2, T1, T2)
+
+
+def committing(liars: tuple[PeerId, ...]) -> list[object]:
+    """What a leader does when all of five voters have committed, ``liars`` are proven by then, and
+    the rest but two have died."""
+    trust = Trust(RUN, is_signed)
+    leader = Leader(E, facts(late_s=1e9), trust=trust)
+    for peer in ALL:
+        leader.handle(heard(peer), 0.0)
+    first = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    assert set(first.electorate.voters) == set(ALL)
+    reported(leader, first, 3.0)
+    for peer in liars:
+        assert trust.doubles.shown(proof(peer))
+    done: list[object] = []
+    for m in first.members:
+        word = ev.Committed(m.peer, first.hash, 0, f"digest {m.stage}", 1.0, 0, b"signature")
+        done += leader.handle(word, 4.0)
+    return done
+
+
+def test_a_leader_counts_no_vote_of_who_voted_twice() -> None:
+    done = committing((S1,))
+    (sent,) = [a for a in done if isinstance(a, ev.SendPlan)]
+    assert S1 not in sent.plan.electorate.voters
+    assert sent.plan.member(S1) is not None, "it may work, and votes no more"
+    assert sent.certificate is not None
+    assert {b.peer for b in sent.certificate.ballots} == {*ALL} - {S1}
+
+
+def test_without_enough_other_votes_nothing_is_committed() -> None:
+    done = committing((S1, S2, T1))
+    assert "epoch-uncertain" in [a.kind for a in done if isinstance(a, ev.RecordFact)]
+    assert not [a for a in done if isinstance(a, ev.SendPlan)]
