@@ -38,7 +38,7 @@ test: setup  ## everything a change must pass: check, then the tests (fewer: mak
 ifeq ($(TESTS),tests)
 	@$(MAKE) --no-print-directory -j 2 -O check apart
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 4 --ignore=$(APART)
-	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --durations 25 --ignore=$(APART)
+	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --no-loadscope-reorder --durations 25 tests/swarm
 else
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(TESTS)

@@ -1,11 +1,23 @@
-"""The same examples on every machine and in every run.
+"""The same examples on every machine and in every run, and the order of files with whole daemons.
 
 `pytest --hypothesis-profile search` draws new ones, ten times as many where a test names no number.
 """
 
+import pytest
 from hypothesis import settings
 
 # A busy machine makes single examples slow; the tests say nothing about time.
 settings.register_profile("tutti", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("tutti")
+
+LONGEST = ("routers", "losses", "whole_run", "broken_networks", "chaos", "cells", "demo", "solo")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest begin first: else one worker waits for another at the end. Tests
+    with whole daemons are in tests/swarm, where `make test` looks for them."""
+    daemons = [item for item in items if item.get_closest_marker("swarm")]
+    assert {item.path.parent.name for item in daemons} <= {"swarm"}
+    order = {f"test_{name}": n for n, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)) if daemons else 0)

@@ -127,7 +127,7 @@ class SimPeer:
         self.presence: Presence | None = None
         self.assembled: Services | None = None
         self.owner: ValueOwner | None = None
-        self.draining = self.ending = False
+        self.draining = self.ending = self.told_to_leave = False
         make: Any = partial(swarm.make.choosing, self)
         self.mover, self.placing = Mover(self, self._refuses), Placing(self, make)
 
@@ -265,6 +265,7 @@ class SimPeer:
     def leave(self) -> None:
         """``tutti drain``."""
         if self.alive and not self.draining:
+            self.told_to_leave = True  # at once: a process that stands still hears it later
             self._later(lambda: self.tasks.spawn(self._drain(), "drain"))
 
     async def _drain(self) -> None:
@@ -360,7 +361,7 @@ class SimPeer:
 
     @property
     def leaving(self) -> bool:
-        return self.draining or self.mover.going
+        return self.told_to_leave or self.draining or self.mover.going
 
     @property
     def work(self) -> StageRuntime:

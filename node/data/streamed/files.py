@@ -56,7 +56,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """``form``: text, lines (JSON) or parquet; ``packed``: zstd, gzip or ""."""
 
     form: str
@@ -68,7 +68,7 @@ _FORMS = {".txt": "text", ".jsonl": "lines", ".ndjson": "lines", ".json": "lines
 _PACKED = {".zst": "zstd", ".gz": "gzip"}
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> FileKind:
     """The format that a shard's name says. Raises UsageFault for one that cannot be read."""
     path = Path(name.partition("?")[0])
     packed = _PACKED.get(path.suffix.lower(), "")
@@ -78,7 +78,7 @@ def kind_of(name: str) -> Kind:
             f"cannot read {name}: unknown ending",
             "use .txt, .jsonl or .parquet, the first two also with .zst or .gz",
         )
-    return Kind(form, packed)
+    return FileKind(form, packed)
 
 
 @contextlib.contextmanager
