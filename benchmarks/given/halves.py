@@ -31,13 +31,18 @@ def rows(report: Report, root: Path) -> None:
             peers = box.swarm((2, 2), **RUN, pipeline__stages=1, optimizer__parameters=parameters)
             box.start(*peers)
             box.wait("the end", lambda p=peers: all(map(finished, p)), 180.0)
-            committed = [t for t in box.made["ends-0"].told() if t.kind == COMMITTED]
+            committed = {
+                int(t.get("epoch")): float(t.get("loss"))
+                for label in ("ends-0", "ends-1")  # either may lead
+                for t in box.made[label].told()
+                if t.kind == COMMITTED
+            }
             urls = [box.made[label].status().metrics_url for label in PAIR]
             sent = [scraped(url, "tutti_bytes_sent_total")["averaging"] for url in urls]
             digests = {box.made[label].status().digest for label in PAIR}
         finally:
             box.clean_up()
-        live = [float(t.get("loss")) for t in committed]
+        live = [loss for _, loss in sorted(committed.items())]
         alone = [e.loss for e in Reference(box.manifest, root).train(EPOCHS)]
         worst = max(abs(a - b) for a, b in zip(live, alone, strict=True))
         ends[parameters] = live[-1]
