@@ -77,6 +77,7 @@ LATER = (
     "model.adapter_targets",
     "optimizer.schedule",
     "optimizer.floor",
+    "data.document_mask",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""

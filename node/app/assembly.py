@@ -312,6 +312,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         math=o.math,
         gradients=o.gradients,
         usual_s=t.epoch_timeout_s,
+        document_mask=manifest.data.document_mask,
         machine=o.machines.pipeline,
     )
 

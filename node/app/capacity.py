@@ -51,6 +51,7 @@ def check_memory(
                 in_flight=config.limits.in_flight,
                 rounds=rounds,
                 recompute=mode if mode != "auto" else "off",
+                masked=manifest.data.document_mask,
             )
         )
         if tried[-1].ok:
@@ -113,7 +114,8 @@ def stash_limit(config: NodeConfig, manifest: Manifest, stage: int, verdict: Ver
     if asked := config.limits.stash_bytes:
         return asked
     m, p = manifest.model, manifest.pipeline
-    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute)
+    masked = manifest.data.document_mask
+    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked)
     planned = config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
     free = max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
     return max(planned, min(STASH, planned + free))

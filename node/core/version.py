@@ -8,9 +8,10 @@ from node.core.errors import WireError
 
 VERSION = "0.1.0"
 """Of the software; pyproject.toml says the same."""
-OLDEST_PROTOCOL, PROTOCOL = 6, 6
-"""Of what peers say to each other: the oldest and the newest version spoken here. In version 6 the
-cells of a run are spread over 256 keys of the directory."""
+OLDEST_PROTOCOL, PROTOCOL = 6, 7
+"""Of what peers say to each other: the oldest and the newest version spoken here. In version 7
+activations say where documents end, in runs that keep them apart; software of version 6 refuses
+the manifest of such a run, and in all others both say the same."""
 _COMMANDS = "git pull && make setup  in its checkout, then  tutti drain; tutti start"
 UPDATE = f"update this tutti:  {_COMMANDS}"
 """What helps who meets something newer."""
