@@ -78,6 +78,7 @@ LATER = (
     "optimizer.schedule",
     "optimizer.floor",
     "data.document_mask",
+    "model.positions",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -121,6 +122,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.d_ff": FieldRule(8, 1 << 20),
     "model.vocab": FieldRule(2, 1 << 22),
     "model.seq_len": FieldRule(2, 1 << 20),
+    "model.positions": FieldRule(0, 1 << 24),
     "model.rope_theta": FieldRule(1.0, 1e12),
     "model.rope_factor": FieldRule(1.0, 1e6),
     "model.rope_low": FieldRule(0.01, 1e6),
