@@ -34,6 +34,7 @@ from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
+from node.optim.schedule import SCHEDULES
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
@@ -181,7 +182,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "optimizer.weight_decay": FieldRule(0.0, 10.0),
     "optimizer.warmup": FieldRule(0, 10**9),
     "optimizer.decay": _SHARE,
-    "optimizer.schedule": FieldRule(choices=("linear", "cosine")),
+    "optimizer.schedule": FieldRule(choices=SCHEDULES),
     "optimizer.floor": _SHARE,
     "data.source": FieldRule(
         pattern=r"builtin:pydoc|file:.+|hf:.+|https?://.+|synthetic:[0-9]{1,18}",
