@@ -21,6 +21,7 @@ from node.config import NodeConfig
 from node.control.diagnose import Diagnosis, Machine, failed, verdict
 from node.control.doctor import Checkup
 from node.core.errors import ExitCode
+from node.core.version import PROTOCOL
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 
@@ -165,14 +166,17 @@ def test_a_daemon_of_another_version_is_a_warning(found, daemon):
 
 def test_peers_of_another_protocol_are_a_warning_until_all_are(found, daemon):
     others = [p for p in daemon.seen.peers if p.path != "self" and p.state != "lost"]
-    others[0].oldest_protocol = others[0].newest_protocol = 7
+    others[0].oldest_protocol = others[0].newest_protocol = PROTOCOL + 1
     said, code = found("versions")
     assert code == 0
-    assert f"1 of {len(others)} other peers speak protocol 7, this tutti" in said[-1]["cause"]
+    assert (
+        f"1 of {len(others)} other peers speak protocol {PROTOCOL + 1}, this tutti"
+        in said[-1]["cause"]
+    )
     assert (said[-1]["code"], said[-1]["ok"]) == (ExitCode.VERSIONS_UNFIT, True)
     assert "update this tutti" in said[-1]["fix"]
     for p in others:
-        p.oldest_protocol = p.newest_protocol = 7
+        p.oldest_protocol = p.newest_protocol = PROTOCOL + 1
     said, code = found("versions")
     assert code == ExitCode.VERSIONS_UNFIT
 

@@ -28,11 +28,14 @@ libp2p = pytest.importorskip("libp2p") if "hivemind" not in sys.modules else pyt
 from node.control import observer  # noqa: E402
 from node.control.observer import ask, ask_first, survey  # noqa: E402
 
+NEWER = PROTOCOLS.newest + 1
 SERVER = r"""
 import asyncio, json, struct, sys, time
 from hivemind.p2p import P2P
 from node.core.version import PROTOCOLS
 from protos.ask_pb2 import Answer, Ask, PeerLine, PeersAnswer, PingAnswer, Refusal
+
+NEWER = PROTOCOLS.newest + 1
 
 async def main():
     ends = ("tcp/0", "udp/0/quic-v1")
@@ -47,7 +50,7 @@ async def main():
             line = PeerLine(peer=info.peer_id.to_base58(), name="caller")
             reply = Answer(peers=PeersAnswer(peers=[line] * 3000))
         elif kind == "manifest":
-            reply = Answer(oldest_protocol=7, newest_protocol=8, version="9")
+            reply = Answer(oldest_protocol=NEWER, newest_protocol=NEWER + 1, version="9")
             reply.manifest.toml = b"format = 99"
         elif asked.ping.nonce == b"no":
             reply = Answer(refusal=Refusal(code=5, reason="not for you"))
@@ -58,7 +61,7 @@ async def main():
         if not reply.oldest_protocol:
             reply.oldest_protocol, reply.newest_protocol = PROTOCOLS.oldest, PROTOCOLS.newest
         if asked.ping.nonce == b"newer":
-            reply.oldest_protocol, reply.newest_protocol, reply.version = 7, 8, "9"
+            reply.oldest_protocol, reply.newest_protocol, reply.version = NEWER, NEWER + 1, "9"
         raw = reply.SerializeToString()
         frame = struct.pack(">I", len(raw)) + raw
         if asked.ping.nonce == b"silence":
@@ -387,7 +390,10 @@ def test_a_peer_of_a_newer_protocol_is_a_finding(observed_node: str) -> None:
     (heard,) = survey([observed_node], [ping(b"newer")], 20)
     found = heard.finding
     assert (found.ok, found.layer, found.code) == (False, "answer", ExitCode.PROTOCOL)
-    assert found.cause == f"it speaks protocols 7 to 8 (tutti 9), this tutti {PROTOCOLS}"
+    assert (
+        found.cause
+        == f"it speaks protocols {NEWER} to {NEWER + 1} (tutti 9), this tutti {PROTOCOLS}"
+    )
     assert "update this tutti" in found.fix
     assert not heard.good
     assert verdict([found]) is found
@@ -403,7 +409,7 @@ def test_join_ends_with_what_a_newer_swarm_needs(
     code = cli.main(["--home", str(tmp_path), "join", invite, "--yes", "--no-start"])
     said = capsys.readouterr().err
     assert code == ExitCode.PROTOCOL
-    assert "speaks protocols 7 to 8" in said
+    assert f"speaks protocols {NEWER} to {NEWER + 1}" in said
     assert "update this tutti" in said
     assert not (tmp_path / "swarms").exists()
 

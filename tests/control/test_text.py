@@ -24,6 +24,8 @@ from protos.control_pb2 import (
     Snapshot,
 )
 
+NEWER = (PROTOCOL + 1, PROTOCOL + 2)
+
 
 def shown(*what: RenderableType, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
@@ -282,11 +284,12 @@ def test_a_daemon_that_knows_nothing_yet_makes_nothing_up():
 def test_peers_of_another_protocol_are_named_with_what_helps():
     answer = some_peers()
     assert "protocol" not in "".join(shown(peers_table(answer)))
-    for p, window in zip(answer.peers[1:4], ((7, 8), (7, 8), (PROTOCOL, PROTOCOL)), strict=True):
+    for p, window in zip(answer.peers[1:4], (NEWER, NEWER, (PROTOCOL, PROTOCOL)), strict=True):
         p.oldest_protocol, p.newest_protocol = window
     answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = 9  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    assert f"golden-condor, quiet-ferret speak protocols 7 to 8, this tutti {PROTOCOLS}" in said
+    newer = f"golden-condor, quiet-ferret speak protocols {NEWER[0]} to {NEWER[1]}"
+    assert f"{newer}, this tutti {PROTOCOLS}" in said
     assert "update this tutti" in said
     assert "basement speak" not in said
     assert "protocol 9" not in said
