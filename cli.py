@@ -148,6 +148,7 @@ def start(
     local_devices: LocalDevices = None,
     threads: Annotated[int | None, Option(help="CPU threads of a device; 0 for all cores.")] = None,
     memory: Annotated[str | None, Option(help="Most device memory: 80% or 20GiB.")] = None,
+    reserve: Annotated[str | None, Option(help="Device memory left to others: 2GiB.")] = None,
     listen: Listen = None,
     p2p_port: P2pPort = None,
     grpc_port: GrpcPort = None,
@@ -177,6 +178,7 @@ def start(
         device=device,
         threads=threads,
         memory=memory,
+        reserve=reserve,
         listen=listen,
     )
     flags |= dict(

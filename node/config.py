@@ -67,6 +67,7 @@ MOVED = "TUTTI_MOVED"
 """Left by a daemon for the fresh image of itself when it changes its stage, "<stage>:<p2p port>",
 or its cell, ":<p2p port>"."""
 _PORT = FieldRule(0, 65535)
+_SIZE = r"[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?"
 _RATE = FieldRule(
     0,
     says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 MB); 0 '
@@ -88,9 +89,10 @@ NODE_RULES: dict[str, FieldRule] = {
     "local_devices": FieldRule(1, 64),
     "nice": FieldRule(0, 19),
     "memory": FieldRule(
-        pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?",
+        pattern=rf"(100|[1-9]?[0-9])%|{_SIZE}",
         says='a share such as "80%" or a size such as "20GiB"',
     ),
+    "reserve": FieldRule(pattern=_SIZE, says='a size such as "2GiB", 0 for none'),
     "data_disk": FieldRule(1 << 27, 1 << 50),
     "admission": FieldRule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
     "metrics_port": FieldRule(-1, 65535),
@@ -168,7 +170,11 @@ class NodeSettings:
     """Devices of this machine that hold the stage together, by tensor parallelism: so many GPUs, or
     processes on the CPU."""
     memory: str = "90%"
-    """Most memory of the device to use: a share of it, or a size."""
+    """Most memory of the device to use: a share of it, or a size. Of a GPU no more is taken than is
+    free at the start."""
+    reserve: str = "0"
+    """Of that memory, what is left to others, such as a desktop that shows more windows later: a
+    size."""
     nice: int = 10
     """Added to the process's niceness, so that the machine's owner feels the daemon little; 0 for a
     machine of its own."""
@@ -309,11 +315,12 @@ class NodeConfig:
         text = self.node.memory.strip()
         if text.endswith("%"):
             return total * int(text[:-1]) // 100
-        found = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text)
-        if found is None:
-            raise UsageFault(f'memory = "{text}"', f"allowed: {NODE_RULES['memory'].sentence}")
-        step = 1024 if found[3] else 1000
-        return min(total, int(float(found[1]) * step ** " KMGT".index(found[2] or " ")))
+        return min(total, _size("memory", text))
+
+    @property
+    def reserve(self) -> int:
+        """Bytes of the device that are left to others."""
+        return _size("reserve", self.node.reserve)
 
     @property
     def home_flag(self) -> str:
@@ -613,6 +620,15 @@ def _keep(path: Path, content: bytes) -> None:
         if path.read_bytes() == content:
             return
     write_atomically(path, content)
+
+
+def _size(name: str, text: str) -> int:
+    """Bytes of "20GiB", "1.5 GB", "500"."""
+    found = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text.strip())
+    if found is None:
+        raise UsageFault(f'{name} = "{text}"', f"allowed: {NODE_RULES[name].sentence}")
+    step = 1024 if found[3] else 1000
+    return int(float(found[1]) * step ** " KMGT".index(found[2] or " "))
 
 
 def rate_of(text: str) -> float | None:

@@ -34,6 +34,7 @@ from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
+from node.optim.schedule import SCHEDULES
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
@@ -78,6 +79,8 @@ LATER = (
     "optimizer.schedule",
     "optimizer.floor",
     "optimizer.parameters",
+    "data.document_mask",
+    "model.positions",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -121,6 +124,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.d_ff": FieldRule(8, 1 << 20),
     "model.vocab": FieldRule(2, 1 << 22),
     "model.seq_len": FieldRule(2, 1 << 20),
+    "model.positions": FieldRule(0, 1 << 24),
     "model.rope_theta": FieldRule(1.0, 1e12),
     "model.rope_factor": FieldRule(1.0, 1e6),
     "model.rope_low": FieldRule(0.01, 1e6),
@@ -180,7 +184,7 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "optimizer.weight_decay": FieldRule(0.0, 10.0),
     "optimizer.warmup": FieldRule(0, 10**9),
     "optimizer.decay": _SHARE,
-    "optimizer.schedule": FieldRule(choices=("linear", "cosine")),
+    "optimizer.schedule": FieldRule(choices=SCHEDULES),
     "optimizer.floor": _SHARE,
     "data.source": FieldRule(
         pattern=r"builtin:pydoc|file:.+|hf:.+|https?://.+|synthetic:[0-9]{1,18}",

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from node.pipeline.gradients import Share
+from node.pipeline.received import FrameReader
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
-from node.wire.tensors import TensorReader, encode, expected_head
+from node.wire.tensors import encode, expected_head
+from protos import pipeline_pb2 as pb
 
 
-def visit(math: StageMath, x: Tensor, dy: Tensor) -> tuple[bytes, bytes, Share]:
+def visit(
+    math: StageMath, x: Tensor, dy: Tensor, document_ends: Sequence[int] = ()
+) -> tuple[bytes, bytes, Share]:
     """What goes out forward, what goes out backward, the gradients. ``x`` and ``dy``: fp32, of one
     shape (B, T, D)."""
-    work = arrived(x)
+    work = arrived(x, document_ends)
     math.forward(work)
     return (bytes(work.output or b""), *returned(math, work, dy))
 
 
-def arrived(x: Tensor) -> VisitBuffers:
+def arrived(x: Tensor, document_ends: Sequence[int] = ()) -> VisitBuffers:
     """Before its forward."""
-    return VisitBuffers(float("inf"), tuple(x.shape), input=read(x))
+    return VisitBuffers(float("inf"), tuple(x.shape), input=read(x, document_ends))
 
 
 def returned(math: StageMath, work: VisitBuffers, dy: Tensor) -> tuple[bytes, Share]:
@@ -31,9 +37,9 @@ def returned(math: StageMath, work: VisitBuffers, dy: Tensor) -> tuple[bytes, Sh
     return bytes(work.upstream), work.share
 
 
-def read(tensor: Tensor) -> TensorReader:
+def read(tensor: Tensor, document_ends: Sequence[int] = ()) -> FrameReader:
     """The tensor as it comes from the wire."""
-    head = expected_head("x", tensor.shape, "fp32")
-    reader = TensorReader([head], [("x", tuple(tensor.shape))], "fp32")
+    head = pb.FrameHead(tensor=expected_head("", tensor.shape, "fp32"), document_ends=document_ends)
+    reader = FrameReader(head, tuple(tensor.shape), "fp32", masked=True)
     reader.feed(encode(tensor, "fp32"))
     return reader

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
+from node.model.documents import ends_of
 from node.model.settings import ModelSettings
 from node.model.stages import Blocks, Ends
 
@@ -31,12 +34,14 @@ class Unsplit(nn.Module):
     def blocks(self) -> Blocks:
         return self._parts[1]
 
-    def logits(self, tokens_BT: Tensor) -> Tensor:
+    def logits(self, tokens_BT: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
         """Token ids [B, T] to fp32 logits [B, T, V]."""
-        return self.ends.logits(self.blocks(self.ends.embed(tokens_BT)))
+        return self.ends.logits(self.blocks(self.ends.embed(tokens_BT), document_ends))
 
     forward = logits
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
-        """As :meth:`Ends.loss`, from token ids."""
-        return self.ends.loss(self.blocks(self.ends.embed(tokens_BT)), targets_BT)
+        """As :meth:`Ends.loss`, from token ids; documents are kept apart where targets are
+        missing."""
+        h_BTD = self.blocks(self.ends.embed(tokens_BT), ends_of(targets_BT))
+        return self.ends.loss(h_BTD, targets_BT)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from node.app.capacity import check_memory, stash_limit
+from node.app.capacity import check_memory, room_on, shares, stash_limit
 from node.app.change import read, under
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
@@ -44,7 +44,7 @@ from node.data.tokenizer import Tokenizer
 from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
-from node.model.device import Device, set_threads
+from node.model.device import Device, gpus, set_threads
 from node.model.pretrained import Weights
 from node.model.shapes import layer_cut, parameter_shapes
 from node.model.stages import Ends, base_of, build
@@ -139,9 +139,10 @@ async def assemble(
     devices, threads = _devices(config, manifest)
     set_threads(threads)
     device = Device.pick(devices[0])
-    limit = config.memory_limit(device.memory_limit()) * (len(devices) if device.is_cuda else 1)
+    # Processes on the CPU share its memory.
+    room = room_on(config, [*map(Device.pick, devices)] if device.is_cuda else [device])
     main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
-    verdict = check_memory(config, manifest, stage, limit, main)
+    verdict = check_memory(config, manifest, stage, room.limit, main, room.said)
     verdict.require()
     # Main memory is taken in holes too, where there is room for them.
     keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
@@ -225,7 +226,7 @@ async def assemble(
         device=device,
         device_said=told,
         memory=verdict,
-        memory_limit=limit,
+        memory_limit=room.limit,
         main_memory=main,
         layers=f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head",
         seq_len=m.seq_len,
@@ -233,6 +234,19 @@ async def assemble(
         checkpoint=config.checkpoint,
         local=local,
     )
+
+
+def split_between(config: NodeConfig, manifest: Manifest) -> dict[int, str]:
+    """What each stage may take of each GPU here, as ``memory`` says it, where all of them are on
+    the same ones. Nothing on the CPU, and where every stage picks a GPU of its own."""
+    names, _ = _devices(config, manifest)
+    devices = [Device.pick(name) for name in names]
+    several = len(names) == 1 and names[0] == "auto" and gpus() > 1
+    if several or not devices[0].is_cuda:
+        return {}
+    room = room_on(config, devices)
+    found = shares(config, manifest, room.limit)
+    return {stage: f"{size // len(devices)}B" for stage, size in found.items()}
 
 
 @dataclass(frozen=True)
@@ -301,6 +315,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         math=o.math,
         gradients=o.gradients,
         usual_s=t.epoch_timeout_s,
+        document_mask=manifest.data.document_mask,
         machine=o.machines.pipeline,
     )
 

@@ -1,9 +1,11 @@
-"""Whether a stage of a run fits into the memory of this peer, before anything of it is loaded.
-Arithmetic only."""
+"""How much memory a stage may take here, and whether one of a run fits into it, before anything of
+it is loaded. Arithmetic only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from node.averaging.exchange.groups import LET_IN
 from node.config import NodeConfig
@@ -27,12 +29,64 @@ from node.pipeline.settings import STASH
 from node.training.rounds.memory import outer_bytes
 
 
+class DeviceMemory(Protocol):
+    """:class:`node.model.device.Device`, which says what these are."""
+
+    @property
+    def is_cuda(self) -> bool: ...
+    def memory_limit(self) -> int: ...
+    def memory_free(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that a stage may take of its devices together; ``said``: of what, for people, where
+    that is not all of a device."""
+
+    limit: int
+    said: str = ""
+
+
+def room_on(config: NodeConfig, devices: Sequence[DeviceMemory], held: int = 0) -> Room:
+    """What a stage on these devices, all alike, may take. Of a GPU that is no more than is free
+    now, so that what others use, a desktop for instance, is not planned; ``held`` bytes of each are
+    taken by this peer itself, and count as free."""
+    gpu, reserve, said = devices[0].is_cuda, config.reserve, list[str]()
+    free, total = min(
+        (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
+    )
+    if gpu:
+        said.append(f"{human(free)} of {human(total)} were free")
+    if reserve:
+        said.append(f"{human(reserve)} are reserved for others")
+    limit = max(0, min(config.memory_limit(total), free - reserve))
+    return Room(limit * len(devices), " and ".join(said))
+
+
+def shares(config: NodeConfig, manifest: Manifest, limit: int) -> dict[int, int]:
+    """Bytes for each stage of a run whose stages are all on one device, of which they may take
+    ``limit``: the least that each needs, and of the rest in proportion to what they take where
+    there is enough. Where the least of all is more than there is, each gets as much too little."""
+    stages = range(manifest.pipeline.stages + 1)
+    least = [check_memory(config, manifest, s, 0).needed / (1 - RESERVE) for s in stages]
+    ample = [check_memory(config, manifest, s, limit).needed for s in stages]
+    part, rest = min(1.0, limit / sum(least)), max(0.0, limit - sum(least))
+    each = zip(stages, least, ample, strict=True)
+    return {s: int(part * low + rest * high / sum(ample)) for s, low, high in each}
+
+
 def check_memory(
-    config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside: int = 0
+    config: NodeConfig,
+    manifest: Manifest,
+    stage: int,
+    limit: int,
+    beside: int = 0,
+    said: str = "",
 ) -> Verdict:
     """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep
     of it into the ``beside`` bytes of main memory, where that is not the device's (0). Of what may
-    be computed again for a backward, as little is as makes it fit."""
+    be computed again for a backward, as little is as makes it fit. ``said``: of what the limit is,
+    for people."""
     m, p, outer = manifest.model, manifest.pipeline, manifest.outer
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})
@@ -52,11 +106,13 @@ def check_memory(
                 rounds=rounds,
                 recompute=mode if mode != "auto" else "off",
                 width=manifest.optimizer.width,
+                masked=manifest.data.document_mask,
             )
         )
         if tried[-1].ok:
             break
     verdict = min(tried, key=lambda v: (not v.ok, v.needed))
+    verdict = replace(verdict, text="; ".join(filter(None, (verdict.text, said))))
     if not verdict.ok or not beside:
         return verdict
     found = fits_beside(stage, p.stages, kept.main, beside)
@@ -114,7 +170,8 @@ def stash_limit(config: NodeConfig, manifest: Manifest, stage: int, verdict: Ver
     if asked := config.limits.stash_bytes:
         return asked
     m, p = manifest.model, manifest.pipeline
-    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute)
+    masked = manifest.data.document_mask
+    kept = stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked)
     planned = config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
     free = max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
     return max(planned, min(STASH, planned + free))

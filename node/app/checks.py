@@ -236,22 +236,27 @@ def p2p_daemon() -> Path | None:
 
 def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the device is there, and which stages of the swarm used last fit into it."""
-    from node.app.capacity import check_memory, hosted
+    from node.app.capacity import check_memory, hosted, room_on
+    from node.local.opening import device_names
     from node.model.device import Device
 
     code = ExitCode.DEVICE_UNFIT
     try:
         chosen = Device.pick(ours.node.device)
+        devices = [chosen]
+        if chosen.is_cuda and ours.node.local_devices > 1:
+            names = device_names(str(chosen.device), ours.node.local_devices)
+            devices = [Device.pick(name) for name in names]
     except LocalFault as e:
         return [fault("device", code, e.what, e.next_step)]
     manifest, said = _manifest(ours), chosen.describe()
     if manifest is None:
         return [passed("device", said)]
-    limit = ours.memory_limit(chosen.memory_limit()) * (
-        ours.node.local_devices if chosen.is_cuda else 1
-    )
+    room = room_on(ours, devices, _held(ours))
     main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
-    verdicts = [check_memory(ours, manifest, stage, limit, main) for stage in hosted(ours)]
+    verdicts = [
+        check_memory(ours, manifest, stage, room.limit, main, room.said) for stage in hosted(ours)
+    ]
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):
         return [fault("device", code, f"{said}: {bad[-1].text}", bad[-1].next_step)]
@@ -260,6 +265,16 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
         next_step = "nothing, if somebody else holds that stage; else " + bad[0].next_step
         found.append(fault("device", code, bad[0].text, next_step, warning=True))
     return found
+
+
+def _held(ours: NodeConfig) -> int:
+    """Bytes of the device that the daemon of this home has, which a start in its place would find
+    free; 0 when none runs."""
+    try:
+        with ControlClient(ours.control_socket, home=ours.home) as client:
+            return client.status().memory_used
+    except LocalFault:
+        return 0
 
 
 # ------------------------------------------------------------ disk

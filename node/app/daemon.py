@@ -12,14 +12,14 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from node.app.assembly import Assembled, assemble, check_room
+from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
 from node.app.cells import find_cell, watch_cell
 from node.app.launch import Child, stop_all
@@ -232,9 +232,13 @@ class Daemon:
             )
         stages, company = self.manifest.pipeline.stages, bool(bootstrap)
         stage = await self.placing.take(self.presence, stages, ends=ends, company=company)
+        split = split_between(self.config, self.manifest) if solo else {}
+        config = self.config
+        if split:
+            config = replace(config, node=replace(config.node, memory=split[stage]))
         build = partial(
             assemble,
-            self.config,
+            config,
             self.manifest,
             identity=self.identity,
             transport=self.transport,
@@ -270,7 +274,7 @@ class Daemon:
         what = f"stage {stage}, layers {a.layers}" if stage else "the ends (embedding, head, data)"
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
-            self._host_the_rest(self.manifest)
+            self._host_the_rest(self.manifest, split)
         weights, fetches = self.manifest.model.weights, a.work.stage.empty
         await catch_up(
             a.work,
@@ -371,9 +375,10 @@ class Daemon:
 
         a.training.on_change = keep
 
-    def _host_the_rest(self, manifest: Manifest) -> None:
-        """A solo swarm: every block stage in a child of this daemon, until somebody else joins."""
-        host = self.config.transport.host
+    def _host_the_rest(self, manifest: Manifest, split: Mapping[int, str]) -> None:
+        """A solo swarm: every block stage in a child of this daemon, until somebody else joins.
+        ``split``: what each stage may take of a GPU."""
+        host, node = self.config.transport.host, self.config.node
         near = (
             f"{multiaddr(host or '127.0.0.1', self.transport.ports[0])}/p2p/{self.identity.peer_id}"
         )
@@ -397,8 +402,12 @@ class Daemon:
             )
             if host:
                 arguments += ("--listen", host)
-            if self.config.node.local_devices > 1:
-                arguments += ("--local-devices", str(self.config.node.local_devices))
+            if node.local_devices > 1:
+                arguments += ("--local-devices", str(node.local_devices))
+            if stage in split:
+                arguments += ("--memory", split[stage], "--reserve", node.reserve)
+            if node.device != "auto":
+                arguments += ("--device", node.device)
             for flag in ("max_up", "max_down"):
                 if cap := getattr(self.config.transport, flag):
                     arguments += ("--" + flag.replace("_", "-"), str(cap))

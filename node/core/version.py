@@ -11,7 +11,8 @@ VERSION = "0.1.0"
 OLDEST_PROTOCOL, PROTOCOL = 7, 7
 """Of what peers say to each other: the oldest and the newest version spoken here. In version 7 a
 digest is a tree of BLAKE3 hashes, of which a piece of each MiB is fetched by itself; peers show
-certificates to who asks for them, and proofs that somebody has voted twice."""
+certificates to who asks for them, and proofs that somebody has voted twice; activations say where
+documents end, in runs that keep them apart."""
 _COMMANDS = "git pull && make setup  in its checkout, then  tutti drain; tutti start"
 UPDATE = f"update this tutti:  {_COMMANDS}"
 """What helps who meets something newer."""

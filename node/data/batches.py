@@ -11,12 +11,13 @@ from torch import Tensor
 from node.core.errors import UsageFault
 from node.data.order import SampleOrder
 from node.data.sources import Corpus
+from node.model.documents import NO_TARGET
 
 
 def batch(corpus: Corpus, order: SampleOrder, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
     """(tokens, targets) of the samples at ``positions``: int64 [B, T] each, targets one token
     ahead."""
-    return _tensors(corpus.train, corpus.seq_len, [order.sample(p) for p in positions])
+    return _tensors(corpus, corpus.train, [order.sample(p) for p in positions])
 
 
 def held_out_batch(corpus: Corpus, i: int, size: int) -> tuple[Tensor, Tensor]:
@@ -29,20 +30,19 @@ def held_out_batch(corpus: Corpus, i: int, size: int) -> tuple[Tensor, Tensor]:
         raise UsageFault(
             "no text is held out", "set data.holdout above 0, or training.eval_every to 0"
         )
-    return _tensors(
-        corpus.held_out,
-        corpus.seq_len,
-        [(i * size + j) % corpus.held_out_windows for j in range(size)],
-    )
+    windows = [(i * size + j) % corpus.held_out_windows for j in range(size)]
+    return _tensors(corpus, corpus.held_out, windows)
 
 
-def _tensors(text: np.ndarray, seq_len: int, windows: Iterable[int]) -> tuple[Tensor, Tensor]:
-    return pair(
-        np.stack([text[w * seq_len : (w + 1) * seq_len + 1] for w in windows]).astype(np.int64)
-    )
+def _tensors(corpus: Corpus, text: np.ndarray, windows: Iterable[int]) -> tuple[Tensor, Tensor]:
+    length = corpus.seq_len
+    rows = np.stack([text[w * length : (w + 1) * length + 1] for w in windows]).astype(np.int64)
+    return pair(rows, corpus.end)
 
 
-def pair(rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """(tokens, targets) of token ids, int64 [B, T + 1]."""
+def pair(rows: np.ndarray, end: int | None) -> tuple[Tensor, Tensor]:
+    """(tokens, targets) of token ids, int64 [B, T + 1]. A token ``end`` has no target: what follows
+    is another document; None: every token has one."""
     both = torch.from_numpy(rows)
-    return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+    tokens, targets = both[:, :-1].contiguous(), both[:, 1:].contiguous()
+    return tokens, targets if end is None else targets.masked_fill_(tokens == end, NO_TARGET)

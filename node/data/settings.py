@@ -25,6 +25,9 @@ class DataSettings:
     """"bytes", or the name of a Hugging Face tokenizer.json; a path as in ``source``."""
     tokenizer_sha256: str = ""
     """Hex hash of that file, compared as ``sha256`` is."""
+    document_mask: bool = False
+    """Documents that are packed into one sequence do not see each other: a token attends to those
+    of its own document, positions count from its beginning, and its last token has no target."""
     seed: int = 42
     """Seed of the sample order."""
     holdout: float = 0.05

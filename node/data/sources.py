@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from node.data.streamed.opening import open_stream
 from node.data.streamed.shards import is_streamed
 from node.data.streamed.stream import Stream
 from node.data.synthetic import MarkovLanguage
-from node.data.tokenizer import Tokenizer, open_tokenizer
+from node.data.tokenizer import Tokenizer, mark_between, open_tokenizer
 
 DATA_DISK = 8 << 30
 """Bytes of a stream that are kept, where nothing else is said."""
@@ -45,6 +45,8 @@ class Corpus:
     sha256: str
     vocab: int
     seq_len: int
+    end: int | None = None
+    """The id that ends a document, where documents are kept apart."""
 
     @property
     def windows(self) -> int:
@@ -109,7 +111,8 @@ def open_data(
     tokenizer = _tokenizer(settings, vocab, places)
     corpus = _open(settings, seq_len, tokenizer, home, places)
     _require(vocab, corpus.vocab, f"the data {settings.source}")
-    return corpus, tokenizer
+    end = mark_between(settings, tokenizer, np.iinfo(corpus.train.dtype).max)
+    return replace(corpus, end=end), tokenizer
 
 
 def _tokenizer(settings: DataSettings, vocab: int, places: Places) -> Tokenizer:

@@ -20,6 +20,10 @@ PIECE = 1 << 20
 it."""
 
 
+BYTES = 255
+"""The largest id of text, where ids are bytes."""
+
+
 class Tokenizer(Protocol):
     """``vocab`` ids, of which ``eos`` (if there is one) ends a document; ``digest`` names it, for
     caches."""
@@ -185,6 +189,21 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
             stop = stop if line < 0 else line + 1
         yield text[start:stop]
         start = stop
+
+
+def mark_between(settings: DataSettings, tokenizer: Tokenizer, largest: int) -> int | None:
+    """The id that ends a document, where ``settings`` keep documents apart, else None. ``largest``:
+    the largest id that the text can have. Raises UsageFault for a text without documents."""
+    if not settings.document_mask:
+        return None
+    if tokenizer.eos is None or tokenizer.eos > largest:
+        what = f"the tokenizer {settings.tokenizer}" if tokenizer.eos is None else settings.source
+        raise UsageFault(
+            f"data.document_mask = true, and {what} has nothing that ends a document",
+            "give documents (jsonl, parquet, hf) and a tokenizer with an end-of-text token, or "
+            "leave the mask away",
+        )
+    return tokenizer.eos
 
 
 def open_tokenizer(settings: DataSettings, places: Places = AS_NAMED) -> Tokenizer:

@@ -166,7 +166,7 @@ async def _loss(
                     tuple(s for s in now.asked if s not in fell),
                     tuple(sorted(fell)),
                     now.stages,
-                    total / tokens,
+                    total / max(1, tokens),
                     tokens,
                 )
             # A stage died or came back on the way: the sum is of two different models.

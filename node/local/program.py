@@ -73,10 +73,10 @@ class Program:
         """The module of stage 0."""
         return cast(CutEnds, self.module)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """A block stage: hidden states to hidden states."""
+    def forward(self, x_BTD: Tensor, document_ends: Sequence[int]) -> Tensor:
+        """A block stage: as :meth:`Blocks.forward`."""
         with self.here.device.autocast():
-            return self.module(x_BTD)
+            return self.module(x_BTD, document_ends)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Token ids to hidden states [B, T, D]."""
@@ -162,7 +162,7 @@ class Program:
 def _cut(module: nn.Module, here: Rank) -> nn.Module:
     whole = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
     both = PrepareModuleInput(
-        input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None)
+        input_layouts=(Replicate(), None, None), desired_input_layouts=(Replicate(), None, None)
     )
     plan: dict[str, ParallelStyle] = {}
     if isinstance(module, CutEnds):

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
 from node.local.step import TensorParallelStep, whole_at
+from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
 from node.optim.newton_schulz import followed, newton_schulz_all
 from node.partition.cost import muon_flops
@@ -141,11 +142,13 @@ class CutMath(StageMath):
         # A rank that ran out of memory has ended, and all of them with it.
         return False
 
-    def _module(self, x: Tensor) -> Tensor:
+    def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
         self.hidden(x)
         handle = self.kept()
-        with self.ranks.command("forward", keep=number(handle), shape=list(x.shape)):
-            y = self.program.forward(self.program.here.share(x))
+        with self.ranks.command(
+            "forward", keep=number(handle), shape=list(x.shape), document_ends=document_ends
+        ):
+            y = self.program.forward(self.program.here.share(x), document_ends)
         return self.keep(y, handle)
 
     def _grad(
@@ -206,7 +209,8 @@ class CutEndsMath:
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """As :meth:`Ends.loss`."""
         self._math.hidden(h_BTD)
-        if self._math.ids(targets_BT).shape != h_BTD.shape[:2]:
+        self._math.ids(targets_BT[targets_BT != NO_TARGET])
+        if targets_BT.shape != h_BTD.shape[:2]:
             raise ValueError(
                 f"targets of shape {tuple(targets_BT.shape)} for hidden states of "
                 f"{tuple(h_BTD.shape)}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ class Worker:
         match words["do"]:
             case "forward" | "embed" | "loss" | "logits" as what:
                 with torch.set_grad_enabled(words["keep"] > 0):
-                    self._compute(what, words["keep"], words["shape"])
+                    self._compute(
+                        what, words["keep"], words["shape"], words.get("document_ends", ())
+                    )
             case "backward":
                 self._backward(words["graph"], words["keep"], words["shape"])
             case "add":
@@ -70,12 +73,14 @@ class Worker:
             case other:
                 raise ValueError(f"no command is called {other!r}")
 
-    def _compute(self, what: str, keep: int, shape: list[int]) -> None:
+    def _compute(
+        self, what: str, keep: int, shape: list[int], document_ends: Sequence[int]
+    ) -> None:
         x = self._receive(shape, torch.int64 if what == "embed" else torch.float32)
         if keep and what != "embed":
             x.requires_grad_()
         if what == "forward":
-            output = self._program.forward(x)
+            output = self._program.forward(x, document_ends)
         elif what == "embed":
             output = self._program.embed(x)
         elif what == "loss":

@@ -160,7 +160,12 @@ class Verdict:
 
 
 def stash_bytes(
-    settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: str = "off"
+    settings: ModelSettings,
+    stages: int,
+    stage: int,
+    micro_batch: int,
+    recompute: str = "off",
+    masked: bool = False,
 ) -> int:
     """Bytes kept for one micro-batch of ``micro_batch`` sequences from its forward to its backward,
     fp32.
@@ -175,7 +180,7 @@ def stash_bytes(
     layers = len(layer_cut(settings, stages)[stage - 1])
     if recompute != "off":
         return tokens * 4 * d * (layers + 1 if recompute == "layers" else 1)
-    return layers * graph_bytes(settings, tokens) + tokens * 4 * d
+    return layers * graph_bytes(settings, tokens, masked) + tokens * 4 * d
 
 
 def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
@@ -183,8 +188,9 @@ def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
     return 2 * 4 * micro_batch * settings.seq_len * settings.d_model
 
 
-def graph_bytes(settings: ModelSettings, tokens: int) -> int:
-    """Bytes that autograd keeps of one layer for so many tokens, fp32."""
+def graph_bytes(settings: ModelSettings, tokens: int, masked: bool = False) -> int:
+    """Bytes that autograd keeps of one layer for so many tokens, fp32; where documents are kept
+    apart (``masked``) attention's output twice, of each document and of all."""
     d = settings.d_model
     q, kv = settings.heads * head_dim(settings), settings.kv_heads * head_dim(settings)
     # Each norm keeps its input, the normalised input, its output (input of the projections) and one
@@ -192,7 +198,7 @@ def graph_bytes(settings: ModelSettings, tokens: int) -> int:
     per_token = 2 * (3 * d + 1)
     # Attention keeps rotated q and k, v, its output and one log-sum a head; q/k norms keep as the
     # others do.
-    per_token += 2 * q + 2 * kv + settings.heads
+    per_token += (3 if masked else 2) * q + 2 * kv + settings.heads
     if settings.qk_norm:
         per_token += 2 * (q + kv) + settings.heads + settings.kv_heads
     # SwiGLU keeps gate, silu(gate), up and their product.
@@ -211,7 +217,12 @@ def uncounted_shares(hops: int) -> int:
 
 
 def work_bytes(
-    settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: str = "off"
+    settings: ModelSettings,
+    stages: int,
+    stage: int,
+    micro_batch: int,
+    recompute: str = "off",
+    masked: bool = False,
 ) -> int:
     """The largest passing tensors of one backward: logits and their gradients at the ends; in a
     block the SwiGLU's gradients, what comes and goes, and what is computed again."""
@@ -223,7 +234,7 @@ def work_bytes(
     again = {"off": 0, "layers": 1, "stage": len(layer_cut(settings, stages)[stage - 1])}[recompute]
     passing = 4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
     passing += frames_bytes(settings, micro_batch)
-    return passing + again * graph_bytes(settings, tokens)
+    return passing + again * graph_bytes(settings, tokens, masked)
 
 
 def stage_bytes(
@@ -236,6 +247,7 @@ def stage_bytes(
     rounds: RoundBytes = NO_ROUNDS,
     recompute: str = "off",
     width: int = 4,
+    masked: bool = False,
 ) -> StageBytes:
     """What ``stage`` takes on one peer beside and with what ``rounds`` take, with ``in_flight``
     micro-batches stashed. ``width``: bytes of a parameter, and of its gradient by one micro-batch;
@@ -246,7 +258,7 @@ def stage_bytes(
     numbers = count(parameter_shapes(settings, stages, stage))
     trained = width * numbers
     kept = width * count(base_shapes(settings, stages, stage)) if settings.adapter else 0
-    waiting = stash_bytes(settings, stages, stage, micro_batch, recompute)
+    waiting = stash_bytes(settings, stages, stage, micro_batch, recompute, masked)
     # Of a micro-batch there are activations or gradients, both of the one in its backward.
     most = min(in_flight, uncounted_shares(stages if stage == ENDS else stage))
     uncounted = most if trained > waiting else 1
@@ -257,7 +269,7 @@ def stage_bytes(
         stash=(in_flight + 1 - uncounted) * waiting,
         shares=uncounted * trained,
         uncounted=uncounted,
-        work=work_bytes(settings, stages, stage, micro_batch, recompute),
+        work=work_bytes(settings, stages, stage, micro_batch, recompute, masked),
         before=trained,
         rounds=rounds,
     )
@@ -267,7 +279,8 @@ def flops_per_token(settings: ModelSettings, stages: int, stage: int) -> int:
     """Floating-point operations one token costs at ``stage``: 2 a weight forward, 4 backward (2
     where the weight is not trained), plus the attention scores.
 
-    Attention counts the causal half: T/2 keys a query on average. An embedding look-up is free, the
+    Attention counts the causal half: T/2 keys a query on average; where documents are kept apart it
+    takes fewer. An embedding look-up is free, the
     head is a matrix.
     """
     shapes = base_shapes(settings, stages, stage)
@@ -296,6 +309,7 @@ def fits(
     rounds: RoundBytes = NO_ROUNDS,
     recompute: str = "off",
     width: int = 4,
+    masked: bool = False,
 ) -> Verdict:
     """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free. The rest
     as for :func:`stage_bytes`.
@@ -311,6 +325,7 @@ def fits(
         rounds=rounds,
         recompute=recompute,
         width=width,
+        masked=masked,
     )
     ok = need.total <= available * (1 - RESERVE)
     table = need.table
@@ -346,6 +361,7 @@ def fits(
             rounds=rounds.shared(share),
             recompute=recompute,
             width=width,
+            masked=masked,
         )
         return size.total <= available * (1 - RESERVE)
 

@@ -28,6 +28,11 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+def gpus() -> int:
+    """How many GPUs torch can use here."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def free_cached() -> None:
     """Give back what nobody uses any more: cycles, and what torch keeps of a GPU's memory."""
     gc.collect()
@@ -50,7 +55,7 @@ class Device:
         Raises UsageFault for another name, OutOfResources for a device this machine does not have.
         """
         wanted = name.strip().lower()
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        there = gpus()
         if wanted == "cpu" or (wanted == "auto" and not there):
             return cls(torch.device("cpu"))
         if wanted in ("auto", "cuda"):

@@ -67,7 +67,7 @@ def config_of(
         "num_attention_heads": settings.heads,
         "num_key_value_heads": settings.kv_heads,
         "head_dim": head_dim(settings),
-        "max_position_embeddings": settings.seq_len,
+        "max_position_embeddings": max(settings.seq_len, settings.positions),
         "hidden_act": "silu",
         "rms_norm_eps": settings.norm_eps,
         "rope_theta": settings.rope_theta,
@@ -220,7 +220,7 @@ def _fill(
             staged / "tokenizer_config.json",
             {
                 "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_max_length": settings.seq_len,
+                "model_max_length": max(settings.seq_len, settings.positions),
                 "clean_up_tokenization_spaces": False,
                 **words,
             },

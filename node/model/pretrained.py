@@ -61,6 +61,7 @@ def model_of(directory: Path) -> tuple[dict[str, Any], int]:
             "d_ff": c["intermediate_size"],
             "vocab": c["vocab_size"],
             "seq_len": min(SEQ_LEN, most),
+            "positions": most,
             "norm_eps": c["rms_norm_eps"],
             "rope_theta": rope["rope_theta"],
             "qk_norm": kind == "qwen3",

@@ -29,6 +29,9 @@ class ModelSettings:
     """Token ids; 259 for the built-in byte tokenizer."""
     seq_len: int = 128
     """Tokens a training sequence predicts."""
+    positions: int = 0
+    """Positions that the model sees, where that is more than ``seq_len``: those of the model that
+    the run begins from. Exports say so."""
     rope_theta: float = 10000.0
     """Base of the rotary embedding."""
     rope_factor: float = 1.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from node.core.ids import ENDS
+from node.model.documents import NO_TARGET, lengths_of
 from node.model.settings import ModelSettings
 from node.model.shapes import check_settings, head_dim, layer_cut, parameter_shapes
 from node.wire.tensors import dtype_of
@@ -109,19 +111,32 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(self.width, settings.norm_eps) if settings.qk_norm else None
         self.grouped = settings.heads != settings.kv_heads
 
-    def forward(self, x_BTD: Tensor, rope: Rope) -> Tensor:
+    def forward(self, x_BTD: Tensor, rope: Rope, lengths: tuple[int, ...] = ()) -> Tensor:
+        """``lengths``: of the documents in all sequences, one behind the other, which see and know
+        nothing of each other; none: every sequence is one."""
         B, T, _ = x_BTD.shape
         q_BTHW = self.q_proj(x_BTD).view(B, T, -1, self.width)
         k_BTKW = self.k_proj(x_BTD).view(B, T, -1, self.width)
         v_BTKW = self.v_proj(x_BTD).view(B, T, -1, self.width)
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHW, k_BTKW = self.q_norm(q_BTHW), self.k_norm(k_BTKW)
-        cos, sin = rope.tables(T, q_BTHW)
+        if not lengths:
+            out_BTHW = self._causal(q_BTHW, k_BTKW, v_BTKW, rope)
+        else:
+            documents = zip(
+                *(x.flatten(0, 1).unsqueeze(0).split(lengths, 1) for x in (q_BTHW, k_BTKW, v_BTKW)),
+                strict=True,
+            )
+            out_BTHW = torch.cat([self._causal(q, k, v, rope) for q, k, v in documents], 1)
+        return self.o_proj(out_BTHW.reshape(B, T, -1))
+
+    def _causal(self, q_BTHW: Tensor, k_BTKW: Tensor, v_BTKW: Tensor, rope: Rope) -> Tensor:
+        cos, sin = rope.tables(q_BTHW.shape[1], q_BTHW)
         q, k, v = (
             x.transpose(1, 2) for x in (rotate(q_BTHW, cos, sin), rotate(k_BTKW, cos, sin), v_BTKW)
         )
         out_BHTW = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-        return self.o_proj(out_BHTW.transpose(1, 2).reshape(B, T, -1))
+        return out_BHTW.transpose(1, 2)
 
 
 class Adapted(nn.Module):
@@ -168,8 +183,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(settings.d_model, settings.norm_eps)
         self.mlp = SwiGLU(settings)
 
-    def forward(self, h_BTD: Tensor, rope: Rope) -> Tensor:
-        h_BTD = h_BTD + self.self_attn(self.input_layernorm(h_BTD), rope)
+    def forward(self, h_BTD: Tensor, rope: Rope, lengths: tuple[int, ...] = ()) -> Tensor:
+        h_BTD = h_BTD + self.self_attn(self.input_layernorm(h_BTD), rope, lengths)
         return h_BTD + self.mlp(self.post_attention_layernorm(h_BTD))
 
 
@@ -216,15 +231,15 @@ class Ends(nn.Module):
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; how many
-        tokens that is).
+        tokens that is). Tokens whose target is NO_TARGET are left out of both.
 
         With a large vocabulary the tokens are taken in pieces of at most ``LOGITS_AT_ONCE`` logits,
         and backward computes each piece's logits again instead of keeping them.
         """
         h_ND, targets_N = h_BTD.reshape(-1, h_BTD.shape[-1]), targets_BT.reshape(-1)
-        tokens = targets_N.numel()
+        tokens = int((targets_N != NO_TARGET).sum())
         at_once = max(1, LOGITS_AT_ONCE // self.settings.vocab)
-        if tokens <= at_once:
+        if len(targets_N) <= at_once:
             return self._piece(h_ND, targets_N), tokens
         total = h_ND.new_zeros((), dtype=torch.float32)
         for h, targets in zip(h_ND.split(at_once), targets_N.split(at_once), strict=True):
@@ -232,7 +247,8 @@ class Ends(nn.Module):
         return total, tokens
 
     def _piece(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
-        return F.cross_entropy(self.logits(h_ND), targets_N, reduction="sum")
+        logits_NV = self.logits(h_ND)
+        return F.cross_entropy(logits_NV, targets_N, reduction="sum", ignore_index=NO_TARGET)
 
 
 class Blocks(nn.Module):
@@ -251,14 +267,18 @@ class Blocks(nn.Module):
         initialise(self, settings)
         adapt(self, settings)
 
-    def forward(self, h_BTD: Tensor) -> Tensor:
-        """[B, T, D] to [B, T, D]; positions are 0..T-1."""
+    def forward(self, h_BTD: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
+        """[B, T, D] to [B, T, D]. ``document_ends``: tokens after which another document begins, as
+        :func:`ends_of` gives them. A token attends to tokens of its own document alone, and its
+        position counts from the document's beginning, or the sequence's."""
         again = self.recompute and torch.is_grad_enabled()
+        lengths = lengths_of(document_ends, *h_BTD.shape[:2])
         for layer in self.model.layers.values():
+            beside = self.rope, lengths
             h_BTD = (
-                checkpoint(layer, h_BTD, self.rope, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(layer, h_BTD, *beside, use_reentrant=False, preserve_rng_state=False)
                 if again
-                else layer(h_BTD, self.rope)
+                else layer(h_BTD, *beside)
             )
         return h_BTD
 

@@ -53,7 +53,7 @@ class OptimSettings:
     decay: float = 0.4
     """Last share of the epochs over which the rate falls; 1: from the first one on."""
     schedule: str = "linear"
-    """How it falls: linear | cosine (arXiv 1608.03983, without restarts)."""
+    """How it falls: linear | cosine (arXiv 1608.03983, without restarts) | constant: not at all."""
     floor: float = 0.1
     """Share of the peak that is left in the last epoch."""
 

@@ -4,6 +4,7 @@ is kept for backward."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -21,8 +22,9 @@ from node.pipeline.hops.frames import Incoming, frames, loose_shape
 from node.pipeline.hops.inbound import say
 from node.pipeline.hops.outbound import Outbound, read_chunks
 from node.pipeline.hops.port import PipelinePort
+from node.pipeline.received import FrameReader
 from node.pipeline.visit_buffers import COMPUTE_ERRORS
-from node.wire.tensors import Buffer, TensorReader
+from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
 
 
@@ -34,12 +36,18 @@ class ForwardRequests:
         self._pipeline, self._outbound = pipeline, outbound
         self._numbers = count(1)
         self._waiting: dict[
-            tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[TensorReader]]
+            tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[FrameReader]]
         ] = {}
 
-    async def go(self, purpose: int, hops: tuple[Hop, ...], tokens: Tensor) -> TensorReader:
+    async def go(
+        self,
+        purpose: int,
+        hops: tuple[Hop, ...],
+        tokens: Tensor,
+        document_ends: Sequence[int] = (),
+    ) -> FrameReader:
         """Send ``tokens`` [B, T] through ``hops``; what comes back is h [B, T, D], or [B, 1, D] for
-        GENERATE.
+        GENERATE. ``document_ends`` are those of the tokens, for EVALUATE alone.
 
         Raises ValueError for an impossible path or batch, PeerFault when no answer comes back in
         time.
@@ -52,7 +60,7 @@ class ForwardRequests:
         shape = (sequences, length, pipeline.shape.width)
         index, me = next(self._numbers), Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
-        back: asyncio.Future[TensorReader] = asyncio.get_running_loop().create_future()
+        back: asyncio.Future[FrameReader] = asyncio.get_running_loop().create_future()
         self._waiting[purpose, index] = (
             hops[-1],
             ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape),
@@ -64,7 +72,7 @@ class ForwardRequests:
                 output = await pipeline.device.run(
                     partial(pipeline.math.embed_only, tokens), Priority.FORWARD_ONLY
                 )
-                await self._pass_on(claim, purpose, timeout, shape, output, _ignore)
+                await self._pass_on(claim, purpose, timeout, shape, output, document_ends, _ignore)
                 return await back
         except TimeoutError as e:
             raise PeerFault(hops[-1].peer, f"no result of the forward in {timeout:.0f} s") from e
@@ -124,7 +132,7 @@ class ForwardRequests:
             await say(context, pb.REFUSED, e.reason)
 
     async def _work(
-        self, incoming: Incoming, reader: TensorReader, ticket: int, accepted: asyncio.Future[float]
+        self, incoming: Incoming, reader: FrameReader, ticket: int, accepted: asyncio.Future[float]
     ) -> None:
         pipeline, claim = self._pipeline, incoming.claim
         last_only = incoming.purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
@@ -142,7 +150,13 @@ class ForwardRequests:
                         accepted.set_result(seconds)
 
                 await self._pass_on(
-                    onward, incoming.purpose, incoming.deadline_s, shape, output, tell
+                    onward,
+                    incoming.purpose,
+                    incoming.deadline_s,
+                    shape,
+                    output,
+                    reader.document_ends,
+                    tell,
                 )
         except (PeerFault, TimeoutError, *COMPUTE_ERRORS) as e:
             pipeline.telemetry.emit(
@@ -154,9 +168,10 @@ class ForwardRequests:
         finally:
             pipeline.stash.cancel(ticket)
 
-    async def _read(self, incoming: Incoming, shape: tuple[int, ...], context: Any) -> TensorReader:
+    async def _read(self, incoming: Incoming, shape: tuple[int, ...], context: Any) -> FrameReader:
         pipeline = self._pipeline
-        reader = TensorReader([incoming.tensor.tensor], [("", shape)], pipeline.shape.wire)
+        masked = pipeline.shape.masked and incoming.purpose == pb.EVALUATE
+        reader = FrameReader(incoming.head, shape, pipeline.shape.wire, masked)
         async with asyncio.timeout(pipeline.hop_s):
             await read_chunks(context.read, reader)
         if not pipeline.guard.finite(reader):
@@ -171,6 +186,7 @@ class ForwardRequests:
         deadline_s: float,
         shape: tuple[int, ...],
         buffer: Buffer,
+        document_ends: Sequence[int],
         accepted: Any,
     ) -> None:
         """Deliver to ``claim.position``, or to another replica of its stage. Raises PeerFault when
@@ -198,7 +214,13 @@ class ForwardRequests:
             )
             onward = Claim(claim.epoch, "", claim.index, journey, claim.position)
             messages = frames(
-                onward, purpose, until - pipeline.clock.now(), shape, buffer, pipeline.shape
+                onward,
+                purpose,
+                until - pipeline.clock.now(),
+                shape,
+                buffer,
+                pipeline.shape,
+                document_ends,
             )
 
             def held(seconds: float, peer: PeerId = choice) -> None:

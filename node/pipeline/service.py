@@ -18,6 +18,7 @@ from node.core.clock import Clock, SystemClock
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
 from node.core.tasks import Tasks
+from node.model.documents import ends_of
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
@@ -31,13 +32,13 @@ from node.pipeline.hops.port import Waiter
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import BatchOf, MicroBatchDone, Origin
+from node.pipeline.received import FrameReader
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
 from node.pipeline.telemetry import Silence, Telemetry
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
-from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 
@@ -58,7 +59,8 @@ class Pipeline:
     the round divides. The parameters must not change between :meth:`set_plan` and :meth:`reset`.
     ``math`` and ``gradients``: what computes and what adds up, where that is not one device.
     ``usual_s``: the least that a plan gives an epoch; where it gives more, hops have as many times
-    as long; 0: never.
+    as long; 0: never. ``document_mask``: targets say where documents end, and blocks keep them
+    apart.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Pipeline:
         math: Callable[[nn.Module, str, Autocast], StageMath] = StageMath,
         gradients: GradientSum | None = None,
         usual_s: float = 0.0,
+        document_mask: bool = False,
         machine: Callable[[PeerId, int], PipelineMachine] = PipelineMachine,
     ) -> None:
         self.transport, self.device, self.settings, self.limits = (
@@ -92,7 +95,12 @@ class Pipeline:
         self._usual_s, self._stretch = usual_s, 1.0
         self.me = transport.peer_id
         self.shape = FrameShape(
-            settings.micro_batch, model.seq_len, model.d_model, settings.wire, settings.stages
+            settings.micro_batch,
+            model.seq_len,
+            model.d_model,
+            settings.wire,
+            settings.stages,
+            masked=document_mask,
         )
         self._autocast, self._math = autocast, math
         self.host(stage, module)
@@ -247,7 +255,8 @@ class Pipeline:
     ) -> tuple[float, int]:
         """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises
         PeerFault."""
-        back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens)
+        ends = ends_of(targets)
+        back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens, ends)
         return await self.device.run(
             partial(self.math.loss_only, back, targets), Priority.FORWARD_ONLY
         )
@@ -278,7 +287,7 @@ class Pipeline:
         return answer
 
     def hold(
-        self, event: ev.TensorReceived, reader: TensorReader, deadline_s: float, ticket: int
+        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float, ticket: int
     ) -> tuple[Answer, list[ev.Action]]:
         """A whole tensor is here and goes into the stash. The answer comes with what is to be done
         once it is said."""

@@ -6,7 +6,7 @@ context decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast, runtime_checkable
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from node.core.errors import WireError
 from node.model.device import free_cached, out_of_memory
+from node.model.documents import ends_of, within
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
+from node.pipeline.received import FrameReader
 from node.wire.tensors import TensorReader, encode
 
 T = TypeVar("T")
@@ -51,7 +53,9 @@ class VisitBuffers:
     shape: tuple[int, ...]
     batch: Callable[[], tuple[Tensor, Tensor]] | None = None
     targets: Tensor | None = None
-    input: TensorReader | None = None
+    input: FrameReader | None = None
+    document_ends: tuple[int, ...] = ()
+    """Of the input, or of the batch."""
     gradient: TensorReader | None = None
     x: Tensor | None = None
     y: Tensor | None = None
@@ -110,21 +114,25 @@ class StageMath:
 
     def forward(self, work: VisitBuffers) -> None:
         """Input → output; the graph is kept, or what it is made again from."""
+        work.document_ends = _there(work.input).document_ends
         x = work.x = self._take(_there(work.input)).requires_grad_()
         work.input = None
         y = self._in_memory(work.shape[0], lambda: self._forward(work, x))
-        work.output, work.tokens = self._encode(y), work.shape[0] * work.shape[1]
+        work.output = self._encode(y)
+        # As at the ends: the last token of a document has no target.
+        work.tokens = work.shape[0] * work.shape[1] - len(work.document_ends)
 
     def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
         if self.recompute == "stage":
             self.graph_bytes[work.shape] = 0
             with torch.no_grad():
-                return torch.cat([self._module(part) for part in x.split(self.slice or len(x))])
+                parts = self._slices(x, self.slice or len(x), work.document_ends)
+                return torch.cat([self._module(part, ends) for part, ends in parts])
         if work.shape in self.graph_bytes:
-            work.y = self._module(x)
+            work.y = self._module(x, work.document_ends)
         else:
             with self._measured(work.shape):
-                work.y = self._module(x)
+                work.y = self._module(x, work.document_ends)
         return work.y
 
     def backward(self, work: VisitBuffers) -> None:
@@ -139,18 +147,18 @@ class StageMath:
             return self._grad(_there(work.y), [x, *self._parameters], dy)
         work.y = None  # of before memory ran out
 
-        def part(x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
-            return self._grad(self._module(x), [x, *self._parameters], dy)
+        def part(x: Tensor, dy: Tensor, ends: tuple[int, ...]) -> Sequence[Tensor | None]:
+            return self._grad(self._module(x, ends), [x, *self._parameters], dy)
 
-        return self._by_slices(part, x, dy)
+        return self._by_slices(part, x, dy, work.document_ends)
 
     @torch.no_grad()
     def forward_only(
-        self, reader: TensorReader, last_only: bool
+        self, reader: FrameReader, last_only: bool
     ) -> tuple[memoryview, tuple[int, ...]]:
         """Input → (output bytes, their shape); only the last position when that is all the origin
         needs."""
-        y = self._module(self._take(reader))
+        y = self._module(self._take(reader), reader.document_ends)
         y = y[:, -1:] if last_only else y
         return self._encode(y), tuple(y.shape)
 
@@ -164,7 +172,7 @@ class StageMath:
     def embed(self, work: VisitBuffers) -> None:
         """Tokens → hidden states, graph kept."""
         tokens, targets = _there(work.batch)()
-        work.batch, work.targets = None, targets
+        work.batch, work.targets, work.document_ends = None, targets, ends_of(targets)
         with self.autocast():
             work.y = self._ends.embed(tokens.to(self._device))
         if tuple(work.y.shape) != work.shape:
@@ -186,7 +194,7 @@ class StageMath:
     def _loss(self, work: VisitBuffers, h: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
         work.loss_sum, work.tokens = 0.0, 0
 
-        def part(h: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
+        def part(h: Tensor, targets: Tensor, _: tuple[int, ...]) -> Sequence[Tensor | None]:
             with self.autocast():
                 total, tokens = self._ends.loss(h, targets)
             found = self._grad(total, [h, *self._parameters], None)
@@ -244,31 +252,41 @@ class StageMath:
 
     def _by_slices(
         self,
-        part: Callable[[Tensor, Tensor], Sequence[Tensor | None]],
+        part: Callable[[Tensor, Tensor, tuple[int, ...]], Sequence[Tensor | None]],
         x: Tensor,
         beside: Tensor,
+        document_ends: tuple[int, ...] = (),
     ) -> Sequence[Tensor | None]:
         """Gradients of ``x`` and the parameters, made by ``part`` of some sequences of ``x`` and
-        of ``beside`` at a time."""
+        of ``beside`` at a time, and of the ends of documents in them."""
         if not 0 < self.slice < len(x):
-            return part(x, beside)
+            return part(x, beside, document_ends)
         inputs: list[Tensor] = []
         total: list[Tensor | None] = [None] * len(self._parameters)
-        for some, other in zip(x.split(self.slice), beside.split(self.slice), strict=True):
+        for (some, ends), other in zip(
+            self._slices(x, self.slice, document_ends), beside.split(self.slice), strict=True
+        ):
             some = some.detach().requires_grad_()
-            dx, *grads = part(some, other)
+            dx, *grads = part(some, other, ends)
             inputs.append(_some(dx, some))
             for i, g in enumerate(grads):
                 here = total[i]
                 total[i] = g if here is None else here if g is None else here.add_(g)
         return [torch.cat(inputs), *total]
 
+    def _slices(
+        self, x: Tensor, size: int, document_ends: tuple[int, ...]
+    ) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+        """``x`` in slices of ``size`` sequences, each with the ends of the documents in it."""
+        for i, some in enumerate(x.split(size)):
+            yield some, within(document_ends, i * size, len(some), x.shape[1])
+
     def _take(self, reader: TensorReader) -> Tensor:
         return reader.finish()[0].to(self._device)
 
-    def _module(self, x: Tensor) -> Tensor:
+    def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
         with self.autocast():
-            return self.module(x)
+            return self.module(x, document_ends)
 
     def _grad(
         self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None

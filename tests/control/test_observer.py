@@ -33,11 +33,14 @@ def ask(multiaddr: str, question: Ask, **how) -> Answer:
     return ask_first([multiaddr], question, **how)
 
 
+NEWER = PROTOCOLS.newest + 1
 SERVER = r"""
 import asyncio, json, struct, sys, time
 from hivemind.p2p import P2P
 from node.core.version import PROTOCOL, PROTOCOLS
 from protos.ask_pb2 import Answer, Ask, PeerLine, PeersAnswer, PingAnswer, Refusal
+
+NEWER = PROTOCOLS.newest + 1
 
 async def main():
     ends = ("tcp/0", "udp/0/quic-v1")
@@ -52,7 +55,7 @@ async def main():
             line = PeerLine(peer=info.peer_id.to_base58(), name="caller")
             reply = Answer(peers=PeersAnswer(peers=[line] * 3000))
         elif kind == "manifest":
-            reply = Answer(oldest_protocol=PROTOCOL + 1, newest_protocol=PROTOCOL + 2, version="9")
+            reply = Answer(oldest_protocol=NEWER, newest_protocol=NEWER + 1, version="9")
             reply.manifest.toml = b"format = 99"
         elif asked.ping.nonce == b"no":
             reply = Answer(refusal=Refusal(code=5, reason="not for you"))
@@ -63,8 +66,7 @@ async def main():
         if not reply.oldest_protocol:
             reply.oldest_protocol, reply.newest_protocol = PROTOCOLS.oldest, PROTOCOLS.newest
         if asked.ping.nonce == b"newer":
-            reply.oldest_protocol, reply.newest_protocol = PROTOCOL + 1, PROTOCOL + 2
-            reply.version = "9"
+            reply.oldest_protocol, reply.newest_protocol, reply.version = NEWER, NEWER + 1, "9"
         raw = reply.SerializeToString()
         frame = struct.pack(">I", len(raw)) + raw
         if asked.ping.nonce == b"silence":
@@ -396,7 +398,10 @@ def test_a_peer_of_a_newer_protocol_is_a_finding(observed_node: str) -> None:
     (heard,) = survey([observed_node], [ping(b"newer")], 20)
     found = heard.finding
     assert (found.ok, found.layer, found.code) == (False, "answer", ExitCode.PROTOCOL)
-    assert found.cause == f"it speaks {NEWER} (tutti 9), this tutti {PROTOCOLS}"
+    assert (
+        found.cause
+        == f"it speaks protocols {NEWER} to {NEWER + 1} (tutti 9), this tutti {PROTOCOLS}"
+    )
     assert "update this tutti" in found.fix
     assert not heard.good
     assert verdict([found]) is found
@@ -412,7 +417,7 @@ def test_join_ends_with_what_a_newer_swarm_needs(
     code = cli.main(["--home", str(tmp_path), "join", invite, "--yes", "--no-start"])
     said = capsys.readouterr().err
     assert code == ExitCode.PROTOCOL
-    assert f"speaks {NEWER}" in said
+    assert f"speaks protocols {NEWER} to {NEWER + 1}" in said
     assert "update this tutti" in said
     assert not (tmp_path / "swarms").exists()
 

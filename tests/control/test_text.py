@@ -15,7 +15,7 @@ from node.control.text import (
     status_lines,
     swarm_picture,
 )
-from node.core.version import PROTOCOL, PROTOCOLS, Protocols
+from node.core.version import PROTOCOL, PROTOCOLS
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
     CellLine,
@@ -23,6 +23,8 @@ from protos.control_pb2 import (
     PingReport,
     Snapshot,
 )
+
+NEWER = (PROTOCOL + 1, PROTOCOL + 2)
 
 
 def shown(*what: RenderableType, width: int = 80) -> list[str]:
@@ -282,13 +284,12 @@ def test_a_daemon_that_knows_nothing_yet_makes_nothing_up():
 def test_peers_of_another_protocol_are_named_with_what_helps():
     answer = some_peers()
     assert "protocol" not in "".join(shown(peers_table(answer)))
-    newer = PROTOCOL + 1, PROTOCOL + 2
-    for p, window in zip(answer.peers[1:4], (newer, newer, (PROTOCOL, PROTOCOL)), strict=True):
+    for p, window in zip(answer.peers[1:4], (NEWER, NEWER, (PROTOCOL, PROTOCOL)), strict=True):
         p.oldest_protocol, p.newest_protocol = window
     answer.peers[5].oldest_protocol = answer.peers[5].newest_protocol = PROTOCOL + 3  # it is lost
     said = " ".join(line.strip() for line in shown(peers_table(answer)))
-    says = f"speak {Protocols(*newer)}, this tutti {PROTOCOLS}"
-    assert f"golden-condor, quiet-ferret {says}" in said
+    newer = f"golden-condor, quiet-ferret speak protocols {NEWER[0]} to {NEWER[1]}"
+    assert f"{newer}, this tutti {PROTOCOLS}" in said
     assert "update this tutti" in said
     assert "basement speak" not in said
     assert f"protocol {PROTOCOL + 3}" not in said

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -6,6 +8,7 @@ from node.core.errors import UsageFault
 from node.data.batches import batch, held_out_batch
 from node.data.order import SampleOrder
 from node.data.sources import Corpus
+from node.model.documents import NO_TARGET
 
 
 def corpus(held=50):
@@ -38,3 +41,15 @@ def test_held_out_batches_go_through_the_text_and_round_again():
     assert (second[:, 0].tolist(), targets[0, -1]) == ([1030, 1000, 1010], 1040)
     with pytest.raises(UsageFault):
         held_out_batch(corpus(held=0), 0, 3)
+
+
+def test_the_last_token_of_a_masked_document_has_no_target():
+    text = corpus()
+    order = SampleOrder(text.windows, 1)
+    tokens, targets = batch(replace(text, end=30), order, range(order.count))
+    plain = batch(text, order, range(order.count))
+    assert torch.equal(tokens, plain[0])
+    assert (targets == NO_TARGET).sum() == 1
+    assert torch.equal(targets, plain[1].masked_fill(tokens == 30, NO_TARGET))
+    held = held_out_batch(replace(text, end=1011), 0, 3)[1]
+    assert held[1, :2].tolist() == [1011, NO_TARGET]

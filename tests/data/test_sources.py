@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,6 +96,29 @@ def test_documents_end_with_eos_and_are_tokenised_once(tmp_path, monkeypatch, na
     assert isinstance(again.train, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
         again.train[0] = 1
+
+
+def test_documents_are_kept_apart_where_they_end(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl")
+    plain = DataSettings(source=f"file:{tmp_path / 'a.jsonl'}")
+    assert open_source(plain, 16, tmp_path / "home").end is None
+    assert open_source(replace(plain, document_mask=True), 16, tmp_path / "home").end == 257
+
+
+@pytest.mark.parametrize("source", ["builtin:pydoc", "synthetic:1", "a.txt", "a.jsonl"])
+def test_a_mask_without_ends_of_documents_is_refused(tmp_path, source):
+    (tmp_path / "a.txt").write_text("no document ends here\n" * 50)
+    write_jsonl(tmp_path / "a.jsonl")
+    name = source if ":" in source else f"file:{tmp_path / source}"
+    settings = DataSettings(source=name, document_mask=True)
+    if source == "a.jsonl":  # a tokenizer that has no word for it
+        whole = json.loads(ByteTokenizer().to_json())
+        del whole["added_tokens"]
+        whole["model"]["vocab"] = {w: i for w, i in whole["model"]["vocab"].items() if i < 256}
+        (tmp_path / "t.json").write_text(json.dumps(whole))
+        settings = replace(settings, tokenizer=str(tmp_path / "t.json"))
+    with pytest.raises(UsageFault, match="document_mask = true, and .* has nothing that ends"):
+        open_source(settings, 16, tmp_path / "home")
 
 
 @pytest.mark.parametrize("damage", ["altered", "cut", "emptied", "longer"])

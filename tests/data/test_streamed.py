@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from node.core.errors import NetworkFault, OutOfResources, Refused, UsageFault
 from node.data.settings import DataSettings
@@ -15,6 +16,8 @@ from node.data.sources import open_source
 from node.data.streamed import files, pieces, shards
 from node.data.streamed import stream as stream_module
 from node.data.streamed.shards import is_streamed
+from node.model.documents import NO_TARGET
+from node.training.state.text import StreamedText
 from tests.data.streamed import documents, listed, served, stream, write
 
 
@@ -222,6 +225,21 @@ async def test_closing_cancels_who_waits(web, tmp_path):
     await asyncio.wait_for(made.close(), 10)
     with pytest.raises(asyncio.CancelledError):
         await asking
+
+
+async def test_a_stream_of_documents_keeps_them_apart(web, tmp_path):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    write(folder / "a.jsonl", documents(200))
+    made = stream(f"file:{listed(folder)}", tmp_path, seq_len=64, masked=True)
+    text = StreamedText(made, 16)
+    (tokens, targets), (_, held) = (await text.fetch(range(16)))(), await text.fetch_held_out(0)
+    assert int((tokens == 257).sum()) == int((targets == NO_TARGET).sum()) > 0
+    assert torch.equal(targets == NO_TARGET, tokens == 257)
+    assert (held == NO_TARGET).any()
+    await text.close()
+    with pytest.raises(UsageFault, match="document_mask = true"):
+        stream(f"{web.url}/SHA256SUMS", tmp_path / "plain", masked=True)
 
 
 async def test_text_without_a_document_in_a_piece_is_that_of_the_next(tmp_path):

@@ -4,6 +4,7 @@ is the one on file."""
 import asyncio
 import dataclasses
 import json
+import random
 from functools import partial
 from pathlib import Path
 
@@ -94,6 +95,7 @@ class Peer:
             model=m.model,
             telemetry=self.meter,
             autocast=partial(Device(torch.device("cpu")).autocast, parameters),
+            document_mask=m.data.document_mask,
         )
         self.cell = CellRound(self.transport, m.averaging, executor=self.thread)
         text = None
@@ -147,6 +149,19 @@ class Peer:
         await self.transport.close()
         self.thread.close()
         self.journal.close()
+
+
+def documents(folder: Path) -> Manifest:
+    """The same run on documents of 1 to 60 characters, kept apart, in two block stages."""
+    made, dice = manifest(), random.Random(3)
+    texts = ["".join(dice.choices("abcdefgh ", k=dice.randint(1, 60))) for _ in range(3000)]
+    file = folder / "documents.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return dataclasses.replace(
+        made,
+        pipeline=dataclasses.replace(made.pipeline, stages=2),
+        data=dataclasses.replace(made.data, source=f"file:{file}", document_mask=True),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -268,6 +283,41 @@ async def test_bf16_parameters_are_those_of_one_process(tmp_path: Path) -> None:
                 assert torch.equal(parameter, theirs[name]), name
                 low = owner.state(name)["low"]
                 assert torch.equal(low, alone.owner.state(name)["low"]), name
+    finally:
+        for peer in peers:
+            await peer.close()
+
+
+async def test_packed_documents_are_learned_as_in_one_process(tmp_path: Path) -> None:
+    m = documents(tmp_path)
+    alone = Reference(m, tmp_path)
+    epochs = list(alone.train(EPOCHS))
+    whole = m.training.target_batch * m.model.seq_len
+    assert all(0.9 * whole < e.tokens < 0.99 * whole for e in epochs), "ends are left out"
+    unmasked = dataclasses.replace(m, data=dataclasses.replace(m.data, document_mask=False))
+    others = [e.loss for e in Reference(unmasked, tmp_path).train(EPOCHS)]
+    net, stages = MemoryNet(), [0, 1, 1, 2, 2]
+    keys = [Identity.ephemeral() for _ in stages]
+    ends = {keys[0].peer_id}
+    peers = [Peer(net, m, s, k, ends, tmp_path) for s, k in zip(stages, keys, strict=True)]
+    try:
+        for peer in peers:
+            await peer.transport.start()
+        for peer in peers:
+            peer.training.start()
+        async with asyncio.timeout(120):
+            await asyncio.gather(*(p.training.finished.wait() for p in peers))
+        events = peers[0].journal.recent(10_000)
+        committed = [e.fields for e in events if e.kind == "epoch-committed"]
+        held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
+        expected = [e.loss for e in epochs]
+        assert [e["loss"] for e in committed] == pytest.approx(expected, abs=2e-5)
+        assert [e["tokens"] for e in committed] == [e.tokens for e in epochs]
+        assert held_out[-1] == pytest.approx(alone.evaluate(), abs=2e-5)
+        mine = {n: t for p in peers for n, t in p.work.stage.parameters().items()}
+        theirs = {name: p.data for name, p in alone.model.named_parameters()}
+        torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=0)
+        assert expected != pytest.approx(others, abs=1e-3), "the mask makes a difference"
     finally:
         for peer in peers:
             await peer.close()

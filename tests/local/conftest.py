@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.lab.visits import read
 from benchmarks.reference.swarm import step_all
 from node.core.errors import DeviceLost
 from node.core.ids import ENDS
@@ -23,21 +24,12 @@ from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.training.state.stage import StageState
-from node.wire.tensors import TensorReader, encode, head_of
 
 MODEL = ModelSettings(
     layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, qk_norm=True
 )
 OPTIM = OptimSettings(warmup=1)
 B, T = 3, 16
-
-
-def reader(tensor: torch.Tensor) -> TensorReader:
-    """A tensor as it comes from a peer."""
-    shape = tuple(tensor.shape)
-    made = TensorReader([head_of("x", tensor, "fp32")], [("x", shape)], "fp32")
-    made.feed(encode(tensor, "fp32"))
-    return made
 
 
 @dataclass
@@ -53,8 +45,8 @@ class Side:
         self, *, x: torch.Tensor | None = None, gradient: torch.Tensor | None = None
     ) -> VisitBuffers:
         work = VisitBuffers(0.0, (B, T, MODEL.d_model))
-        work.input = None if x is None else reader(x)
-        work.gradient = None if gradient is None else reader(gradient)
+        work.input = None if x is None else read(x)
+        work.gradient = None if gradient is None else read(gradient)
         return work
 
     def adopt(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.lab.visits import visit
 from node.core.errors import DeviceLost, ExitCode
 from node.local.stage import LocalStage
 from node.optim.newton_schulz import newton_schulz_all
@@ -46,6 +47,15 @@ def test_epochs_of_training_are_those_of_one_device(blocks):
             torch.testing.assert_close(y, y1, **CLOSE)
             torch.testing.assert_close(dx, dx1, **CLOSE)
         blocks.step_alike(epoch, 2 * 3 * 16)
+
+
+def test_documents_are_kept_apart_on_every_device(blocks):
+    x, dy, ends = numbers(3, 3, 16, 32), numbers(4, 3, 16, 32), (4, 5, 15, 40)
+    one, two = (visit(side.math, x, dy, ends) for side in (blocks.one, blocks.two))
+    for a, b in zip(two[:2], one[:2], strict=True):
+        found, wanted = (torch.frombuffer(bytearray(raw), dtype=torch.float32) for raw in (a, b))
+        torch.testing.assert_close(found, wanted, **CLOSE)
+    assert visit(blocks.one.math, x, dy)[0] != one[0]
 
 
 def test_going_back_puts_the_former_parameters_on_every_device(blocks):

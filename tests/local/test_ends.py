@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from node.model.documents import NO_TARGET
+
 TOKENS = torch.randint(0, 61, (3, 17), generator=torch.Generator().manual_seed(3))
 X, Y = TOKENS[:, :-1].contiguous(), TOKENS[:, 1:].contiguous()
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -62,6 +64,23 @@ def test_forward_only_work_is_that_of_one_device(ends):
         pytest.approx(one.math.loss_only(one.work(x=h).input, Y)[0], rel=1e-6),
         48,
     )
+
+
+def test_a_token_without_a_target_is_left_out_of_the_loss(ends):
+    h = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(5))
+    ends.two.state.adopt(ends.one.state.parameters(), 91)
+    targets = Y.clone()
+    targets[0, 3] = targets[2, 15] = NO_TARGET
+    losses = []
+    for side in (ends.two, ends.one):
+        work = side.work(x=h)
+        work.targets = targets
+        side.math.loss(work)
+        upstream = torch.frombuffer(work.upstream, dtype=torch.float32).view(3, 16, 32)
+        assert not upstream[0, 3].any()
+        losses.append((work.loss_sum, work.tokens, upstream))
+    assert losses[0][:2] == (pytest.approx(losses[1][0], rel=1e-6), 46)
+    torch.testing.assert_close(losses[0][2], losses[1][2], **CLOSE)
 
 
 def test_a_token_outside_the_vocabulary_spares_the_devices(ends):

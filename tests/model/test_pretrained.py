@@ -16,6 +16,7 @@ from node.app.assembly import _weights
 from node.config import NodeConfig
 from node.core.errors import Refused, UsageFault
 from node.manifest import Manifest, amended
+from node.model.export import config_of
 from node.model.pretrained import SEQ_LEN, Weights, model_of
 from node.model.settings import ModelSettings
 
@@ -76,6 +77,10 @@ def test_sequences_are_as_long_as_the_model_was_made_for(llama: Path) -> None:
     assert (model_of(llama)[0]["seq_len"], model_of(llama)[1]) == (64, 64)
     long = changed(llama, max_position_embeddings=1 << 17)
     assert (model_of(long)[0]["seq_len"], model_of(long)[1]) == (SEQ_LEN, 1 << 17)
+    assert config_of(settings_of(long))["max_position_embeddings"] == 1 << 17
+    shorter = replace(settings_of(long), seq_len=16)
+    assert config_of(shorter)["max_position_embeddings"] == 1 << 17
+    assert config_of(ModelSettings(seq_len=16))["max_position_embeddings"] == 16
     window = changed(long, model_type="mistral", sliding_window=32)
     assert (model_of(window)[0]["seq_len"], model_of(window)[1]) == (32, 32)
     off = changed(long, model_type="qwen2", sliding_window=32, use_sliding_window=False)

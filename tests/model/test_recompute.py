@@ -61,9 +61,9 @@ class Scarce(StageMath):
             self.failed += 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    def _module(self, x: torch.Tensor) -> torch.Tensor:
+    def _module(self, x: torch.Tensor, document_ends: tuple[int, ...]) -> torch.Tensor:
         self._refuse("forward", len(x))
-        return super()._module(x)
+        return super()._module(x, document_ends)
 
     def _grad(self, output: torch.Tensor, inputs: Any, gradient: Any) -> Any:
         self._refuse("backward", len(inputs[0]))
@@ -120,7 +120,7 @@ def test_what_is_too_much_for_one_sequence_fails_as_before() -> None:
 def test_other_errors_shrink_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     math = StageMath(build(SMALL, 1, 1), "fp32")
 
-    def broken(x: torch.Tensor) -> torch.Tensor:
+    def broken(x: torch.Tensor, document_ends: object) -> torch.Tensor:
         raise RuntimeError("cuDNN error")
 
     monkeypatch.setattr(math, "_module", broken)

@@ -27,10 +27,10 @@ from node.core.tasks import Tasks
 from node.data.cache import SUM, id_type, whole, with_sum
 from node.data.settings import DataSettings
 from node.data.streamed.documents import Documents
-from node.data.streamed.files import Files
+from node.data.streamed.files import Files, kind_of
 from node.data.streamed.pieces import Pieces
 from node.data.streamed.shards import Listing
-from node.data.tokenizer import Tokenizer
+from node.data.tokenizer import BYTES, Tokenizer, mark_between
 
 WORKERS = 4
 """Threads that fetch and tokenise, where there are so many cores."""
@@ -71,6 +71,10 @@ class Stream:
         self.tokenised = 0
         """Tokens made since the start."""
         self._column = settings.column
+        plain = all(kind_of(s.name).form == "text" for s in listing.shards)
+        most = BYTES if plain and settings.tokenizer == "bytes" else tokenizer.vocab
+        self.end = mark_between(settings, tokenizer, most)
+        """The id that ends a document, where documents are kept apart."""
         self.documents = Documents(files, settings.column)
         self._tokenizer, self._again = tokenizer, again
         self._kind = id_type(tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from node.core.errors import WireError
@@ -24,7 +24,7 @@ one of 1 MiB (glibc maps and unmaps every buffer that large) and 4.5 ms in piece
 @dataclass(frozen=True, slots=True)
 class FrameShape:
     """What activations of this run look like: at most ``sequences`` x ``length``, always ``width``;
-    ``wire`` format."""
+    ``wire`` format. ``masked``: they say where documents end."""
 
     sequences: int
     length: int
@@ -32,6 +32,7 @@ class FrameShape:
     wire: str
     stages: int
     chunk: int = CHUNK
+    masked: bool = False
 
     def nbytes(self, sequences: int, length: int) -> int:
         return sequences * length * self.width * (4 if self.wire == "fp32" else 2)
@@ -39,12 +40,12 @@ class FrameShape:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A head that parsed. ``claim`` is still to be compared with the plan, ``tensor`` with the
-    expected shape."""
+    """A head that parsed. ``claim`` is still to be compared with the plan, the tensor of ``head``
+    with the expected shape."""
 
     claim: Claim
     purpose: int
-    tensor: pb.FrameHead
+    head: pb.FrameHead
     deadline_s: float
 
     @property
@@ -97,7 +98,7 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
 def loose_shape(incoming: Incoming, shape: FrameShape) -> tuple[int, int, int]:
     """The shape a forward-only frame announces. Raises WireError when it exceeds the run's
     limits."""
-    dims = incoming.tensor.tensor.shape
+    dims = incoming.head.tensor.shape
     if len(dims) != 3:
         raise WireError(f"an activation has 3 dimensions, not {len(dims)}")
     if not (
@@ -117,6 +118,7 @@ def frames(
     tensor_shape: tuple[int, ...],
     buffer: Buffer,
     shape: FrameShape,
+    document_ends: Sequence[int] = (),
 ) -> Iterator[pb.Frame]:
     """One activation or gradient as messages: the head, then chunks cut only when they are sent."""
     yield pb.Frame(
@@ -129,6 +131,7 @@ def frames(
             position=claim.position,
             tensor=expected_head("", tensor_shape, shape.wire),
             deadline_s=min(max(deadline_s, 0.001), DEADLINE_MAX_S),
+            document_ends=document_ends,
         )
     )
     for chunk in chunks(buffer, shape.chunk):

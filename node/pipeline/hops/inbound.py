@@ -26,8 +26,8 @@ from node.pipeline.events import (
 from node.pipeline.hops.frames import Incoming, frames, parse_head
 from node.pipeline.hops.outbound import EOF, read_chunks
 from node.pipeline.hops.port import PipelinePort
+from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
-from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
 
@@ -75,15 +75,12 @@ class Inbound(PipelineServicer):
         answer, rest = await self._patient(way, caller, incoming, cost), []
         waited = pipeline.clock.now() - came
         if answer.say is Say.TAKE:
-            reader = TensorReader(
-                [incoming.tensor.tensor],
-                [("", pipeline.shape_of(claim.index))],
-                pipeline.shape.wire,
+            shape, forward = pipeline.shape, way is Direction.FORWARD
+            reader = FrameReader(
+                incoming.head, pipeline.shape_of(claim.index), shape.wire, shape.masked and forward
             )
             ticket = (
-                pipeline.stash.reserve(cost)
-                if way is Direction.FORWARD and not pipeline.at_origin(claim.key)
-                else 0
+                pipeline.stash.reserve(cost) if forward and not pipeline.at_origin(claim.key) else 0
             )
             try:
                 async with asyncio.timeout(pipeline.hop_s):
@@ -111,7 +108,7 @@ class Inbound(PipelineServicer):
                 await say(context, pb.REFUSED, answer.reason)
 
     def _look(
-        self, way: Direction, caller: PeerId, incoming: Incoming, reader: TensorReader, ticket: int
+        self, way: Direction, caller: PeerId, incoming: Incoming, reader: FrameReader, ticket: int
     ) -> tuple[Answer, list[Action]]:
         """Into the stash with it, unless its numbers cannot be used."""
         pipeline, claim = self._pipeline, incoming.claim
@@ -173,6 +170,7 @@ class Inbound(PipelineServicer):
             work.shape,
             work.output,
             pipeline.shape,
+            work.document_ends,
         ):
             await context.write(frame)
         pipeline.sent(caller, len(work.output))

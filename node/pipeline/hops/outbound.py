@@ -16,6 +16,7 @@ from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Direction, Key
+from node.pipeline.received import FrameReader
 from node.pipeline.telemetry import Telemetry
 from node.transport.port import TransportPort, printable, translate
 from node.wire.tensors import TensorReader
@@ -107,9 +108,9 @@ class Outbound:
         key: Key,
         skipped: Sequence[int],
         plan_hash: str,
-        reader_of: Callable[[Any], TensorReader],
+        reader_of: Callable[[pb.FrameHead], FrameReader],
         timeout: float,
-    ) -> TensorReader:
+    ) -> FrameReader:
         """The input of ``key`` from the hop before it. Raises AlreadyThere, PeerFault, or WireError
         for a bad tensor."""
         call: Any = None
@@ -128,7 +129,7 @@ class Outbound:
                 first = await call.read()
                 if first is EOF or first.WhichOneof("part") != "head":
                     raise WireError("no head")
-                reader = reader_of(first.head.tensor)
+                reader = reader_of(first.head)
                 await read_chunks(call.read, reader)
                 self._telemetry.bytes(0, reader.nbytes)
                 self._transport.count(peer, received=reader.nbytes, plane="pipeline")

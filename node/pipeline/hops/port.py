@@ -16,13 +16,13 @@ from node.pipeline.events import Action, Answer, Claim, Direction, Event, Key, T
 from node.pipeline.guard import Guard
 from node.pipeline.hops.frames import FrameShape
 from node.pipeline.machine import PipelineMachine
+from node.pipeline.received import FrameReader
 from node.pipeline.settings import PipelineLimits
 from node.pipeline.stash import Stash
 from node.pipeline.telemetry import Telemetry
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.transport.port import TransportPort
-from node.wire.tensors import TensorReader
 
 Waiter = asyncio.Future[tuple[bool, str, float]]
 
@@ -53,7 +53,7 @@ class PipelinePort(Protocol):
     def do(self, event: Event) -> None: ...
     def ask(self, event: Event) -> Answer: ...
     def hold(
-        self, event: TensorReceived, reader: TensorReader, deadline_s: float, ticket: int
+        self, event: TensorReceived, reader: FrameReader, deadline_s: float, ticket: int
     ) -> tuple[Answer, list[Action]]: ...
     def carry_out(self, actions: Iterable[Action]) -> None: ...
     def outcome(self, key: Key, way: Direction) -> Waiter: ...

@@ -16,9 +16,9 @@ from node.pipeline.hops.frames import frames
 from node.pipeline.hops.outbound import AlreadyThere, Outbound
 from node.pipeline.hops.port import PipelinePort
 from node.pipeline.pace import Pace
+from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
 from node.pipeline.timing import Timing
-from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
 
 NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
@@ -39,7 +39,7 @@ class Sender:
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._names: dict[PeerId, list[int]] = {}
         self._naming: set[PeerId] = set()
-        self._asking: dict[PeerId, set[asyncio.Task[TensorReader | Exception]]] = {}
+        self._asking: dict[PeerId, set[asyncio.Task[FrameReader | Exception]]] = {}
 
     def forget(self) -> None:
         """Another plan is in force."""
@@ -96,7 +96,13 @@ class Sender:
         claim = Claim(key.epoch, plan.hash, key.index, action.journey, action.position)
         began = pipeline.clock.now()
         messages = frames(
-            claim, pb.TRAIN, work.deadline - began, work.shape, buffer, pipeline.shape
+            claim,
+            pb.TRAIN,
+            work.deadline - began,
+            work.shape,
+            buffer,
+            pipeline.shape,
+            work.document_ends if way is Direction.FORWARD else (),
         )
 
         def accepted(seconds: float) -> None:
@@ -165,18 +171,18 @@ class Sender:
 
     async def _ask(
         self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str
-    ) -> TensorReader:
+    ) -> FrameReader:
         pipeline = self._pipeline
         if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
-        shape, wire, timeout = pipeline.shape_of(key.index), pipeline.shape.wire, pipeline.hop_s
+        shape, frame = pipeline.shape_of(key.index), pipeline.shape
         read = self.outbound.fetch(
             peer,
             key,
             skipped,
             plan_hash,
-            lambda head: TensorReader([head], [("", shape)], wire),
-            timeout,
+            lambda head: FrameReader(head, shape, frame.wire, frame.masked),
+            pipeline.hop_s,
         )
         call = pipeline.tasks.spawn(_caught(read), "ask")
         self._asking.setdefault(peer, set()).add(call)
@@ -241,7 +247,7 @@ class Sender:
             self._naming.discard(peer)
 
 
-async def _caught(read: Coroutine[Any, Any, TensorReader]) -> TensorReader | Exception:
+async def _caught(read: Coroutine[Any, Any, FrameReader]) -> FrameReader | Exception:
     """What was fetched, or why not: that a peer has the gradient already, or is gone, is an answer
     and no task that died."""
     try:

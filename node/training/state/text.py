@@ -88,13 +88,13 @@ class StreamedText:
         self.stream.expect(samples)
 
     async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
-        return partial(pair, await self.stream.rows(samples))
+        return partial(pair, await self.stream.rows(samples), self.stream.end)
 
     def held_out_count(self) -> int:
         return _batches(self.stream.held_out_windows, self.size)
 
     async def fetch_held_out(self, i: int) -> Batch:
-        return pair(await self.stream.held_out_rows(i, self.size))
+        return pair(await self.stream.held_out_rows(i, self.size), self.stream.end)
 
     async def close(self) -> None:
         await self.stream.close()

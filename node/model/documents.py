@@ -1,0 +1,34 @@
+"""Documents that are packed into sequences: which tokens end one, and how long the pieces are that
+attend to themselves alone. Enters: targets, or the ends that came with a frame. Never: text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor
+
+NO_TARGET = -100
+"""In place of the target of a document's last token, where documents are kept apart: what follows
+belongs to another one. ``cross_entropy`` leaves it out."""
+
+
+def ends_of(targets_BT: Tensor) -> tuple[int, ...]:
+    """Tokens without a target, each the last of its document: numbers below B * T, counted sequence
+    by sequence, rising."""
+    return tuple((targets_BT.reshape(-1) == NO_TARGET).nonzero().reshape(-1).tolist())
+
+
+def lengths_of(document_ends: Sequence[int], sequences: int, length: int) -> tuple[int, ...]:
+    """Tokens of each document, or part of one, in ``sequences`` of ``length`` tokens; none where
+    every sequence is one."""
+    cuts = {*(end + 1 for end in document_ends), *range(length, sequences * length, length)}
+    found = tuple(b - a for a, b in pairwise(sorted({0, sequences * length} | cuts)))
+    return found if len(found) > sequences else ()
+
+
+def within(document_ends: Sequence[int], first: int, count: int, length: int) -> tuple[int, ...]:
+    """The ends in ``count`` sequences from the ``first`` on, as if there were no others."""
+    start, stop = first * length, (first + count) * length
+    return tuple(end - start for end in document_ends if start <= end < stop)
