@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.given.directories import made
+from benchmarks.lab.visits import read
 from node.core.ids import ENDS
 from node.model.cost import stage_bytes
 from node.model.device import Device
@@ -19,18 +20,10 @@ from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.gradients import GradientSum
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
-from node.wire.tensors import TensorReader, encode, expected_head
 
 SMALL = ModelSettings(layers=2, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=16, qk_norm=True)
 LORA = replace(SMALL, adapter=2)
 HALF = partial(Device(torch.device("cpu")).autocast, "bf16")
-
-
-def arrived(tensor: torch.Tensor) -> TensorReader:
-    shape = tuple(tensor.shape)
-    reader = TensorReader([expected_head("x", shape, "fp32")], [("x", shape)], "fp32")
-    reader.feed(encode(tensor, "fp32"))
-    return reader
 
 
 @pytest.mark.parametrize("settings", [SMALL, LORA])
@@ -45,11 +38,11 @@ def test_a_visit_in_bf16_is_near_one_in_fp32(settings: ModelSettings, recompute:
     for module, autocast in ((half, HALF), (whole, Device(torch.device("cpu")).autocast)):
         math = StageMath(module, "fp32", autocast, recompute)
         work = VisitBuffers(1.0, (2, 16, 32))
-        work.input = arrived(torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1)))
+        work.input = read(torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1)))
         math.forward(work)
         assert work.output is not None
         out = torch.frombuffer(work.output, dtype=torch.float32).clone()
-        work.gradient = arrived(torch.ones(2, 16, 32))
+        work.gradient = read(torch.ones(2, 16, 32))
         math.backward(work)
         assert work.share is not None
         sums = GradientSum()
