@@ -44,7 +44,7 @@ def test_every_schedule_falls_from_the_peak_to_the_floor(schedule, floor, decay,
     rates = [share(settings, e, epochs) for e in range(epochs)]
     assert rates[0] == 1.0
     assert rates == sorted(rates, reverse=True)
-    if epochs * decay >= 1:
+    if epochs * (1 - decay) <= epochs - 1:
         assert rates[-1] == floor
 
 
