@@ -237,7 +237,6 @@ def p2p_daemon() -> Path | None:
 def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the device is there, and which stages of the swarm used last fit into it."""
     from node.app.capacity import check_memory, hosted, room_on
-    from node.local.opening import device_names
     from node.model.device import Device
 
     code = ExitCode.DEVICE_UNFIT
@@ -245,6 +244,8 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
         chosen = Device.pick(ours.node.device)
         devices = [chosen]
         if chosen.is_cuda and ours.node.local_devices > 1:
+            from node.local.opening import device_names
+
             names = device_names(str(chosen.device), ours.node.local_devices)
             devices = [Device.pick(name) for name in names]
     except LocalFault as e:

@@ -13,7 +13,7 @@ from node.averaging.exchange.owner import HEAD_LIMIT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
-from node.wire.tensors import encode, head_of
+from node.wire.tensors import encode, expected_head
 from protos import averaging_pb2, averaging_pb2_grpc
 
 
@@ -26,7 +26,7 @@ def head_for(cell, sender, names, tensors, **changes):
         "ownership_hash": "owners",
         "tokens": 20,
     }
-    heads = [head_of(n, t, "fp32") for n, t in zip(names, tensors, strict=True)]
+    heads = [expected_head(n, t.shape, "fp32") for n, t in zip(names, tensors, strict=True)]
     (group,) = micro_groups(dict.fromkeys(names, 4), 1 << 20)
     facts |= {"tensors": heads, "group": 0, "group_digest": group.digest}
     return averaging_pb2.Contribution(head=averaging_pb2.ContributionHead(**(facts | changes)))
@@ -244,9 +244,9 @@ async def test_a_member_rejects_inconsistent_answers(cell_of, lie):
     tensor = torch.tensor([1.0, float("nan") if lie == "nan" else 2.0, 3.0, 4.0, 5.0])
     body = bytes(encode(tensor, "fp32"))
     heads = [
-        head_of(
+        expected_head(
             "c.weight",
-            torch.zeros(4) if lie == "shape" else tensor,
+            (4,) if lie == "shape" else tensor.shape,
             "bf16" if lie == "format" else "fp32",
         )
     ]

@@ -18,7 +18,7 @@ from node.core.errors import Refused, UsageFault
 from node.manifest import Manifest, amended
 from node.model.export import config_of
 from node.model.pretrained import SEQ_LEN, Weights, model_of
-from node.model.settings import ModelSettings
+from node.model.settings import DIGEST, ModelSettings
 
 
 def settings_of(directory: Path) -> ModelSettings:
@@ -129,7 +129,7 @@ def test_what_would_be_another_model_is_refused(
 
 def test_a_directory_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
     demo = Manifest.default_demo()
-    manifest = amended(demo, {"model.weights": ["a" * 64] * (demo.pipeline.stages + 1)})
+    manifest = amended(demo, {"model.weights": [DIGEST + "a" * 64] * (demo.pipeline.stages + 1)})
     assert _weights(NodeConfig(tmp_path), manifest, 1) is None
     named = NodeConfig.load({"home": str(tmp_path), "weights": str(tmp_path / "typo")}, {})
     with pytest.raises(UsageFault, match="typo"):

@@ -18,6 +18,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest, amended
+from node.model.settings import DIGEST
 from node.pipeline.settings import PipelineLimits
 from node.training.rounds import window
 from node.training.rounds.memory import OuterBytes, outer_bytes
@@ -154,7 +155,7 @@ def test_a_stage_without_memory_for_anchors_is_refused_early(name: str, tmp_path
 
 
 def test_ends_with_nothing_to_train_are_planned(tmp_path: Path) -> None:
-    given = {"model.adapter": 8, "model.weights": ["a" * 64] * 4, "pipeline.stages": 3}
+    given = {"model.adapter": 8, "model.weights": [DIGEST + "a" * 64] * 4, "pipeline.stages": 3}
     manifest, config = amended(Manifest.default_demo(), given), NodeConfig(tmp_path)
     ends = check_memory(config, manifest, 0, 1 << 40)
     assert ends.ok
