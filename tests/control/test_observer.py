@@ -16,7 +16,7 @@ from node.control.diagnose import verdict
 from node.control.doctor import examine
 from node.core.errors import ExitCode, NetworkFault, UsageFault
 from node.core.ids import RunId
-from node.core.version import PROTOCOL, PROTOCOLS
+from node.core.version import PROTOCOLS
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from protos.ask_pb2 import Answer, Ask, AskPeers, AskPing
@@ -389,9 +389,6 @@ def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str,
     assert not [
         c for c in mine if c.status in ("LISTEN", "ESTABLISHED") or c.type == socket.SOCK_DGRAM
     ]
-
-
-NEWER = f"protocols {PROTOCOL + 1} to {PROTOCOL + 2}"
 
 
 def test_a_peer_of_a_newer_protocol_is_a_finding(observed_node: str) -> None:
