@@ -145,8 +145,9 @@ def _share(sizes: Sequence[int], among: int) -> int:
 
 
 def hosted(config: NodeConfig) -> list[int]:
-    """Stages that tell what a peer with these settings may have to hold: the one it names, else the
-    ends and the first block stage, which is as large as any, as far as its role allows."""
+    """Stages that tell what a peer with these settings may hold: the one it names, else the ends
+    and the first block stage, as far as its role allows. Later ones take more: more gradients
+    wait there until their micro-batch counts."""
     wanted = [config.stage] if config.stage is not None else [ENDS, 1]
     blocks = [stage for stage in wanted if stage != ENDS]
     return {"ends": [ENDS], "stage": blocks}.get(config.node.role, wanted)
@@ -154,12 +155,15 @@ def hosted(config: NodeConfig) -> list[int]:
 
 def planned_memory(config: NodeConfig, manifest: Manifest) -> list[str]:
     """What a stage takes by the plan, for who has not joined yet: a line for each of
-    :func:`hosted`, and its parts."""
+    :func:`hosted`, and its parts; of the block stages for the one that takes most."""
     limit, found = config.memory_limit(1 << 60), list[str]()
+    blocks = range(1, manifest.pipeline.stages + 1) if config.stage is None else ()
     for stage in hosted(config):
-        verdict = check_memory(config, manifest, stage, limit)
-        found += [f"up to {human(verdict.needed)} for {stage_name(stage)}:"]
-        found += in_words(verdict.table)
+        likely = blocks if stage != ENDS and blocks else (stage,)
+        plans = {s: check_memory(config, manifest, s, limit) for s in likely}
+        most = max(plans, key=lambda s: plans[s].needed)
+        found += [f"up to {human(plans[most].needed)} for {stage_name(most)}:"]
+        found += in_words(plans[most].table)
     return found
 
 

@@ -18,6 +18,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest, amended
+from node.model.cost import human
 from node.model.settings import DIGEST
 from node.pipeline.settings import PipelineLimits
 from node.training.rounds import window
@@ -161,6 +162,17 @@ def test_ends_with_nothing_to_train_are_planned(tmp_path: Path) -> None:
     assert ends.ok
     assert {row.what for row in ends.table if row.when == "always" and row.nbytes} == {"parameters"}
     assert "for the ends:" in planned_memory(config, manifest)[0]
+
+
+def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
+    config, manifest = NodeConfig(tmp_path), Manifest.default_demo()
+    needed = {s: check_memory(config, manifest, s, 1 << 60).needed for s in (1, 2, 3)}
+    most = max(needed, key=lambda s: needed[s])
+    told = [line for line in planned_memory(config, manifest) if line.startswith("up to")]
+    assert told[1] == f"up to {human(needed[most])} for stage {most}:"
+    chosen = replace(config, node=replace(config.node, stage="2"))
+    named = planned_memory(chosen, manifest)
+    assert named[0] == f"up to {human(needed[2])} for stage 2:"
 
 
 def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> None:
