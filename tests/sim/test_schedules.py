@@ -96,6 +96,16 @@ def test_what_was_once_broken_holds(seed: int) -> None:
     assert outcome.finished or outcome.stage_lost
 
 
+def test_a_round_repaired_on_one_side_is_settled_on_one_only() -> None:
+    """The others of the stage step with whom it gave up, where the network parts them."""
+    setup = Setup(epochs=6)
+    faults = (
+        Fault(2.867, "slow-peer", 1, seconds=1.529, size=30.107),
+        Fault(3.441, "partition", 999, seconds=11.1, size=0.738),
+    )
+    assert held(setup, Schedule(7186, faults)).epochs == setup.epochs
+
+
 def test_fetched_and_rolled_back_peers_form_one_cell() -> None:
     """Two side by side would train two models, in a run that never lets cells meet."""
     setup = Setup()

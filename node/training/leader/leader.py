@@ -112,6 +112,9 @@ class Leader:
         self.planning = Planning(me, facts, self.routing, self.deadlines, self._rules, cell)
         self.windows = Windows(self._rules.outer)
         self._voting = Voting(me)
+        self._heard_from = 0.0
+        """When a round was last done again without the dead: they may have done it with others, on
+        another side of the network. So only voters heard since then count as here."""
         self._certificate: Certificate | None = None
         """Of the version that was committed last."""
         self.after = ""
@@ -469,7 +472,13 @@ class Leader:
             for p in of
             if self.roster.can_start(p, base) and p not in self._void
         ]
-        there = {p for p, c in here.items() if not c.leaving and p not in self._void}
+        there = {
+            p
+            for p, c in here.items()
+            if (p == self.me or c.heard >= self._heard_from)
+            and not c.leaving
+            and p not in self._void
+        }
         self._left |= {p for p, c in here.items() if c.leaving}
         self._left -= there
         left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
@@ -682,6 +691,8 @@ class Leader:
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
         self.repaired += 1
         again = epoch.repair(stage, unfinished, self.facts.make.assign, round_s)
+        if any(not word.sources for word in again):
+            self._heard_from = now
         return [*again, reports.round_repaired(stage, attempts, len(epoch.dead))]
 
     def _commit(self, now: float) -> list[Any]:
