@@ -61,7 +61,8 @@ def main() -> int:
 def _schedules(report: Report, count: int, first: int, workers: int) -> bool:
     began, broken, spent, epochs, faults, events, lost = time.perf_counter(), [], 0.0, 0, 0, 0, 0
     batches = [(s, min(s + BATCH, first + count)) for s in range(first, first + count, BATCH)]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+    # What is loaded is looked through no more.
+    with multiprocessing.get_context("spawn").Pool(workers, gc.freeze) as pool:
         for part in pool.imap_unordered(_play, batches):
             spent, epochs, faults, events = (
                 spent + part[0],
@@ -123,7 +124,6 @@ def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int,
         0,
         0,
     )
-    gc.freeze()  # what is loaded is looked through no more
     for seed in range(*batch):
         schedule = lay(("random",), setup, seed)
         try:
