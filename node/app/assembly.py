@@ -57,8 +57,6 @@ from node.pipeline.machine import PipelineMachine
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.pipeline.visit_buffers import Autocast, StageMath
-from node.scheduler.paths import assign_paths
-from node.scheduler.quotas import quotas
 from node.scheduler.router import Router
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
@@ -549,14 +547,6 @@ def run_facts(
     ) -> dict[str, PeerId]:
         return assign(parts[stage], cell, previous, room)
 
-    def lay(
-        ends: Sequence[tuple[PeerId, float]],
-        stages: Mapping[int, Sequence[tuple[PeerId, float]]],
-        samples: Sequence[tuple[int, ...]],
-    ):
-        share = quotas(len(samples), list(ends))
-        return assign_paths(sorted(share.items()), stages, samples)
-
     return RunFacts(
         stages=p.stages,
         epochs=t.epochs,
@@ -585,7 +575,6 @@ def run_facts(
         ),
         make=PlanFunctions(
             assign=place,
-            assign_paths=lay,
             sampler=Sampler,
             cursor=Sampler.cursor,
             recall=work.local_checkpoints.recall,

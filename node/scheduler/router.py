@@ -231,9 +231,8 @@ def search(
 
 
 def _in_turns(problem: PathProblem, sets: Sequence[StageSet], shift: int = 0) -> Routes:
-    """Origins in proportion to their counts, replicas of every stage in proportion to their speeds,
-    as :func:`node.scheduler.paths.assign_paths`; ``shift``: how many of the dealt sets are passed
-    over at the beginning."""
+    """Origins in proportion to their counts, replicas of every stage in proportion to their speeds;
+    ``shift``: how many of the dealt sets are passed over at the beginning."""
     origins = turns([(o, float(count)) for o, count in problem.counts.items() if count])
     replicas = {
         s: turns([(n, 1 / c if (c := problem.compute[n]) > 0 else 0.0) for n in peers])
