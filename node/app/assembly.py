@@ -22,6 +22,7 @@ from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
+from node.cells.board import WindowBoard
 from node.cells.changes import ChangeBoard
 from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
@@ -391,21 +392,11 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
 def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     """How the cell meets others, while this peer leads it."""
     pace = min(1.0, manifest.outer.window_s / USUAL_S)
-    times, board = TIMES.scaled(pace), o.presence.directory
+    board = WindowBoard(o.presence.directory, o.clock, o.journal, TIMES.scaled(pace))
     finder = (
-        EdgeFinder(board, o.clock, o.journal, times, o.learn)
+        EdgeFinder(board, o.learn)
         if manifest.outer.strategy in DIRECTED
-        else GroupFinder(
-            o.identity,
-            manifest.run_id,
-            o.transport,
-            board,
-            o.clock,
-            o.journal,
-            times,
-            o.on_error,
-            o.learn,
-        )
+        else GroupFinder(o.identity, manifest.run_id, o.transport, board, o.learn, o.on_error)
     )
 
     def record() -> CellRecord | None:

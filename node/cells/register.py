@@ -14,7 +14,6 @@ from dataclasses import replace
 from math import floor
 
 from node.cells.census import Counts, draw, scribe_of, standing
-from node.cells.forming import Board, SignedPosting
 from node.cells.records import (
     CellRecord,
     cells_in,
@@ -26,6 +25,8 @@ from node.cells.records import (
 from node.core.clock import Clock
 from node.core.ids import CellId, PeerId
 from node.core.tasks import Tasks
+from node.dht.port import DirectoryPort
+from node.dht.record import Posting
 from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of, region_of, region_topic
 
 REFRESH_S, LIVES = 60.0, 3
@@ -40,7 +41,7 @@ THIRDS = 3
 class CellReader:
     """Reads the records of cells."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: DirectoryPort) -> None:
         self._board = board
 
     async def prefix(self, prefix: int) -> Mapping[CellId, CellRecord]:
@@ -81,7 +82,7 @@ class CellRegister:
     def __init__(
         self,
         me: PeerId,
-        board: Board,
+        board: DirectoryPort,
         clock: Clock,
         about: Callable[[], CellRecord | None],
         cell: Callable[[], CellId],
@@ -183,5 +184,5 @@ def _populated(counts: Counts) -> list[int]:
     return [prefix for prefix, count in enumerate(counts) if count]
 
 
-def _oldest_first(postings: Mapping[PeerId, SignedPosting]) -> list[SignedPosting]:
+def _oldest_first(postings: Mapping[PeerId, Posting]) -> list[Posting]:
     return sorted(postings.values(), key=lambda p: p.seq)
