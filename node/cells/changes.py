@@ -9,11 +9,9 @@ finds it nowhere.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from math import floor
 
-from node.core.clock import Clock
+from node.core.clock import Clock, begins
 from node.core.errors import Refused
 from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
@@ -54,10 +52,9 @@ class ChangeBoard:
         await self._tasks.close()
 
     async def _keep(self) -> None:
-        done = -1
+        number = -1
         while True:
-            done = max(floor(self._clock.wall() / self.every) + 1, done + 1)
-            await asyncio.sleep(max(0.0, done * self.every - self._clock.wall()))
+            number = await begins(self._clock, self.every, number)
             if self._leads():
                 await self.exchange()
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from node.averaging.strategies import group_forming as machine
 from node.cells import notes
@@ -29,7 +28,7 @@ from node.core.ids import CellId, PeerId, short
 from node.core.journey import Partner
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer
-from node.transport.port import TransportPort, printable, translate
+from node.transport.port import TransportPort, in_time, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
@@ -274,14 +273,9 @@ class GroupFinder(rpc.CellsServicer):
 
     async def _tell(self, peer: PeerId, note: pb.CellsNote, timeout: float) -> pb.CellsReply:
         """Raises PeerFault when there is no answer in time."""
-        try:
-            async with asyncio.timeout(timeout):
-                channel = await self.transport.channel(peer)
-                return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
-        except TimeoutError as e:
-            raise PeerFault(peer, "no answer in time") from e
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
+        async with in_time(peer, timeout):
+            channel = await self.transport.channel(peer)
+            return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
 
     # ----------------------------------------------------------- who posted
 

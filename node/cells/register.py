@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import floor
 
 from node.cells.census import Counts, draw, scribe_of, standing
 from node.cells.records import (
@@ -22,7 +21,7 @@ from node.cells.records import (
     pack_region,
     region_in,
 )
-from node.core.clock import Clock
+from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId
 from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
@@ -124,11 +123,9 @@ class CellRegister:
         return standing(self._cell(), self._near.keys(), self.told)
 
     async def _keep(self) -> None:
-        third, done = self.every / THIRDS, -1
+        number = -1
         while True:
-            number = max(floor(self._clock.wall() / third) + 1, done + 1)
-            await asyncio.sleep(max(0.0, number * third - self._clock.wall()))
-            done = number
+            number = await begins(self._clock, self.every / THIRDS, number)
             leads = self._about()
             if leads is None:
                 if number % (WINDOW * THIRDS) == 1:

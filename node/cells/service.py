@@ -5,10 +5,8 @@ Never: a parameter; what a group gives each other is
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import floor
 
 from node.averaging.strategies.keys import edge_keys, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
@@ -18,7 +16,7 @@ from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
-from node.core.clock import Clock
+from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId, short_cell
 from node.core.journey import Host, Partner, Plan
 from node.core.mass import Shares
@@ -92,10 +90,8 @@ class CellMeetings:
         alone = False  # a cell that stays alone says so once
         window = -1
         while True:
-            # The next window whose posting is still to be made; a timer may be a moment early.
-            following = floor((self._clock.wall() - post_s) / every) + 1
-            window = following + (following == window)
-            await asyncio.sleep(max(0.0, window * every + post_s - self._clock.wall()))
+            # The next window whose posting is still to be made.
+            window = await begins(self._clock, every, window, post_s)
             leader, about = self._training.leader, self._about()
             if leader is None or about is None or leader.windows.waits:
                 continue
