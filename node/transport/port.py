@@ -140,9 +140,9 @@ class PeerTransport(TransportPort, Protocol):
         ...
 
 
-def printable(text: str | None) -> str:
-    """One clipped line of a text that a peer wrote."""
-    return "".join(c if c.isprintable() else " " for c in (text or "")[:REASON_LENGTH]).strip()
+def printable(text: str | None, most: int = REASON_LENGTH) -> str:
+    """One line of a text that a peer wrote, clipped to ``most`` characters."""
+    return "".join(c if c.isprintable() else " " for c in (text or "")[:most]).strip()
 
 
 @asynccontextmanager
