@@ -38,7 +38,7 @@ from node.data.order import Sampler
         ),
     ],
 )
-def test_a_class_gives_each_half_the_first_position_it_never_took(cursor, low, high) -> None:
+def test_each_half_begins_at_the_first_position_never_taken(cursor, low, high) -> None:
     assert split(cursor) == (low, high)
 
 
@@ -68,7 +68,7 @@ def odd(start: int) -> SampleClass:
         ),
     ],
 )
-def test_halves_are_joined_where_they_were_taken_from_equally_far(a, b, whole) -> None:
+def test_halves_that_were_taken_from_equally_far_are_joined(a, b, whole) -> None:
     assert merged(a, b) == whole
 
 
