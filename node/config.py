@@ -32,24 +32,10 @@ from node.core.tables import FieldRule, check, commented, from_text, meanings, s
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
-from node.manifest import PROTOCOL, Manifest, read_manifest
+from node.manifest import Manifest, read_manifest
 from node.pipeline.settings import PipelineLimits
 from node.reach.settings import ReachSettings
 from node.transport.settings import TransportSettings
-
-__all__ = [
-    "ENVIRONMENT",
-    "KNOWN",
-    "MOVED",
-    "PROTOCOL",
-    "Manifest",
-    "NodeConfig",
-    "NodeSettings",
-    "config_document",
-    "config_toml",
-    "read_manifest",
-    "write_atomically",
-]
 
 EXAMPLE = """name = "anna-4090"
 threads = 8

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from node.averaging.coding.formats import FORMATS
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
-from node.core.errors import Refused, TooNew, UsageFault, WireError
+from node.core.errors import Refused, TooNew, UsageFault, WireError, refuse
 from node.core.ids import PeerId, RunId
 from node.core.tables import FieldRule, build, check, commented, from_text, meanings, unknown
 from node.core.version import PROTOCOL, UPDATE
@@ -262,10 +262,10 @@ class Manifest:
     """What the file looks like and what of it is hashed."""
 
     @classmethod
-    def default_demo(cls, owner: PeerId | None = None) -> Manifest:
+    def default_demo(cls) -> Manifest:
         """The swarm of ``tutti start`` and ``tutti demo``: a byte model of the built-in text, a few
         minutes on a CPU."""
-        return cls(swarm=SwarmSettings(owner=owner or PeerId("")))
+        return cls()
 
     @classmethod
     def parse(cls, raw: bytes) -> Manifest:
@@ -303,7 +303,7 @@ class Manifest:
             )
         a, d = self.averaging, self.data
         check_settings(m)
-        _refuse(
+        refuse(
             (
                 p.stages > m.layers,
                 f"pipeline.stages = {p.stages}",
@@ -328,7 +328,7 @@ class Manifest:
             ),
         )
         self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
-        _refuse(
+        refuse(
             (
                 0 < a.quarantine < 2,
                 f"averaging.quarantine = {a.quarantine}",
@@ -341,7 +341,7 @@ class Manifest:
             ),
         )
         carried(self.outer, a.peers)
-        _refuse(
+        refuse(
             (
                 self.optimizer.masters and self.outer.windows,
                 f'optimizer.parameters = "{self.optimizer.parameters}" while outer.window_s = '
@@ -350,7 +350,7 @@ class Manifest:
                 "bf16 can say",
             ),
         )
-        _refuse(
+        refuse(
             (
                 d.tokenizer == "bytes" and d.tokenizer_sha256,
                 "data.tokenizer_sha256 is set",
@@ -382,9 +382,9 @@ class Manifest:
             ("optimizer.parameters", before.optimizer.parameters, self.optimizer.parameters),
         ):
             step = "leave it as it is, or begin anew with  --from"
-            _refuse((old != new, f"{name} differs from the run to continue", step))
+            refuse((old != new, f"{name} differs from the run to continue", step))
         had, epochs = before.training.epochs, self.training.epochs
-        _refuse(
+        refuse(
             (
                 epochs <= had,
                 f"training.epochs = {epochs}, and the run to continue has {had}",
@@ -571,13 +571,6 @@ SECTIONS: dict[str, type] = {
 
 
 _WHOLE = "take the whole file again from who signed it"
-
-
-def _refuse(*rules: tuple[object, str, str]) -> None:
-    """Raises UsageFault for the first rule that is broken: what is set, and what is allowed."""
-    for broken, what, allowed in rules:
-        if broken:
-            raise UsageFault(what, allowed)
 
 
 def left_out(raw: bytes) -> list[str]:

@@ -46,7 +46,7 @@ def silent() -> None:
     releases nobody. It accepts nobody's offer, so that its turn always comes."""
 
     def name(self: GroupFinder, search: Search, key: str, members: Collection[CellId]) -> None:
-        self.journal.emit("lab", "harm", f"keeps {len(members) - 1} cells waiting")
+        self.board.journal.emit("lab", "harm", f"keeps {len(members) - 1} cells waiting")
 
     def release(self: GroupFinder, search: Search, cells: Iterable[CellId]) -> None:
         pass
@@ -62,7 +62,7 @@ def absent() -> None:
     nobody."""
 
     async def tell(self: GroupFinder, request: pb.CellsNote, context: Any) -> pb.CellsReply:
-        self.journal.emit("lab", "harm", "lets another cell wait for an answer")
+        self.board.journal.emit("lab", "harm", "lets another cell wait for an answer")
         await asyncio.Event().wait()
         raise AssertionError("nothing sets this event")
 

@@ -22,6 +22,7 @@ from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
+from node.cells.board import WindowBoard
 from node.cells.changes import ChangeBoard
 from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
@@ -57,8 +58,6 @@ from node.pipeline.machine import PipelineMachine
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.pipeline.visit_buffers import Autocast, StageMath
-from node.scheduler.paths import assign_paths
-from node.scheduler.quotas import quotas
 from node.scheduler.router import Router
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
@@ -393,21 +392,11 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
 def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     """How the cell meets others, while this peer leads it."""
     pace = min(1.0, manifest.outer.window_s / USUAL_S)
-    times, board = TIMES.scaled(pace), o.presence.directory
+    board = WindowBoard(o.presence.directory, o.clock, o.journal, TIMES.scaled(pace))
     finder = (
-        EdgeFinder(board, o.clock, o.journal, times, o.learn)
+        EdgeFinder(board, o.learn)
         if manifest.outer.strategy in DIRECTED
-        else GroupFinder(
-            o.identity,
-            manifest.run_id,
-            o.transport,
-            board,
-            o.clock,
-            o.journal,
-            times,
-            o.on_error,
-            o.learn,
-        )
+        else GroupFinder(o.identity, manifest.run_id, o.transport, board, o.learn, o.on_error)
     )
 
     def record() -> CellRecord | None:
@@ -549,14 +538,6 @@ def run_facts(
     ) -> dict[str, PeerId]:
         return assign(parts[stage], cell, previous, room)
 
-    def lay(
-        ends: Sequence[tuple[PeerId, float]],
-        stages: Mapping[int, Sequence[tuple[PeerId, float]]],
-        samples: Sequence[tuple[int, ...]],
-    ):
-        share = quotas(len(samples), list(ends))
-        return assign_paths(sorted(share.items()), stages, samples)
-
     return RunFacts(
         stages=p.stages,
         epochs=t.epochs,
@@ -585,7 +566,6 @@ def run_facts(
         ),
         make=PlanFunctions(
             assign=place,
-            assign_paths=lay,
             sampler=Sampler,
             cursor=Sampler.cursor,
             recall=work.local_checkpoints.recall,

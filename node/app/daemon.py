@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -785,6 +785,3 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     finally:
         # All is closed; searching torch for garbage would take the interpreter seconds more.
         gc.freeze()
-
-
-__all__: Sequence[str] = ["Daemon", "main"]

@@ -46,13 +46,9 @@ class Hosted(Protocol):
     def meter(self) -> PipelineMeter: ...
 
 
-class Place(Protocol):
-    """The choice of a stage."""
+class Place(Wanted, Protocol):
+    """The choice of a stage, for which what the operator says may change."""
 
-    @property
-    def stage(self) -> int | None: ...
-    @property
-    def open_to(self) -> str: ...
     @property
     def settled(self) -> bool: ...
 

@@ -9,31 +9,19 @@ finds it nowhere.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from math import floor
-from typing import Protocol
 
-from node.cells.forming import Board
-from node.core.clock import Clock
+from node.core.clock import Clock, begins
 from node.core.errors import Refused
 from node.core.tasks import Tasks
+from node.dht.port import DirectoryPort
 from node.dht.topics import CHANGES
-from node.training.protocol.rules import Rules
+from node.training.service import Training
 
 REFRESH_S, LIVES = 60.0, 3
 """Seconds between two looks, and for how many of them a posting lives."""
 POSTERS = 4
 """Cells that post what all of them know."""
-
-
-class Knows(Protocol):
-    """What a peer knows of the owner's changes. ``change(text)`` raises Refused for one that the
-    owner did not sign."""
-
-    @property
-    def known(self) -> Rules: ...
-    def change(self, text: str) -> Rules: ...
 
 
 class ChangeBoard:
@@ -42,15 +30,15 @@ class ChangeBoard:
 
     def __init__(
         self,
-        board: Board,
+        board: DirectoryPort,
         clock: Clock,
-        knows: Knows,
+        training: Training,
         leads: Callable[[], bool],
         number: Callable[[], int],
         pace: float = 1.0,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self._board, self._clock, self._knows = board, clock, knows
+        self._board, self._clock, self._training = board, clock, training
         self._leads, self._number = leads, number
         self.every = REFRESH_S * pace
         self._tasks = Tasks("changes", on_error)
@@ -64,10 +52,9 @@ class ChangeBoard:
         await self._tasks.close()
 
     async def _keep(self) -> None:
-        done = -1
+        number = -1
         while True:
-            done = max(floor(self._clock.wall() / self.every) + 1, done + 1)
-            await asyncio.sleep(max(0.0, done * self.every - self._clock.wall()))
+            number = await begins(self._clock, self.every, number)
             if self._leads():
                 await self.exchange()
 
@@ -76,9 +63,9 @@ class ChangeBoard:
         told: list[str] = []
         for posting in (await self._board.look(CHANGES)).values():
             try:
-                told.append(self._knows.change(posting.body.decode()).change)
+                told.append(self._training.change(posting.body.decode()).change)
             except (Refused, UnicodeDecodeError):
                 continue  # a stranger may post anything
-        newest = self._knows.known.change
+        newest = self._training.known.change
         if newest and (newest not in told or self._number() < POSTERS):
             await self._board.post(CHANGES, newest.encode(), LIVES * self.every)

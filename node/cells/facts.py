@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from node.core.ids import CellId, PeerId
-from node.core.journey import Host, Version
+from node.core.ids import CellId
+from node.core.journey import Host, Partner, Version
 
 Hosts = Mapping[int, tuple[Host, ...]]
 """By stage: who hosts it in a cell."""
@@ -31,20 +31,11 @@ class CellFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Partner:
-    """A member of a group: who leads it, and who hosts each of its stages. ``anchor``: as it has
-    posted it; empty where that was not seen."""
-
-    leader: PeerId
-    hosts: Hosts
-    anchor: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """The cells that average with each other in ``window``, this one included, which met under
-    ``key``."""
+    ``key``. ``anchors``: as each has posted its own; empty where that was not seen."""
 
     window: int
     key: str
     members: Mapping[CellId, Partner]
+    anchors: Mapping[CellId, str]

@@ -13,24 +13,22 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
-import grpc.aio
 
 from node.averaging.strategies import group_forming as machine
 from node.cells import notes
-from node.cells.facts import CellFacts, Group, Partner
+from node.cells.board import WindowBoard
+from node.cells.facts import CellFacts, Group
 from node.cells.notes import Acceptance, Accepting
 from node.cells.postings import CellPosting, parse_key
-from node.core.clock import Clock
 from node.core.errors import PeerFault, UsageFault, WireError
 from node.core.ids import CellId, PeerId, short
+from node.core.journey import Partner
 from node.core.tasks import Tasks
-from node.dht.topics import outer_topic
 from node.identity.keys import SIGNATURE_BYTES, Signer
-from node.telemetry.events import Journal
-from node.transport.port import TransportPort, printable, translate
+from node.transport.port import TransportPort, in_time, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
@@ -44,52 +42,22 @@ LEAST_S = 1e-3
 would not bring it further."""
 
 
-class SignedPosting(Protocol):
-    """A verified record of ``peer``. ``seq`` is the writer's wall clock in milliseconds when it was
-    written, ``not_after`` the Unix time until which it holds."""
-
-    @property
-    def peer(self) -> PeerId: ...
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def seq(self) -> int: ...
-    @property
-    def not_after(self) -> float: ...
-
-
-class Board(Protocol):
-    """Where cells post. No call raises for a network that is down."""
-
-    async def post(self, topic: str, body: bytes, life_s: float) -> bool:
-        """Write ``body`` under ``topic`` for ``life_s`` seconds; False: no storage took it."""
-        ...
-
-    async def look(self, topic: str) -> Mapping[PeerId, SignedPosting]:
-        """Verified, unexpired postings under ``topic`` by their writers."""
-        ...
-
-
 class GroupFinder(rpc.CellsServicer):
     """Serves ``Cells`` on ``transport`` from the start; while nothing is looked for, everybody is
-    told that this peer is busy. ``times`` are the same in all cells of a run; ``learn`` is told
-    where leaders of other cells can be dialled."""
+    told that this peer is busy. ``learn(peer, addresses)`` is told where leaders of other cells can
+    be dialled."""
 
     def __init__(
         self,
         identity: Signer,
         run_id: str,
         transport: TransportPort,
-        board: Board,
-        clock: Clock,
-        journal: Journal,
-        times: machine.Times = machine.TIMES,
+        board: WindowBoard,
+        learn: Callable[[PeerId, Sequence[str]], None],
         on_error: Callable[[str, BaseException], None] | None = None,
-        learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
     ) -> None:
         self.me, self.transport, self.board = identity.peer_id, transport, board
         self._learn = learn
-        self.clock, self.journal, self.times = clock, journal, times
         self.tasks = Tasks("cells", on_error)
         self._signing = Accepting(identity, run_id)
         self._search: Search | None = None
@@ -109,11 +77,11 @@ class GroupFinder(rpc.CellsServicer):
         if self._search is not None and self._search.forming.done is None:
             raise UsageFault("a group is being formed already", "wait until it is")
         about = self._checked(about, window, keys, most)
-        starts = {key: start_wall + n * self.times.attempt for n, key in enumerate(keys)}
-        late = self.clock.wall() - self.times.post - self.times.clocks
-        tried = [key for key in keys if starts[key] >= late]
+        starts = {key: start_wall + n * self.board.times.attempt for n, key in enumerate(keys)}
+        now = self.board.clock.wall()
+        tried = [key for key in keys if self.board.latest(starts[key]) >= now]
         if not tried:
-            self._say("outer-late", f"too late to look for a group in window {window}", window)
+            self.board.say("outer-late", f"too late to look for a group in window {window}", window)
             return None
         self._barred = {c: until for c, until in self._barred.items() if until >= window}
         forming = machine.GroupForming(
@@ -123,7 +91,7 @@ class GroupFinder(rpc.CellsServicer):
             most,
             starts[tried[0]] - start_wall,
             self._barred,
-            self.times,
+            self.board.times,
         )
         search = self._search = Search(about, forming, start_wall, starts)
         try:
@@ -134,7 +102,7 @@ class GroupFinder(rpc.CellsServicer):
                 self._search = None
                 self._release(search, search.answers)
         if search.group is None:
-            self._say("outer-alone", f"no group in window {window}", window, "debug")
+            self.board.say("outer-alone", f"no group in window {window}", window, "debug")
         return search.group
 
     async def close(self) -> None:
@@ -169,13 +137,13 @@ class GroupFinder(rpc.CellsServicer):
         search.changed.clear()
         if (at := search.forming.wakes_at) is None:
             return
-        seconds = min(max(at - self._now(search), LEAST_S), self.times.turn)
+        seconds = min(max(at - self._now(search), LEAST_S), self.board.times.turn)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await search.changed.wait()
 
     def _now(self, search: Search) -> float:
-        return self.clock.wall() - search.start_wall
+        return self.board.clock.wall() - search.start_wall
 
     # ----------------------------------------------------------- what the machine decides
 
@@ -209,7 +177,7 @@ class GroupFinder(rpc.CellsServicer):
                     self._release(search, to)
                 case machine.BarCaller(caller):
                     self._barred[caller] = search.window + BARRED_WINDOWS
-                    self._say(
+                    self.board.say(
                         "caller-barred",
                         f"cell {caller} offered a group and named none that counts: its offers are "
                         f"ignored for {BARRED_WINDOWS} windows",
@@ -231,12 +199,10 @@ class GroupFinder(rpc.CellsServicer):
         members: Collection[CellId],
         shown: Mapping[CellId, Acceptance],
     ) -> Group:
-        anchors = {**search.anchors, self.me: search.about.anchor}
-        partners = {
-            c: Partner(shown[c].leader, shown[c].hosts, anchors.get(shown[c].leader, ""))
-            for c in sorted(members)
-        }
-        self._say(
+        posted = {**search.anchors, self.me: search.about.anchor}
+        partners = {c: Partner(c, shown[c].leader, shown[c].hosts) for c in sorted(members)}
+        anchors = {c: posted.get(p.leader, "") for c, p in partners.items()}
+        self.board.say(
             "outer-grouped",
             f"{len(partners)} cells average with each other in window {search.window}",
             search.window,
@@ -244,24 +210,12 @@ class GroupFinder(rpc.CellsServicer):
             key=key,
             cells=list(partners),
         )
-        return Group(search.window, key, partners)
+        return Group(search.window, key, partners, anchors)
 
     async def _post(self, search: Search, key: str) -> None:
-        """Again, when no storage took it, for as long as others do not call it late."""
-        times, body = self.times, CellPosting.of(search.about).pack()
-        life = times.attempt - times.post + times.lock + times.clocks
-        pause = times.clocks / 4
-        while not await self.board.post(outer_topic(search.window, key), body, life):
-            if self.clock.wall() + pause > self._latest(search, key):
-                self._say(
-                    "outer-not-posted",
-                    "the directory did not take this cell's posting: others cannot find it",
-                    search.window,
-                    "warning",
-                    key=key,
-                )
-                return
-            await asyncio.sleep(pause)
+        times, body = self.board.times, CellPosting.of(search.about).pack()
+        life_s = times.attempt - times.post + times.lock + times.clocks
+        await self.board.post(search.window, key, body, life_s, search.starts[key])
 
     async def _read(self, search: Search, key: str) -> None:
         async with search.reading:
@@ -274,7 +228,7 @@ class GroupFinder(rpc.CellsServicer):
         peer = search.leaders[key][cell]
         note, accepts = notes.offer_note(search.window, key, search.cell), False
         try:
-            reply = await self._tell(peer, note, self.times.lock)
+            reply = await self._tell(peer, note, self.board.times.lock)
             if reply.accepts:
                 said = notes.parse_acceptance(reply.acceptance)
                 if (said.cell, said.leader) != (cell, peer):
@@ -282,7 +236,7 @@ class GroupFinder(rpc.CellsServicer):
                 self._signing.check(said, search.window, key, search.cell)
                 search.answers[cell], accepts = said, True
         except PeerFault as e:
-            self._say("outer-unanswered", str(e), search.window, "debug", peer=peer)
+            self.board.say("outer-unanswered", str(e), search.window, "debug", peer=peer)
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
         if accepts and search is not self._search:
@@ -308,55 +262,30 @@ class GroupFinder(rpc.CellsServicer):
         """Tell a leader until it has heard it, a few times."""
         for _ in range(NAME_TRIES):
             try:
-                reply = await self._tell(peer, note, self.times.answers)
+                reply = await self._tell(peer, note, self.board.times.answers)
             except PeerFault:
-                await asyncio.sleep(self.times.answers / NAME_TRIES)
+                await asyncio.sleep(self.board.times.answers / NAME_TRIES)
                 continue
             if not reply.accepts:
                 why = printable(reply.reason)
-                self._say("outer-refused", f"{short(peer)}: {why}", note.window, peer=peer)
+                self.board.say("outer-refused", f"{short(peer)}: {why}", note.window, peer=peer)
             return
 
     async def _tell(self, peer: PeerId, note: pb.CellsNote, timeout: float) -> pb.CellsReply:
         """Raises PeerFault when there is no answer in time."""
-        try:
-            async with asyncio.timeout(timeout):
-                channel = await self.transport.channel(peer)
-                return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
-        except TimeoutError as e:
-            raise PeerFault(peer, "no answer in time") from e
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
+        async with in_time(peer, timeout):
+            channel = await self.transport.channel(peer)
+            return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
 
     # ----------------------------------------------------------- who posted
 
-    def _latest(self, search: Search, key: str) -> float:
-        """When a posting under ``key`` must have been written, by anybody's wall clock."""
-        return search.starts[key] + self.times.post + self.times.clocks
-
     async def _look(self, search: Search, key: str) -> None:
         """Add to the leaders of ``key`` whom the directory shows."""
-        try:
-            async with asyncio.timeout(self.times.turn):
-                found = await self.board.look(outer_topic(search.window, key))
-        except TimeoutError:
-            self._say("outer-not-read", "the directory does not answer", search.window, "warning")
-            return
-        finally:
-            search.looked[key] = self.clock.wall()
-        leaders = search.leaders.setdefault(key, {})
-        for peer, posting in sorted(found.items()):
-            try:
-                said = CellPosting.parse(posting.body)
-            except WireError as e:
-                self._say("outer-unread", f"{short(peer)}: {e}", search.window, "debug", peer=peer)
-                continue
-            about = search.about
-            if (
-                said.change == about.change
-                and (not about.anchor or bool(said.anchor))
-                and posting.seq / 1000.0 <= self._latest(search, key)
-            ):
+        about, leaders = search.about, search.leaders.setdefault(key, {})
+        found = await self.board.read(search.window, key, about.change, search.starts[key])
+        search.looked[key] = self.board.clock.wall()
+        for peer, said in found:
+            if not about.anchor or said.anchor:
                 self._leads(search, leaders, said.cell, peer)
                 if peer != self.me:
                     self._learn(peer, said.maddrs)
@@ -373,7 +302,7 @@ class GroupFinder(rpc.CellsServicer):
             return
         if not own:
             leaders[cell] = min(other, peer)
-        self._say(
+        self.board.say(
             "cell-led-twice",
             f"{short(other)} and {short(peer)} both say that they lead cell {cell}",
             search.window,
@@ -388,8 +317,8 @@ class GroupFinder(rpc.CellsServicer):
         if wanted <= search.leaders.get(key, {}).keys():
             return
         async with search.reading:
-            ago = self.clock.wall() - search.looked.get(key, -self.times.answers)
-            if not wanted <= search.leaders.get(key, {}).keys() and ago >= self.times.answers:
+            ago = self.board.clock.wall() - search.looked.get(key, -self.board.times.answers)
+            if not wanted <= search.leaders.get(key, {}).keys() and ago >= self.board.times.answers:
                 await self._look(search, key)
 
     # ----------------------------------------------------------- what others say
@@ -454,9 +383,6 @@ class GroupFinder(rpc.CellsServicer):
         if search.forming.done != machine.GroupFormed(key, members):
             return _no("busy")
         return pb.CellsReply(accepts=True)
-
-    def _say(self, kind: str, text: str, window: int, level: str = "info", **fields: Any) -> None:
-        self.journal.emit("cells", kind, text, level, window=window, **fields)
 
 
 class Search:

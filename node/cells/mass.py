@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from node.averaging.strategies import push_sum as machine
 from node.averaging.strategies.push_sum import PushSum
@@ -23,7 +22,7 @@ from node.core.mass import MOST_STAGES, Shares, Units
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from node.telemetry.events import Journal
-from node.transport.port import TransportPort, printable, translate
+from node.transport.port import TransportPort, in_time, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
@@ -110,7 +109,9 @@ class MassExchange(rpc.CellsServicer):
                 units=asks.units,
             )
             note.signature = self._identity.sign(_said(note), self._domain)
-            reply = await self._call(giver.leader, note)
+            async with in_time(giver.leader, 3 * AGAIN_S):
+                channel = await self._transport.channel(giver.leader)
+                reply = await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
             if reply.ready:
                 self._does(
                     machine.UnitsCame(
@@ -128,17 +129,6 @@ class MassExchange(rpc.CellsServicer):
                 self._transport.fault(giver.leader, str(e), 1.0)
         finally:
             self._asking.discard(asks.giver)
-
-    async def _call(self, peer: PeerId, note: pb.TakeNote) -> pb.GrantNote:
-        """Raises PeerFault when there is no answer in time."""
-        try:
-            async with asyncio.timeout(3 * AGAIN_S):
-                channel = await self._transport.channel(peer)
-                return await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
-        except TimeoutError as e:
-            raise PeerFault(peer, "no answer in time") from e
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
 
     async def Take(self, request: pb.TakeNote, context: Any) -> pb.GrantNote:
         """A taker's question. One that nobody could mean counts as a fault of its sender."""

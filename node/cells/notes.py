@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from node.cells.facts import CellFacts, Hosts
-from node.cells.postings import parse_cell, parse_key
+from node.cells.postings import PEER, dialled, parse_cell, parse_key
 from node.core.errors import Refused, WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host
-from node.dht.record import MAX_MADDR
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from protos import cells_pb2 as pb
 
@@ -28,9 +26,6 @@ MAX_HOSTS = 96 << 10
 MAX_NOTE = MAX_MEMBERS * MAX_HOSTS + (64 << 10)
 """Bytes of the largest note that is read; gRPC refuses those that are much larger."""
 MAX_WINDOW = 1 << 53
-_MADDR = re.compile(r"/[!-~]+")
-# Whether it is a key is found out where its signature is checked, or when it is dialled.
-_PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +100,13 @@ def fitted(hosts: Hosts) -> Hosts:
     some: Hosts = {}
     for peers, maddrs in ((MAX_PEERS, MAX_MADDRS), (4, 4), (2, 4), (1, 4), (1, 1)):
         some = {
-            stage: tuple(Host(h.peer, _dialled(h.maddrs)[:maddrs]) for h in each[:peers])
+            stage: tuple(Host(h.peer, dialled(h.maddrs)[:maddrs]) for h in each[:peers])
             for stage, each in sorted(hosts.items())
             if each
         }
         if sum(row.ByteSize() for row in _rows(some)) <= MAX_HOSTS:
             break
     return some
-
-
-def _dialled(maddrs: Iterable[str]) -> tuple[str, ...]:
-    return tuple(m for m in maddrs if len(m) <= MAX_MADDR and _MADDR.fullmatch(m))
 
 
 def offer_note(window: int, key: str, caller: CellId) -> pb.CellsNote:
@@ -202,12 +193,12 @@ def _few(row: pb.StageHosts) -> Iterable[pb.StageHost]:
 
 
 def _host(note: pb.StageHost) -> Host:
-    if len(note.maddrs) > MAX_MADDRS or len(_dialled(note.maddrs)) != len(note.maddrs):
+    if len(note.maddrs) > MAX_MADDRS or len(dialled(note.maddrs)) != len(note.maddrs):
         raise WireError(f"a host has at most {MAX_MADDRS} addresses, each a multiaddr")
     return Host(_peer(note.peer), tuple(note.maddrs))
 
 
 def _peer(text: str) -> PeerId:
-    if not _PEER.fullmatch(text):
+    if not PEER.fullmatch(text):
         raise WireError("a host or leader of a cell is no peer")
     return PeerId(text)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,9 +23,10 @@ MAX_MADDRS = 4
 """Addresses at which the leader of a cell can be dialled."""
 MAX_HOSTS, HOST_MADDRS = 4, 2
 """Hosts of a stage that a posting names, and addresses of each."""
+PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
+"""Whether it is a key is found out where its signature is checked, or when it is dialled."""
 _CELL = re.compile(r"[0-9a-f]{16}")
 _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
-_PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
 _MADDR = re.compile(r"/[!-~]+")
 
 
@@ -68,7 +69,7 @@ class CellPosting:
         stages = {stage: each for stage, each in sorted(about.hosts.items()) if each}
         for hosts, maddrs in ((MAX_HOSTS, HOST_MADDRS), (2, 2), (2, 1), (1, 1), (1, 0)):
             told = {
-                stage: tuple(Host(h.peer, _dialled(h.maddrs)[:maddrs]) for h in each[:hosts])
+                stage: tuple(Host(h.peer, dialled(h.maddrs)[:maddrs]) for h in each[:hosts])
                 for stage, each in stages.items()
             }
             if len(_json(posting := replace(bare, hosts=told))) <= MAX_POSTING:
@@ -92,7 +93,8 @@ class CellPosting:
         if "hosts" not in body and len(raw) > MAX_BODY:
             raise WireError(f"a cell's posting has at most {MAX_BODY} bytes, not {len(raw)}")
         try:
-            version = Version(_natural(body, "epoch"), lineage(body.get("lineage")))
+            epoch = natural(body.get("epoch"), 2**53, "epoch in a cell's posting")
+            version = Version(epoch, lineage(body.get("lineage")))
         except ValueError as e:
             raise WireError(f"lineage in a cell's posting: {e}") from e
         anchor = body.get("anchor")
@@ -102,7 +104,8 @@ class CellPosting:
             maddrs = parse_maddrs(body.get("maddrs"), MAX_MADDRS)
         except WireError as e:
             raise WireError(f"maddrs in a cell's posting: {e}") from e
-        cell, change = parse_cell(body.get("cell")), _natural(body, "change")
+        cell = parse_cell(body.get("cell"))
+        change = natural(body.get("change"), 2**53, "change in a cell's posting")
         return cls(cell, version, anchor, change, maddrs, _hosts(body.get("hosts", {})))
 
 
@@ -122,7 +125,8 @@ def _json(p: CellPosting) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _dialled(maddrs: tuple[str, ...]) -> tuple[str, ...]:
+def dialled(maddrs: Iterable[str]) -> tuple[str, ...]:
+    """Those that are multiaddrs."""
     return tuple(m for m in maddrs if len(m) <= MAX_MADDR and _MADDR.fullmatch(m))
 
 
@@ -137,8 +141,8 @@ def _hosts(body: Any) -> Mapping[int, tuple[Host, ...]]:
         fine = (
             all(str(stage) in body and 0 <= stage < 1 << 16 for stage in told)
             and all(1 <= len(each) <= MAX_HOSTS for each in told.values())
-            and all(_PEER.fullmatch(h.peer) and len(h.maddrs) <= HOST_MADDRS for h in held)
-            and all(_dialled(h.maddrs) == h.maddrs for h in held)
+            and all(PEER.fullmatch(h.peer) and len(h.maddrs) <= HOST_MADDRS for h in held)
+            and all(dialled(h.maddrs) == h.maddrs for h in held)
         )
     except (AttributeError, TypeError, ValueError) as e:
         raise WireError("hosts in a cell's posting are no hosts") from e
@@ -150,8 +154,9 @@ def _hosts(body: Any) -> Mapping[int, tuple[Host, ...]]:
     return told
 
 
-def _natural(body: dict[str, Any], name: str) -> int:
-    value = body.get(name)
-    if type(value) is not int or not 0 <= value < 2**53:
-        raise WireError(f"{name} in a cell's posting is not a number from 0 to 2^53 - 1")
+def natural(value: Any, below: int, what: str) -> int:
+    """``value``, if it is a number from 0 to ``below - 1``. Raises WireError, which names
+    ``what``."""
+    if type(value) is not int or not 0 <= value < below:
+        raise WireError(f"{what} is not a number from 0 to {below - 1}")
     return value

@@ -8,10 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from node.cells.census import MOST, Counts, pack_counts, parse_counts
-from node.cells.postings import parse_cell
+from node.cells.postings import natural, parse_cell
 from node.core.errors import WireError
 from node.core.ids import CellId
 from node.core.journey import Version, lineage
@@ -62,7 +61,10 @@ class CellRecord:
         plausible record."""
         body = json_object(raw, MAX_POSTING, "a cell's record")
         try:
-            version = Version(_natural(body.get("epoch"), 2**53), lineage(body.get("lineage")))
+            version = Version(
+                natural(body.get("epoch"), 2**53, "epoch in a cell's record"),
+                lineage(body.get("lineage")),
+            )
         except ValueError as e:
             raise WireError(f"lineage in a cell's record: {e}") from e
         replicas, speed = body.get("replicas"), body.get("tokens_per_s")
@@ -74,7 +76,7 @@ class CellRecord:
         return cls(
             parse_cell(body.get("cell")),
             version,
-            tuple(_natural(count, MAX_REPLICAS) for count in replicas),
+            tuple(natural(count, MAX_REPLICAS, "a count in a cell's record") for count in replicas),
             body.get("works") is True,
             float(speed),
             parse_counts(body.get("counts")),
@@ -93,9 +95,11 @@ def region_in(region: int, postings: Sequence[bytes]) -> Counts:
     for raw in postings:
         with suppress(WireError):
             body = json_object(raw, MAX_POSTING, "a cell's record")
-            prefix = _natural(body.get("prefix"), PREFIXES)
+            prefix = natural(body.get("prefix"), PREFIXES, "prefix in a cell's record")
             if region_of(prefix) == region:
-                counts[prefix % _EACH] = _natural(body.get("count"), MOST + 1)
+                counts[prefix % _EACH] = natural(
+                    body.get("count"), MOST + 1, "count in a cell's record"
+                )
     return tuple(counts)
 
 
@@ -111,7 +115,7 @@ def counts_in(postings: Sequence[bytes]) -> Counts:
     for raw in postings:
         with suppress(WireError):
             body = json_object(raw, MAX_POSTING, "a cell's record")
-            region = _natural(body.get("region"), REGIONS)
+            region = natural(body.get("region"), REGIONS, "region in a cell's record")
             found[region] = parse_counts(body.get("counts"), _EACH) or found[region]
     return tuple(count for of in found for count in of)
 
@@ -120,15 +124,7 @@ def cells_in(postings: Sequence[bytes]) -> Mapping[CellId, CellRecord]:
     """By cell its record; of two of one cell the later in ``postings``. What is none is dropped."""
     found: dict[CellId, CellRecord] = {}
     for raw in postings:
-        try:
+        with suppress(WireError):
             record = CellRecord.parse(raw)
-        except WireError:
-            continue
-        found[record.cell] = record
+            found[record.cell] = record
     return found
-
-
-def _natural(value: Any, below: int) -> int:
-    if type(value) is not int or not 0 <= value < below:
-        raise WireError(f"a cell's record has a number that is not from 0 to {below - 1}")
-    return value

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import floor
 
 from node.cells.census import Counts, draw, scribe_of, standing
-from node.cells.forming import Board, SignedPosting
 from node.cells.records import (
     CellRecord,
     cells_in,
@@ -23,9 +21,11 @@ from node.cells.records import (
     pack_region,
     region_in,
 )
-from node.core.clock import Clock
+from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId
 from node.core.tasks import Tasks
+from node.dht.port import DirectoryPort
+from node.dht.record import Posting
 from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of, region_of, region_topic
 
 REFRESH_S, LIVES = 60.0, 3
@@ -40,7 +40,7 @@ THIRDS = 3
 class CellReader:
     """Reads the records of cells."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: DirectoryPort) -> None:
         self._board = board
 
     async def prefix(self, prefix: int) -> Mapping[CellId, CellRecord]:
@@ -81,7 +81,7 @@ class CellRegister:
     def __init__(
         self,
         me: PeerId,
-        board: Board,
+        board: DirectoryPort,
         clock: Clock,
         about: Callable[[], CellRecord | None],
         cell: Callable[[], CellId],
@@ -123,11 +123,9 @@ class CellRegister:
         return standing(self._cell(), self._near.keys(), self.told)
 
     async def _keep(self) -> None:
-        third, done = self.every / THIRDS, -1
+        number = -1
         while True:
-            number = max(floor(self._clock.wall() / third) + 1, done + 1)
-            await asyncio.sleep(max(0.0, number * third - self._clock.wall()))
-            done = number
+            number = await begins(self._clock, self.every / THIRDS, number)
             leads = self._about()
             if leads is None:
                 if number % (WINDOW * THIRDS) == 1:
@@ -183,5 +181,5 @@ def _populated(counts: Counts) -> list[int]:
     return [prefix for prefix, count in enumerate(counts) if count]
 
 
-def _oldest_first(postings: Mapping[PeerId, SignedPosting]) -> list[SignedPosting]:
+def _oldest_first(postings: Mapping[PeerId, Posting]) -> list[Posting]:
     return sorted(postings.values(), key=lambda p: p.seq)

@@ -5,21 +5,18 @@ Never: a parameter; what a group gives each other is
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import floor
 
 from node.averaging.strategies.keys import edge_keys, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
-from node.cells import facts
 from node.cells.changes import ChangeBoard
 from node.cells.edges import EdgeFinder
 from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
 from node.cells.register import CellRegister
-from node.core.clock import Clock
+from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId, short_cell
 from node.core.journey import Host, Partner, Plan
 from node.core.mass import Shares
@@ -89,14 +86,12 @@ class CellMeetings:
             await self._mass.close()
 
     async def _look(self) -> None:
-        every, post_s = self._settings.window_s, self._finder.times.post
+        every, post_s = self._settings.window_s, self._finder.board.times.post
         alone = False  # a cell that stays alone says so once
         window = -1
         while True:
-            # The next window whose posting is still to be made; a timer may be a moment early.
-            following = floor((self._clock.wall() - post_s) / every) + 1
-            window = following + (following == window)
-            await asyncio.sleep(max(0.0, window * every + post_s - self._clock.wall()))
+            # The next window whose posting is still to be made.
+            window = await begins(self._clock, every, window, post_s)
             leader, about = self._training.leader, self._about()
             if leader is None or about is None or leader.windows.waits:
                 continue
@@ -141,14 +136,14 @@ class CellMeetings:
                 ends = start + ASK_SHARE * s.window_s
                 within = max(0.0, ends - self._clock.wall())
                 shares = await self._mass.shares(about.cell, window, near, within)
-            return _named(near.sources, about.cell), False, shares
+            return _others(near.sources, about.cell), False, shares
         keys, most = meeting_keys(s, about.cell, number, cells, window)
         group = await self._finder.find(about, window, keys, most, start)
         if group is None:
             return None, False, {}
-        shared = common_anchor([p.anchor for p in group.members.values()])
-        able = {cell: p for cell, p in group.members.items() if p.anchor == shared}
-        return _named(able, about.cell), about.anchor != shared, {}
+        shared = common_anchor(group.anchors.values())
+        able = {cell: p for cell, p in group.members.items() if group.anchors[cell] == shared}
+        return _others(able, about.cell), about.anchor != shared, {}
 
     def _about(self) -> CellFacts | None:
         """What others need to know of the cell this peer leads; None before its first plan."""
@@ -183,7 +178,6 @@ def common_anchor(anchors: Collection[str]) -> str:
     return max(count, key=lambda anchor: (anchor != NO_ANCHOR, count[anchor], anchor))
 
 
-def _named(cells: Mapping[CellId, facts.Partner], me: CellId) -> tuple[Partner, ...]:
-    """These but ``me``, as plans name them."""
-    others = ((cell, p) for cell, p in sorted(cells.items()) if cell != me)
-    return tuple(Partner(cell, p.leader, p.hosts) for cell, p in others)
+def _others(cells: Mapping[CellId, Partner], me: CellId) -> tuple[Partner, ...]:
+    """These but ``me``, in order."""
+    return tuple(p for cell, p in sorted(cells.items()) if cell != me)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from math import floor
 from typing import Protocol
 
 
@@ -43,3 +45,13 @@ class Since:
         if abs(counted - self._wall) > self.SET_S:
             self._wall = counted
         return self._wall
+
+
+async def begins(clock: Clock, every_s: float, last: int, after_s: float = 0.0) -> int:
+    """Wait for the next of the periods of wall-clock time that are ``every_s`` seconds long, or for
+    ``after_s`` seconds after its beginning (before it, where that is below 0); its number, another
+    one than ``last``, also where a timer was a moment early."""
+    number = floor((clock.wall() - after_s) / every_s) + 1
+    number += number == last
+    await asyncio.sleep(max(0.0, number * every_s + after_s - clock.wall()))
+    return number

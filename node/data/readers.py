@@ -100,25 +100,32 @@ def jsonl(path: Path) -> Iterator[bytes]:
                 ) from e
 
 
-def parquet(path: Path, column: str = "text") -> Iterator[bytes]:
-    """The strings of one column; nulls are left out. Raises UsageFault without pyarrow, or for
-    another kind of file."""
+def arrow(what: str) -> tuple[Any, Any]:
+    """The modules pyarrow and pyarrow.parquet. Raises UsageFault without them, which says that
+    reading ``what`` needs them."""
     try:
         import pyarrow
         import pyarrow.parquet as pq
     except ImportError as e:
-        raise UsageFault("reading parquet needs pyarrow, which is not installed", _INSTALL) from e
+        raise UsageFault(f"reading {what} needs pyarrow, which is not installed", _INSTALL) from e
+    return pyarrow, pq
+
+
+def parquet(path: Path) -> Iterator[bytes]:
+    """The strings of the column "text"; nulls are left out. Raises UsageFault without pyarrow, or
+    for another kind of file."""
+    pyarrow, pq = arrow("parquet")
     try:
         with pq.ParquetFile(path) as file:
-            if column not in file.schema_arrow.names:
+            if "text" not in file.schema_arrow.names:
                 raise UsageFault(
-                    f"{path} has no column {column!r}",
+                    f"{path} has no column 'text'",
                     f"it has {', '.join(file.schema_arrow.names[:8])}",
                 )
-            for rows in file.iter_batches(columns=[column], batch_size=1024):
+            for rows in file.iter_batches(columns=["text"], batch_size=1024):
                 for value in rows.column(0).to_pylist():
                     if value is not None:
-                        yield _text(value, f"{path}, column {column}")
+                        yield _text(value, f"{path}, column text")
     except (pyarrow.ArrowException, OSError) as e:
         raise UsageFault(f"cannot read {path}: {e}", "check that it is a parquet file") from e
 

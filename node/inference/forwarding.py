@@ -34,7 +34,7 @@ from node.inference.evaluate import MOST_CHOICES, answer
 from node.inference.forward_router import PING_S, TRIES, WATCH_S, named
 from node.inference.generate import speak
 from node.pipeline.hops.outbound import EOF
-from node.transport.port import TransportPort, translate
+from node.transport.port import TransportPort, printable, translate
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
 
@@ -270,9 +270,7 @@ def _fault(peer: PeerId, error: grpc.aio.AioRpcError) -> LocalFault | PeerFault:
     step = extra.get(NEXT_KEY, b"")
     step = step.decode(errors="replace") if isinstance(step, bytes) else step
     return LocalFault(
-        f"ends peer {short(peer)} says: {_clipped(error.details())}", _clipped(step), code
+        f"ends peer {short(peer)} says: {printable(error.details(), MAX_SAID)}",
+        printable(step, MAX_SAID),
+        code,
     )
-
-
-def _clipped(text: str | None) -> str:
-    return "".join(c if c.isprintable() else " " for c in (text or "")[:MAX_SAID]).strip()

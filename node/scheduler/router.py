@@ -94,29 +94,21 @@ class Router:
         if len(live) < hops:
             raise ValueError(f"{len(live)} stages have a peer, a path has {hops} hops")
         counts = tuple(sorted(quotas(total, list(ends)).items()))
-        numbers = [s for s, _ in live]
-        owed = self.rotation.owed(dict(counts), numbers, hops)
-        visits = self._visits(self.rotation, numbers, total, hops)
-        return PathTask(
-            counts,
-            live,
-            hops,
-            self.settings.max_swaps,
-            self.settings.max_jump,
-            tuple(sorted(owed.items())),
-            tuple(visits.values()),
-        )
+        asked = PathTask(counts, live, hops, self.settings.max_swaps, self.settings.max_jump)
+        return self._due(asked, self.rotation)
 
-    def _visits(
-        self, rotation: Rotation, stages: Sequence[int], total: int, hops: int
-    ) -> dict[int, int]:
-        """Of every stage, where they are not equal: those that are kept get all, the others share
-        the rest."""
-        kept = self.settings.kept(stages, hops)
-        rest = total * (hops - len(kept))
-        if not kept and rest % len(stages) == 0:
-            return {}
-        return dict.fromkeys(kept, total) | rotation.visits(stages[len(kept) :], rest)
+    def _due(self, task: PathTask, rotation: Rotation) -> PathTask:
+        """The task with the debts there are then, and with the visits of every stage where they are
+        not equal: those that are kept get all, the others share the rest."""
+        counts, stages = dict(task.counts), [s for s, _ in task.stages]
+        kept, total = self.settings.kept(stages, task.hops), sum(counts.values())
+        rest = total * (task.hops - len(kept))
+        visits: dict[int, int] = {}
+        if kept or rest % len(stages):
+            shared = rotation.visits(stages[len(kept) :], rest)
+            visits = dict.fromkeys(kept, total) | shared
+        owed = sorted(rotation.owed(counts, stages, task.hops).items())
+        return replace(task, owed=tuple(owed), visits=tuple(visits.values()))
 
     def lay(
         self,
@@ -178,11 +170,7 @@ class Router:
         task, problem = laid.task, laid.problem
         if self.settings.paths != "planned" or task is None or problem is None:
             return None
-        ahead = self.rotation.after(laid.paths)
-        numbers = [s for s, _ in task.stages]
-        owed = ahead.owed(dict(task.counts), numbers, task.hops)
-        visits = self._visits(ahead, numbers, problem.total, task.hops)
-        due = replace(task, owed=tuple(sorted(owed.items())), visits=tuple(visits.values()))
+        due = self._due(task, self.rotation.after(laid.paths))
         tries, makespan = self._searched.get(due.shape, (0, INFINITE))
         if tries >= SEARCHES and laid.run_s <= makespan * (1 + MOVED):
             return None
@@ -231,9 +219,8 @@ def search(
 
 
 def _in_turns(problem: PathProblem, sets: Sequence[StageSet], shift: int = 0) -> Routes:
-    """Origins in proportion to their counts, replicas of every stage in proportion to their speeds,
-    as :func:`node.scheduler.paths.assign_paths`; ``shift``: how many of the dealt sets are passed
-    over at the beginning."""
+    """Origins in proportion to their counts, replicas of every stage in proportion to their speeds;
+    ``shift``: how many of the dealt sets are passed over at the beginning."""
     origins = turns([(o, float(count)) for o, count in problem.counts.items() if count])
     replicas = {
         s: turns([(n, 1 / c if (c := problem.compute[n]) > 0 else 0.0) for n in peers])

@@ -15,7 +15,7 @@ from node.model.cost import human
 from node.partition.cost import METHODS, KernelRate, Method, Rates, units_of
 from node.partition.matrices import Matrix, equal_splits
 from node.partition.plan import OwnershipPlan, make_plan
-from node.scheduler.planning.problem import whole
+from node.scheduler.planning.problem import truth, whole
 from node.tools.document import read as read_document
 
 MOST_BYTES = 64 << 20
@@ -86,7 +86,7 @@ def parse(document: Any) -> PartitionRequest:
         method,
         _memory(document.get("memory"), ranks),
         _rates(document.get("rates")),
-        _either(document.get("masters", False), "masters"),
+        truth(document.get("masters", False), "masters"),
         tuple(sorted(str(key)[:40] for key in document if key not in KNOWN)),
     )
 
@@ -286,9 +286,3 @@ def _rates(given: Any) -> Rates:
         )
         for rows, cols, gflops in given
     )
-
-
-def _either(value: Any, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise UsageFault(f"{what} is {str(value)[:40]!r}", "give true or false")
-    return value

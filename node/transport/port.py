@@ -3,7 +3,9 @@ calling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -138,9 +140,22 @@ class PeerTransport(TransportPort, Protocol):
         ...
 
 
-def printable(text: str | None) -> str:
-    """One clipped line of a text that a peer wrote."""
-    return "".join(c if c.isprintable() else " " for c in (text or "")[:REASON_LENGTH]).strip()
+def printable(text: str | None, most: int = REASON_LENGTH) -> str:
+    """One line of a text that a peer wrote, clipped to ``most`` characters."""
+    return "".join(c if c.isprintable() else " " for c in (text or "")[:most]).strip()
+
+
+@asynccontextmanager
+async def in_time(peer: PeerId, seconds: float) -> AsyncIterator[None]:
+    """For a call to ``peer``. Raises PeerFault when it fails, or has no answer in so many
+    seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as e:
+        raise PeerFault(peer, "no answer in time") from e
+    except grpc.aio.AioRpcError as e:
+        raise translate(peer, e) from e
 
 
 def translate(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFault:

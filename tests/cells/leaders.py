@@ -10,8 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.strategy import rank
 from node.cells import notes
+from node.cells.board import WindowBoard
 from node.cells.facts import CellFacts, Group
 from node.cells.forming import GroupFinder
 from node.cells.notes import Acceptance, Accepting
@@ -83,7 +85,7 @@ class World:
 
 
 @dataclass
-class SlowBoard:
+class SlowDirectory:
     """What one peer sees of the directory."""
 
     world: World
@@ -107,6 +109,10 @@ class SlowBoard:
         return {peer: row for peer, row in rows.items() if row.since <= now}
 
 
+def unheard(peer: PeerId, maddrs: Sequence[str]) -> None:
+    """Where others can be dialled is of no use here."""
+
+
 class Peer:
     """A process with a clock that is ``skew`` seconds off."""
 
@@ -123,7 +129,8 @@ class Peer:
         )
         self.transport.serving = True
         self.signer, self.journal = SimSigner(self.me), Journal(clock=self)
-        self.board = SlowBoard(world, self.me, self.wall)
+        directory: Any = SlowDirectory(world, self.me, self.wall)
+        self.board = WindowBoard(directory, self, self.journal, TIMES)
         self.errors: list[BaseException] = []
 
     def now(self) -> float:
@@ -177,9 +184,8 @@ class Leader(Peer):
             RUN,
             self.transport,
             self.board,
-            self,
-            self.journal,
-            on_error=lambda name, error: self.errors.append(error),
+            unheard,
+            lambda name, error: self.errors.append(error),
         )
 
     def looks(

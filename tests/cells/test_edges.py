@@ -13,7 +13,7 @@ from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Host
 from node.dht.topics import MAX_POSTING, outer_topic
-from tests.cells.leaders import START, WALL, WINDOW, Peer, Row, World, cell_id, facts
+from tests.cells.leaders import START, WALL, WINDOW, Peer, Row, World, cell_id, facts, unheard
 
 
 class Walker(Peer):
@@ -25,7 +25,7 @@ class Walker(Peer):
         self.keys = EdgeKeys(
             str(place), *((str((place + 1) % 3), str((place + 2) % 3)) for _ in range(2))
         )
-        self.finder = EdgeFinder(self.board, self, self.journal)
+        self.finder = EdgeFinder(self.board, unheard)
 
     def looks(
         self, lead_s: float = 5.0, about: CellFacts | None = None

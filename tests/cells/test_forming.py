@@ -11,12 +11,12 @@ import pytest
 
 from node.averaging.strategies.group_forming import TIMES
 from node.cells import notes
-from node.cells.facts import Group, Partner
+from node.cells.facts import Group
 from node.cells.forming import BARRED_WINDOWS, GroupFinder
 from node.cells.notes import Acceptance, Accepting
 from node.core.errors import UsageFault
 from node.core.ids import CellId, PeerId
-from node.core.journey import Host
+from node.core.journey import Host, Partner
 from node.dht.topics import outer_topic
 from node.sim.world.signing import SimSigner
 from protos import cells_pb2 as pb
@@ -48,7 +48,7 @@ def agree(leaders: Collection[Leader], found: Mapping[CellId, Group | None], mos
         assert 2 <= len(group.members) <= most
         for other, partner in group.members.items():
             assert found[other] == group
-            assert partner == Partner(by_cell[other].me, by_cell[other].facts.hosts)
+            assert partner == Partner(other, by_cell[other].me, by_cell[other].facts.hosts)
 
 
 def all_look(leaders: list[Leader], **more: Any) -> dict[CellId, Group | None]:
@@ -228,7 +228,8 @@ def test_a_caller_names_its_group_and_releases_who_is_not_in_it():
     found = all_look([leader], most=3)[leader.cell]
     assert len(found.members) == 3
     for peer in quick:
-        inside = found.members.get(peer.facts.cell) == Partner(peer.me, peer.facts.hosts)
+        cell = peer.facts.cell
+        inside = found.members.get(cell) == Partner(cell, peer.me, peer.facts.hosts)
         assert peer.told == ["offer", "named" if inside else "released"]
         for note in peer.heard[1:] if inside else ():
             told = notes.parse_note(note)
@@ -398,7 +399,7 @@ def test_a_group_counts_when_every_acceptance_is_signed_by_a_posted_leader():
     assert s.name(caller, third, s.own).accepts
     group = s.found.result()
     assert group.members.keys() == {cell_id(1), cell_id(2), cell_id(3)}
-    assert group.members[cell_id(3)] == Partner(s.third.me, third.hosts)
+    assert group.members[cell_id(3)] == Partner(cell_id(3), s.third.me, third.hosts)
     assert s.name(caller, third, s.own).accepts, "it may be repeated"
     assert s.victim.faults == []
 

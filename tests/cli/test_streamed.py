@@ -18,10 +18,8 @@ def web(tmp_path):
     for i in range(3):
         write(folder / f"part-{i}.jsonl", documents(2000, i))
     listed(folder)
-    server = served(folder)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served(folder) as server:
+        yield server
 
 
 def test_init_measures_a_stream_and_validate_finds_it_again(tutti, home, web):

@@ -28,7 +28,7 @@ def owner(tmp_path: Path) -> Identity:
 @pytest.fixture
 def manifest(owner: Identity) -> Manifest:
     gossip = {"averaging.cell": 1, "outer.window_s": 20.0, "outer.strategy": "gossip"}
-    return Manifest.parse(amended(Manifest.default_demo(owner.peer_id), gossip).sign(owner))
+    return Manifest.parse(amended(Manifest().owned_by(owner.peer_id), gossip).sign(owner))
 
 
 def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) -> None:
@@ -89,7 +89,7 @@ def test_a_file_may_repeat_what_stays(manifest: Manifest) -> None:
 
 def test_a_run_of_one_cell_stays_one(owner: Identity) -> None:
     with pytest.raises(UsageFault, match=r"outer\.window_s is 0\.0 for good"):
-        wanted(Manifest.default_demo(owner.peer_id), DILOCO)
+        wanted(Manifest().owned_by(owner.peer_id), DILOCO)
 
 
 def test_only_the_owner_signs_and_numbers_begin_at_one(

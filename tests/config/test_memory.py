@@ -35,28 +35,53 @@ def config(home: Path, **flags: str) -> NodeConfig:
     return NodeConfig.load({"home": home, **flags}, {})
 
 
-def test_a_gpu_gives_what_is_free_at_the_start(tmp_path: Path) -> None:
-    ours = config(tmp_path, memory="100%")
-    assert room_on(ours, [Card(20 * GIB)]).limit == 20 * GIB
-    assert room_on(ours, [Card(20 * GIB)]).said == "20.0 GiB of 24.0 GiB were free"
-    assert room_on(ours, [Card(14 * GIB)], held=6 * GIB).limit == 20 * GIB, "its own is free"
-    assert room_on(config(tmp_path, memory="8GiB"), [Card(20 * GIB)]).limit == 8 * GIB
+ALL = {"memory": "100%"}
+SPARED = {**ALL, "reserve": "2GiB"}
 
 
-def test_a_reserve_is_left_to_others(tmp_path: Path) -> None:
-    ours = config(tmp_path, memory="100%", reserve="2GiB")
-    assert room_on(ours, [Card(20 * GIB)]).limit == 18 * GIB
-    assert room_on(ours, [Card(20 * GIB)]).said.endswith("and 2.0 GiB are reserved for others")
-    assert room_on(ours, [Card(GIB)]).limit == 0
-    cpu = room_on(ours, [Card(GIB, is_cuda=False)])
-    assert (cpu.limit, cpu.said) == (22 * GIB, "2.0 GiB are reserved for others")
+@pytest.mark.parametrize(
+    ("flags", "cards", "held", "limit"),
+    [
+        pytest.param(ALL, [Card(20 * GIB)], 0, 20 * GIB, id="what is free at the start"),
+        pytest.param(ALL, [Card(14 * GIB)], 6 * GIB, 20 * GIB, id="its own is free"),
+        pytest.param({"memory": "8GiB"}, [Card(20 * GIB)], 0, 8 * GIB, id="as much as is set"),
+        pytest.param(SPARED, [Card(20 * GIB)], 0, 18 * GIB, id="a reserve is left to others"),
+        pytest.param(SPARED, [Card(GIB)], 0, 0, id="nothing but the reserve"),
+        pytest.param(SPARED, [Card(GIB, is_cuda=False)], 0, 22 * GIB, id="a CPU"),
+        pytest.param(
+            {**ALL, "reserve": "1GiB"},
+            [Card(20 * GIB), Card(11 * GIB)],
+            0,
+            2 * 10 * GIB,
+            id="several give as much as the fullest",
+        ),
+    ],
+)
+def test_a_device_gives_what_is_free_and_not_reserved(
+    tmp_path: Path, flags, cards, held: int, limit: int
+) -> None:
+    assert room_on(config(tmp_path, **flags), cards, held).limit == limit
+
+
+@pytest.mark.parametrize(
+    ("flags", "card", "said"),
+    [
+        (ALL, Card(20 * GIB), "20.0 GiB of 24.0 GiB were free"),
+        (
+            SPARED,
+            Card(20 * GIB),
+            "20.0 GiB of 24.0 GiB were free and 2.0 GiB are reserved for others",
+        ),
+        (SPARED, Card(GIB, is_cuda=False), "2.0 GiB are reserved for others"),
+    ],
+)
+def test_it_is_said_what_was_free_and_is_reserved(tmp_path: Path, flags, card, said: str) -> None:
+    assert room_on(config(tmp_path, **flags), [card]).said == said
+
+
+def test_a_reserve_is_a_size(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match="reserve = "):
         config(tmp_path, reserve="10%")
-
-
-def test_several_devices_give_as_much_as_the_fullest(tmp_path: Path) -> None:
-    ours = config(tmp_path, memory="100%", reserve="1GiB")
-    assert room_on(ours, [Card(20 * GIB), Card(11 * GIB)]).limit == 2 * 10 * GIB
 
 
 def test_a_refusal_says_what_was_free(tmp_path: Path) -> None:

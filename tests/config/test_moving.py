@@ -38,39 +38,60 @@ def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
     )
 
 
-def test_a_peer_with_a_named_stage_moves_only_if_allowed(tmp_path: Path) -> None:
-    assert config(tmp_path).may_move
-    assert not config(tmp_path, may_move=False).may_move
-    assert not config(tmp_path, stage="1").may_move
-    assert config(tmp_path, stage="1", may_move=True).may_move
-    assert not config(tmp_path, {"TUTTI_STAGE": "1"}).may_move
-    assert config(tmp_path, {"TUTTI_STAGE": "1", "TUTTI_MAY_MOVE": "yes"}).may_move
-
-
-def test_a_moved_daemon_hosts_the_new_stage_on_the_old_port(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("environ", "flags", "may"),
+    [
+        ({}, {}, True),
+        ({}, {"may_move": False}, False),
+        ({}, {"stage": "1"}, False),
+        ({}, {"stage": "1", "may_move": True}, True),
+        ({"TUTTI_STAGE": "1"}, {}, False),
+        ({"TUTTI_STAGE": "1", "TUTTI_MAY_MOVE": "yes"}, {}, True),
+        ({MOVED: "2:4001"}, {}, True),
+    ],
+)
+def test_a_peer_with_a_named_stage_moves_only_if_allowed(
+    tmp_path: Path, environ: dict[str, str], flags: dict[str, Any], may: bool
 ) -> None:
-    ours = config(tmp_path, {MOVED: "2:4001"}, p2p_port=0, grpc_port=5000)
-    assert (ours.stage, ours.transport.p2p_port, ours.transport.grpc_port) == (2, 4001, 5000)
-    assert ours.may_move
-    named = config(tmp_path, {MOVED: "3:0"}, stage="1", may_move=True, p2p_port=77)
-    assert (named.stage, named.transport.p2p_port, named.may_move) == (3, 77, True)
-    assert config(tmp_path, {MOVED: ""}).stage is None
-    elsewhere = config(tmp_path, {MOVED: ":4001"}, stage="2")
-    assert (elsewhere.stage, elsewhere.transport.p2p_port, elsewhere.moved) == (2, 4001, True)
-    assert config(tmp_path, {MOVED: ":0"}).stage is None
-    assert not config(tmp_path).moved
+    assert config(tmp_path, environ, **flags).may_move == may
 
 
-def test_what_an_image_may_host_is_its_operators_word(tmp_path: Path) -> None:
-    assert config(tmp_path).open_to == "auto"
-    assert config(tmp_path, role="stage").open_to == "stage"
-    assert config(tmp_path, stage="1").open_to == ""
-    assert config(tmp_path, stage="1", may_move=True).open_to == "stage"
-    for given in ({"role": "ends"}, {"role": "rendezvous"}, {"may_move": False}):
-        assert config(tmp_path, **given).open_to == ""
-    at_the_ends = config(tmp_path, {MOVED: "0:4001"})
-    assert (at_the_ends.stage, at_the_ends.open_to) == (0, "auto")
+@pytest.mark.parametrize(
+    ("mark", "flags", "stage", "ports", "moved"),
+    [
+        ("2:4001", {"p2p_port": 0, "grpc_port": 5000}, 2, (4001, 5000), True),
+        ("3:0", {"stage": "1", "may_move": True, "p2p_port": 77}, 3, (77, 0), True),
+        (":4001", {"stage": "2"}, 2, (4001, 0), True),
+        (":0", {}, None, (0, 0), True),
+        ("", {}, None, (0, 0), False),
+    ],
+)
+def test_a_moved_daemon_hosts_the_new_stage_on_the_old_port(
+    tmp_path: Path, mark: str, flags: dict[str, Any], stage: int | None, ports, moved: bool
+) -> None:
+    ours = config(tmp_path, {MOVED: mark}, **flags)
+    found = ours.transport.p2p_port, ours.transport.grpc_port
+    assert (ours.stage, found, ours.moved) == (stage, ports, moved)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "stage", "open_to"),
+    [
+        ({}, {}, None, "auto"),
+        ({}, {"role": "stage"}, None, "stage"),
+        ({}, {"stage": "1"}, 1, ""),
+        ({}, {"stage": "1", "may_move": True}, 1, "stage"),
+        ({}, {"role": "ends"}, None, ""),
+        ({}, {"role": "rendezvous"}, None, ""),
+        ({}, {"may_move": False}, None, ""),
+        ({MOVED: "0:4001"}, {}, 0, "auto"),
+    ],
+)
+def test_what_an_image_may_host_is_its_operators_word(
+    tmp_path: Path, environ, flags, stage: int | None, open_to: str
+) -> None:
+    ours = config(tmp_path, environ, **flags)
+    assert (ours.stage, ours.open_to) == (stage, open_to)
 
 
 @pytest.mark.parametrize("text", ["2", "x:1", "2:70000", "-1:5", "2:4001:9", "20000:1"])
@@ -79,20 +100,32 @@ def test_a_mark_that_tutti_did_not_leave_is_refused(tmp_path: Path, text: str) -
         config(tmp_path, {MOVED: text})
 
 
-def test_reasons_to_stay(tmp_path: Path) -> None:
-    ours, stages = config(tmp_path), MANIFEST.pipeline.stages
-    assert refusal(ours, MANIFEST, hosting(1), 2, "stage") == ""
-    assert "operator" in refusal(ours, MANIFEST, hosting(1), 2, "")
-    for here, there in ((0, 1), (1, 0)):
-        assert refusal(ours, MANIFEST, hosting(here), there, "auto") == ""
-        assert "the ends" in refusal(ours, MANIFEST, hosting(here), there, "stage")
-    for here, there in ((0, 0), (1, 1), (1, stages + 1), (0, stages + 1)):
-        assert "no way" in refusal(ours, MANIFEST, hosting(here), there, "auto"), (here, there)
-    assert "does not fit" in refusal(ours, MANIFEST, hosting(1, memory=1 << 16), 2, "stage")
-    diloco = replace(
-        MANIFEST, outer=OuterSettings("butterfly", "deltas", "nesterov", window_s=20.0)
-    )
-    assert "main memory" in refusal(ours, diloco, hosting(1, main=1 << 16), 2, "stage")
+LAST = MANIFEST.pipeline.stages
+DILOCO = replace(MANIFEST, outer=OuterSettings("butterfly", "deltas", "nesterov", window_s=20.0))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "here", "there", "open_to", "says"),
+    [
+        (MANIFEST, hosting(1), 2, "stage", ""),
+        (MANIFEST, hosting(1), 2, "", "operator"),
+        (MANIFEST, hosting(0), 1, "auto", ""),
+        (MANIFEST, hosting(1), 0, "auto", ""),
+        (MANIFEST, hosting(0), 1, "stage", "the ends"),
+        (MANIFEST, hosting(1), 0, "stage", "the ends"),
+        (MANIFEST, hosting(0), 0, "auto", "no way"),
+        (MANIFEST, hosting(1), 1, "auto", "no way"),
+        (MANIFEST, hosting(1), LAST + 1, "auto", "no way"),
+        (MANIFEST, hosting(0), LAST + 1, "auto", "no way"),
+        (MANIFEST, hosting(1, memory=1 << 16), 2, "stage", "does not fit"),
+        (DILOCO, hosting(1, main=1 << 16), 2, "stage", "main memory"),
+    ],
+)
+def test_reasons_to_stay(
+    tmp_path: Path, manifest: Manifest, here: Any, there: int, open_to: str, says: str
+) -> None:
+    found = refusal(config(tmp_path), manifest, here, there, open_to)
+    assert says in found if says else not found
 
 
 def test_a_change_exceeding_memory_is_reported(
@@ -115,15 +148,13 @@ def test_a_change_exceeding_memory_is_reported(
     assert "main memory" in d.mover.asked(2)
 
 
-def test_the_port_is_our_own_and_no_relays(tmp_path: Path) -> None:
-    relay = f"/ip4/9.9.9.9/tcp/1/p2p/{ME}/p2p-circuit/p2p/{ME}"
-    assert (
-        p2p_port(
-            [relay, f"/ip4/127.0.0.1/udp/7/quic-v1/p2p/{ME}", f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"]
-        )
-        == 4001
-    )
-    assert p2p_port([relay]) == 0
+RELAY = f"/ip4/9.9.9.9/tcp/1/p2p/{ME}/p2p-circuit/p2p/{ME}"
+QUIC, TCP = f"/ip4/127.0.0.1/udp/7/quic-v1/p2p/{ME}", f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"
+
+
+@pytest.mark.parametrize(("addresses", "port"), [([RELAY, QUIC, TCP], 4001), ([RELAY], 0)])
+def test_the_port_is_our_own_and_no_relays(addresses: list[str], port: int) -> None:
+    assert p2p_port(addresses) == port
 
 
 class FakeDaemon:

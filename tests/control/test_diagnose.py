@@ -151,14 +151,20 @@ def test_a_wrong_clock_is_reported_with_amount_and_direction(ahead: float, says:
     assert "2 peers" in verdict([good(TCP, ahead), good(OTHER, ahead)]).cause
 
 
-def test_the_words_name_transport_port_and_family() -> None:
-    assert "TCP port 4001" in closed(TCP).cause + closed(TCP).fix
-    assert "UDP port 4001" in closed(QUIC).cause
-    assert "let TCP port 4001 in" in silent(TCP, 8).fix
-    assert "UDP port 4001" in silent(QUIC, 8).fix
-    assert "only IPv4" in familyless(SIX).cause
-    assert "IPv4 address" in familyless(SIX).fix
-    assert "get IPv6" in familyless(SIX).fix
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (closed(TCP).cause + closed(TCP).fix, "TCP port 4001"),
+        (closed(QUIC).cause, "UDP port 4001"),
+        (silent(TCP, 8).fix, "let TCP port 4001 in"),
+        (silent(QUIC, 8).fix, "UDP port 4001"),
+        (familyless(SIX).cause, "only IPv4"),
+        (familyless(SIX).fix, "IPv4 address"),
+        (familyless(SIX).fix, "get IPv6"),
+    ],
+)
+def test_the_words_name_transport_port_and_family(text: str, says: str) -> None:
+    assert says in text
 
 
 @pytest.mark.parametrize(
@@ -183,26 +189,33 @@ def test_each_system_error_maps_to_a_layer_and_exit_code(
     assert found.fix
 
 
-def test_family_and_route_come_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("host", "here", "found"),
+    [
+        ("192.168.7.9", FOUR, None),
+        ("11.0.0.1", FOUR, ("route", ExitCode.NO_ROUTE)),
+        ("2a09:8280:1::1", FOUR, ("family", ExitCode.NO_COMMON_FAMILY)),
+        ("192.168.7.9", NONE, ("route", ExitCode.NO_ROUTE)),
+        ("127.0.0.1", NONE, None),
+        # The other version is of no use when nothing leads out with it either.
+        (
+            "2a09:8280:1::1",
+            Machine(FOUR.addresses, {4: "", 6: ""}),
+            ("route", ExitCode.NO_ROUTE),
+        ),
+    ],
+)
+def test_family_and_route_come_from_this_machine(
+    monkeypatch: pytest.MonkeyPatch, host: str, here: Machine, found: tuple[str, int] | None
+) -> None:
     def leaves_from(host: str) -> str:
         if host.startswith("11."):
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
         return "192.168.7.2"
 
     monkeypatch.setattr(diagnose, "leaves_from", leaves_from)
-
-    def code(host: str, here: Machine) -> tuple[str, int] | None:
-        found = no_way(TCP, host, here)
-        return (found.layer, found.code) if found is not None else None
-
-    assert code("192.168.7.9", FOUR) is None
-    assert code("11.0.0.1", FOUR) == ("route", ExitCode.NO_ROUTE)
-    assert code("2a09:8280:1::1", FOUR) == ("family", ExitCode.NO_COMMON_FAMILY)
-    assert code("192.168.7.9", NONE) == ("route", ExitCode.NO_ROUTE)
-    assert code("127.0.0.1", NONE) is None
-    # The other version is of no use when nothing leads out with it either.
-    cut = Machine(FOUR.addresses, {4: "", 6: ""})
-    assert code("2a09:8280:1::1", cut) == ("route", ExitCode.NO_ROUTE)
+    way = no_way(TCP, host, here)
+    assert (way and (way.layer, way.code)) == found
 
 
 def test_this_machine_knows_loopback() -> None:

@@ -15,34 +15,19 @@ from node.control.words import (
 )
 
 
-def test_numbers_become_short_words():
-    assert [count(n) for n in (0, 1204, 9999, 18_204, 41_200_000, 3e9, math.nan)] == [
-        "0",
-        "1,204",
-        "9,999",
-        "18.2k",
-        "41.2M",
-        "3.0G",
-        "-",
-    ]
-    assert [size(n) for n in (0, 512, 1536, 3 << 20, 5 << 40)] == [
-        "0 B",
-        "512 B",
-        "1.5 KiB",
-        "3.0 MiB",
-        "5.0 TiB",
-    ]
-    assert [span(s) for s in (0.8, 41, 61, 11_540, 36_000, 187_200, -5, math.inf)] == [
-        "0s",
-        "41s",
-        "1m",
-        "3h12m",
-        "10h",
-        "2d04h",
-        "0s",
-        "0s",
-    ]
-    assert [milliseconds(s) for s in (0, 0.0004, 0.031)] == ["-", "0.4ms", "31ms"]
+@pytest.mark.parametrize(
+    ("word", "numbers", "said"),
+    [
+        (count, (0, 1204, 9999, 18_204, 41_200_000), "0 1,204 9,999 18.2k 41.2M"),
+        (count, (3e9, math.nan), "3.0G -"),
+        (size, (0, 512, 1536, 3 << 20, 5 << 40), "0 B 512 B 1.5 KiB 3.0 MiB 5.0 TiB"),
+        (span, (0.8, 41, 61, 11_540, 36_000, 187_200), "0s 41s 1m 3h12m 10h 2d04h"),
+        (span, (-5, math.inf), "0s 0s"),
+        (milliseconds, (0, 0.0004, 0.031), "- 0.4ms 31ms"),
+    ],
+)
+def test_numbers_become_short_words(word, numbers: tuple[float, ...], said: str):
+    assert " ".join(map(word, numbers)) == said
 
 
 @pytest.mark.parametrize("seconds", [10**k * m for k in range(8) for m in (1, 3, 9)])

@@ -22,28 +22,54 @@ from node.core.samples import (
 from node.data.order import Sampler
 
 
-def test_a_class_gives_each_half_the_first_position_it_never_took() -> None:
-    assert split(WHOLE) == ((SampleClass(0, 1, 0),), (SampleClass(1, 1, 1),))
-    assert split((SampleClass(0, 0, 7, (2, 3, 6)),)) == (
-        (SampleClass(0, 1, 8, (2, 6)),),
-        (SampleClass(1, 1, 7, (3,)),),
-    )
-    assert split((SampleClass(1, 1, 9, (3,)), SampleClass(2, 2, 2))) == (
-        (SampleClass(1, 2, 9), SampleClass(2, 3, 2)),
-        (SampleClass(3, 2, 11, (3,)), SampleClass(6, 3, 6)),
-    )
+@pytest.mark.parametrize(
+    ("cursor", "low", "high"),
+    [
+        (WHOLE, (SampleClass(0, 1, 0),), (SampleClass(1, 1, 1),)),
+        (
+            (SampleClass(0, 0, 7, (2, 3, 6)),),
+            (SampleClass(0, 1, 8, (2, 6)),),
+            (SampleClass(1, 1, 7, (3,)),),
+        ),
+        (
+            (SampleClass(1, 1, 9, (3,)), SampleClass(2, 2, 2)),
+            (SampleClass(1, 2, 9), SampleClass(2, 3, 2)),
+            (SampleClass(3, 2, 11, (3,)), SampleClass(6, 3, 6)),
+        ),
+    ],
+)
+def test_each_half_begins_at_the_first_position_never_taken(cursor, low, high) -> None:
+    assert split(cursor) == (low, high)
 
 
-def test_halves_are_joined_where_they_were_taken_from_equally_far() -> None:
-    assert merged((SampleClass(0, 1, 8, (2,)),), (SampleClass(1, 1, 7, (3,)),)) == (
-        SampleClass(0, 0, 7, (2, 3)),
-    )
-    assert merged((SampleClass(1, 1, 9),), (SampleClass(0, 1, 8),)) == (SampleClass(0, 0, 8),)
-    for a, b in ((10, 7), (6, 9), (0, 7)):
-        apart = (SampleClass(0, 1, a), SampleClass(1, 1, b))
-        assert merged(apart[:1], apart[1:]) == apart
-    quarters = ((SampleClass(0, 2, 4), SampleClass(1, 2, 5)), (SampleClass(2, 2, 6),))
-    assert merged(*quarters) == (SampleClass(0, 1, 4), SampleClass(1, 2, 5))
+def even(start: int) -> SampleClass:
+    return SampleClass(0, 1, start)
+
+
+def odd(start: int) -> SampleClass:
+    return SampleClass(1, 1, start)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "whole"),
+    [
+        (
+            (SampleClass(0, 1, 8, (2,)),),
+            (SampleClass(1, 1, 7, (3,)),),
+            (SampleClass(0, 0, 7, (2, 3)),),
+        ),
+        ((odd(9),), (even(8),), (SampleClass(0, 0, 8),)),
+        # From where they were taken unequally far both stay.
+        *(((even(a),), (odd(b),), (even(a), odd(b))) for a, b in ((10, 7), (6, 9), (0, 7))),
+        (
+            (SampleClass(0, 2, 4), SampleClass(1, 2, 5)),
+            (SampleClass(2, 2, 6),),
+            (even(4), SampleClass(1, 2, 5)),
+        ),
+    ],
+)
+def test_halves_that_were_taken_from_equally_far_are_joined(a, b, whole) -> None:
+    assert merged(a, b) == whole
 
 
 def test_classes_that_went_unequally_far_are_joined_once_the_one_behind_has_caught_up() -> None:
@@ -52,11 +78,15 @@ def test_classes_that_went_unequally_far_are_joined_once_the_one_behind_has_caug
     assert split(sampler.cursor()) == ((SampleClass(0, 1, 52),), (SampleClass(1, 1, 51),))
 
 
-def test_shares_that_overlap_are_not_merged() -> None:
-    low, high = split(WHOLE)
-    for a, b in ((WHOLE, low), (low, low), (WHOLE, merged(low, high)), (split(high)[1], high)):
-        with pytest.raises(ValueError, match="share positions"):
-            merged(a, b)
+LOW, HIGH = split(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(WHOLE, LOW), (LOW, LOW), (WHOLE, merged(LOW, HIGH)), (split(HIGH)[1], HIGH)]
+)
+def test_shares_that_overlap_are_not_merged(a: Cursor, b: Cursor) -> None:
+    with pytest.raises(ValueError, match="share positions"):
+        merged(a, b)
 
 
 def test_a_class_is_not_halved_for_ever() -> None:

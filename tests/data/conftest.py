@@ -1,3 +1,4 @@
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -6,11 +7,38 @@ import torch
 from node.data.places import AS_NAMED, Places
 from node.data.settings import DataSettings
 from node.data.sources import Corpus, open_data
+from node.data.streamed import pieces
+from node.data.streamed import stream as stream_module
+from node.data.streamed.stream import Stream
+from tests.data.streamed import stream
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pieces, and a server that is gone is asked again at once."""
+    monkeypatch.setattr(pieces, "PIECE", 4096)
+    monkeypatch.setattr(pieces, "LANES", 4)
+    monkeypatch.setattr(stream_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(stream_module, "LONGEST_PAUSE_S", 0.05)
+
+
+@pytest.fixture
+async def opens() -> AsyncIterator[Callable[..., Stream]]:
+    """As :func:`stream`; what is open at the end of the test is closed."""
+    made: list[Stream] = []
+
+    def opened(*what: object, **more: object) -> Stream:
+        made.append(stream(*what, **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield opened
+    for one in made:
+        await one.close()
 
 
 def open_source(

@@ -5,6 +5,8 @@ import hashlib
 import json
 import random
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -63,8 +65,10 @@ def stream(source: str, home: Path, *, windows: int = 8, seq_len: int = 16, cap:
     return open_stream(settings, seq_len, ByteTokenizer(), home, "", cap)
 
 
-def served(directory: Path) -> FileServer:
-    """A server of a directory that runs on a thread until it is shut down."""
-    server = FileServer(directory)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    return server
+@contextmanager
+def served(directory: Path) -> Iterator[FileServer]:
+    """A server of a directory, which runs on a thread."""
+    with FileServer(directory) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()

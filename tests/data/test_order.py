@@ -44,13 +44,18 @@ def test_the_order_is_the_same_on_every_machine():
 ORDER = [2931, 1242, 1100, 1375, 3428, 1959]
 
 
-def test_impossible_arguments():
-    with pytest.raises(UsageFault):
-        SampleOrder(0, 1)
-    with pytest.raises(ValueError, match="start at 0"):
-        SampleOrder(5, 1).sample(-1)
-    with pytest.raises(ValueError, match="fewer"):
-        Sampler().take(-1)
+@pytest.mark.parametrize(
+    ("call", "fault", "says"),
+    [
+        (lambda: SampleOrder(0, 1), UsageFault, None),
+        (lambda: SampleOrder(5, 1).sample(-1), ValueError, "start at 0"),
+        (lambda: Sampler().take(-1), ValueError, "fewer"),
+    ],
+    ids=["no window", "a position below 0", "fewer than none"],
+)
+def test_impossible_arguments(call, fault, says):
+    with pytest.raises(fault, match=says):
+        call()
 
 
 class Life(RuleBasedStateMachine):

@@ -1,7 +1,6 @@
 """A stream against a real server that stops, lies and comes back; and its cap."""
 
 import asyncio
-import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -13,20 +12,13 @@ import torch
 from node.core.errors import NetworkFault, OutOfResources, Refused, UsageFault
 from node.data.settings import DataSettings
 from node.data.sources import open_source
-from node.data.streamed import files, pieces, shards
-from node.data.streamed import stream as stream_module
+from node.data.streamed import files, shards
 from node.data.streamed.shards import is_streamed
 from node.model.documents import NO_TARGET
 from node.training.state.text import StreamedText
 from tests.data.streamed import documents, listed, served, stream, write
 
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 4096)
-    monkeypatch.setattr(pieces, "LANES", 4)
-    monkeypatch.setattr(stream_module, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(stream_module, "LONGEST_PAUSE_S", 0.05)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 @pytest.fixture
@@ -38,10 +30,8 @@ def web(tmp_path):
         text = "".join(f"{i}.{j:05} " for j in range(2500))[:20000]
         (folder / f"part-{i:03}.txt").write_text(text)
     listed(folder)
-    server = served(folder)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served(folder) as server:
+        yield server
 
 
 async def rows(made, count: int, at_once: int = 16) -> np.ndarray:
@@ -54,9 +44,11 @@ def text_of(row: np.ndarray) -> bytes:
     return bytes(row.astype(np.uint8))
 
 
-async def test_samples_are_windows_of_the_text_and_the_same_wherever_one_begins(web, tmp_path):
+async def test_samples_are_windows_of_the_text_and_the_same_wherever_one_begins(
+    web, tmp_path, opens
+):
     source = f"{web.url}/SHA256SUMS"
-    one, two = (stream(source, tmp_path / name, windows=200) for name in ("a", "b"))
+    one, two = (opens(source, tmp_path / name, windows=200) for name in ("a", "b"))
     wholes = [p.read_bytes() for p in sorted(web.directory.glob("*.txt"))]
     first = await rows(one, 512)
     for row in first:
@@ -66,12 +58,10 @@ async def test_samples_are_windows_of_the_text_and_the_same_wherever_one_begins(
     later = await two.rows(range(300, 316))
     assert (later == first[300:316]).all()
     assert one.sha256 == two.sha256
-    await one.close()
-    await two.close()
 
 
-async def test_held_out_text_is_never_trained_on(web, tmp_path):
-    made = stream(f"{web.url}/SHA256SUMS", tmp_path, windows=255, holdout=0.05)
+async def test_held_out_text_is_never_trained_on(web, tmp_path, opens):
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path, windows=255, holdout=0.05)
     assert made.held_out_windows
     held = await made.held_out_rows(0, 16)
     text = b"".join(p.read_bytes() for p in sorted(web.directory.glob("*.txt")))
@@ -80,15 +70,14 @@ async def test_held_out_text_is_never_trained_on(web, tmp_path):
     trained = await rows(made, made.pieces.count // 4 * 255 // 16 * 16)
     assert max(text.find(text_of(row)) for row in trained) < edge
     await made.close()
-    none = stream(f"{web.url}/SHA256SUMS", tmp_path, holdout=0.0)
+    none = opens(f"{web.url}/SHA256SUMS", tmp_path, holdout=0.0)
     with pytest.raises(UsageFault, match="no text is held out"):
         await none.held_out_rows(0, 1)
-    await none.close()
 
 
-async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, caplog):
+async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, caplog, opens):
     caplog.set_level("INFO")
-    made = stream(f"{web.url}/SHA256SUMS", tmp_path)
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path)
     web.down = True
     asking = asyncio.ensure_future(made.rows(range(8)))
     await asyncio.sleep(0.3)
@@ -97,26 +86,23 @@ async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, ca
     web.down = False
     found = await asyncio.wait_for(asking, 20)
     assert "can be had again" in caplog.text
-    other = stream(f"{web.url}/SHA256SUMS", tmp_path / "other")
+    other = opens(f"{web.url}/SHA256SUMS", tmp_path / "other")
     assert (await other.rows(range(8)) == found).all()
-    await made.close()
-    await other.close()
 
 
-async def test_what_came_of_a_shard_is_not_fetched_again(web, tmp_path):
-    made = stream(f"{web.url}/part-000.txt", tmp_path)
+async def test_what_came_of_a_shard_is_not_fetched_again(web, tmp_path, opens):
+    made = opens(f"{web.url}/part-000.txt", tmp_path)
     web.cut, web.asked[:] = 12000, []
     await asyncio.wait_for(made.rows(range(8)), 20)
     assert made.files.received == 20000
     assert [r for m, _, r in web.asked if m == "GET"] == ["", "bytes=12000-"]
-    await made.close()
 
 
-async def test_large_shards_are_read_in_parts_alone(web, tmp_path, monkeypatch):
-    whole = stream(f"{web.url}/part-{{000..007}}.txt", tmp_path / "whole")
+async def test_large_shards_are_read_in_parts_alone(web, tmp_path, monkeypatch, opens):
+    whole = opens(f"{web.url}/part-{{000..007}}.txt", tmp_path / "whole")
     wanted = await whole.rows(range(8))
     monkeypatch.setattr(files, "WHOLE", 0)
-    made = stream(f"{web.url}/part-{{000..007}}.txt", tmp_path)
+    made = opens(f"{web.url}/part-{{000..007}}.txt", tmp_path)
     assert (await made.rows(range(8)) == wanted).all()
     assert 0 < made.files.received < 8 * 20000 / 2
     web.parts = False
@@ -126,19 +112,16 @@ async def test_large_shards_are_read_in_parts_alone(web, tmp_path, monkeypatch):
     os.utime(web.directory / "part-007.txt", (1, 1))
     with pytest.raises(UsageFault, match="412"):  # another version, by its tag
         made.files.read(made.listing.shards[7], 0, 10)
-    await whole.close()
-    await made.close()
 
 
 async def test_parts_of_a_shard_that_only_its_tag_changed_of_are_read_after_a_new_look(
-    web, tmp_path, monkeypatch
+    web, tmp_path, monkeypatch, opens
 ):
     monkeypatch.setattr(files, "WHOLE", 0)
-    made = stream(f"{web.url}/part-{{000..007}}.txt", tmp_path)
+    made = opens(f"{web.url}/part-{{000..007}}.txt", tmp_path)
     for path in web.directory.glob("*.txt"):
         os.utime(path, (1, 1))
     assert len(await asyncio.wait_for(made.rows(range(8)), 20)) == 8
-    await made.close()
 
 
 async def test_a_shard_with_another_hash_is_never_trained_on(web, tmp_path, caplog):
@@ -154,9 +137,9 @@ async def test_a_shard_with_another_hash_is_never_trained_on(web, tmp_path, capl
     assert not list((tmp_path / "data" / "stream").glob("*.ids"))
 
 
-async def test_the_cap_is_never_exceeded_and_every_sample_comes(web, tmp_path):
+async def test_the_cap_is_never_exceeded_and_every_sample_comes(web, tmp_path, opens):
     cap, most = 120_000, 0
-    made = stream(f"{web.url}/SHA256SUMS", tmp_path, windows=250, cap=cap)
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path, windows=250, cap=cap)
     folder, stat = tmp_path / "data" / "stream", files._stat
 
     def watched():
@@ -170,7 +153,6 @@ async def test_the_cap_is_never_exceeded_and_every_sample_comes(web, tmp_path):
     ended.set()
     await watching
     assert cap / 2 < most <= cap
-    await made.close()
 
 
 def _until(ended: threading.Event, do: Callable[[], None]) -> None:
@@ -196,25 +178,23 @@ async def test_a_restart_needs_no_server_for_what_is_here(web, tmp_path):
         stream(source, tmp_path)
 
 
-async def test_damaged_tokens_on_the_disk_are_made_anew(web, tmp_path):
+async def test_damaged_tokens_on_the_disk_are_made_anew(web, tmp_path, opens):
     source = f"{web.url}/SHA256SUMS"
-    made = stream(source, tmp_path)
+    made = opens(source, tmp_path)
     found = await made.rows(range(8))
     await made.close()
     for path in (tmp_path / "data" / "stream").glob("*.ids"):
         path.write_bytes(path.read_bytes()[:-40] + bytes(40))
-    again = stream(source, tmp_path)
+    again = opens(source, tmp_path)
     assert (await again.rows(range(8)) == found).all()
-    await again.close()
 
 
-async def test_what_is_expected_is_there_before_it_is_asked_for(web, tmp_path):
-    made = stream(f"{web.url}/SHA256SUMS", tmp_path)
+async def test_what_is_expected_is_there_before_it_is_asked_for(web, tmp_path, opens):
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path)
     made.expect(range(64))
     await asyncio.wait_for(asyncio.gather(*made._making.values()), 20)
     web.down = True
     assert len(await asyncio.wait_for(rows(made, 64), 20)) == 64
-    await made.close()
 
 
 async def test_closing_cancels_who_waits(web, tmp_path):
@@ -242,14 +222,13 @@ async def test_a_stream_of_documents_keeps_them_apart(web, tmp_path):
         stream(f"{web.url}/SHA256SUMS", tmp_path / "plain", masked=True)
 
 
-async def test_text_without_a_document_in_a_piece_is_that_of_the_next(tmp_path):
+async def test_text_without_a_document_in_a_piece_is_that_of_the_next(tmp_path, opens):
     folder = tmp_path / "here"
     folder.mkdir()
     write(folder / "a.jsonl", ["x" * 20000, *documents(200)])
-    made = stream(f"file:{listed(folder)}", tmp_path, holdout=0.0)
+    made = opens(f"file:{listed(folder)}", tmp_path, holdout=0.0)
     found = await asyncio.wait_for(rows(made, 64), 20)
     assert len(found) == 64
-    await made.close()
 
 
 async def test_packed_shards_and_whole_ones_give_the_same_samples(tmp_path):
@@ -330,19 +309,25 @@ def test_what_is_no_source_is_said(web, tmp_path, path, why):
         stream(f"{web.url}/{path}", tmp_path)
 
 
-def test_an_address_that_nobody_serves(tmp_path):
-    with pytest.raises(NetworkFault, match="cannot fetch"):
-        stream("http://127.0.0.1:9/SHA256SUMS", tmp_path)
-    with pytest.raises(UsageFault, match="no address"):
-        stream("http://[broken/a.txt", tmp_path)
+@pytest.mark.parametrize(
+    ("url", "fault", "says"),
+    [
+        ("http://127.0.0.1:9/SHA256SUMS", NetworkFault, "cannot fetch"),
+        ("http://[broken/a.txt", UsageFault, "no address"),
+    ],
+)
+def test_an_address_that_nobody_serves(tmp_path, url, fault, says):
+    with pytest.raises(fault, match=says):
+        stream(url, tmp_path)
 
 
-def test_a_list_that_is_too_long(web, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "MOST_SHARDS", 3)
-    with pytest.raises(UsageFault, match="more than 3 shards"):
-        stream(f"{web.url}/SHA256SUMS", tmp_path)
-    monkeypatch.setattr(shards, "MOST_LIST", 100)
-    with pytest.raises(UsageFault, match="larger than 100 bytes"):
+@pytest.mark.parametrize(
+    ("limit", "most", "says"),
+    [("MOST_SHARDS", 3, "more than 3 shards"), ("MOST_LIST", 100, "larger than 100 bytes")],
+)
+def test_a_list_that_is_too_long(web, tmp_path, monkeypatch, limit, most, says):
+    monkeypatch.setattr(shards, limit, most)
+    with pytest.raises(UsageFault, match=says):
         stream(f"{web.url}/SHA256SUMS", tmp_path)
 
 
@@ -352,4 +337,3 @@ def test_the_hash_of_a_list_says_names_sizes_and_hashes(web, tmp_path):
     (web.directory / "part-003.txt").write_bytes(b"y" * 20000)
     listed(web.directory)
     assert stream(f"{web.url}/SHA256SUMS", tmp_path / "c").sha256 != before
-    assert len(hashlib.sha256().hexdigest()) == len(before)

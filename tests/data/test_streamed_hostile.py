@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from node.core.errors import NetworkFault, OutOfResources, UsageFault
-from node.data.streamed import files, pieces
+from node.data.streamed import files
 from node.data.streamed import stream as stream_module
 from node.data.streamed.documents import Documents
 from node.data.streamed.files import Files, Shard
@@ -59,14 +59,6 @@ def answers():
 
 
 @pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 4096)
-    monkeypatch.setattr(pieces, "LANES", 4)
-    monkeypatch.setattr(stream_module, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(stream_module, "LONGEST_PAUSE_S", 0.05)
-
-
-@pytest.fixture
 def web(tmp_path, small):
     """A server of eight shards of documents, and of a list of them."""
     folder = tmp_path / "web"
@@ -74,10 +66,8 @@ def web(tmp_path, small):
     for i in range(8):
         write(folder / f"part-{i}.jsonl", documents(100, i))
     listed(folder)
-    server = served(folder)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served(folder) as server:
+        yield server
 
 
 def reply(handler, status: int, body: bytes, **headers: str) -> None:
@@ -197,8 +187,8 @@ async def test_closing_does_not_wait_for_a_slow_server(answers, tmp_path, small)
     ended.set()
 
 
-async def test_a_shard_that_is_gone_is_replaced_by_other_text(web, tmp_path, caplog):
-    made = stream(f"{web.url}/SHA256SUMS", tmp_path, windows=40)
+async def test_a_shard_that_is_gone_is_replaced_by_other_text(web, tmp_path, caplog, opens):
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path, windows=40)
     (web.directory / "part-3.jsonl").unlink()
     (web.directory / "part-5.jsonl").write_bytes(b"other")
     every = range(2 * made.pieces.count * 40)
@@ -206,39 +196,38 @@ async def test_a_shard_that_is_gone_is_replaced_by_other_text(web, tmp_path, cap
     assert sum(map(len, found)) == len(every)
     assert "part-3.jsonl: the server says 404; other text is read in its place" in caplog.text
     assert "part-5.jsonl is not the shard of the list" in caplog.text
-    await made.close()
 
 
-async def test_a_list_that_grew_leaves_the_one_that_is_kept(web, tmp_path):
+async def test_a_list_that_grew_leaves_the_one_that_is_kept(web, tmp_path, opens):
     source = f"{web.url}/SHA256SUMS"
-    made = stream(source, tmp_path)
+    made = opens(source, tmp_path)
     digest = made.sha256
     await made.close()
     write(web.directory / "part-8.jsonl", documents(100, 8))
     (web.directory / "part-0.jsonl").unlink()
     listed(web.directory)
-    again = stream(source, tmp_path, sha256=digest)
+    again = opens(source, tmp_path, sha256=digest)
     assert again._again().sha256 != digest
     assert await asyncio.wait_for(again.rows(range(32)), 20) is not None
     await again.close()
-    once_more = stream(source, tmp_path, sha256=digest)
+    once_more = opens(source, tmp_path, sha256=digest)
     assert once_more.sha256 == digest
-    await once_more.close()
 
 
-async def test_what_waits_for_a_server_is_queued_once(web, tmp_path):
-    made = stream(f"{web.url}/SHA256SUMS", tmp_path, windows=4)
+async def test_what_waits_for_a_server_is_queued_once(web, tmp_path, opens):
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path, windows=4)
     web.down = True
     for _ in range(200):
         asking = asyncio.ensure_future(made.rows(range(16)))
         await asyncio.sleep(0)
         asking.cancel()
     assert len(made._queue) <= 2 * made.pieces.lanes
-    await made.close()
 
 
-async def test_what_no_library_can_read_is_said_and_replaced(web, tmp_path, caplog, monkeypatch):
-    made = stream(f"{web.url}/SHA256SUMS", tmp_path)
+async def test_what_no_library_can_read_is_said_and_replaced(
+    web, tmp_path, caplog, monkeypatch, opens
+):
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path)
     broken, encode = made.pieces.place(0)[0], made._tokenised
 
     def tokenised(number):
@@ -249,7 +238,6 @@ async def test_what_no_library_can_read_is_said_and_replaced(web, tmp_path, capl
     monkeypatch.setattr(made, "_tokenised", tokenised)
     assert len(await asyncio.wait_for(made.rows(range(8)), 20)) == 8
     assert "a library's own error; other text is read" in caplog.text
-    await made.close()
 
 
 # ---------------------------------------------------------------- shards
@@ -266,21 +254,26 @@ def test_parquet_is_read_over_the_edges_of_what_is_fetched(web, tmp_path, monkey
     assert not found._making  # no lock is kept for what was read
 
 
-def test_strings_of_parquet_that_are_no_utf8(tmp_path):
-    raw = pyarrow.array([b"\xff\xfe abc", None, b"fine"], type=pyarrow.binary())
-    column = pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())
+NO_UTF8 = pyarrow.Array.from_buffers(
+    pyarrow.string(),
+    3,
+    pyarrow.array([b"\xff\xfe abc", None, b"fine"], type=pyarrow.binary()).buffers(),
+)
+AGAIN = ["again", "and", "again"] * 400
+
+
+@pytest.mark.parametrize(
+    ("column", "texts"),
+    [
+        (NO_UTF8, [b"\xff\xfe abc", b"fine"]),
+        (pyarrow.array(AGAIN).dictionary_encode(), [t.encode() for t in AGAIN]),
+    ],
+    ids=["no UTF-8", "coded by dictionary"],
+)
+def test_columns_of_parquet_as_libraries_write_them(tmp_path, column, texts):
     path = tmp_path / "a.parquet"
     pq.write_table(pyarrow.table({"text": column}), path)
-    shard = Shard(str(path), path.stat().st_size)
-    assert given(opened(tmp_path), shard) == [b"\xff\xfe abc", b"fine"]
-
-
-def test_columns_of_parquet_that_are_coded_by_dictionary(tmp_path):
-    path = tmp_path / "a.parquet"
-    texts = ["again", "and", "again"] * 400
-    pq.write_table(pyarrow.table({"text": pyarrow.array(texts).dictionary_encode()}), path)
-    shard = Shard(str(path), path.stat().st_size)
-    assert given(opened(tmp_path), shard) == [t.encode() for t in texts]
+    assert given(opened(tmp_path), Shard(str(path), path.stat().st_size)) == texts
 
 
 def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch, caplog):
@@ -348,7 +341,7 @@ def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
         list(Documents(found, "text").of(shard, Part(0, 900, 1100))[0])
 
 
-async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path):
+async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path, opens):
     folder = tmp_path / "all"
     folder.mkdir()
     write(folder / "a.jsonl", documents(50))
@@ -356,9 +349,8 @@ async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path):
     assert is_streamed("file:SHA256SUMS", str(folder))
     assert not is_streamed("file:a.jsonl", str(folder / "SHA256SUMS"))
     settings = stream_module.DataSettings(source="file:SHA256SUMS", windows=4)
-    tokenizer = stream(f"file:{folder}/SHA256SUMS", tmp_path)._tokenizer
+    tokenizer = opens(f"file:{folder}/SHA256SUMS", tmp_path)._tokenizer
     from node.data.streamed.opening import open_stream
 
     made = open_stream(settings, 16, tokenizer, tmp_path, str(folder), CAP)
     assert (await made.rows(range(2))).shape == (2, 17)
-    await made.close()

@@ -27,7 +27,7 @@ FILES = (*TRAIN, "en/test.parquet", "de/a.jsonl.gz", "README.md")
 def hub(tmp_path, monkeypatch):
     """A server of one data set; ``publish(files, card)`` says what it has."""
     root = tmp_path / "hub"
-    files, server = root / "datasets/owner/name/resolve" / COMMIT, served(root)
+    files = root / "datasets/owner/name/resolve" / COMMIT
 
     def publish(names=FILES, card=CARD):
         for i, name in enumerate(names):
@@ -46,16 +46,15 @@ def hub(tmp_path, monkeypatch):
         (root / "api/datasets/owner").mkdir(parents=True)
         (root / "api/datasets/owner/name").write_text(json.dumps(said))
 
-    server.publish = publish
-    monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    monkeypatch.setattr(
-        constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        server.url + "/{repo_id}/resolve/{revision}/{filename}",
-    )
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served(root) as server:
+        server.publish = publish
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            server.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        yield server
 
 
 def names(made) -> list[str]:
@@ -85,21 +84,17 @@ def test_without_a_card_names_say_it(hub, tmp_path):
     assert names(stream("hf:owner/name:train", tmp_path)) == ["data/train-0.parquet"]
 
 
-@pytest.mark.parametrize("asked", ["owner/name:fr:train", "owner/name:en:validation"])
-def test_what_it_does_not_have_is_said(hub, tmp_path, asked):
+@pytest.mark.parametrize(
+    ("asked", "down", "fault", "says"),
+    [
+        ("owner/name:fr:train", False, UsageFault, "has no files of"),
+        ("owner/name:en:validation", False, UsageFault, "has no files of"),
+        ("owner/other:train", False, UsageFault, "has no data set"),
+        ("owner/name:train", True, NetworkFault, None),
+    ],
+)
+def test_what_the_hub_does_not_have_is_said(hub, tmp_path, asked, down, fault, says):
     hub.publish()
-    with pytest.raises(UsageFault, match="has no files of"):
+    hub.down = down
+    with pytest.raises(fault, match=says):
         stream(f"hf:{asked}", tmp_path)
-
-
-def test_a_data_set_that_is_not_there(hub, tmp_path):
-    hub.publish()
-    with pytest.raises(UsageFault, match="has no data set"):
-        stream("hf:owner/other:train", tmp_path)
-
-
-def test_a_hub_that_does_not_answer(hub, tmp_path):
-    hub.publish()
-    hub.down = True
-    with pytest.raises(NetworkFault):
-        stream("hf:owner/name:train", tmp_path)

@@ -71,6 +71,13 @@ def test_only_as_many_addresses_travel_as_fit(body) -> None:
         {"maddrs": ["/a b"]},
         {"maddrs": ["/" + "x" * 256]},
         {"maddrs": ["/a"] * 17},
+        {"protocols": [2, 1]},
+        {"protocols": [1]},
+        {"protocols": [1, 2.0]},
+        {"protocols": [1, 1 << 16]},
+        {"protocols": "1"},
+        {"protocols": None},
+        {"role": "Boss"},
     ],
 )
 def test_an_implausible_field_is_refused(body, changes: dict) -> None:
@@ -112,9 +119,6 @@ def test_a_record_carries_the_protocols_of_its_writer(body) -> None:
     fields = json.loads(body().pack())
     del fields["protocols"]
     assert PeerBody.parse(json.dumps(fields).encode()).protocols == (1, 1), "older software"
-    for wrong in ([2, 1], [1], [1, 2.0], [1, 1 << 16], "1", None):
-        with pytest.raises(WireError, match="protocol"):
-            PeerBody.parse(json.dumps({**fields, "protocols": wrong}).encode())
 
 
 def test_a_body_others_would_refuse_is_not_packed(body) -> None:

@@ -139,17 +139,17 @@ def test_the_largest_invite_can_be_read() -> None:
     assert Invite.decode(made.encode()) == made
 
 
-def test_an_invite_is_distinguished_from_files_and_addresses() -> None:
-    for text in (
-        INVITE.encode(),
-        INVITE.encode().upper(),
-        "\n" + INVITE.encode(),
-        "tutti1abc",
-        "tutti9!",
-    ):
-        assert is_invite(text)
-    for text in (HERE, "swarm.toml", "tutti", "tutti2.toml", "tuttifrutti", ""):
-        assert not is_invite(text)
+@pytest.mark.parametrize(
+    "text",
+    [INVITE.encode(), INVITE.encode().upper(), "\n" + INVITE.encode(), "tutti1abc", "tutti9!"],
+)
+def test_what_begins_as_an_invite_is_taken_for_one(text: str) -> None:
+    assert is_invite(text)
+
+
+@pytest.mark.parametrize("text", [HERE, "swarm.toml", "tutti", "tutti2.toml", "tuttifrutti", ""])
+def test_files_and_addresses_are_no_invites(text: str) -> None:
+    assert not is_invite(text)
 
 
 def test_mail_does_not_hurt_it() -> None:
@@ -301,42 +301,42 @@ def test_an_endpoint_is_what_can_be_dialled() -> None:
     ] == [None] * 13
 
 
-def test_an_invite_names_what_others_can_use() -> None:
-    peer = OWNER.peer_id
-    loop, link, lan, ula, cgnat, four, six, name = (
-        f"/{host}/tcp/1/p2p/{peer}"
-        for host in (
-            "ip4/127.0.0.1",
-            "ip6/fe80::1",
-            "ip4/192.168.1.5",
-            "ip6/fd00::5",
-            "ip4/100.64.1.2",
-            "ip4/11.0.0.1",
-            "ip6/2a09:8280:1::1",
-            "dns4/a.example",
-        )
+LOOP, LINK, LAN, ULA, CGNAT, FOUR, SIX, NAME = (
+    f"/{host}/tcp/1/p2p/{OWNER.peer_id}"
+    for host in (
+        "ip4/127.0.0.1",
+        "ip6/fe80::1",
+        "ip4/192.168.1.5",
+        "ip6/fd00::5",
+        "ip4/100.64.1.2",
+        "ip4/11.0.0.1",
+        "ip6/2a09:8280:1::1",
+        "dns4/a.example",
     )
-    relayed = RELAYED
-    assert fitting_addresses([loop, link, lan, relayed, ula, cgnat, four, six, name]) == (
-        four,
-        six,
-        name,
-        relayed,
-        lan,
-        ula,
-        cgnat,
-    )
-    assert fitting_addresses([loop, link]) == (link, loop)
-    assert fitting_addresses([loop, loop, lan, "nonsense", "/ip4/1.2.3.4/tcp/5"]) == (lan,)
-    assert fitting_addresses([]) == ()
-    many = [f"/ip4/10.0.0.{i}/tcp/1/p2p/{peer}" for i in range(20)]
-    assert fitting_addresses([*many, four]) == (four, *many[: MAX_ADDRESSES - 1])
+)
+MANY = [f"/ip4/10.0.0.{i}/tcp/1/p2p/{OWNER.peer_id}" for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "named"),
+    [
+        (
+            [LOOP, LINK, LAN, RELAYED, ULA, CGNAT, FOUR, SIX, NAME],
+            (FOUR, SIX, NAME, RELAYED, LAN, ULA, CGNAT),
+        ),
+        ([LOOP, LINK], (LINK, LOOP)),
+        ([LOOP, LOOP, LAN, "nonsense", "/ip4/1.2.3.4/tcp/5"], (LAN,)),
+        ([], ()),
+        ([*MANY, FOUR], (FOUR, *MANY[: MAX_ADDRESSES - 1])),
+    ],
+)
+def test_an_invite_names_what_others_can_use(addresses, named) -> None:
+    assert fitting_addresses(addresses) == named
 
 
 def test_within_the_limits_order_is_kept() -> None:
-    many = [f"/ip4/10.0.0.{i}/tcp/1/p2p/{OWNER.peer_id}" for i in range(20)]
     assert within_limits([HERE, "/ip4/1.2.3.4/tcp/5", HERE, RELAYED]) == (HERE, RELAYED)
-    assert within_limits(many) == tuple(many[:MAX_ADDRESSES])
+    assert within_limits(MANY) == tuple(MANY[:MAX_ADDRESSES])
     strangers = [f"/ip4/10.0.0.1/tcp/1/p2p/{peer}" for peer in OTHERS]
     kept = within_limits([*strangers, HERE.replace(OWNER.peer_id, OTHERS[0])])
     assert kept == (*strangers[:MAX_PEERS], HERE.replace(OWNER.peer_id, OTHERS[0]))

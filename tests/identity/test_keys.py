@@ -193,25 +193,29 @@ def test_the_secret_is_not_in_the_repr() -> None:
     assert repr(me) == f"Identity({me.peer_id})"
 
 
-def test_signatures_hold_for_this_key_data_and_domain_only() -> None:
-    me, other = Identity.ephemeral(), Identity.ephemeral()
-    signature = me.sign(b"data", "plan")
-    verify(me.peer_id, b"data", signature, "plan")
-    for peer, data, domain in [
-        (other.peer_id, b"data", "plan"),
-        (me.peer_id, b"datA", "plan"),
-        (me.peer_id, b"data", "record"),
-    ]:
-        with pytest.raises(Refused):
-            verify(peer, data, signature, domain)
-    with pytest.raises(WireError):
-        verify(me.peer_id, b"data", signature[:-1], "plan")
+ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
+SIGNED = ME.sign(b"data", "plan")
 
 
-def test_domain_and_data_do_not_run_into_each_other() -> None:
-    me = Identity.ephemeral()
-    with pytest.raises(Refused):
-        verify(me.peer_id, b"c", me.sign(b"bc", "a"), "ab")
+def test_a_signature_holds_for_its_key_data_and_domain() -> None:
+    verify(ME.peer_id, b"data", SIGNED, "plan")
+
+
+@pytest.mark.parametrize(
+    ("who", "data", "signature", "domain", "fault"),
+    [
+        (OTHER, b"data", SIGNED, "plan", Refused),
+        (ME, b"datA", SIGNED, "plan", Refused),
+        (ME, b"data", SIGNED, "record", Refused),
+        (ME, b"data", SIGNED[:-1], "plan", WireError),
+        # Domain and data do not run into each other.
+        (ME, b"c", ME.sign(b"bc", "a"), "ab", Refused),
+    ],
+    ids=["another key", "other data", "another domain", "cut", "run together"],
+)
+def test_a_signature_holds_for_nothing_else(who, data, signature, domain: str, fault) -> None:
+    with pytest.raises(fault):
+        verify(who.peer_id, data, signature, domain)
 
 
 def test_names_are_stable_and_speakable() -> None:
@@ -221,6 +225,9 @@ def test_names_are_stable_and_speakable() -> None:
     assert adjective.isalpha()
     assert animal.isalpha()
     assert len({name_of(Identity.ephemeral().peer_id) for _ in range(50)}) > 40
+
+
+PEER = "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
 
 
 @pytest.mark.parametrize(
@@ -234,18 +241,16 @@ def test_names_are_stable_and_speakable() -> None:
         "1" * 64,
         "Q" * 10_000,
         "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+        # Of a PeerId there is only one spelling.
+        PEER + " ",
+        PEER + "\n",
+        "1" + PEER,
+        PEER[1:],
     ],
 )
 def test_what_is_no_peer_id(text: str) -> None:
     with pytest.raises(WireError):
         public_key_of(text)
-
-
-def test_only_one_spelling_of_a_peer_id() -> None:
-    peer = Identity.ephemeral().peer_id
-    for text in (peer + " ", peer + "\n", "1" + peer, peer[1:]):
-        with pytest.raises(WireError):
-            public_key_of(text)
 
 
 @given(

@@ -58,27 +58,45 @@ def test_every_parameter_is_cut_without_a_gap():
         assert cuts[-1][1] == size
 
 
-def test_devices_by_name(monkeypatch):
-    assert device_names("cpu", 3) == ["cpu"] * 3
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert device_names("auto", 2) == ["cpu", "cpu"]
-    with pytest.raises(OutOfResources, match="cuda:1"):
-        device_names("cuda", 2)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert device_names("auto", 4) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
-    assert device_names("cuda:2", 2) == ["cuda:2", "cuda:3"]
-    with pytest.raises(OutOfResources, match="cuda:4"):
-        device_names("cuda:2", 3)
-    with pytest.raises(UsageFault):
-        device_names("tpu", 2)
+@pytest.fixture(params=[0])
+def gpus(monkeypatch, request) -> None:
+    """A machine with so many."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: request.param > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: request.param)
 
 
-def test_threads_are_shared_between_the_devices(monkeypatch):
+@pytest.mark.parametrize(
+    ("gpus", "name", "count", "found"),
+    [
+        (0, "cpu", 3, ["cpu"] * 3),
+        (0, "auto", 2, ["cpu", "cpu"]),
+        (4, "auto", 4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+        (4, "cuda:2", 2, ["cuda:2", "cuda:3"]),
+    ],
+    indirect=["gpus"],
+)
+def test_devices_by_name(gpus, name, count, found):
+    assert device_names(name, count) == found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "count", "fault", "says"),
+    [
+        (0, "cuda", 2, OutOfResources, "cuda:1"),
+        (4, "cuda:2", 3, OutOfResources, "cuda:4"),
+        (4, "tpu", 2, UsageFault, "tpu"),
+    ],
+    indirect=["gpus"],
+)
+def test_devices_that_are_not_here_are_refused(gpus, name, count, fault, says):
+    with pytest.raises(fault, match=says):
+        device_names(name, count)
+
+
+@pytest.mark.parametrize(("given", "devices", "each"), [(0, 4, 2), (0, 16, 1), (3, 4, 3)])
+def test_threads_are_shared_between_the_devices(monkeypatch, given, devices, each):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert threads_each(0, ["cpu"] * 4) == 2
-    assert threads_each(0, ["cpu"] * 16) == 1
-    assert threads_each(3, ["cpu"] * 4) == 3
+    assert threads_each(given, ["cpu"] * devices) == each
 
 
 @pytest.mark.parametrize(
@@ -92,15 +110,19 @@ def test_what_several_devices_cannot_do_is_refused_at_start(tmp_path, change, sa
     assert "--local-devices 1" in fault.value.next_step
 
 
-def test_local_devices_comes_from_file_environment_or_flag(tmp_path):
-    (tmp_path / "config.toml").write_text("local_devices = 2\n")
-    env = {"TUTTI_HOME": str(tmp_path)}
-    assert NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path / "other")}).node.local_devices == 1
-    assert NodeConfig.load({}, env).node.local_devices == 2
-    assert NodeConfig.load({}, {**env, "TUTTI_LOCAL_DEVICES": "4"}).node.local_devices == 4
-    assert NodeConfig.load({"local_devices": 8}, env).node.local_devices == 8
-    with pytest.raises(UsageFault, match="local_devices"):
-        NodeConfig.load({"local_devices": 0}, env)
+@pytest.mark.parametrize(
+    ("file", "environ", "flags", "found"),
+    [
+        ("", {}, {}, 1),
+        ("local_devices = 2", {}, {}, 2),
+        ("local_devices = 2", {"TUTTI_LOCAL_DEVICES": "4"}, {}, 4),
+        ("local_devices = 2", {}, {"local_devices": 8}, 8),
+    ],
+)
+def test_local_devices_comes_from_file_environment_or_flag(tmp_path, file, environ, flags, found):
+    (tmp_path / "config.toml").write_text(file)
+    config = NodeConfig.load(flags, {"TUTTI_HOME": str(tmp_path), **environ})
+    assert config.node.local_devices == found
 
 
 @pytest.mark.parametrize("value", ["0", "65", "two"])

@@ -38,42 +38,59 @@ V4 = "00000000000000000000ffff"
 # ------------------------------------------------------------ messages
 
 
-def test_natpmp_requests() -> None:
-    assert pmp_address() == bytes.fromhex("0000")
-    assert pmp_map(("udp", 31337), 31338, 3600) == bytes.fromhex("0001 0000 7a69 7a6a 00000e10")
-    assert pmp_map(("tcp", 31337), 31338, 3600) == bytes.fromhex("0002 0000 7a69 7a6a 00000e10")
-    gone = bytes.fromhex("0002 0000 7a69 0000 00000000")
-    assert pmp_map(("tcp", 31337), 31338, 0) == gone, "RFC 6886, 3.4"
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (pmp_address(), "0000"),
+        (pmp_map(("udp", 31337), 31338, 3600), "0001 0000 7a69 7a6a 00000e10"),
+        (pmp_map(("tcp", 31337), 31338, 3600), "0002 0000 7a69 7a6a 00000e10"),
+        # Of a mapping that is removed: RFC 6886, 3.4, and RFC 6887, 15.
+        (pmp_map(("tcp", 31337), 31338, 0), "0002 0000 7a69 0000 00000000"),
+        (pcp_announce("10.0.0.2"), f"0200 0000 00000000 {V4}0a000002"),
+        (
+            pcp_map("10.0.0.2", NONCE, ("tcp", 31337), 31338, "203.0.113.7", 3600),
+            f"0201 0000 00000e10 {V4}0a000002 {NONCE.hex()} 06000000 7a69 7a6a {V4}cb007107",
+        ),
+        (
+            pcp_map("10.0.0.2", NONCE, ("udp", 31337), 31338, "203.0.113.7", 0),
+            f"0201 0000 00000000 {V4}0a000002 {NONCE.hex()} 11000000 7a69 0000 {V4}00000000",
+        ),
+    ],
+)
+def test_requests(made: bytes, expected: str) -> None:
+    assert made == bytes.fromhex(expected)
 
 
-def test_natpmp_answers() -> None:
-    address = bytes.fromhex("0080 0000 0000000b cb007107")
-    assert read_pmp(address) == MapAnswer(0, 0, 11, "203.0.113.7")
-    mapped = bytes.fromhex("0082 0000 0000000b 7a69 7a6a 00000e10")
-    assert read_pmp(mapped) == MapAnswer(2, 0, 11, "", 31337, 31338, 3600)
-    short = bytes.fromhex("0082 0002 0000000b")
-    assert read_pmp(short) == MapAnswer(2, 2, 11), "a refusal may be short"
+PCP_HEAD = f"0281 0000 00000e10 0000000b {'00' * 12} {NONCE.hex()} 06000000 7a69 7a6a"
+PCP_MAPPED = MapAnswer(1, 0, 11, "203.0.113.7", 31337, 31338, 3600, NONCE, "tcp")
 
 
-def test_pcp_requests() -> None:
-    assert pcp_announce("10.0.0.2") == bytes.fromhex(f"0200 0000 00000000 {V4}0a000002")
-    made = pcp_map("10.0.0.2", NONCE, ("tcp", 31337), 31338, "203.0.113.7", 3600)
-    head = f"0201 0000 00000e10 {V4}0a000002 000102030405060708090a0b"
-    assert made == bytes.fromhex(f"{head} 06000000 7a69 7a6a {V4}cb007107")
-    gone = pcp_map("10.0.0.2", NONCE, ("udp", 31337), 31338, "203.0.113.7", 0)
-    head = f"0201 0000 00000000 {V4}0a000002 000102030405060708090a0b"
-    assert gone == bytes.fromhex(f"{head} 11000000 7a69 0000 {V4}00000000"), "RFC 6887, 15"
+@pytest.mark.parametrize(
+    ("read", "data", "answer"),
+    [
+        (read_pmp, "0080 0000 0000000b cb007107", MapAnswer(0, 0, 11, "203.0.113.7")),
+        (
+            read_pmp,
+            "0082 0000 0000000b 7a69 7a6a 00000e10",
+            MapAnswer(2, 0, 11, "", 31337, 31338, 3600),
+        ),
+        pytest.param(read_pmp, "0082 0002 0000000b", MapAnswer(2, 2, 11), id="a short refusal"),
+        (read_pcp, f"{PCP_HEAD} {V4}cb007107", PCP_MAPPED),
+        pytest.param(read_pcp, f"{PCP_HEAD} {V4}cb007107 {'00' * 8}", PCP_MAPPED, id="options"),
+        (
+            read_pcp,
+            f"0281 0002 0000001e 0000000b {'00' * 12}",
+            MapAnswer(1, 2, 11, lifetime=30),
+        ),
+    ],
+)
+def test_answers(read, data: str, answer: MapAnswer) -> None:
+    assert read(bytes.fromhex(data)) == answer
 
 
-def test_pcp_answers() -> None:
-    head = f"0281 0000 00000e10 0000000b {'00' * 12} 000102030405060708090a0b"
-    data = bytes.fromhex(f"{head} 06000000 7a69 7a6a {V4}cb007107")
-    assert read_pcp(data) == MapAnswer(1, 0, 11, "203.0.113.7", 31337, 31338, 3600, NONCE, "tcp")
-    assert read_pcp(data + bytes(8)) == read_pcp(data), "options are passed over"
-    refused = bytes.fromhex(f"0281 0002 0000001e 0000000b {'00' * 12}")
-    assert read_pcp(refused) == MapAnswer(1, 2, 11, lifetime=30)
+def test_a_mapping_of_ipv6_is_refused() -> None:
     with pytest.raises(WireError, match="IPv4"):
-        read_pcp(bytes.fromhex(f"{head} 06000000 7a69 7a6a 20010db8{'00' * 12}"))
+        read_pcp(bytes.fromhex(f"{PCP_HEAD} 20010db8{'00' * 12}"))
 
 
 @pytest.mark.parametrize("cut", range(60))
@@ -107,13 +124,19 @@ def test_whatever_comes_it_is_an_answer_or_a_wire_error(data: bytes) -> None:
             assert not answer.host or socket.inet_aton(answer.host)
 
 
-def test_an_epoch_shows_whether_the_router_lost_its_state() -> None:
-    assert not state_lost((0.0, 100), (20.0, 120))
-    assert not state_lost((0.0, 100), (20.0, 118)), "two seconds are nothing"
-    assert not state_lost((0.0, 100), (0.5, 99)), "nor is one back"
-    assert state_lost((0.0, 100), (20.0, 15)), "it restarted"
-    assert state_lost((0.0, 10), (1000.0, 900)), "it counts on from a lower number"
-    assert state_lost((0.0, 100), (20.0, 200)), "it counts on from a higher one"
+@pytest.mark.parametrize(
+    ("before", "now", "lost"),
+    [
+        ((0.0, 100), (20.0, 120), False),
+        pytest.param((0.0, 100), (20.0, 118), False, id="two seconds are nothing"),
+        pytest.param((0.0, 100), (0.5, 99), False, id="nor is one back"),
+        pytest.param((0.0, 100), (20.0, 15), True, id="it restarted"),
+        pytest.param((0.0, 10), (1000.0, 900), True, id="it counts on from a lower number"),
+        pytest.param((0.0, 100), (20.0, 200), True, id="it counts on from a higher one"),
+    ],
+)
+def test_an_epoch_shows_whether_the_router_lost_its_state(before, now, lost: bool) -> None:
+    assert state_lost(before, now) == lost
 
 
 # ------------------------------------------------------------ the exchange
@@ -250,13 +273,13 @@ async def test_another_address_is_noticed(way: GatewayProtocol, router: FakeRout
     assert await way.check()
 
 
-async def test_a_refusal(way: GatewayProtocol, router: FakeRouter) -> None:
+@pytest.mark.parametrize(
+    ("result", "says"), [(2, "the router refuses: mapping is not allowed"), (99, "result 99")]
+)
+async def test_a_refusal(way: GatewayProtocol, router: FakeRouter, result: int, says: str) -> None:
     await way.map(PORTS, 3600.0)
-    router.result = 2
-    with pytest.raises(RouterFault, match="the router refuses: mapping is not allowed"):
-        await way.map(PORTS, 3600.0)
-    router.result = 99
-    with pytest.raises(RouterFault, match="result 99"):
+    router.result = result
+    with pytest.raises(RouterFault, match=says):
         await way.map(PORTS, 3600.0)
     assert set(router.table) == set(PORTS), "what was mapped before keeps its lease"
     router.result = 0
@@ -290,13 +313,12 @@ async def test_removing_ends_though_nobody_answers(
     assert len(router.heard) == before + len(PORTS), "it asked for all at once"
 
 
-async def test_a_router_of_the_other_protocol_is_named(router: FakeRouter) -> None:
-    router.speaks = {"natpmp"}
-    with pytest.raises(RouterFault, match="speaks NAT-PMP, but not PCP"):
-        await Pcp(HERE, NONCE, router.port).probe()
-    router.speaks = {"pcp"}
-    with pytest.raises(RouterFault, match="speaks PCP, but not NAT-PMP"):
-        await NatPmp(HERE, router.port).probe()
+@pytest.mark.parametrize(("speaks", "other"), [("NAT-PMP", "PCP"), ("PCP", "NAT-PMP")])
+async def test_a_router_of_the_other_protocol_is_named(router, speaks: str, other: str) -> None:
+    router.speaks = {speaks.replace("-", "").lower()}
+    way = Pcp(HERE, NONCE, router.port) if other == "PCP" else NatPmp(HERE, router.port)
+    with pytest.raises(RouterFault, match=f"speaks {speaks}, but not {other}"):
+        await way.probe()
 
 
 async def test_pcp_knows_its_own_answers_by_the_nonce(router: FakeRouter, quick: None) -> None:

@@ -167,17 +167,23 @@ async def test_a_failed_probe(way: Upnp, igd: FakeIgd, call: str, error: str, sa
         await way.probe()
 
 
-@pytest.mark.parametrize("address", ["", None, "0.0.0.0", "example", "1.2.3.4.5", "::1", "\udcff"])
-async def test_no_address_outside(way: Upnp, igd: FakeIgd, address: str | None) -> None:
-    igd.address = address
-    with pytest.raises(RouterFault, match="no address outside"):
-        await way.probe()
-
-
-@pytest.mark.parametrize("url", ["http://192.168.1.66:5000/ctl", "", "nonsense", "http://[/ctl"])
-async def test_another_device_than_the_gateway(way: Upnp, igd: FakeIgd, url: str) -> None:
-    igd.url = url
-    with pytest.raises(RouterFault):
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        *(
+            ("address", address, "no address outside")
+            for address in ("", None, "0.0.0.0", "example", "1.2.3.4.5", "::1", "\udcff")
+        ),
+        # Another device than the gateway.
+        *(
+            ("url", url, None)
+            for url in ("http://192.168.1.66:5000/ctl", "", "nonsense", "http://[/ctl")
+        ),
+    ],
+)
+async def test_a_router_that_is_of_no_use(way: Upnp, igd: FakeIgd, field, value, says) -> None:
+    setattr(igd, field, value)
+    with pytest.raises(RouterFault, match=says):
         await way.probe()
 
 

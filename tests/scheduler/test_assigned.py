@@ -1,5 +1,7 @@
 """What the plan gives to each replica."""
 
+import pytest
+
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
 from node.scheduler.assigned import assigned
@@ -18,10 +20,11 @@ PATHS = tuple(
 PLAN = Plan(4, 1, E0, MEMBERS, PATHS, {})
 
 
-def test_tokens_by_replica():
-    assert assigned(PLAN, 1, 8).allowed == {A: 32, B: 16}
-    assert assigned(PLAN, 2, 8).allowed == {Z: 48}
-    assert assigned(PLAN, ENDS, 8).allowed == {E0: 32, E1: 16}
+@pytest.mark.parametrize(
+    ("stage", "allowed"), [(1, {A: 32, B: 16}), (2, {Z: 48}), (ENDS, {E0: 32, E1: 16})]
+)
+def test_tokens_by_replica(stage, allowed):
+    assert assigned(PLAN, stage, 8).allowed == allowed
 
 
 def test_what_was_dropped_counts_for_nobody_but_was_assigned():

@@ -1,5 +1,7 @@
 """Which cell a joiner goes to, and when a peer leaves its own."""
 
+import pytest
+
 from node.core.ids import CellId, PeerId, child_cell, first_cell, is_cell
 from node.scheduler.cells import (
     COMING_S,
@@ -25,22 +27,25 @@ def test_a_run_begins_with_its_first_cell() -> None:
     assert is_cell(ROOT)
 
 
-def test_who_was_in_a_cell_goes_back_to_it() -> None:
-    assert chosen({A: [0, 1]}, kept=B) == B
+SICK = {A: [1, 2], B: [0, 0, 1, 1, 2, 2], C: [0, 1, 1, 2, 2]}
 
 
-def test_a_cell_that_lacks_a_stage_comes_first() -> None:
-    assert chosen({A: [0, 1, 2], B: [0, 0, 0, 1, 1, 1], C: [0, 1, 2]}) == B
-
-
-def test_the_thinnest_stage_counts_before_the_number_of_peers() -> None:
-    assert chosen({A: [0, 0, 1, 1, 2, 2], B: [0, 0, 0, 0, 1, 1, 1, 2]}) == B
-
-
-def test_a_cell_at_work_comes_before_one_that_lacks_what_a_joiner_cannot_bring() -> None:
-    seen = {A: [1, 2], B: [0, 0, 1, 1, 2, 2], C: [0, 1, 1, 2, 2]}
-    assert chosen(seen) == A
-    assert chosen(seen, working=(B, C)) == C
+@pytest.mark.parametrize(
+    ("seen", "more", "cell"),
+    [
+        pytest.param({A: [0, 1]}, {"kept": B}, B, id="who was in a cell goes back to it"),
+        pytest.param(
+            {A: [0, 1, 2], B: [0, 0, 0, 1, 1, 1], C: [0, 1, 2]}, {}, B, id="a stage is lacking"
+        ),
+        pytest.param(
+            {A: [0, 0, 1, 1, 2, 2], B: [0, 0, 0, 0, 1, 1, 1, 2]}, {}, B, id="the thinnest stage"
+        ),
+        pytest.param(SICK, {}, A, id="the one that lacks a stage"),
+        pytest.param(SICK, {"working": (B, C)}, C, id="a cell at work before it"),
+    ],
+)
+def test_a_joiner_goes_to_the_cell_that_needs_it_most(seen, more, cell: CellId) -> None:
+    assert chosen(seen, **more) == cell
 
 
 def test_joiners_spread_over_cells_that_need_them_alike() -> None:

@@ -35,18 +35,25 @@ def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
     assert costs.backward == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("lie", [1e-6, 1e4])
-def test_one_absurd_claim_counts_as_the_most_that_is_believed(lie: float) -> None:
-    honest = {
-        PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), LinkCost(0.5, 0.1)),))
-        for i in range(5)
-    }
-    liar = PeerId("p5")
-    costs = believe(
-        {**honest, liar: Measured(lie, lie, ways=((PeerId("p0"), LinkCost(lie, lie)),))}, set()
-    )
-    assert 0.3 / BEYOND <= costs.compute[liar] <= 0.3 * BEYOND * 1.001
-    assert 0 < costs.delay(liar, PeerId("p0")) <= 0.5 * BEYOND * 1.001
+HONEST = {
+    PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), LinkCost(0.5, 0.1)),))
+    for i in range(5)
+}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Measured(1e-6, 1e-6, ways=((PeerId("p0"), LinkCost(1e-6, 1e-6)),)),
+        Measured(1e4, 1e4, ways=((PeerId("p0"), LinkCost(1e4, 1e4)),)),
+        Measured(0.1, 0.2, ways=((PeerId("p0"), LinkCost(0.5, 0.1)),), up=1e-9, down=1e-9),
+    ],
+    ids=["fast beyond belief", "slow beyond belief", "a tiny cap"],
+)
+def test_one_absurd_claim_counts_as_the_most_that_is_believed(odd: Measured) -> None:
+    costs = believe({**HONEST, A: odd}, set(), tensor=1 << 20)
+    assert 0.3 / BEYOND <= costs.compute[A] <= 0.3 * BEYOND * 1.001
+    assert 0 < costs.delay(A, PeerId("p0")) <= 0.5 * BEYOND * 1.001
     assert costs.delay(PeerId("p0"), PeerId("p1")) == pytest.approx(0.45)
     assert costs.delay_s == pytest.approx(0.45)
 
@@ -80,24 +87,19 @@ def test_bandwidth_caps_bound_compute_and_transfer_times() -> None:
     assert costs.lines == {A: 500.0, B: 1e9}
 
 
-def test_a_tiny_cap_spoils_no_plan() -> None:
-    honest = {
-        PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), LinkCost(0.5, 0.1)),))
-        for i in range(5)
-    }
-    said = {
-        **honest,
-        A: Measured(0.1, 0.2, ways=((PeerId("p0"), LinkCost(0.5, 0.1)),), up=1e-9, down=1e-9),
-    }
-    costs = believe(said, set(), tensor=1 << 20)
-    assert costs.compute[A] <= 0.3 * BEYOND * 1.001
-    assert costs.delay(A, PeerId("p0")) <= 0.5 * BEYOND * 1.001
-    assert costs.delay(PeerId("p0"), PeerId("p1")) == pytest.approx(0.45)
+@pytest.mark.parametrize(
+    ("speed", "line", "planned"),
+    [
+        (10.0, 0.0, 10.0),
+        (10.0, 400.0, 2.0),
+        (1.0, 400.0, 1.0),
+        # A cap tells nothing of an unknown speed.
+        (0.0, 400.0, 0.0),
+    ],
+)
+def test_a_peer_is_as_fast_as_its_cap_allows(speed: float, line: float, planned: float) -> None:
+    assert capped(speed, line, 100) == planned
 
 
-def test_the_speed_to_plan_with_is_what_a_cap_lets_through() -> None:
-    assert capped(10.0, 0.0, 100) == 10.0
-    assert capped(10.0, 400.0, 100) == 2.0
-    assert capped(1.0, 400.0, 100) == 1.0
-    assert capped(0.0, 400.0, 100) == 0.0, "a cap tells nothing of an unknown speed"
+def test_of_several_limits_the_lowest_counts() -> None:
     assert [least(0.0, 0.0), least(0.0, 3.0), least(2.0, 3.0)] == [0.0, 3.0, 2.0]

@@ -6,23 +6,30 @@ from node.core.ids import PeerId
 from node.scheduler.placement import Move, choose_moves, choose_stage, level, spread
 
 ME, A, B, C, D = (PeerId(x) for x in ("me", "A", "B", "C", "D"))
+PEERS = [PeerId(f"peer{i}") for i in range(20)]
 
 
-def test_an_empty_stage_comes_first_then_the_slowest() -> None:
-    view = {1: {A: 0.1}, 2: {}, 3: {B: 9.0}}
-    assert choose_stage(view, [1, 2, 3], ME) == 2
-    assert choose_stage(view, [1, 3], ME) == 1
-    assert choose_stage({1: {A: 1.0}}, [1, 2], ME) == 2  # a stage nobody has heard of is empty
-    # speed counts, not heads
-    assert choose_stage({1: {A: 5.0}, 2: {B: 1.0, C: 1.0}}, [1, 2], ME) == 2
+VIEW = {1: {A: 0.1}, 2: {}, 3: {B: 9.0}}
 
 
-def test_unknown_speeds_fall_back_to_counting_replicas() -> None:
-    assert choose_stage({1: {A: 0.0, B: 0.0}, 2: {C: 0.0}, 3: {D: 0.0, ME: 0.0}}, [1, 2], ME) == 2
-
-
-def test_my_own_old_record_does_not_count() -> None:
-    assert choose_stage({1: {ME: 100.0}, 2: {A: 1.0}}, [1, 2], ME) == 1
+@pytest.mark.parametrize(
+    ("view", "able", "stage"),
+    [
+        pytest.param(VIEW, [1, 2, 3], 2, id="an empty stage comes first"),
+        pytest.param(VIEW, [1, 3], 1, id="then the slowest"),
+        pytest.param({1: {A: 1.0}}, [1, 2], 2, id="one that nobody has heard of is empty"),
+        pytest.param({1: {A: 5.0}, 2: {B: 1.0, C: 1.0}}, [1, 2], 2, id="speed counts, not heads"),
+        pytest.param(
+            {1: {A: 0.0, B: 0.0}, 2: {C: 0.0}, 3: {D: 0.0, ME: 0.0}},
+            [1, 2],
+            2,
+            id="unknown speeds: the fewest replicas",
+        ),
+        pytest.param({1: {ME: 100.0}, 2: {A: 1.0}}, [1, 2], 1, id="not my own old record"),
+    ],
+)
+def test_a_joiner_goes_where_it_is_needed_most(view, able, stage: int) -> None:
+    assert choose_stage(view, able, ME) == stage
 
 
 def test_joiners_that_cannot_see_each_other_spread_out() -> None:
@@ -31,24 +38,28 @@ def test_joiners_that_cannot_see_each_other_spread_out() -> None:
     assert min(chosen.values()) > 60
 
 
-def test_who_cannot_be_dialled_goes_beside_those_who_can() -> None:
-    view = {0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {C: 1.0}, 4: {}, 5: {D: 1.0}}
-    # Stage 2 lies between B and C, stage 4 between C and D.
-    assert choose_stage(view, [2, 4], ME, {ME, B}) == 4
-    assert choose_stage(view, [2, 4], ME, {ME, D}) == 2
-    # The last stage sends to the ends.
-    assert (
-        choose_stage({0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {}, 4: {C: 1.0}}, [2, 3], ME, {ME, C})
-        == 2
-    )
-    assert (
-        choose_stage({0: {A: 1.0}, 1: {}, 2: {B: 1.0}, 3: {C: 1.0}, 4: {}}, [1, 4], ME, {ME, C})
-        == 1
-    )
-    # Who can be dialled goes where it would go without: nothing is relayed there. Nor does a slow
-    # stage wait for it.
-    assert all(choose_stage(view, [2, 4], p, {B}) == choose_stage(view, [2, 4], p) for p in PEERS)
-    assert choose_stage({0: {A: 1.0}, 1: {B: 1.0}, 2: {C: 2.0}}, [1, 2], ME, {ME, A, C}) == 1
+RING = {0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {C: 1.0}, 4: {}, 5: {D: 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("view", "able", "closed", "stage"),
+    [
+        # Stage 2 lies between B and C, stage 4 between C and D.
+        (RING, [2, 4], {ME, B}, 4),
+        (RING, [2, 4], {ME, D}, 2),
+        # The last stage sends to the ends.
+        ({0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {}, 4: {C: 1.0}}, [2, 3], {ME, C}, 2),
+        ({0: {A: 1.0}, 1: {}, 2: {B: 1.0}, 3: {C: 1.0}, 4: {}}, [1, 4], {ME, C}, 1),
+        # A slow stage does not wait for who can be dialled.
+        ({0: {A: 1.0}, 1: {B: 1.0}, 2: {C: 2.0}}, [1, 2], {ME, A, C}, 1),
+    ],
+)
+def test_who_cannot_be_dialled_goes_beside_those_who_can(view, able, closed, stage: int) -> None:
+    assert choose_stage(view, able, ME, closed) == stage
+
+
+def test_who_can_be_dialled_goes_where_it_would_go_anyway() -> None:
+    assert all(choose_stage(RING, [2, 4], p, {B}) == choose_stage(RING, [2, 4], p) for p in PEERS)
 
 
 def test_those_who_choose_together_agree_whom_a_relay_is_spared() -> None:
@@ -61,9 +72,6 @@ def test_those_who_choose_together_agree_whom_a_relay_is_spared() -> None:
 def test_nothing_to_choose_from_is_an_error() -> None:
     with pytest.raises(ValueError, match="no stage"):
         choose_stage({1: {A: 1.0}}, [], ME)
-
-
-PEERS = [PeerId(f"peer{i}") for i in range(20)]
 
 
 def test_concurrent_choosers_spread_out_and_agree() -> None:
@@ -116,26 +124,43 @@ def test_who_stays_is_settled_by_the_order_and_not_by_who_looks() -> None:
     assert levelled({1: view[1], 2: view[2]}, PEERS) == [], "3 and 2"
 
 
-def test_the_slowest_of_a_stage_moves_if_no_stage_gets_worse() -> None:
-    view = {1: {A: 3.0, B: 1.0, C: 2.0}, 2: {}}
-    assert levelled(view, (A, B, C)) == [(B, 1, 2), (C, 1, 2)], "3 beside 3"
-    assert level(view, {A: (2,), B: (2,)}, [2]) == [Move(B, 1, 2, float("inf"))]
-    assert level({1: {A: 3.0, B: 1.0}, 2: {C: 3.5}}, dict.fromkeys((A, B, C), (1, 2))) == []
-    assert level({1: {A: 3.0, B: 1.0}, 2: {C: 2.0}}, {B: (1, 2)}) == [Move(B, 1, 2, 1.5)]
-    assert level({1: {A: 1.1, B: 1.0}, 2: {C: 1.0}}, {B: (1, 2)}) == [], "as good as equal"
-    assert levelled({1: {A: 1.0, B: 9.0}, 2: {}}, [B]) == [(B, 1, 2)], "anything beside nothing"
-    view[1][B] = 0.0
-    assert levelled(view, (A, B, C), [2]) == [(B, 1, 2)], "unknown as the slowest"
+THREE = {1: {A: 3.0, B: 1.0, C: 2.0}, 2: {}}
+FIVE = dict.fromkeys(PEERS[:5], 0.0)
 
 
-def test_only_lacking_stages_are_filled_and_none_is_emptied() -> None:
-    five = dict.fromkeys(PEERS[:5], 0.0)
-    assert [m[1:] for m in levelled({1: five, 2: {}, 3: {A: 0.0}}, PEERS, [2])] == [(1, 2)]
-    assert [m[1:] for m in levelled({1: five}, PEERS, [2, 3])] == [(1, 2), (1, 3)]
-    assert levelled({1: {A: 0.0}, 2: {}, 3: {B: 0.0}}, (A, B), [2]) == []
-    assert levelled({1: {A: 0.0, B: 0.0}, 2: {C: 0.0}}, (A, B, C), [2]) == [], "two and one"
-    nobody = dict.fromkeys(PEERS[:5], (1, 3))
-    assert level({1: five, 2: {}}, nobody, [2]) == [], "none of them could host it"
+@pytest.mark.parametrize(
+    ("view", "free", "lacking", "steps"),
+    [
+        pytest.param(THREE, (A, B, C), None, [(B, 1, 2), (C, 1, 2)], id="3 beside 3"),
+        pytest.param({1: {A: 1.0, B: 9.0}, 2: {}}, [B], None, [(B, 1, 2)], id="any beside nothing"),
+        pytest.param(
+            {1: {A: 3.0, B: 0.0, C: 2.0}, 2: {}}, (A, B, C), [2], [(B, 1, 2)], id="unknown: slowest"
+        ),
+        pytest.param({1: {A: 0.0}, 2: {}, 3: {B: 0.0}}, (A, B), [2], [], id="none is emptied"),
+        pytest.param({1: {A: 0.0, B: 0.0}, 2: {C: 0.0}}, (A, B, C), [2], [], id="two and one"),
+    ],
+)
+def test_the_slowest_of_a_stage_moves_if_none_gets_worse(view, free, lacking, steps) -> None:
+    assert levelled(view, free, lacking) == steps
+
+
+@pytest.mark.parametrize(
+    ("view", "free", "lacking", "found"),
+    [
+        (THREE, {A: (2,), B: (2,)}, [2], [Move(B, 1, 2, float("inf"))]),
+        ({1: {A: 3.0, B: 1.0}, 2: {C: 3.5}}, dict.fromkeys((A, B, C), (1, 2)), None, []),
+        ({1: {A: 3.0, B: 1.0}, 2: {C: 2.0}}, {B: (1, 2)}, None, [Move(B, 1, 2, 1.5)]),
+        pytest.param({1: {A: 1.1, B: 1.0}, 2: {C: 1.0}}, {B: (1, 2)}, None, [], id="as good"),
+        pytest.param({1: FIVE, 2: {}}, dict.fromkeys(PEERS[:5], (1, 3)), [2], [], id="not able"),
+    ],
+)
+def test_a_move_says_how_much_faster_the_slowest_gets(view, free, lacking, found) -> None:
+    assert level(view, free, lacking) == found
+
+
+def test_only_lacking_stages_are_filled() -> None:
+    assert [m[1:] for m in levelled({1: FIVE, 2: {}, 3: {A: 0.0}}, PEERS, [2])] == [(1, 2)]
+    assert [m[1:] for m in levelled({1: FIVE}, PEERS, [2, 3])] == [(1, 2), (1, 3)]
 
 
 def moves(
@@ -145,28 +170,52 @@ def moves(
     return [(m.peer, m.source, m.target) for m in chosen]
 
 
-def test_a_move_lifts_the_slowest_stage() -> None:
-    view = {1: {A: 2.0, B: 2.0, C: 2.0}, 2: {D: 2.0}}
-    assert choose_moves(view, [1, 2], download_s=10, horizon_s=300) == [Move(A, 1, 2, 2.0)]
-    assert moves(view, [1]) == []
-    assert moves(view, stay={A, B, C}) == []
-    assert moves({1: {A: 1.0, B: 2.0, C: 3.0}, 2: {D: 1.0}}) == [(B, 1, 2)], "the one that fits"
+FOUR = {1: {A: 2.0, B: 2.0, C: 2.0}, 2: {D: 2.0}}
+UNEVEN = {1: {A: 1.0, B: 2.0, C: 2.0}, 2: {D: 3.6}}
 
 
-def test_a_move_that_costs_more_than_it_gains_is_not_made() -> None:
-    view = {1: {A: 1.0, B: 1.0}, 2: {C: 1.0}}
-    assert moves(view) == []  # only moves the bottleneck
-    uneven = {1: {A: 1.0, B: 2.0, C: 2.0}, 2: {D: 3.6}}
-    assert choose_moves(uneven, [1, 2], download_s=10, horizon_s=1e9) == [
-        Move(A, 1, 2, pytest.approx(4 / 3.6))
-    ]
-    assert moves(uneven, horizon_s=1e9, at_least=1.2) == []
-    assert moves(uneven, horizon_s=12) == [], (
-        "half of what A does not do in 10 s is more than 0.4 a second for 12"
-    )
-    assert moves(uneven, horizon_s=13) == [(A, 1, 2)]
-    lossy = {1: {A: 2.0, B: 2.0}, 2: {C: 1.0}, 3: {D: 9.0}}
-    assert moves(lossy, download_s=1, horizon_s=10) == [(A, 1, 2)]
+@pytest.mark.parametrize(
+    ("view", "price", "found"),
+    [
+        (FOUR, {}, [Move(A, 1, 2, 2.0)]),
+        (UNEVEN, {"horizon_s": 1e9}, [Move(A, 1, 2, pytest.approx(4 / 3.6))]),
+        ({1: {A: 1.0, B: 2.0}, 2: {}}, {"horizon_s": 60}, [Move(A, 1, 2, float("inf"))]),
+    ],
+    ids=["the slowest stage is lifted", "a little", "a stage nobody hosts gets a peer"],
+)
+def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
+    assert choose_moves(view, [1, 2], **{"download_s": 10, "horizon_s": 300} | price) == found
+
+
+@pytest.mark.parametrize(
+    ("view", "more", "steps"),
+    [
+        (FOUR, {"movable": [1]}, []),
+        (FOUR, {"stay": {A, B, C}}, []),
+        pytest.param({1: {A: 1.0, B: 2.0, C: 3.0}, 2: {D: 1.0}}, {}, [(B, 1, 2)], id="one fits"),
+        pytest.param({1: {A: 1.0, B: 1.0}, 2: {C: 1.0}}, {}, [], id="only moves the bottleneck"),
+        (UNEVEN, {"horizon_s": 1e9, "at_least": 1.2}, []),
+        # Half of what A does not do in 10 s is more than 0.4 a second for 12.
+        (UNEVEN, {"horizon_s": 12}, []),
+        (UNEVEN, {"horizon_s": 13}, [(A, 1, 2)]),
+        (
+            {1: {A: 2.0, B: 2.0}, 2: {C: 1.0}, 3: {D: 9.0}},
+            {"download_s": 1, "horizon_s": 10},
+            [(A, 1, 2)],
+        ),
+        ({1: {A: 1.0, B: 1.0, C: 1.0}, 2: {D: 1.0}}, {}, [(A, 1, 2)]),
+        # One on its way counts at its target, and stays there.
+        ({1: {A: 1.0, B: 1.0, C: 1.0}, 2: {D: 1.0, ME: 1.0}}, {"away": {ME}}, []),
+        pytest.param(
+            {1: {A: 1.0, B: 1.0, ME: 1.0}, 2: {D: 0.5}}, {"away": {ME, A}}, [], id="B alone serves"
+        ),
+        # A stage is never left empty.
+        ({1: {A: 50.0}, 2: {B: 1.0}}, {"download_s": 1, "horizon_s": 1000}, []),
+        ({1: {A: 50.0}}, {"movable": [1], "download_s": 1, "horizon_s": 1000}, []),
+    ],
+)
+def test_a_move_that_costs_more_than_it_gains_is_not_made(view, more, steps) -> None:
+    assert moves(view, **more) == steps
 
 
 def test_two_stages_that_are_equally_slow_are_helped_together() -> None:
@@ -175,24 +224,3 @@ def test_two_stages_that_are_equally_slow_are_helped_together() -> None:
     chosen = moves(view)
     assert [(a, b) for _, a, b in chosen] == [(3, 1), (4, 2)]
     assert moves(view, most=1) == [], "one alone gains nothing"
-
-
-def test_a_moving_peer_counts_at_its_target_and_stays_there() -> None:
-    view = {1: {A: 1.0, B: 1.0, C: 1.0}, 2: {D: 1.0}}
-    coming = {**view, 2: {D: 1.0, ME: 1.0}}
-    assert moves(view) == [(A, 1, 2)]
-    assert moves(coming, away={ME}) == []
-    assert moves({1: {A: 1.0, B: 1.0, ME: 1.0}, 2: {D: 0.5}}, away={ME, A}) == [], (
-        "B alone serves stage 1"
-    )
-
-
-def test_a_stage_is_never_left_empty() -> None:
-    assert moves({1: {A: 50.0}, 2: {B: 1.0}}, download_s=1, horizon_s=1000) == []
-    assert moves({1: {A: 50.0}}, [1], download_s=1, horizon_s=1000) == []
-
-
-def test_a_stage_nobody_hosts_gets_a_peer() -> None:
-    assert choose_moves({1: {A: 1.0, B: 2.0}, 2: {}}, [1, 2], download_s=10, horizon_s=60) == [
-        Move(A, 1, 2, float("inf"))
-    ]

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path
-from node.scheduler.paths import assign_paths
+from node.scheduler.costs import Costs
 from node.scheduler.proven import NoWay, complete, missing, reroute
+from node.scheduler.router import Router
+from node.scheduler.settings import SchedulerSettings
 
 E, F = PeerId("ends-e"), PeerId("ends-f")
 
@@ -28,7 +30,8 @@ def fully(*apart: tuple[str, str]):
 
 
 def laid(stages, n: int = 8) -> tuple[Path, ...]:
-    return assign_paths([(E, n)], stages, [(i,) for i in range(n)])
+    router = Router(SchedulerSettings("round-robin"), len(stages))
+    return router.lay([(E, 1.0)], stages, [(i,) for i in range(n)], Costs()).paths
 
 
 def siblings_of(stages):

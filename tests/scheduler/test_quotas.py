@@ -26,11 +26,12 @@ def test_quotas_sum_to_the_total_with_the_least_makespan(total: int, speeds: lis
     assert total == 0 or room < total
 
 
-def test_quotas_refuse_what_does_not_add_up() -> None:
-    with pytest.raises(ValueError, match="nobody"):
-        quotas(3, [])
-    with pytest.raises(ValueError, match="negative"):
-        quotas(-1, peers(1))
+@pytest.mark.parametrize(
+    ("total", "speeds", "says"), [(3, [], "nobody"), (-1, peers(1), "negative")]
+)
+def test_quotas_refuse_what_does_not_add_up(total: int, speeds, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        quotas(total, speeds)
 
 
 def test_unknown_speeds_count_as_the_median_of_the_known_ones() -> None:

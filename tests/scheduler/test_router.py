@@ -9,9 +9,7 @@ from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Path
 from node.scheduler.costs import Costs, LinkCost, Measured, believe
-from node.scheduler.paths import assign_paths
 from node.scheduler.planning.bounds import lower_bounds
-from node.scheduler.quotas import quotas
 from node.scheduler.router import Laid, Router, search
 from node.scheduler.settings import SchedulerSettings
 
@@ -51,10 +49,21 @@ def visits(paths: tuple[Path, ...]) -> Counter[int]:
     return Counter(h.stage for p in paths for h in p.hops)
 
 
-def test_without_skips_and_costs_it_is_what_training_did_before() -> None:
-    laid = Router(SchedulerSettings("round-robin"), 3).lay(ENDS, blocks(3), samples(8), Costs())
-    plain = assign_paths(sorted(quotas(8, ENDS).items()), blocks(3), samples(8))
-    assert laid.paths == plain
+def test_turns_follow_speeds_and_origins_are_interleaved() -> None:
+    origins = [(PeerId("ea"), 3.0), (PeerId("eb"), 1.0)]
+    stages = {1: [(PeerId("1a"), 1.0), (PeerId("1b"), 3.0)], 2: [(PeerId("2a"), 0.0)]}
+
+    def lay(origins, stages) -> tuple[Path, ...]:
+        router = Router(SchedulerSettings("round-robin"), 2)
+        return router.lay(origins, stages, samples(8), Costs()).paths
+
+    paths = lay(origins, stages)
+    assert [(p.index, p.samples) for p in paths] == [(i, (i,)) for i in range(8)]
+    assert "".join(p.origin[1] for p in paths) == "aaabaaab"
+    assert all([h.stage for h in p.hops] == [1, 2] for p in paths)
+    assert Counter(p.hops[0].peer for p in paths) == {"1b": 6, "1a": 2}
+    swapped = {s: row[::-1] for s, row in reversed(stages.items())}
+    assert lay(origins[::-1], swapped) == paths, "the order of the arguments does not matter"
 
 
 def test_a_planned_run_is_never_longer_than_round_robin() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from node.core.ids import PeerId
 from node.data.order import Sampler
-from node.scheduler.paths import assign_paths
-from node.scheduler.quotas import quotas
+from node.scheduler.router import Router
+from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 
 
@@ -15,14 +15,12 @@ def assign(stage: int, cell: Any, previous: Any) -> dict[str, PeerId]:
     return {f"s{stage}": min(p for p, _ in cell)}
 
 
-def paths(ends: Any, stages: Any, samples: Any) -> Any:
-    return assign_paths(sorted(quotas(len(samples), ends).items()), stages, samples)
-
-
 def facts(**kw: Any) -> RunFacts:
     """A run of two block stages. ``kw``: fields of the facts, or of their values, by name."""
+    stages = kw.get("stages", 2)
+    settings = SchedulerSettings("round-robin", skip=kw.get("spare", 0) / stages)
     given: dict[str, Any] = {
-        "stages": 2,
+        "stages": stages,
         "epochs": 100,
         "target_batch": 8,
         "micro_batch": 4,
@@ -33,7 +31,7 @@ def facts(**kw: Any) -> RunFacts:
         "late_s": 20.0,
         "sequence": 16,
         "assign": assign,
-        "assign_paths": paths,
+        "router": lambda: Router(settings, stages),
         "sampler": Sampler,
         "cursor": Sampler.cursor,
     } | kw

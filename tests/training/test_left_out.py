@@ -6,8 +6,6 @@ from typing import Any
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
-from node.scheduler.router import Router
-from node.scheduler.settings import SchedulerSettings
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import MISSED_S
 from node.training.member import Member, MemberState
@@ -22,10 +20,8 @@ PATIENCE = 10.0
 
 
 def skipping(spare: int = 1, **kw: Any) -> RunFacts:
-    settings = SchedulerSettings("round-robin", skip=0.34 * spare)
     return facts(
         stages=3,
-        router=lambda: Router(settings, 3),
         spare=spare,
         patience_s=PATIENCE,
         late_s=1e9,

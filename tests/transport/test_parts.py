@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
+from node.core.errors import ExitCode, PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOL
 from node.identity.rates import PEERS_KEPT, TokenBucket
@@ -355,4 +355,3 @@ async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():
         await answered(meeting(None), hello(certificate=b""))
     with pytest.raises(PeerFault, match="no run"):
         await meeting(Scripted(), run="").greet(B, 1.0)
-    assert issubclass(Refused, LocalFault)

@@ -191,20 +191,26 @@ def test_headers_and_acknowledgements_count():
     assert (traffic.sent, traffic.received) == (acknowledged(10_000), on_wire(10_000))
 
 
+MOVED = [
+    ((7, 1000, 2000, 0), (2000, 1000), "since its start"),
+    ((7, 51_000, 52_000, 50_000), (0, 0), "a tunnel's bytes are counted where they are made"),
+    ((7, 51_300, 52_100, 50_000), (100, 300), ""),
+    ((7, 51_300, 52_100, 50_050), (0, 0), "told before it was read"),
+    ((7, 51_400, 52_250, 50_050), (100, 50), ""),
+    ((7, 52_400, 53_250, 50_050, 1000), (0, 0), "may be ours"),
+    ((7, 52_500, 53_450, 50_050, 1000), (200, 100), ""),
+    ((7, 52_500, 53_450, 51_050), (0, 0), "and was"),
+    ((8, 40, 30, 50_060), (30, 40), "another process begins anew"),
+    ((8, 41, 33, 50_060), (3, 1), ""),
+]
+"""One after the other: process, bytes read and written, those of tunnels, and what may be ours;
+what counts."""
+
+
 def test_what_p2pd_moves_for_others_is_not_its_own():
     beside = Beside()
-    assert beside.since(7, 1000, 2000, 0) == (2000, 1000), "since its start"
-    assert beside.since(7, 51_000, 52_000, 50_000) == (0, 0), (
-        "a tunnel's bytes are counted where they are made"
-    )
-    assert beside.since(7, 51_300, 52_100, 50_000) == (100, 300)
-    assert beside.since(7, 51_300, 52_100, 50_050) == (0, 0), "told before it was read"
-    assert beside.since(7, 51_400, 52_250, 50_050) == (100, 50)
-    assert beside.since(7, 52_400, 53_250, 50_050, 1000) == (0, 0), "may be ours"
-    assert beside.since(7, 52_500, 53_450, 50_050, 1000) == (200, 100)
-    assert beside.since(7, 52_500, 53_450, 51_050) == (0, 0), "and was"
-    assert beside.since(8, 40, 30, 50_060) == (30, 40), "another process begins anew"
-    assert beside.since(8, 41, 33, 50_060) == (3, 1)
+    for seen, counts, why in MOVED:
+        assert beside.since(*seen) == counts, why
 
 
 def test_the_rate_lately_leaves_out_the_second_under_way():

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from node.core.errors import LocalFault, UsageFault
+from node.data.readers import arrow
 from node.data.streamed.files import BLOCK, Files, Ranges, Shard, kind_of
 from node.data.streamed.pieces import Part
 
@@ -79,7 +80,7 @@ class Documents:
             )  # fmt: skip
 
     def _rows(self, shard: Shard, part: Part) -> Iterator[bytes]:
-        pyarrow, pq = _arrow()
+        pyarrow, pq = arrow("parquet")
         try:
             # A buffer: pages are decoded one after the other, however large a row group is.
             source = Ranges(self._files, shard)
@@ -140,14 +141,3 @@ def _cause(e: BaseException) -> LocalFault | None:
     while found is not None and not isinstance(found, LocalFault):
         found = found.__cause__ or found.__context__
     return found
-
-
-def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet as pq
-    except ImportError as e:
-        raise UsageFault(
-            "reading parquet needs pyarrow, which is not installed", 'pip install "tutti[data]"'
-        ) from e
-    return pyarrow, pq

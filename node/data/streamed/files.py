@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import httpx2
 
 from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
+from node.data.readers import arrow
 
 WHOLE = 64 << 20
 """A shard of at most so many bytes is fetched whole, and its hash is compared; of a larger one only
@@ -407,13 +408,7 @@ def _other(shard: Shard, why: str) -> UsageFault:
 
 def _unpacked(stored: Path, packed: str) -> Iterator[bytes]:
     """The text of a packed file in pieces. Raises UsageFault for what is none."""
-    try:
-        import pyarrow
-    except ImportError as e:
-        raise UsageFault(
-            "reading .zst and .gz needs pyarrow, which is not installed",
-            'pip install "tutti[data]"',
-        ) from e
+    pyarrow, _ = arrow(".zst and .gz")
     try:
         with pyarrow.input_stream(str(stored), compression=packed) as source:
             while text := source.read(_UNPACKED):

@@ -160,7 +160,7 @@ def parse(document: Any) -> PathProblem:
             document.get("max_swap_distance", 1), "max_swap_distance", 0, MOST_COUNT
         ),
         max_jump=whole(document.get("max_jump", len(stages)), "max_jump", 1, MOST_COUNT),
-        equal_visits=_truth(document.get("equal_visits", True), "equal_visits"),
+        equal_visits=truth(document.get("equal_visits", True), "equal_visits"),
         owed=_residual(document.get("owed"), stages),
         labels=tuple(str(x)[:40] for x in labels)
         if isinstance(labels, list) and len(labels) == peers
@@ -199,7 +199,8 @@ def whole(value: Any, what: str, least: int, most: int) -> int:
     return value
 
 
-def _truth(value: Any, what: str) -> bool:
+def truth(value: Any, what: str) -> bool:
+    """A word of yes or no. Raises UsageFault."""
     if not isinstance(value, bool):
         raise UsageFault(f"{what} is {str(value)[:40]}", "give true or false")
     return value

@@ -98,7 +98,7 @@ class Planning:
         if not finished and not outer:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
-            paths = routing.lay(roster, by_stage, samples, facts.make.assign_paths)
+            paths = routing.lay(roster, by_stage, samples)
         # Only now nothing can be raised any more: what is said once must not be lost with a plan.
         said = self._leave_out(roster, base) + said
         plan = Plan(

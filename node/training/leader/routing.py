@@ -32,12 +32,11 @@ Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
 
 
 class Routing:
-    """``router`` is None where a plain function lays the paths. ``bytes_of``: of the parameters of
-    each stage, and of a tensor."""
+    """``sizes``: bytes of the parameters of each stage; ``tensor``: of a tensor on its way."""
 
     def __init__(
         self,
-        router: Router | None,
+        router: Router,
         sizes: Sequence[int],
         tensor: int,
         history: Plan | None,
@@ -47,7 +46,7 @@ class Routing:
         self.laid: Laid | None = None
         self.costs = Costs()
         self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
-        if router is not None and history is not None and history.paths:
+        if history is not None and history.paths:
             router.counted([p for p in history.paths if p.index not in dropped])
 
     def lay(
@@ -55,9 +54,8 @@ class Routing:
         roster: Roster,
         by_stage: Stages,
         samples: Sequence[tuple[int, ...]],
-        plain: Callable[..., tuple[Path, ...]],
     ) -> tuple[Path, ...]:
-        """Paths for the micro-batches of an epoch; ``plain`` lays them where there is no router.
+        """Paths for the micro-batches of an epoch.
 
         Only pairs of peers that are proven to reach each other are neighbours on a path. Raises
         NoWay where that cannot be.
@@ -68,8 +66,6 @@ class Routing:
             return by_stage[hop.stage]
 
         blocks = {s: row for s, row in by_stage.items() if s != ENDS}
-        if self._router is None:
-            return reroute(plain(by_stage[ENDS], blocks, samples), siblings, roster.proven)
         ends = self._with_a_path(by_stage, roster)
         costs = believe(
             roster.measured(), {p for p, _ in by_stage[ENDS]}, roster.doubts(), self._tensor
@@ -86,9 +82,7 @@ class Routing:
         """Ends peers from which a path through every stage leads back. Where paths may leave out
         stages, all of them: which stages a path visits is not known yet."""
         stages = [s for s in sorted(by_stage) if s != ENDS]
-        if self._router is not None and self._router.settings.hops(self._router.stages) < len(
-            stages
-        ):
+        if self._router.settings.hops(self._router.stages) < len(stages):
             return by_stage[ENDS]
         replicas = {s: [p for p, _ in row] for s, row in by_stage.items()}
         able = [(p, v) for p, v in by_stage[ENDS] if complete(p, stages, replicas, roster.proven)]
@@ -129,12 +123,11 @@ class Routing:
             self._rounds = who, SecondsPerUnit(ROUNDS)
         if round_s > 0:
             self._rounds[1].observe(1.0, round_s)
-        if self._router is not None:
-            self._router.counted([p for p in plan.paths if p.index not in dropped])
+        self._router.counted([p for p in plan.paths if p.index not in dropped])
 
     def search(self, roster: Roster) -> list[Any]:
         """While others average: is there something worth a search for the next epoch?"""
-        if self._router is None or self.laid is None:
+        if self.laid is None:
             return []
         ends = {o for o, _ in self.laid.task.counts} if self.laid.task else set[PeerId]()
         job = self._router.job(
@@ -144,13 +137,12 @@ class Routing:
 
     def searched(self, job: SearchJob, routes: Sequence[tuple[int, ...]], makespan: float) -> None:
         """A search has ended."""
-        if self._router is not None:
-            self._router.improved(job, tuple(tuple(r) for r in routes), makespan)
+        self._router.improved(job, tuple(tuple(r) for r in routes), makespan)
 
     def about(self, by_stage: Stages) -> dict[str, object]:
         """What the record says of the paths laid last."""
         laid = self.laid
-        if laid is None or self._router is None:
+        if laid is None:
             return {}
         run_s, round_s = self.forecast(by_stage)
         facts: dict[str, object] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node.core.ids import PeerId
-from node.core.journey import Path, Version
+from node.core.journey import Version
 from node.core.samples import Cursor
 from node.scheduler.router import Router
 from node.training.protocol.bounds import Bounds
@@ -64,18 +64,17 @@ class PlanFunctions:
 
     ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the
     parts of one stage; nobody's room is given where none is known. Raises OutOfResources when the
-    state does not fit. ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches
-    where ``router()`` makes no router. ``sampler(cursor)`` gives a sampler at that position;
-    ``cursor(sampler)`` reads it back. ``recall(version)`` is what a checkpoint says goes with it,
-    None without one. ``read(change)``: how cells average by the owner's change, or by the manifest.
+    state does not fit. ``router()`` makes what lays the paths. ``sampler(cursor)`` gives a sampler
+    at that position; ``cursor(sampler)`` reads it back. ``recall(version)`` is what a checkpoint
+    says goes with it, None without one. ``read(change)``: how cells average by the owner's change,
+    or by the manifest.
     """
 
     assign: Callable[..., dict[str, PeerId]]
-    assign_paths: Callable[..., tuple[Path, ...]]
+    router: Callable[[], Router]
     sampler: Callable[[Cursor], Any]
     cursor: Callable[[Any], Cursor]
     recall: Callable[[Version], PlanContext | None] = lambda version: None
-    router: Callable[[], Router | None] = lambda: None
     read: Read = lambda change: Rules()
 
 
