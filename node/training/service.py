@@ -20,6 +20,7 @@ from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.identity.keys import Signer
+from node.pipeline.origin import MicroBatchDone
 from node.telemetry.events import Journal
 from node.training.election import LOOK_S, Election, Sighting
 from node.training.leader.leader import Leader, Phase
@@ -136,7 +137,7 @@ class Training(rpc.TrainingServicer):
         self._epoch_tasks: list[asyncio.Task[Any]] = []
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
-        self._results: list[ev.MicroBatchResult] = []
+        self._results: list[MicroBatchDone] = []
         self._result_plan: Plan | None = None
         self._flushing: Plan | None = None
         self._moved = self._said_at = clock.now()
@@ -801,7 +802,7 @@ class Training(rpc.TrainingServicer):
             case ev.AdoptParts(plan, ended):
                 digest = await self.work.adopt(plan)
                 self.work.engines.meter.worked()
-                return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
+                return ev.Adopted(ended, digest)
             case ev.TellCommitted(plan):
                 self.tasks.spawn(
                     self._tell_leader(
@@ -872,7 +873,7 @@ class Training(rpc.TrainingServicer):
     async def _end(self, round: Awaitable[ev.RoundEnded]) -> None:
         await self.happens(await round)
 
-    def _done(self, result: ev.MicroBatchResult) -> None:
+    def _done(self, result: MicroBatchDone) -> None:
         self._results.append(result)
         # By plan: the notes of an epoch whose leader died may still be on their way when the next
         # one's results come.

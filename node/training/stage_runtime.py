@@ -23,7 +23,7 @@ from node.core.tasks import Tasks
 from node.optim.parts import ParameterPart
 from node.optim.settings import OptimSettings
 from node.pipeline.events import Direction as Direction
-from node.pipeline.service import MicroBatchDone
+from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
 from node.scheduler.settings import SchedulerSettings
 from node.training.colleagues import Colleagues
@@ -246,21 +246,18 @@ class StageRuntime:
             self.engines.pipeline.gone(peer)
             self.rounds.gone(peer)
 
-    async def run(self, plan: Plan, done: Callable[[ev.MicroBatchResult], None]) -> None:
+    async def run(self, plan: Plan, done: Callable[[MicroBatchDone], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""
         text = self.engines.text
         if text is None:
             return
         mine = [p for p in plan.paths if p.origin == self.me]
 
-        def finished(result: MicroBatchDone) -> None:
-            done(ev.MicroBatchResult(result.index, result.counted, result.loss_sum, result.tokens))
-
         def batch_of(path: Path) -> Coroutine[Any, Any, Callable[[], Batch]]:
             return text.fetch(path.samples)
 
         text.expect(position for path in mine for position in path.samples)
-        await self.engines.pipeline.run(mine, batch_of, finished)
+        await self.engines.pipeline.run(mine, batch_of, done)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
         """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what
@@ -288,7 +285,7 @@ class StageRuntime:
                 "training", "copy-failed", str(e), "warning", epoch=plan.epoch
             )
             missing = tuple(sorted(self._shapes))
-        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, (), 0)
+        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, ())
 
     async def adopt(self, plan: Plan) -> str:
         """Put the fresh parameters in place as the next version; the digest of it."""

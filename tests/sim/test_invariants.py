@@ -113,9 +113,11 @@ def test_i2_a_part_without_an_owner_or_with_a_dead_or_idle_one(swarm: SimSwarm) 
     listening = tuple(replace(m, current=m.peer != A) for m in plan().members)
     with broken("I2"):
         swarm.watch.owners.plan(plan(members=listening))
+    round = ev.RoundArrived(A, 1, 1, plan().hash, 1, (A,), {}, (), (), 30.0)
     with broken("I2"):
-        swarm.watch.owners.round(ev.SendRound((B,), plan(), 1, (A,)))
-    swarm.watch.owners.round(ev.SendRound((B,), plan(), 1, (A,), dict.fromkeys(SETUP.names[1], B)))
+        swarm.watch.owners.round(ev.SendRound((B,), plan(), round))
+    mended = replace(round, owners=dict.fromkeys(SETUP.names[1], B))
+    swarm.watch.owners.round(ev.SendRound((B,), plan(), mended))
 
 
 def taken(*samples: int, tokens: int = 0) -> TakenBatches:

@@ -12,6 +12,7 @@ from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
+from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import LinkCost, Measured
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
@@ -61,7 +62,7 @@ def begun(notes: Iterable[ev.Heartbeat] = (), **kw: Any) -> tuple[Leader, Plan]:
 
 def reported(leader: Leader, plan: Plan, now: float) -> list[Any]:
     """The results of all micro-batches are here; what the leader does then."""
-    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+    rows = tuple(MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths)
     return leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
 
 
@@ -215,7 +216,7 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
         for a in leader.handle(ev.Incomplete(three, plan.hash, 0, (), ()), 3.0)
         if isinstance(a, ev.SendRound)
     )
-    assert copy.digest == "wrong"
+    assert copy.round.digest == "wrong"
     done = leader.handle(ev.Committed(three, plan.hash, 1, "wrong", 1.0), 3.0)
     assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
         "digest-mismatch",
@@ -371,12 +372,10 @@ def test_where_plans_may_leave_the_stage_out_nobody_is_asked() -> None:
 
 def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
     leader, plan = begun()
-    rows = (ev.MicroBatchResult(0, True, 1.0, 65), ev.MicroBatchResult(1, True, 1.0, 64))
+    rows = (MicroBatchDone(0, True, 1.0, 65), MicroBatchDone(1, True, 1.0, 64))
     leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 3.0)
     assert leader.phase is Phase.RUN, "the absurd result is not heard"
-    leader.handle(
-        ev.MicroBatchesReported(E, plan.hash, (ev.MicroBatchResult(0, True, 1.0, 64),)), 3.1
-    )
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, (MicroBatchDone(0, True, 1.0, 64),)), 3.1)
     assert leader.phase is Phase.ROUND
 
 
@@ -388,7 +387,7 @@ def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
         leader.handle(ev.Incomplete(owner, plan.hash, attempt, (), ()), 3.0)
         done = leader.handle(ev.Incomplete(other, plan.hash, attempt, (), (owner,)), 3.0)
         (again,) = (a for a in done if isinstance(a, ev.SendRound))
-        assert again.owners == ({} if attempt == 0 else {"s1": other}), "once may be chance"
+        assert again.round.owners == ({} if attempt == 0 else {"s1": other}), "once may be chance"
 
 
 def test_every_so_many_epochs_and_the_last_are_evaluated() -> None:

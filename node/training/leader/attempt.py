@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
+from node.pipeline.origin import MicroBatchDone
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.plan_context import makes
@@ -35,7 +36,7 @@ class EpochAttempt:
     closed: float = 0.0
     round_s: float = 0.0
     """The longest deadline that an attempt of its round has had, seconds."""
-    results: dict[int, ev.MicroBatchResult] = field(default_factory=dict)
+    results: dict[int, MicroBatchDone] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     attempts: dict[int, int] = field(default_factory=dict)
     outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
@@ -142,7 +143,7 @@ class EpochAttempt:
         """What is not finished of this ends peer (of all: None) does not count."""
         for path in self.plan.paths:
             if origin in (None, path.origin):
-                self.results.setdefault(path.index, ev.MicroBatchResult(path.index, False, 0.0, 0))
+                self.results.setdefault(path.index, MicroBatchDone(path.index, False))
 
     def blame(self, ended: Mapping[PeerId, ev.Incomplete]) -> None:
         """After a round that nobody completed: which owners, though alive, did not step their
@@ -196,13 +197,14 @@ class EpochAttempt:
     ) -> ev.SendRound:
         """The word to these members of a stage that they average (again), or copy from
         ``sources``."""
-        dead = tuple(sorted(self.dead))
         self.copied = self.copied | set(to) if sources else self.copied - set(to)
-        return ev.SendRound(
-            to,
-            self.plan,
+        round = ev.RoundArrived(
+            self.plan.leader,
+            self.plan.epoch,
+            self.plan.term,
+            self.plan.hash,
             self.attempts[stage],
-            dead,
+            tuple(sorted(self.dead)),
             owners,
             sources,
             self.dropped,
@@ -210,6 +212,7 @@ class EpochAttempt:
             digest,
             self.tokens,
         )
+        return ev.SendRound(to, self.plan, round)
 
     def repair(
         self, stage: int, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float

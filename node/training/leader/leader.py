@@ -161,13 +161,9 @@ class Leader:
             case ev.Heartbeat():
                 return self._heard(event, now)
             case ev.Unreachable(peer, since):
-                known = self.roster.candidates.get(peer)
                 self._asked.pop(peer, None)
-                return (
-                    []
-                    if known is None or known.heard > since
-                    else self._gone(peer, now, "does not answer")
-                )
+                lives = self.roster.heard.get(peer, now) > since
+                return [] if lives else self._gone(peer, now, "does not answer")
             case ev.ProbeAnswered(peer, ours):
                 return self._answered(peer, ours, now)
             case ev.Declined(plan_hash, reason):
@@ -238,7 +234,7 @@ class Leader:
             return done + (self._try_plan(now) if missing and e.at == self.base else [])
         # What only measures again is heard from everybody every second: it waits for the next look
         # at the clock.
-        news = before is None or self.roster.candidates[e.peer].says() != before.says()
+        news = before is None or e.stands() != before.stands()
         return done + (self._try_plan(now) if news and self.phase is Phase.GATHER else [])
 
     def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:
@@ -304,8 +300,8 @@ class Leader:
         """Ask those who are silent whether they live. Silence alone is no death: whose machine is
         busy answers late."""
         done: list[Any] = []
-        for peer, c in list(self.roster.candidates.items()):
-            silent, most = now - c.heard, self.roster.silence(peer, self.facts.waits.late_s) + slack
+        for peer, heard in list(self.roster.heard.items()):
+            silent, most = now - heard, self.roster.silence(peer, self.facts.waits.late_s) + slack
             if peer == self.me or silent <= ASK_AFTER * most:
                 continue
             if peer not in self._asked:
@@ -317,15 +313,13 @@ class Leader:
 
     def _answered(self, peer: PeerId, ours: bool, now: float) -> list[Any]:
         self._asked.pop(peer, None)
-        known = self.roster.candidates.get(peer)
-        if ours or known is None:
-            self.roster.alive(peer, now)
+        if peer not in self.roster.candidates:
             return []
-        return (
-            self._gone(peer, now, "follows another leader")
-            if now - known.heard > self.facts.waits.late_s
-            else []
-        )
+        if ours:
+            self.roster.alive(peer, now)
+        elif now - self.roster.heard[peer] > self.facts.waits.late_s:
+            return self._gone(peer, now, "follows another leader")
+        return []
 
     # ----------------------------------------------------------- where to start from
 
@@ -636,10 +630,15 @@ class Leader:
             return []
         epoch.outcomes[e.peer] = e
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
-            c.reachable = tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable
-            c.at, c.tokens = epoch.makes, epoch.plan.tokens + epoch.tokens
-            c.digest, c.speed = e.digest, e.speed or c.speed
-            c.orphan = epoch.plan.electorate.orphan
+            self.roster.candidates[e.peer] = replace(
+                c,
+                at=epoch.makes,
+                digest=e.digest,
+                speed=e.speed or c.speed,
+                reachable=tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable,
+                tokens=epoch.plan.tokens + epoch.tokens,
+                orphan=epoch.plan.electorate.orphan,
+            )
         done: list[Any] = []
         if isinstance(e, ev.Incomplete):
             # The accused are probed now, so that the repair does not hand them the same parts

@@ -113,9 +113,9 @@ class LeaderService:
                             self._deliver(m.peer, note, ev.PlanArrived(plan), plan.deadline_s),
                             "plan",
                         )
-                case ev.SendRound():
-                    note = notes.round_note(action)
-                    for peer in action.to:
+                case ev.SendRound(to, _, round):
+                    note = notes.round_note(round)
+                    for peer in to:
                         self._tasks.spawn(
                             self._deliver(peer, note, notes.round_event(note, self._me)), "round"
                         )
