@@ -35,7 +35,8 @@ from node.telemetry.metrics import Metrics
 from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules
 from node.training.protocol.settings import TrainingSettings
-from node.training.stage_runtime import Engines, StageRuntime
+from node.training.stage_runtime import StageRuntime
+from node.training.state.engines import Engines
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.wire.tensors import dtype_of
@@ -116,7 +117,7 @@ class Peer:
         settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
         self.work = StageRuntime(
-            StageState(Block().to(dtype_of(rig.optim.parameters)), 1, 0),
+            StageState(Block().to(dtype_of(rig.optim.parameters)), 1),
             engines,
             settings,
             rig.optim,
@@ -127,7 +128,7 @@ class Peer:
             rig.read,
         )
         self.state = service(
-            self.transport, self.work, CheckpointSettings(), on_served=self.work.served
+            self.transport, self.work, CheckpointSettings(), on_served=self.work.state_export.served
         )
         self.plan: Plan | None = None
 

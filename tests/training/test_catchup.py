@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from node.app.catchup import TRIES, catch_up, keep_base
+from node.core.journey import Version
 from node.wire.tensors import digest
 
 
@@ -16,9 +17,10 @@ class Board:
     """A directory: who is at which epoch."""
 
     def __init__(self, **records: tuple[int, str]) -> None:
-        self.records, self.looks = records, 0
+        self.records, self.looks, self.view = records, 0, self
 
-    def others(self) -> dict[str, Any]:
+    @property
+    def everybody(self) -> dict[str, Any]:
         return {p: SimpleNamespace(body=SimpleNamespace(stage=1)) for p in self.records}
 
     def replicas(self, stage: int) -> dict[str, Any]:
@@ -108,7 +110,7 @@ async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) 
     a, b, c = await rig.add("a", "b", "c")
     given, board = a.work.stage.digest, Board(b=(0, "training"))
     for empty in (b, c):
-        empty.work.stage.adopt({n: t + 1 for n, t in empty.parameters().items()}, 0)
+        empty.work.stage.adopt({n: t + 1 for n, t in empty.parameters().items()}, Version(0))
         empty.work.stage.empty = True
     task = asyncio.create_task(
         catch_up(c.work, board, tmp_path / "in", c.journal, 0.01, given)  # type: ignore[arg-type]

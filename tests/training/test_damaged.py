@@ -11,6 +11,7 @@ from typing import Any
 from node.checkpoint.files import Disk
 from node.core.clock import SystemClock
 from node.training.member import MemberState
+from node.training.presence import View
 from node.training.protocol import events as ev
 from node.training.service import Training
 from tests.training.run_facts import facts
@@ -32,7 +33,7 @@ def taking_part(peer: Any) -> Training:
         facts(stages=1, read=peer.work.read),
         peer.transport,
         peer.work,
-        dict,
+        lambda: View({}),
         SystemClock(),
         peer.journal,
     )

@@ -304,7 +304,7 @@ async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> Non
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await asyncio.sleep(0)
     for key in a.work.describe(1, StateKind.OPTIMIZER, 2, "")[1]:
-        a.work.served(StateKind.OPTIMIZER, a.work.stage.settled, key)
+        a.work.state_export.served(StateKind.OPTIMIZER, a.work.stage.settled, key)
     assert await leaving
 
 
@@ -350,12 +350,12 @@ async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
     assert not await a.work.handed_over(0.01)
     assert [e.fields["parts"] for e in a.events("not-handed-over")] == [2, 1]
     for key in ("exp_avg", "exp_avg_sq"):
-        a.work.served(StateKind.OPTIMIZER, a.work.version, f"layers.0.norm/{key}")
+        a.work.state_export.served(StateKind.OPTIMIZER, a.work.version, f"layers.0.norm/{key}")
     assert not await a.work.handed_over(0.01), "one tensor of it is still here only"
-    a.work.served(StateKind.SPARE, a.work.version, "layers.0.norm/steps")
-    a.work.served(StateKind.OPTIMIZER, Version(1, ""), "layers.0.norm/steps")
+    a.work.state_export.served(StateKind.SPARE, a.work.version, "layers.0.norm/steps")
+    a.work.state_export.served(StateKind.OPTIMIZER, Version(1, ""), "layers.0.norm/steps")
     assert not await a.work.handed_over(0.01), "a copy, or old state, is not it"
-    a.work.served(StateKind.OPTIMIZER, a.work.version, "layers.0.norm/steps")
+    a.work.state_export.served(StateKind.OPTIMIZER, a.work.version, "layers.0.norm/steps")
     assert await a.work.handed_over(0.01)
 
 

@@ -6,7 +6,6 @@ probes, a search for better paths, the record. Never: a decision; the member's s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -71,6 +70,7 @@ class EpochPort(Protocol):
     async def word(
         self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
     ) -> str | None: ...
+    async def inform(self, peer: PeerId, note: pb.Note) -> None: ...
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None: ...
 
 
@@ -190,12 +190,7 @@ class LeaderService:
             if peer == self._me:
                 self._training.hear_of_dead(peer, note.dead)
             else:
-                self._tasks.spawn(self._tell_once(peer, note), "dead")
-
-    async def _tell_once(self, peer: PeerId, note: pb.Note) -> None:
-        """Good to know and no more: a member that misses it finds out by itself."""
-        with contextlib.suppress(PeerFault):
-            await self._training.word(peer, note, PROBE_TIMEOUT_S)
+                self._tasks.spawn(self._training.inform(peer, note), "dead")
 
     async def _probe(self, peer: PeerId) -> None:
         try:

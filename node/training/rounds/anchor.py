@@ -17,7 +17,7 @@ from torch import Tensor
 
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.fetch import FetchTimeouts, fetch
+from node.checkpoint.fetch import fetch
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
@@ -26,13 +26,13 @@ from node.core.tasks import Tasks
 from node.training.rounds.error_feedback import WORDS, feedback_of
 from node.training.rounds.merging import MOMENTUM, STEP
 from node.training.state.engines import Engines
+from node.training.state.parts import PATIENCE
 from node.training.state.stage import StageState
 from node.wire.tensors import digest
 
 SAVED = "#outer"
 """A part's anchor and outer momentum in a checkpoint, and what is owed of it, behind the part's
 name."""
-PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 WAIT_SHARE = 0.3
 """A window waits for an anchor on its way for so much of its time."""
 

@@ -41,22 +41,18 @@ FAR = 3.0
 
 
 class Giver(Protocol):
-    """Who knows what a stage contributes: its anchor."""
+    """Who knows what a stage contributes: its anchor. ``step``: of the server, that the anchor is
+    of."""
 
     @property
     def state(self) -> OuterState | None: ...
     @property
     def residual(self) -> ErrorFeedback: ...
+    @property
+    def step(self) -> int: ...
     def gives(self, of: Named) -> dict[str, Tensor] | None:
         """The contribution by these parameters, fp32 on the CPU; None without an anchor."""
         ...
-
-
-class Pusher(Giver, Protocol):
-    """The same where a server steps: the step that the anchor is of."""
-
-    @property
-    def step(self) -> int: ...
 
 
 class Merge(Protocol):
@@ -226,21 +222,21 @@ class Pushes(OuterSteps):
 
     def __init__(
         self,
-        giver: Pusher,
+        giver: Giver,
         settings: OuterSettings,
         shapes: Mapping[str, tuple[int, ...]],
         window: int,
         members: int,
     ) -> None:
         super().__init__(giver, settings, shapes, window)
-        self._pusher, self._members = giver, members
+        self._members = members
         self.ages: dict[str, int] = {}
         """Of the pushes that came, in steps of the server, those that were not taken included."""
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """As before, with the step that the anchor is of."""
         given = super().gives(local)
-        return None if given is None else {**given, STEP: _number(self._pusher.step)}
+        return None if given is None else {**given, STEP: _number(self._giver.step)}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
         """As before. Raises WireError for a step that is none, too."""
@@ -256,7 +252,7 @@ class Pushes(OuterSteps):
         if state is None:
             raise ValueError("differences from an anchor that is not here")
         # What a stranger says of its step makes nobody else's push older.
-        newest = self._pusher.step
+        newest = self._giver.step
         self.ages = {name: max(0, newest - int(of[STEP])) for name, of in sorted(came.items())}
         here = {
             name: {part: of[part] for part in self._shapes}
@@ -317,7 +313,7 @@ class ByMass(Averaging):
 
 def merge_of(
     settings: OuterSettings,
-    giver: Pusher,
+    giver: Giver,
     shapes: Mapping[str, tuple[int, ...]],
     window: int,
     mass: Mapping[CellId, float] | None = None,

@@ -27,7 +27,7 @@ from node.averaging.exchange.request import RoundOutcome
 from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
-from node.checkpoint.fetch import FetchTimeouts, fetch
+from node.checkpoint.fetch import fetch
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -46,6 +46,7 @@ from node.training.rounds.merging import (
     nearer,
 )
 from node.training.state.engines import Engines
+from node.training.state.parts import PATIENCE
 from node.training.state.state_export import StateExport
 from node.wire.tensors import digest
 
@@ -64,7 +65,6 @@ measure is how far the own training went in a window: no partner has a say in th
 TOO_FAR = 0.5
 """A partner that is so far away, relative to the length of what is given here, has another model:
 half-way between the two is neither. Parameters drawn anew are 1.4 away."""
-PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 
 Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
 """All parameters of this stage at a version, from these donors, of this digest if one is given.
