@@ -219,18 +219,16 @@ class EpochAttempt:
     ) -> list[ev.SendRound]:
         """Nobody at the stage is averaging any more and some lack parts: copy from who has all,
         else re-own the dead's."""
-        said = {
-            m.peer: o.digest
-            for m in self.living(stage)
-            if isinstance(o := self.outcomes.get(m.peer), ev.Committed)
-        }
+        said = {p: d for p, d in self._digests(stage).items() if p not in self.dead}
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
         self.repaired += 1
         to = tuple(unfinished)
         if said:
             return [self.round(stage, to, {}, deadline_s, tuple(said), majority(said))]
         self.blame(ended)
-        return [self.round(stage, to, self.reown(stage, _holders(ended), assign), deadline_s)]
+        # The first of them that holds a part fresh.
+        holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
+        return [self.round(stage, to, self.reown(stage, holders, assign), deadline_s)]
 
     def digests(self) -> tuple[dict[int, str], list[tuple[int, PeerId]]]:
         """What each stage that worked has agreed on, and (stage, peer) of those that differ from
@@ -252,13 +250,16 @@ class EpochAttempt:
     def _compared(self) -> Iterator[tuple[int, dict[PeerId, str]]]:
         """Stage, and the digests that its members report, which must be one."""
         for stage in self.stages:
-            said = {
-                m.peer: o.digest
-                for m in self.plan.stage(stage)
-                if isinstance(o := self.outcomes.get(m.peer), ev.Committed)
-            }
-            if said:
+            if said := self._digests(stage):
                 yield stage, said
+
+    def _digests(self, stage: int) -> dict[PeerId, str]:
+        """What its members report that have committed."""
+        return {
+            m.peer: o.digest
+            for m in self.plan.stage(stage)
+            if isinstance(o := self.outcomes.get(m.peer), ev.Committed)
+        }
 
     def _verdict(self, stage: int, said: Mapping[PeerId, str]) -> tuple[str, bool]:
         """What most of ``said`` hold who have not copied it, and whether that is more than half of
@@ -273,11 +274,3 @@ class EpochAttempt:
             ):
                 return majority(words), True
         return majority(elders or own), False
-
-
-def _holders(ended: Mapping[PeerId, ev.Incomplete]) -> dict[str, PeerId]:
-    """Somebody who holds each part fresh."""
-    found: dict[str, PeerId] = {}
-    for peer, outcome in ended.items():
-        found.update({part: peer for part in outcome.holds if part not in found})
-    return found

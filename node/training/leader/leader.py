@@ -27,7 +27,7 @@ from node.training.leader.attempt import EpochAttempt
 from node.training.leader.balance import Balance
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.division import Division
-from node.training.leader.planning import News, Planning
+from node.training.leader.planning import Planning
 from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
 from node.training.leader.starting_point import LOST_S, StartingPoint, counted
@@ -478,12 +478,12 @@ class Leader:
         past_votes = before.electorate if before is not None else None
         self.roster.agree(base)
         self.tokens = past.tokens
-        news, term = News(self.loss, self.loss_val), self._next_term(now)
+        losses, term = (self.loss, self.loss_val), self._next_term(now)
         rules = self.planning.in_force(past)
         if rules.change != past.change:
             self.windows.forget()
         self.windows.recalls(past.books, base, self.facts.stages, now)
-        founds = self._division.founds(self.roster, base, past, self.me, term, news, rules, now)
+        founds = self._division.founds(self.roster, base, past, self.me, term, losses, rules, now)
         child = NO_CELL
         if founds is not None:
             past, founded = founds
@@ -501,7 +501,7 @@ class Leader:
         )
         outer = self.windows.number() if window.means else 0
         plan, said, words = self.planning.plan(
-            self.roster, base, past, term, news, now, window, outer, child, votes
+            self.roster, base, past, term, losses, now, window, outer, child, votes
         )
         if votes.orphan and not (past_votes and past_votes.orphan):
             done.append(reports.orphaned(votes))
