@@ -53,6 +53,11 @@ def next_plan(actions: list[Any]) -> Plan:
     return plan
 
 
+def kinds(actions: Iterable[Any]) -> list[str]:
+    """Of what is said for the record."""
+    return [a.kind for a in actions if isinstance(a, ev.RecordFact)]
+
+
 def begun(notes: Iterable[ev.Heartbeat] = (), **kw: Any) -> tuple[Leader, Plan]:
     """A leader that has heard these, or one peer of each stage, with its first plan."""
     leader = led(facts(**kw), notes or [heard(E), heard(S1), heard(S2)])
@@ -185,15 +190,14 @@ def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
     for again in range(2):
         done = differs(leader, plan, 3.0 + 4 * again)
         plan = next_plan(done)
-        kinds = [a.kind for a in done if isinstance(a, ev.RecordFact)]
-        assert kinds[:2] == ["digest-mismatch", "epoch-abandoned"]
-        assert "epoch-committed" not in kinds
+        assert kinds(done)[:2] == ["digest-mismatch", "epoch-abandoned"]
+        assert "epoch-committed" not in kinds(done)
         assert plan.base == YOUNG, "who stands at what was undone is no richer side"
         assert all(m.current for m in plan.members)
         assert plan.digests[1] == heard(S1).digest
     assert leader.mismatches == 2
     done = differs(leader, plan, 20.0)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)][:3] == [
+    assert kinds(done)[:3] == [
         "digests-disputed",
         "digest-mismatch",
         "epoch-committed",
@@ -202,7 +206,7 @@ def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
     assert (plan.epoch, [m.peer for m in plan.stage(1) if m.current]) == (1, [S1])
     # One that catches up and differs again has no say against who held the version.
     done = differs(leader, plan, 30.0)
-    assert "epoch-abandoned" not in [a.kind for a in done if isinstance(a, ev.RecordFact)]
+    assert "epoch-abandoned" not in kinds(done)
 
 
 def test_what_was_copied_is_no_witness_for_it() -> None:
@@ -218,7 +222,7 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
     )
     assert copy.round.digest == "wrong"
     done = leader.handle(ev.Committed(three, plan.hash, 1, "wrong", 1.0), 3.0)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
+    assert kinds(done) == [
         "digest-mismatch",
         "epoch-abandoned",
     ]
@@ -283,7 +287,7 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     assert following.owners["s1"] == other
     assert following.moved == {"s1": owner}
     done = leader.handle(ev.Unreachable(owner), 4.5)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == ["peer-left"]
+    assert kinds(done) == ["peer-left"]
 
 
 def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
@@ -326,7 +330,7 @@ def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     leader.handle(ev.MoveRefused(first), 10.3)
     ((second, stage),) = moved(done := leader.handle(ev.ClockTick(), 10.5))
     assert (second, stage) == (({S1, T1} - {first}).pop(), 2)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == ["move-asked"]
+    assert kinds(done) == ["move-asked"]
     assert leader.moves == 2
     tell(leader, [dataclasses.replace(heard(second), stage=2, digest=heard(S2).digest)], 12.0)
     assert the_plan(leader.handle(ev.ClockTick(), 14.0)) is not None, "and so it begins"
@@ -415,7 +419,7 @@ def test_an_epoch_whose_stage_has_died_out_ends_at_once() -> None:
     leader, plan = begun()
     done = leader.handle(ev.Unreachable(S2), 2.5)
     assert leader.phase is Phase.GATHER
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
+    assert kinds(done) == [
         "peer-lost",
         "epoch-abandoned",
     ]

@@ -15,7 +15,18 @@ from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import Memory
 from tests.training.run_facts import facts
-from tests.training.test_leader import S1, S2, E, commits, heard, led, next_plan, tell, the_plan
+from tests.training.test_leader import (
+    S1,
+    S2,
+    E,
+    commits,
+    heard,
+    kinds,
+    led,
+    next_plan,
+    tell,
+    the_plan,
+)
 
 S3 = PeerId("stage3a")
 PATIENCE = 10.0
@@ -41,10 +52,6 @@ def begun(spare: int = 1, **kw: Any) -> tuple[Leader, Plan]:
 
 def after(plan: Plan) -> Version:
     return Version(plan.epoch + 1, lineage_after(plan, ()))
-
-
-def kinds(actions: list[Any]) -> list[str]:
-    return [a.kind for a in actions if isinstance(a, ev.RecordFact)]
 
 
 def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
