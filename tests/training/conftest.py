@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from node.core.journey import Hop, Plan, PlanMember, lineage_after
 from node.core.journey import Path as Way
 from node.core.samples import SampleClass
 from node.optim.owner import Owner
+from node.optim.ownership import assign
+from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
+from node.optim.state_replica import Spares
 from node.pipeline.settings import PipelineSettings
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
@@ -39,6 +43,7 @@ from node.training.stage_runtime import StageRuntime
 from node.training.state.engines import Engines
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
+from node.training.state.state_import import StateImport
 from node.wire.tensors import dtype_of
 
 LEADER = PeerId("leader")
@@ -145,6 +150,16 @@ class Peer:
         assert state is not None
         return state
 
+    @property
+    def taking(self) -> StateImport:
+        """What it takes over."""
+        return self.work.state_export.taking
+
+    @property
+    def spares(self) -> Spares:
+        """Its copies of others' state."""
+        return self.work.state_export.spares
+
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         return {n: self.owner.state(n) for n in self.owner.names()}
 
@@ -153,6 +168,15 @@ class Peer:
         await self.cell.close()
         await self.transport.close()
         self.heavy.shutdown()
+
+
+def shared(a: Any, b: Any, c: Any = None) -> dict[str, Any]:
+    """Two parts of the first of these, one of each other; without a third, of the second."""
+    return {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": c or b}
+
+
+def same(got: Any, expected: Any, atol: float = 2e-6, rtol: float = 1e-5) -> None:
+    torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
 
 
 class Rig:
@@ -299,6 +323,35 @@ class Rig:
             await self.copied(*members)
         assert after is not None
         return after
+
+    async def trained(
+        self, names: str, epochs: int, alone: Alone | None = None, **settings: Any
+    ) -> tuple[Any, ...]:
+        """New peers of these letters that share the parts, and their plan after so many epochs,
+        which ``alone`` has done too."""
+        peers = await self.add(*names, **settings)
+        owners = shared(peers[0], peers[min(1, len(peers) - 1)], peers[-1])
+        plan = await self.train(peers, owners, epochs)
+        if alone is not None:
+            alone.epochs([names] * epochs)
+        return (*peers, plan)
+
+    def placed(self, peers: Sequence[Peer], before: Mapping[str, Any] | None = None) -> Any:
+        """Owners as a leader places them."""
+        was = {n: PeerId(getattr(p, "me", p)) for n, p in (before or {}).items()} or None
+        members = [(p.me, 1.0) for p in peers]
+        owners = assign(parts_of(SHAPES, self.optim), members, was)
+        return {name: self.peers[peer] for name, peer in owners.items()}
+
+    @asynccontextmanager
+    async def again(self) -> AsyncIterator[Rig]:
+        """The swarm is started again, by peers that find the disks of these."""
+        made = Rig(self.home)
+        made.optim = self.optim
+        try:
+            yield made
+        finally:
+            await made.close()
 
     async def copied(self, *peers: Peer) -> None:
         """Wait until no copy of optimizer state and no checkpoint is under way."""

@@ -35,10 +35,7 @@ class Board:
 async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
     rig: Any, tmp_path: Path
 ) -> None:
-    a, b = await rig.add("a", "b", every=1)
-    owners = {n: a for n in rig.shapes}
-    await rig.train((a, b), owners, 4)
-    await a.work.local_checkpoints.saved()
+    a, _, _ = await rig.trained("ab", 4, every=1)
     two, three = a.work.checkpoints()[-2:]
     spoilt = a.store.path(1, three.epoch) / "parameters.safetensors"
     raw = bytearray(spoilt.read_bytes())
@@ -58,8 +55,7 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
 
 
 async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
-    a, b = await rig.add("a", "b")
-    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     record_store = Board(
         a=(3, "training"), b=(3, "ready"), old=(1, "training"), leaving=(9, "draining")
@@ -72,9 +68,7 @@ async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
 async def test_a_checkpoint_is_kept_over_older_parameters_of_donors(
     rig: Any, tmp_path: Path
 ) -> None:
-    a, b = await rig.add("a", "b", every=1)
-    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
-    await a.work.local_checkpoints.saved()
+    a, _, _ = await rig.trained("ab", 3, every=1)
     at = a.work.checkpoints()[-1]
     c, d = await rig.add("c", "d", every=1)
     c.store.root = a.store.root
@@ -127,8 +121,7 @@ async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) 
 async def test_once_the_swarm_trains_nobody_asks_for_the_beginning(
     rig: Any, tmp_path: Path
 ) -> None:
-    a, b = await rig.add("a", "b")
-    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     c.work.stage.empty = True
     board = Board(a=(3, "training"), b=(3, "training"))
@@ -139,8 +132,7 @@ async def test_once_the_swarm_trains_nobody_asks_for_the_beginning(
 async def test_a_late_joiner_of_adapters_fetches_the_weights_beside_them_too(
     rig: Any, tmp_path: Path
 ) -> None:
-    a, b = await rig.add("a", "b")
-    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     base = {"w": torch.arange(6.0), "v": torch.ones(2, 2)}
     a.work.stage.frozen = base
