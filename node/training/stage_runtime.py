@@ -197,7 +197,9 @@ class StageRuntime:
         """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched
         meanwhile."""
         if self._epoch is not None and self._epoch.plan.epoch >= plan.epoch:
-            self._void(plan.epoch)
+            # The swarm begins the epoch anew: no step of the earlier attempt may count.
+            self.engines.owner.abort(plan.epoch)
+            self.engines.cell.void(plan.epoch)
         self._epoch = _Epoch(plan)
         self.plan = plan
         self._inner.begin(plan)
@@ -513,11 +515,6 @@ class StageRuntime:
         return tuple(hops)
 
     # ----------------------------------------------------------- parts of the above
-
-    def _void(self, epoch: int) -> None:
-        """The swarm begins ``epoch`` anew: no step of the earlier attempt may count."""
-        self.engines.owner.abort(epoch)
-        self.engines.cell.void(epoch)
 
     def _of(self, plan: Plan) -> _Epoch:
         if self._epoch is None or self._epoch.plan.hash != plan.hash:

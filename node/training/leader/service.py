@@ -119,8 +119,13 @@ class LeaderService:
                         self._tasks.spawn(
                             self._deliver(peer, note, notes.round_event(note, self._me)), "round"
                         )
-                case ev.SendLost():
-                    self._spread(action)
+                case ev.SendLost(to):
+                    note = notes.dead_note(action)
+                    for peer in to:
+                        if peer == self._me:
+                            t.hear_of_dead(peer, note.dead)
+                        else:
+                            self._tasks.spawn(t.inform(peer, note), "dead")
                 case ev.ProbePeer(peer):
                     if peer not in self._probing:
                         self._probing.add(peer)
@@ -183,14 +188,6 @@ class LeaderService:
             self.lead(ev.Declined(event.plan.hash, reason) if mine else ev.Unreachable(peer))
             return None
         return peer
-
-    def _spread(self, action: ev.SendLost) -> None:
-        note = notes.dead_note(action)
-        for peer in action.to:
-            if peer == self._me:
-                self._training.hear_of_dead(peer, note.dead)
-            else:
-                self._tasks.spawn(self._training.inform(peer, note), "dead")
 
     async def _probe(self, peer: PeerId) -> None:
         try:
