@@ -284,6 +284,18 @@ class Rig:
             member = plan.member(p.me)
             await p.work.begin(plan, not member.current)
 
+    async def begun(
+        self,
+        members: Sequence[Peer],
+        owners: Mapping[str, Peer],
+        after: Plan | None = None,
+        **more: Any,
+    ) -> Plan:
+        """The next plan, which its members have begun."""
+        plan = self.plan(members, owners, after, **more)
+        await self.begin(plan, *members)
+        return plan
+
     async def average(
         self, plan: Plan, *peers: Peer, attempt: int = 0, **more: Any
     ) -> list[ev.RoundEnded]:

@@ -44,7 +44,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
 ) -> None:
     a, last = await rig.trained("a", 4, every=1)
     owners = dict.fromkeys(rig.shapes, a)
-    await rig.begin(rig.plan((a,), owners, last), a)
+    await rig.begun((a,), owners, last)
     await a.work.local_checkpoints.saved()
     two, three, four = a.work.checkpoints()
     change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")
@@ -98,7 +98,7 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     monkeypatch.undo()
     assert a.work.local_checkpoints.troubles() == [], "there is room again"
     last = await rig.train((a,), owners, 1, last)
-    await rig.begin(rig.plan((a,), owners, last), a)
+    await rig.begun((a,), owners, last)
     await a.work.local_checkpoints.saved()
     assert [v.epoch for v in a.work.checkpoints()][:2] == [3, 8], (
         "the next epoch, not the next multiple"

@@ -53,6 +53,12 @@ def next_plan(actions: list[Any]) -> Plan:
     return plan
 
 
+def waits(leader: Leader, now: float) -> str:
+    """What is waited for; there must be no plan."""
+    assert the_plan(leader.handle(ev.ClockTick(), now)) is None
+    return leader.waiting_for
+
+
 def kinds(actions: Iterable[Any]) -> list[str]:
     """Of what is said for the record."""
     return [a.kind for a in actions if isinstance(a, ev.RecordFact)]
@@ -121,15 +127,13 @@ def test_of_two_histories_the_one_with_more_tokens_goes_on(
 def test_stages_of_different_histories_make_no_version() -> None:
     lost = [heard(E, A, 500), heard(S1, Version(5, "bb" * 16), 600), heard(S2, A, 500)]
     leader = led(facts(recall=recalled, patience_s=5.0, late_s=1e9), lost)
-    assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
-    assert leader.waiting_for == "stages that hold one version in common"
+    assert waits(leader, 30.0) == "stages that hold one version in common"
 
 
 def test_peers_of_a_richer_side_get_time_to_bring_the_rest() -> None:
     notes = [n for n in both_sides(500, 900) if n.peer != T2]
     leader = led(facts(recall=recalled, patience_s=10.0, late_s=1e9), notes)
-    assert the_plan(leader.handle(ev.ClockTick(), 5.0)) is None
-    assert "more tokens" in leader.waiting_for
+    assert "more tokens" in waits(leader, 5.0)
     plan = the_plan(leader.handle(heard(T2, B, 900), 6.0)) or the_plan(
         leader.handle(ev.ClockTick(), 8.0)
     )
@@ -575,8 +579,7 @@ def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
 def test_no_plan_uses_an_unproven_pair_and_the_pair_is_named() -> None:
     lone = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E), with_ways(heard(S2), E)]
     leader = led(facts(prove=True), lone)
-    assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
-    assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
+    assert waits(leader, 2.0) == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
     one_way = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E)]
     assert the_plan(tell(leader, one_way, 2.5)) is None, "who is called must be able to call back"
     plan = the_plan(tell(leader, [with_ways(heard(S2), E, S1)], 3.0)) or the_plan(
@@ -602,8 +605,7 @@ def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
 def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
     notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
     leader = led(facts(prove=True), notes)
-    assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
-    assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
+    assert waits(leader, 2.0) == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
 
 
 def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:

@@ -26,6 +26,7 @@ from tests.training.test_leader import (
     next_plan,
     tell,
     the_plan,
+    waits,
 )
 
 S3 = PeerId("stage3a")
@@ -67,6 +68,13 @@ def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
     return plan, done
 
 
+def without_stage_2() -> tuple[Leader, Plan, Plan]:
+    """A leader, its first plan, and the one after the stage has died out."""
+    leader, first = begun()
+    plan, _ = lose(leader, S2, 3.0)
+    return leader, first, plan
+
+
 def current(plan: Plan, peer: PeerId) -> bool:
     return any(m.current for m in plan.members if m.peer == peer)
 
@@ -100,8 +108,7 @@ def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:
     leader, _ = begun()
     leader.handle(ev.Unreachable(S2), 3.0)
     leader.handle(ev.Unreachable(S3), 3.0)
-    assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
-    assert leader.waiting_for == "a peer for stage 2, stage 3"
+    assert waits(leader, 30.0) == "a peer for stage 2, stage 3"
     none, _ = begun(spare=0)
     none.handle(ev.Unreachable(S2), 3.0)
     assert the_plan(none.handle(ev.ClockTick(), 30.0)) is None
@@ -123,8 +130,7 @@ def test_a_run_begins_and_ends_with_every_stage() -> None:
 
 
 def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
-    leader, first = begun()
-    plan, _ = lose(leader, S2, 3.0)
+    leader, first, plan = without_stage_2()
     plan = next_plan(commits(leader, plan, 10.0))
     newcomer = heard(PeerId("stage2b"), first.base, 0)
     done = commits(leader, plan, 11.0, [newcomer])
@@ -166,8 +172,7 @@ def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
 
 
 def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
-    leader, first = begun()
-    plan, _ = lose(leader, S2, 3.0)
+    leader, first, plan = without_stage_2()
     at, other = after(plan), PeerId("ends0")
     successor = Leader(other, skipping(), term=plan.term, history=plan)
     there = [heard(p, at, 128) for p in (other, E, S1, S3)]

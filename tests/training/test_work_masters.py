@@ -47,8 +47,7 @@ async def test_masters_move_to_a_new_owner_bit_for_bit(rig: Any) -> None:
     moved = {n: p for n, p in first.items() if second[n] is not p}
     states = {n: p.owner.after(n, 2) for n, p in moved.items()}
     assert states
-    last = rig.plan((a, b), second, plan, moved=moved)
-    await rig.begin(last, a, b)
+    last = await rig.begun((a, b), second, plan, moved=moved)
     for name, state in states.items():
         await second[name].taking.ready([name], 60.0)
         assert equal(second[name].owner.state(name), state)
@@ -63,8 +62,7 @@ async def test_an_owner_dies_and_its_masters_come_from_copies(rig: Any, copied: 
     first = rig.placed((a, b, c))
     plan = await rig.train((a, b, c), first, 4)
     gone = [n for n, p in first.items() if p is a]
-    last = rig.plan((a, b, c), first, plan)
-    await rig.begin(last, a, b, c)
+    last = await rig.begun((a, b, c), first, plan)
     await rig.copied(a, b, c)
     before = {n: a.owner.state(n) for n in gone}
     parameters = b.parameters()
@@ -93,8 +91,7 @@ async def test_masters_come_back_from_checkpoints_bit_for_bit(rig: Any) -> None:
     a, b = await rig.add("a", "b", every=3, buddy_every=1)
     owners = rig.placed((a, b))
     plan = await rig.train((a, b), owners, 3)
-    last = rig.plan((a, b), owners, plan)
-    await rig.begin(last, a, b)
+    last = await rig.begun((a, b), owners, plan)
     await rig.copied(a, b)
     parameters, states = a.parameters(), a.states() | b.states()
     await rig.averaged(last, a, b)

@@ -57,7 +57,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(rig: Any, alone: A
     peers = await rig.add("a", "b", "c", every=4, buddy_every=1)
     before = rig.placed(peers)
     plan = await rig.train(peers, before, 4)
-    await rig.begin(rig.plan(peers, before, plan), *peers)
+    await rig.begun(peers, before, plan)
     alone.epochs(["abc"] * 4)
     for p in peers:
         await p.work.local_checkpoints.saved()
@@ -107,8 +107,7 @@ async def test_an_owner_that_dies_costs_every_method_the_same_age(
         same(kept.state, alone.saved[4][name])
     left = first | dict.fromkeys(gone, c)
     if when == "in the round":
-        last = rig.plan((a, b, c), first, plan)
-        await rig.begin(last, a, b, c)
+        last = await rig.begun((a, b, c), first, plan)
         await rig.net.kill(a.me)
         for ended in await rig.average(last, b, c):
             assert set(ended.missing) == set(gone)
@@ -134,8 +133,7 @@ async def test_a_part_that_cannot_be_stepped_fails_only_the_attempt(
 ) -> None:
     rig.optim = settings("soap")
     a, b, plan = await rig.trained("ab", 1, buddy_every=0)
-    last = rig.plan((a, b), shared(a, b), plan)
-    await rig.begin(last, a, b)
+    last = await rig.begun((a, b), shared(a, b), plan)
 
     def fails(*_: Any) -> Any:
         raise StepFault(

@@ -21,8 +21,7 @@ OF_A = ("layers.0.a", "layers.0.norm")
 
 async def begun_without(rig: Any, plan: Any, a: Any, b: Any, c: Any) -> Any:
     """The next plan, which all three have begun and then ``a`` dies."""
-    last = rig.plan((a, b, c), shared(a, b, c), plan)
-    await rig.begin(last, a, b, c)
+    last = await rig.begun((a, b, c), shared(a, b, c), plan)
     await rig.net.kill(a.me)
     return last
 
@@ -118,7 +117,7 @@ async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alo
     assert [e.fields["parts"] for e in c.events("state-moved")] == [2]
     assert c.taking.lost == c.taking.age == 0
     # Who gave it keeps what it had as a copy, and offers it as nothing else.
-    await rig.begin(rig.plan((a, b, c), shared(c, b, c), rig.peers["a"].plan), a, b, c)
+    await rig.begun((a, b, c), shared(c, b, c), rig.peers["a"].plan)
     assert a.owner.names() == ()
     assert {n: v.epoch for n, v in a.work.listing(1, StateKind.SPARE).items()} == {
         "layers.1.a": 2,
@@ -170,8 +169,7 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     everybody = (a, b, c, d)
     plan = await rig.train(everybody, shared(a, b, c), 5)
     alone.epochs(["abcd"] * 5)
-    last = rig.plan(everybody, shared(a, b, c), plan)
-    await rig.begin(last, *everybody)
+    last = await rig.begun(everybody, shared(a, b, c), plan)
     await rig.net.kill(a.me)
     # Attempt 1: d inherits, steps, and nobody can reach it. Attempt 2: b inherits; d lives on
     # beside the cell.
@@ -187,8 +185,7 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     await rig.averaged(last, b, c, attempt=2, dead=(a.me, d.me), owners=second)
     same(b.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     # d comes back as a listener: what it stepped never counts, and it offers it to nobody.
-    after = rig.plan((b, c), shared(b, b, c), last, listeners=(d,))
-    await rig.begin(after, b, c)
+    after = await rig.begun((b, c), shared(b, b, c), last, listeners=(d,))
     d.plan = after
     await d.work.begin(after, True)
     assert d.owner.names() == ()
@@ -205,15 +202,13 @@ async def test_a_failed_attempt_neither_ages_nor_reapplies_the_copy(rig: Any, al
     assert b.work.version.epoch == 6
     # Another stage failed: the epoch is undone and begun again; now c inherits, then the parts stay
     # with it.
-    again = rig.plan((b, c), shared(c, b, c), last, again=True)
-    await rig.begin(again, b, c)
+    again = await rig.begun((b, c), shared(c, b, c), last, again=True)
     assert b.work.version == again.base == Version(5, last.lineage)
     await rig.averaged(again, b, c)
     expected = alone.stepped("bc", 5, dict.fromkeys(OF_A, 4))
     same(b.parameters(), expected)
     same(c.parameters(), expected)
-    after = rig.plan((b, c), shared(c, b, c), again)
-    await rig.begin(after, b, c)
+    await rig.begun((b, c), shared(c, b, c), again)
     assert c.owner.through("layers.0.a") == 5
     assert "layers.0.a" not in b.owner.names()
 
@@ -223,8 +218,7 @@ async def test_a_copy_fetched_in_vain_outlives_its_giver(rig: Any, alone: Any) -
     last = await begun_without(rig, plan, a, b, c)
     await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=dict.fromkeys(OF_A, "c"))
     await rig.net.kill(b.me)  # the buddy of a, with the copies
-    again = rig.plan((c,), shared(c, c, c), last, again=True)
-    await rig.begin(again, c)
+    again = await rig.begun((c,), shared(c, c, c), last, again=True)
     await rig.averaged(again, c)
     # c is the buddy of b, whose part it has a copy of as well.
     old = dict.fromkeys(rig.shapes, 4) | {"layers.1.a": 5}
@@ -283,8 +277,7 @@ async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> Non
 
 async def test_an_owner_leaving_mid_epoch_gives_its_final_state(rig: Any, alone: Any) -> None:
     a, b, c, plan = await rig.trained(CELL, 4)
-    last = rig.plan((a, b, c), shared(a, b, c), plan)
-    await rig.begin(last, a, b, c)
+    last = await rig.begun((a, b, c), shared(a, b, c), plan)
     await rig.copied(b)  # of version 4, which this epoch starts from
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.average(last, a, b, c)
@@ -299,8 +292,7 @@ async def test_an_owner_leaving_mid_epoch_gives_its_final_state(rig: Any, alone:
 
 async def test_an_owner_leaving_in_its_first_epoch_awaits_its_state(rig: Any) -> None:
     a, b = await rig.add("a", "b")
-    first = rig.plan((a, b), shared(a, b, b))
-    await rig.begin(first, a, b)
+    first = await rig.begun((a, b), shared(a, b, b))
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.average(first, a, b)
     assert not leaving.done()

@@ -25,8 +25,7 @@ LATER = Version(9, "ee" * 16)
 
 async def test_checkpoints_carry_their_history(rig: Any) -> None:
     a, b, plan = await rig.trained("ab", 4, every=2)
-    last = rig.plan((a, b), shared(a, b), plan)
-    await rig.begin(last, a, b)
+    last = await rig.begun((a, b), shared(a, b), plan)
     for p in (a, b):
         await p.work.local_checkpoints.saved()
     (two, four) = a.work.checkpoints()
@@ -110,8 +109,7 @@ async def test_a_checkpoint_whose_cursor_cannot_be_brings_back_no_sampler(
 async def test_a_checkpoint_keeps_a_cells_share_of_the_samples(rig: Any) -> None:
     a, b, plan = await rig.trained("ab", 2, every=2)
     share = (SampleClass(1, 1, 9, (3, 5)), SampleClass(2, 2, 10))
-    last = rig.plan((a, b), shared(a, b), plan, cursor=share)
-    await rig.begin(last, a, b)
+    last = await rig.begun((a, b), shared(a, b), plan, cursor=share)
     await a.work.local_checkpoints.saved()
     past = a.work.local_checkpoints.recall(last.base)
     assert past.cursor == share
@@ -120,8 +118,7 @@ async def test_a_checkpoint_keeps_a_cells_share_of_the_samples(rig: Any) -> None
 async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     *everybody, plan = await rig.trained("abc", 1, buddy_every=0)
     a, b, c = everybody
-    last = rig.plan(everybody, shared(a, b), plan)
-    await rig.begin(last, *everybody)
+    last = await rig.begun(everybody, shared(a, b), plan)
     await rig.average(last, a, b, dead=(c.me,))
     good, made = a.work.stage.digest, makes(last, ())
     wrong = await c.work.copy(last, rig.round(last, 1, sources=(a.me,), digest="0" * 64))
@@ -198,8 +195,7 @@ class Waits(StateService):
 async def test_a_step_stops_waiting_and_ignores_late_state(rig: Any, alone: Any) -> None:
     a, b, plan = await rig.trained("ab", 3, alone, service=Waits, buddy_every=0)
     moved = {"layers.0.a": a, "layers.0.norm": a}
-    last = rig.plan((b,), shared(b, b), plan, moved=moved)
-    await rig.begin(last, b)
+    last = await rig.begun((b,), shared(b, b), plan, moved=moved)
     await a.state.asked.wait()
     await rig.averaged(last, b, deadline_s=8.0)
     expected = alone.stepped("b", 3, dict.fromkeys(moved, 0))
@@ -210,7 +206,7 @@ async def test_a_step_stops_waiting_and_ignores_late_state(rig: Any, alone: Any)
     a.state.let.set()
     await asyncio.wait([taking])
     assert not b.owner.state("layers.0.a"), "it came after the step"
-    await rig.begin(rig.plan((b,), shared(b, b), last), b)
+    await rig.begun((b,), shared(b, b), last)
     assert b.owner.through("layers.0.a") == 3
     same(b.owner.state("layers.0.a")["steps"], torch.ones(1))
 
