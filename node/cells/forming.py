@@ -30,7 +30,7 @@ from node.core.tasks import Tasks
 from node.dht.topics import outer_topic
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from node.telemetry.events import Journal
-from node.transport.port import TransportPort, printable, translate
+from node.transport.port import TransportPort, answers, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
@@ -319,14 +319,9 @@ class GroupFinder(rpc.CellsServicer):
 
     async def _tell(self, peer: PeerId, note: pb.CellsNote, timeout: float) -> pb.CellsReply:
         """Raises PeerFault when there is no answer in time."""
-        try:
-            async with asyncio.timeout(timeout):
-                channel = await self.transport.channel(peer)
-                return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
-        except TimeoutError as e:
-            raise PeerFault(peer, "no answer in time") from e
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
+        async with answers(peer, timeout):
+            channel = await self.transport.channel(peer)
+            return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
 
     # ----------------------------------------------------------- who posted
 

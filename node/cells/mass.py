@@ -23,7 +23,7 @@ from node.core.mass import MOST_STAGES, Shares, Units
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from node.telemetry.events import Journal
-from node.transport.port import TransportPort, printable, translate
+from node.transport.port import TransportPort, answers, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
@@ -131,14 +131,9 @@ class MassExchange(rpc.CellsServicer):
 
     async def _call(self, peer: PeerId, note: pb.TakeNote) -> pb.GrantNote:
         """Raises PeerFault when there is no answer in time."""
-        try:
-            async with asyncio.timeout(3 * AGAIN_S):
-                channel = await self._transport.channel(peer)
-                return await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
-        except TimeoutError as e:
-            raise PeerFault(peer, "no answer in time") from e
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
+        async with answers(peer, 3 * AGAIN_S):
+            channel = await self._transport.channel(peer)
+            return await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
 
     async def Take(self, request: pb.TakeNote, context: Any) -> pb.GrantNote:
         """A taker's question. One that nobody could mean counts as a fault of its sender."""

@@ -63,7 +63,7 @@ from node.training.protocol.votes import (
 from node.training.protocol.ways import whom_to_measure
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
-from node.transport.port import TransportPort, translate
+from node.transport.port import TransportPort, answers
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -653,15 +653,9 @@ class Training(rpc.TrainingServicer):
         """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in
         time."""
         began = self.clock.now()
-        try:
-            async with asyncio.timeout(timeout):
-                reply = await rpc.TrainingStub(await self.transport.channel(peer)).Tell(
-                    note, timeout=timeout
-                )
-        except TimeoutError as e:
-            raise PeerFault(peer, "no answer in time") from e
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
+        async with answers(peer, timeout):
+            stub = rpc.TrainingStub(await self.transport.channel(peer))
+            reply = await stub.Tell(note, timeout=timeout)
         # others take what there is to be done about them
         if note.WhichOneof("say") in (
             None,

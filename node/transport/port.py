@@ -3,7 +3,9 @@ calling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -141,6 +143,19 @@ class PeerTransport(TransportPort, Protocol):
 def printable(text: str | None) -> str:
     """One clipped line of a text that a peer wrote."""
     return "".join(c if c.isprintable() else " " for c in (text or "")[:REASON_LENGTH]).strip()
+
+
+@asynccontextmanager
+async def answers(peer: PeerId, timeout: float) -> AsyncIterator[None]:
+    """Around a call of ``peer``, its channel included, that has ``timeout`` seconds. Raises
+    PeerFault when the answer does not come by then, or the call fails."""
+    try:
+        async with asyncio.timeout(timeout):
+            yield
+    except TimeoutError as e:
+        raise PeerFault(peer, "no answer in time") from e
+    except grpc.aio.AioRpcError as e:
+        raise translate(peer, e) from e
 
 
 def translate(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFault:
