@@ -63,6 +63,7 @@ class Deadlines:
         unknown."""
         said = _believed(roster)
         usual = _median(m.tera_s for m in said.values())  # where it is not known of a peer
+        operations = self._sizes.operations
         busy: dict[PeerId, float] = {}
         longest, known = 0.0, True
         for path in paths:
@@ -70,7 +71,9 @@ class Deadlines:
             for stage, peer in [(ENDS, path.origin), *((h.stage, h.peer) for h in path.hops)]:
                 measured = self._measured(stage, said.get(peer))
                 known = known and measured > 0
-                seconds = measured or self._reckoned(stage, said.get(peer), usual)
+                each = said[peer].tera_s if peer in said else 0.0
+                reckoned = operations[stage] if stage < len(operations) else 0.0
+                seconds = measured or reckoned / TERA * (each or usual)
                 busy[peer] = busy.get(peer, 0.0) + seconds
                 through += seconds + 2 * _tensor_s(said.get(peer))
             longest = max(longest, through)
@@ -117,10 +120,6 @@ class Deadlines:
         if m is None or not (m.forward_s and m.backward_s):
             return 0.0
         return m.forward_s + m.backward_s + (m.loss_s if stage == ENDS else 0.0)
-
-    def _reckoned(self, stage: int, m: Measured | None, usual: float) -> float:
-        operations = self._sizes.operations[stage] if stage < len(self._sizes.operations) else 0.0
-        return operations / TERA * ((m.tera_s if m is not None else 0.0) or usual)
 
     @staticmethod
     def _bounded(floor_s: float, seconds: float) -> float:

@@ -89,11 +89,6 @@ class Anchor:
             self._named = state, digest(_flat(state))
 
     @property
-    def _owes(self) -> bool:
-        """Whether all replicas of a cell owe the same: each may be asked for what the cell says."""
-        return self.settings.feedback
-
-    @property
     def lacking(self) -> bool:
         """This peer should have an anchor and has none."""
         return self.kept and self.state is None
@@ -179,7 +174,7 @@ class Anchor:
                 and epoch in (None, version.epoch)
                 and history in ("", version.lineage)
             ):
-                zeros = state.momentum if self._owes else {}
+                zeros = state.momentum if self.settings.feedback else {}
                 words = {
                     f"{name}/{WORDS}": owed[name] if name in owed else torch.zeros_like(t)
                     for name, t in zeros.items()
@@ -253,7 +248,7 @@ class Anchor:
         wanted = {
             f"{name}/{which}": shape
             for name, shape in shapes.items()
-            for which in ("anchor", "momentum", *((WORDS,) if self._owes else ()))
+            for which in ("anchor", "momentum", *((WORDS,) if self.settings.feedback else ()))
         }
         try:
             found = await fetch(
@@ -282,7 +277,7 @@ class Anchor:
             f"has the anchor of epoch {version.epoch}",
             epoch=version.epoch,
         )
-        if self._owes:
+        if self.settings.feedback:
             self.residual.takes_over({n: found.tensors[f"{n}/{WORDS}"] for n in shapes})
         return OuterState(
             {n: found.tensors[f"{n}/anchor"] for n in shapes},

@@ -44,12 +44,10 @@ class Giver(Protocol):
     """Who knows what a stage contributes: its anchor. ``step``: of the server, that the anchor is
     of."""
 
-    @property
-    def state(self) -> OuterState | None: ...
-    @property
-    def residual(self) -> ErrorFeedback: ...
-    @property
-    def step(self) -> int: ...
+    state: OuterState | None
+    residual: ErrorFeedback
+    step: int
+
     def gives(self, of: Named) -> dict[str, Tensor] | None:
         """The contribution by these parameters, fp32 on the CPU; None without an anchor."""
         ...
@@ -83,16 +81,17 @@ class Merge(Protocol):
         ...
 
     def since(self, local: Named, told: bool) -> Named:
-        """Parameters that what was made takes the place of; ``told``: nothing of this cell is in
-        it, and what it has learned since its anchor stays."""
-        ...
+        """Parameters that what was made takes the place of: what was given, unless, ``told``,
+        nothing of this cell is in it, and what it has learned since its anchor stays."""
+        return local
 
     def lacks(self, cell: str, made: Named) -> bool:
-        """Whether nothing of this cell is in what another one has made for it."""
-        ...
+        """Whether nothing of this cell is in what another one has made for it; not as far as
+        anybody knows."""
+        return False
 
 
-class Averaging:
+class Averaging(Merge):
     """Parameters, or anchor and momentum after an outer step of each cell's own: their mean."""
 
     shared, near = False, True
@@ -118,16 +117,8 @@ class Averaging:
         """What is given."""
         return dict(self._shapes)
 
-    def since(self, local: Named, told: bool) -> Named:
-        """What was given."""
-        return local
 
-    def lacks(self, cell: str, made: Named) -> bool:
-        """As far as anybody knows it is."""
-        return False
-
-
-class OuterSteps:
+class OuterSteps(Merge):
     """DiLoCo where anchors are equal: differences from the anchor travel, coded, and every cell
     makes the same outer step along the mean of the same differences. ``shapes``: of the parts that
     this window carries.
@@ -202,10 +193,6 @@ class OuterSteps:
         if told and self._giver.state is not None:
             return {name: self._giver.state.anchor[name] for name in self._shapes}
         return {name: local[name] for name in self._shapes}
-
-    def lacks(self, cell: str, made: Named) -> bool:
-        """A step has the differences of the whole group."""
-        return False
 
 
 class Pushes(OuterSteps):

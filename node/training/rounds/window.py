@@ -402,11 +402,10 @@ class WindowRound:
             self._state_export.opens(
                 plan, {name: plan.owners[name] for name in rounds.shapes}, r.dead
             )
-        try:
-            if not listener:
+            try:
                 await self._state_export.hold(plan, r.deadline_s)
-        finally:
-            self._state_export.closes()
+            finally:
+                self._state_export.closes()
         fresh: dict[str, Tensor] = {}
         if m is not None:
             m.applied = False

@@ -123,11 +123,6 @@ class LocalCheckpoints:
         another model."""
         try:
             found = await self._engines.aside(self._store.load, self._stage, version.epoch)
-            if _lineage(found.meta) != version.lineage:
-                raise _OtherHistory(
-                    f"the checkpoint of epoch {version.epoch} is of another history",
-                    "use another epoch",
-                )
             copies_of(found.meta)
             if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(shapes) or {
                 name.partition("#")[0] for name in found.optimizer
@@ -136,13 +131,16 @@ class LocalCheckpoints:
                     f"the checkpoint of epoch {version.epoch} is of another model",
                     "use another directory",
                 )
-        except _OtherHistory:
-            raise
         except Refused as e:
             # Nobody is told any more that this peer could go back to it.
             self._store.distrust(self._stage, version.epoch, e.what)
             self._metas = None
             raise
+        if _lineage(found.meta) != version.lineage:
+            raise Refused(
+                f"the checkpoint of epoch {version.epoch} is of another history",
+                "use another epoch",
+            )
         return found
 
     def save(
@@ -247,10 +245,6 @@ class LocalCheckpoints:
                     "warning",
                     name=name,
                 )
-
-
-class _OtherHistory(Refused):
-    """A whole checkpoint, but not the one that was asked for."""
 
 
 def colleagues_of(meta: Mapping[str, Any]) -> tuple[PeerId, ...]:
