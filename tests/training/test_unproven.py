@@ -97,13 +97,11 @@ def test_a_certified_version_is_gone_on_from_and_shown() -> None:
     assert (plan.plan.base, plan.certificate) == (THEIRS, shown)
 
 
-def test_what_most_voters_hold_needs_no_certificate() -> None:
-    leader = told((F, T1, T2, S1), (E, S2))
-    assert base(leader.handle(ev.ClockTick(), 2.0)) == THEIRS
-
-
-def test_absent_voters_may_have_committed_a_version() -> None:
-    leader = told(OTHERS, (E, S2))
+@pytest.mark.parametrize("others", [(F, T1, T2, S1), OTHERS], ids=["most-hold-it", "absent"])
+def test_what_enough_voters_hold_or_may_hold_needs_no_certificate(
+    others: tuple[PeerId, ...],
+) -> None:
+    leader = told(others, (E, S2))
     assert base(leader.handle(ev.ClockTick(), 2.0)) == THEIRS
 
 
