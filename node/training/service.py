@@ -275,6 +275,11 @@ class Training(rpc.TrainingServicer):
                     # Who does not lead hears the change in it and no more.
                     self.tasks.spawn(self.inform(peer, word), "change")
 
+    @property
+    def known(self) -> Rules:
+        """The owner's newest change that is known here."""
+        return self.standing.known
+
     def _goes_by(self, plan: Plan) -> None:
         rules = self.work.read(plan.change)
         if self.standing.follows(plan.leader, rules):
@@ -294,7 +299,7 @@ class Training(rpc.TrainingServicer):
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 
     def _may_lead(self, peer: PeerId) -> bool:
-        honest = peer not in self.trust.doubles and not self.standing.known.revokes(peer)
+        honest = peer not in self.trust.doubles and not self.known.revokes(peer)
         return honest and self.facts.may_lead(peer)
 
     @property
