@@ -248,7 +248,7 @@ class Ours(Rule):
             for p in roster.candidates
             if p not in peers or peers[p].serves > now or peers[p].life.dies <= now - LATE_S
         ]:
-            del roster.candidates[name]
+            roster.gone(name)
         roster.agree(BASE)
         return [(move.peer, move.target) for move in self.balance.look(roster, BASE, now)]
 

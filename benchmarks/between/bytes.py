@@ -44,6 +44,7 @@ class Keeper:
     def __init__(self, state: OuterState, settings: OuterSettings) -> None:
         self.state: OuterState | None = state
         self.residual = feedback_of(settings)
+        self.step = 0
 
     def gives(self, of: Mapping[str, Tensor] | None = None) -> None:
         """Nothing: only differences are given here."""

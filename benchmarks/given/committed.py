@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Report
+from node.core.journey import Version
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.training.state.stage import StageState
@@ -27,12 +28,12 @@ TRIES = 5
 def rows(report: Report, root: Path) -> None:
     """One row, in seconds of a core: it is the work of one thread, and the machine may be busy."""
     torch.set_num_threads(1)
-    state = StageState(build(MODEL, 1, 1), 1, 0)
+    state = StageState(build(MODEL, 1, 1), 1)
     fresh = {name: torch.rand_like(p) for name, p in state.parameters().items()}
     size = sum(t.nbytes for t in fresh.values())
 
     def commit() -> None:
-        state.adopt(fresh, state.epoch + 1)
+        state.adopt(fresh, Version(state.version.epoch + 1))
         state.settle()
 
     (took, core), (took_flat, core_flat) = least(commit), least(lambda: flat(fresh))

@@ -166,7 +166,7 @@ class Peer:
                 "room": e.body.room,
                 "at": e.body.maddrs,
             }
-            for p, e in self.presence.others().items()
+            for p, e in self.presence.view.everybody.items()
         }
         t = self.transport
         return {

@@ -184,12 +184,12 @@ class Band:
         """Everybody else who hosts a stage, as the first of them sees it, or as they were told."""
         mine = {one.me for one in self.all}
         presence = self.chief.presence
-        seen = {p: presence.others()[p].body for p in presence.hosts() if p not in mine}
+        seen = {p: presence.view.everybody[p].body for p in presence.view.hosts if p not in mine}
         found = self._known | seen
         return {p: body for p, body in found.items() if not self._whom or p in self._whom}
 
     async def do_look(self) -> dict[str, Any]:
-        return {"peers": [len(one.presence.others()) for one in self.all]}
+        return {"peers": [len(one.presence.view.everybody) for one in self.all]}
 
     async def do_keep(self, leaked: str) -> dict[str, Any]:
         lines = (await asyncio.to_thread(Path(leaked).read_bytes)).splitlines()

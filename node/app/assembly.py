@@ -165,7 +165,6 @@ async def assemble(
     state = StageState(
         module,
         stage,
-        0,
         placed=local.place if local else None,
         empty=bool(m.weights) and not begun,
         frozen=base_of(module) if m.adapter else None,
@@ -358,7 +357,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         work,
         o.store.settings,
         clock=o.clock,
-        on_served=work.served,
+        on_served=work.state_export.served,
         weights=o.weights,
     )
     training = Training(
@@ -367,7 +366,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.facts(run_facts(manifest, work, o.parts)),
         o.transport,
         work,
-        o.presence.ends,
+        lambda: o.presence.view,
         o.clock,
         o.journal,
         o.on_error,
@@ -381,9 +380,6 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     o.transport.on_lost(cell.gone)
     training.cell, training.on_cell = o.presence.cell, o.presence.enter
     meetings = _meetings(manifest, o, training) if manifest.outer.windows else None
-    training.company = o.presence.hosts
-    training.follows = o.presence.follows
-    training.coming = o.presence.coming
     training.on_lead = o.presence.changed
     o.presence.seeks = lambda: training.seeks
     return Services(state, o.meter, pipeline, cell, work, training, meetings)
@@ -403,7 +399,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         plan = training.work.plan
         if training.leader is None or plan is None or plan.cell_id != training.cell:
             return None
-        count = Counter([training.stage, *o.presence.stages()])
+        count = Counter([training.stage, *o.presence.view.stages()])
         replicas = tuple(count[stage] for stage in range(manifest.pipeline.stages + 1))
         return CellRecord(training.cell, plan.base, replicas, training.works, o.meter.tokens_per_s)
 

@@ -39,7 +39,7 @@ async def begin(
             return
         if work.stage.frozen is None and _newest(work, presence)[0]:
             return
-        there = presence.others()
+        there = presence.view.everybody
         likely = work.stage.stage, ENDS
         near = sorted(there, key=lambda p: there[p].body.stage not in likely)
         try:
@@ -67,7 +67,7 @@ def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, i
     """The epoch that others hold the stage at, as most of them say, and who says which."""
     held = {
         p: e.body.epoch
-        for p, e in presence.replicas(work.stage.stage).items()
+        for p, e in presence.view.replicas(work.stage.stage).items()
         if e.body.state in ("training", "ready", "finished")
         and e.body.epoch <= work.settings.epochs
     }

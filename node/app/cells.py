@@ -81,7 +81,7 @@ async def watch_cell(daemon: PeerPort, presence: Presence, stages: int, first: C
         if a is None or d.mover.going or d.draining or d.ending:
             continue
         training, now = a.training, d.clock.now()
-        goes = training.works or presence.led()
+        goes = training.works or presence.view.led()
         if not goes and now - sampled >= SAMPLE_S:
             sampled = now
             # Who leaves the same cell draws the same sample, and they spread over it.
@@ -92,11 +92,11 @@ async def watch_cell(daemon: PeerPort, presence: Presence, stages: int, first: C
         to = machine.look(
             training.cell,
             training.member.term,
-            presence.hosts(),
-            {**seen, training.cell: presence.stages()},
+            presence.view.hosts,
+            {**seen, training.cell: presence.view.stages()},
             working - {training.cell} | own,
             d.clock.now(),
-            coming=bool(presence.coming()),
+            coming=bool(presence.view.coming),
         )
         if to is not None:
             d.mover.joins(to)

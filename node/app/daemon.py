@@ -309,7 +309,7 @@ class Daemon:
 
     def _members(self) -> set[PeerId]:
         """Who hosts a stage of the run, as the directory or the newest plan shows it."""
-        hosts = set(self.presence.hosts()) if self.presence else set[PeerId]()
+        hosts = set(self.presence.view.hosts) if self.presence else set[PeerId]()
         plan = self.assembled.work.plan if self.assembled else None
         return hosts | {m.peer for m in plan.members} if plan else hosts
 
@@ -623,7 +623,7 @@ class Daemon:
             return True
         if standing is Standing.UNKNOWN:
             return not company
-        others = self.presence.others().values() if self.presence else ()
+        others = self.presence.view.everybody.values() if self.presence else ()
         return not any(e.body.reach == Standing.OPEN.value for e in others)
 
     def _refuses(self, manifest: Manifest, stage: int) -> str:
@@ -694,7 +694,7 @@ class Daemon:
     def _open_peers(self) -> list[str]:
         """A multiaddr of every other peer that everybody can dial, rendezvous first."""
         entries = sorted(
-            self.presence.others().items() if self.presence else (),
+            self.presence.view.everybody.items() if self.presence else (),
             key=lambda e: (e[1].body.role != "rendezvous", e[0]),
         )
         there = [

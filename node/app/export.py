@@ -101,7 +101,7 @@ async def _stage(
     a: Assembled, m: Manifest, transport: TransportPort, plan: Plan, stage: int
 ) -> Stage:
     if stage == a.stage.stage:
-        return a.stage.parameters(), a.stage.epoch
+        return a.stage.parameters(), a.stage.version.epoch
     donors = [x.peer for x in plan.stage(stage) if x.current]
     shapes = parameter_shapes(m.model, m.pipeline.stages, stage)
     for attempt in range(ATTEMPTS):

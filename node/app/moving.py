@@ -57,7 +57,7 @@ class Mover:
             return f"it is on its way to {stage_name(self.target)}"
         if self.going or d.assembled is None or d.manifest is None or d.draining or d.ending:
             return "it is coming or going itself"
-        taken = stage == ENDS and d.presence is not None and d.presence.ends()
+        taken = stage == ENDS and d.presence is not None and d.presence.view.ends
         known = under(d.manifest, d.assembled.training.standing.known)
         why = self._refuses(known, stage)
         if why := "somebody else is at the ends" if taken else why:
@@ -74,7 +74,7 @@ class Mover:
         if self.going or d.draining or d.ending:
             return
         self.cell = cell
-        epoch = d.assembled.stage.epoch if d.assembled is not None else 0
+        epoch = d.assembled.stage.version.epoch if d.assembled is not None else 0
         text = (
             f"no leader works in this cell, and others do: joins cell {cell} and gives up what is "
             f"here, epoch {epoch}"

@@ -100,7 +100,7 @@ class OperatorService(SnapshotBuilder, Window):
         tried."""
         d = self._d
         found = self._resolve(peer)
-        entry = d.presence.others().get(found) if d.presence else None
+        entry = d.presence.view.everybody.get(found) if d.presence else None
         report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
         try:
             if improve:
@@ -121,10 +121,8 @@ class OperatorService(SnapshotBuilder, Window):
             peer = PeerId(text.rpartition("/p2p/")[2])
             self._d.transport.learn(peer, [text])
             return peer
-        known = set(self._d.presence.others()) if self._d.presence else set()
-        by_name = [
-            p for p in known if self._d.presence and self._d.presence.others()[p].body.name == text
-        ]
+        known = self._d.presence.view.everybody if self._d.presence else {}
+        by_name = [p for p, entry in known.items() if entry.body.name == text]
         hits = by_name or [p for p in known if p.endswith(text) or p == text]
         if len(hits) != 1:
             why = (
@@ -188,7 +186,7 @@ class OperatorService(SnapshotBuilder, Window):
     def _ends(self, a: Assembled) -> list[PeerId]:
         """Other peers at the ends: those with a record first, and who leads, and has the most to
         do, after the others."""
-        listed = set(self._d.presence.ends()) if self._d.presence else set[PeerId]()
+        listed = set(self._d.presence.view.ends) if self._d.presence else set[PeerId]()
         plan = a.work.plan
         planned = {m.peer for m in plan.stage(ENDS)} if plan else set[PeerId]()
         leader = plan.leader if plan else None

@@ -87,7 +87,7 @@ class Placing:
         while not machine.may_build or machine.stage is None:
             if (
                 stage := machine.look(
-                    presence.placed(self._stages), d.clock.now(), closed=self._closed()
+                    presence.view.placed(self._stages), d.clock.now(), closed=self._closed()
                 )
             ) is not None:
                 d.journal.emit("daemon", "claimed", f"claims {stage_name(stage)}", stage=stage)
@@ -115,8 +115,9 @@ class Placing:
             a = d.assembled
             if a is None or d.mover.going or d.draining or d.ending:
                 continue
-            settled, waits = machine.settled, a.stage.epoch <= 0 and bool(a.training.waiting_for())
-            to = machine.look(presence.placed(self._stages), d.clock.now(), waits=waits)
+            settled = machine.settled
+            waits = a.stage.version.epoch <= 0 and bool(a.training.waiting_for())
+            to = machine.look(presence.view.placed(self._stages), d.clock.now(), waits=waits)
             if to is not None and d.mover.asked(to):
                 machine.stays(a.stage.stage)
                 self.open_to = "stage" if to == ENDS else ""

@@ -45,7 +45,7 @@ def body_of(d: PeerPort) -> PeerBody:
         state="choosing" if to is not None else _POSTED.get(state, state),
         open_to=d.placing.open_to,
         settled=d.placing.settled,
-        epoch=max(0, a.stage.epoch) if a else 0,
+        epoch=max(0, a.stage.version.epoch) if a else 0,
         name=d.name[:64],
         version=d.version,
         tokens_per_s=a.meter.tokens_per_s if a else 0.0,

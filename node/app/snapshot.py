@@ -198,8 +198,8 @@ class SnapshotBuilder:
         s = pb.Snapshot(
             stage=here,
             layers=a.layers,
-            replicas=1 + len(d.presence.replicas(here)) if d.presence else 1,
-            epoch=a.stage.epoch,
+            replicas=1 + len(d.presence.view.replicas(here)) if d.presence else 1,
+            epoch=a.stage.version.epoch,
             digest=a.stage.digest,
             phase=training.member.state.value if to is None else f"to {stage_name(to)}",
             leader=training.leader_id() or "",
@@ -262,12 +262,12 @@ class SnapshotBuilder:
 
     def _cell_line(self, a: Assembled, meetings: CellMeetings, m: Manifest) -> pb.CellLine:
         d, training = self._d, a.training
-        mates = d.presence.stages() if d.presence else ()
+        mates = d.presence.view.stages() if d.presence else ()
         line = self._cell.line(
             training.cell,
             1 + len(mates),
             meetings.register.cells,
-            a.work.window,
+            a.work.windows.news,
             m.outer.window_s,
             d.clock.wall(),
         )
@@ -335,7 +335,7 @@ class SnapshotBuilder:
     def _no_way(self, peers: Sequence[PeerId]) -> str:
         if not peers or self._d.presence is None:
             return ""
-        others = self._d.presence.others()
+        others = self._d.presence.view.everybody
         names = [
             f"{others[p].body.name} (stage {others[p].body.stage})" if p in others else short(p)
             for p in peers[:3]
@@ -345,7 +345,7 @@ class SnapshotBuilder:
         )
 
     def _swarm(self, m: Manifest) -> ask.SwarmLine:
-        epoch = self._d.assembled.stage.epoch if self._d.assembled else 0
+        epoch = self._d.assembled.stage.version.epoch if self._d.assembled else 0
         return ask.SwarmLine(
             name=m.swarm.name,
             run_id=m.run_id,
@@ -376,7 +376,7 @@ class SnapshotBuilder:
             ports=dict(zip(("libp2p", "gRPC"), t.ports, strict=True)),
         )
         links = t.peers()
-        for peer, entry in sorted(d.presence.others().items() if d.presence else ()):
+        for peer, entry in sorted(d.presence.view.everybody.items() if d.presence else ()):
             b, link = entry.body, links.get(peer, PeerLink())
             report.ways.append(
                 pb.WayLine(
@@ -510,7 +510,7 @@ class SnapshotBuilder:
         if d.presence is None:
             return answer
         links = d.transport.peers()
-        for peer, entry in sorted(d.presence.others().items()):
+        for peer, entry in sorted(d.presence.view.everybody.items()):
             b, link = entry.body, links.get(peer)
             answer.peers.append(
                 ask.PeerLine(

@@ -28,7 +28,7 @@ from node.core.ids import CellId, PeerId, short
 from node.core.journey import Partner
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer
-from node.transport.port import TransportPort, in_time, printable
+from node.transport.port import TransportPort, answers, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
@@ -273,7 +273,7 @@ class GroupFinder(rpc.CellsServicer):
 
     async def _tell(self, peer: PeerId, note: pb.CellsNote, timeout: float) -> pb.CellsReply:
         """Raises PeerFault when there is no answer in time."""
-        async with in_time(peer, timeout):
+        async with answers(peer, timeout):
             channel = await self.transport.channel(peer)
             return await rpc.CellsStub(channel).Tell(note, timeout=timeout)
 

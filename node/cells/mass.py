@@ -22,7 +22,7 @@ from node.core.mass import MOST_STAGES, Shares, Units
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from node.telemetry.events import Journal
-from node.transport.port import TransportPort, in_time, printable
+from node.transport.port import TransportPort, answers, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
@@ -109,7 +109,7 @@ class MassExchange(rpc.CellsServicer):
                 units=asks.units,
             )
             note.signature = self._identity.sign(_said(note), self._domain)
-            async with in_time(giver.leader, 3 * AGAIN_S):
+            async with answers(giver.leader, 3 * AGAIN_S):
                 channel = await self._transport.channel(giver.leader)
                 reply = await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
             if reply.ready:

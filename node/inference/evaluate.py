@@ -141,7 +141,10 @@ async def answer(
     ):
         missing = pb.Missing(asked=found.asked, dead=found.dead, stages=found.stages)
         yield pb.Evaluated(
-            missing=missing, loss=found.loss, tokens=found.tokens, epoch=max(0, a.stage.epoch)
+            missing=missing,
+            loss=found.loss,
+            tokens=found.tokens,
+            epoch=max(0, a.stage.version.epoch),
         )
 
 

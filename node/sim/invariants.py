@@ -178,15 +178,15 @@ class OneOwner(Checker):
                 )
 
     def round(self, a: ev.SendRound) -> None:
-        if a.sources or not a.to:
+        if a.round.sources or not a.to:
             return
         plan, member = a.plan, a.plan.member(a.to[0])
         if member is None:
             return
-        able = {m.peer for m in plan.stage(member.stage) if m.current} - set(a.dead)
+        able = {m.peer for m in plan.stage(member.stage) if m.current} - set(a.round.dead)
         for part in self.swarm.setup.names[member.stage]:
-            owner = a.owners.get(part, plan.owners[part])
-            self.must(owner in able, f"attempt {a.attempt} gives part {part} to {owner}")
+            owner = a.round.owners.get(part, plan.owners[part])
+            self.must(owner in able, f"attempt {a.round.attempt} gives part {part} to {owner}")
 
 
 class CountsOnce(Checker):

@@ -202,7 +202,7 @@ class SimPeer:
             partial(watch.stepping, self),
             partial(watch.settling, self),
         )
-        state = StageState(Values(setup.names[stage]), stage, 0, placed=self._placed)
+        state = StageState(Values(setup.names[stage]), stage, placed=self._placed)
 
         def math(module: Any, wire: str, autocast: Any) -> ValueMath:
             return ValueMath(module, wire, device, setup.work.forward_s, setup.work.ends_s)

@@ -153,10 +153,10 @@ class HistoryRecorder:
                 case ev.SendPlan(plan):
                     self.line.planned(plan, leader.after)
                     self._planned(peer, event, plan, term, base, actions)
-                case ev.SendRound():
+                case ev.SendRound(_, plan, round):
                     self.owners.round(a)
-                    if a.attempt == 0:
-                        self.samples.close(a.plan, a.dropped, a.tokens)
+                    if round.attempt == 0:
+                        self.samples.close(plan, round.dropped, round.tokens)
                 case ev.RecordFact():
                     if a.kind == "epoch-committed":
                         self.one_fault.ended(peer, True, "")

@@ -223,10 +223,10 @@ class Member:
         return [ev.TellIncomplete(plan, e) if e.missing else ev.AdoptParts(plan, e)]
 
     def _adopted(self, e: ev.Adopted) -> list[Any]:
-        plan = self.plan
+        plan, ended = self.plan, e.ended
         if (
             plan is None
-            or (e.epoch, e.term) != (plan.epoch, plan.term)
+            or (ended.epoch, ended.term) != (plan.epoch, plan.term)
             or self.state not in (MemberState.AVERAGE, MemberState.COPY)
         ):
             return []
@@ -237,4 +237,4 @@ class Member:
         self.orphan = plan.electorate.orphan
         self.tokens = plan.tokens + self._counted
         self.state = MemberState.DONE
-        return [ev.TellCommitted(plan, e.attempt, e.digest, e.contributors)]
+        return [ev.TellCommitted(plan, ended.attempt, e.digest)]

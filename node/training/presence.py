@@ -52,16 +52,25 @@ def led(entries: Iterable[PeerEntry]) -> bool:
 
 
 class View:
-    """What one reading says of everybody else, and of the other peers of ``cell``. It is asked many
-    times before the next one: each answer is made once."""
+    """What one reading says of ``everybody`` else whose record was read, and of the other peers of
+    ``cell``. It is asked many times before the next one: each answer is made once."""
 
     def __init__(self, everybody: Mapping[PeerId, PeerEntry], cell: str = "") -> None:
         self.everybody = everybody
         self.others = {p: e for p, e in everybody.items() if e.body.cell == cell}
         self._placed: dict[int, Mapping[PeerId, Placed]] = {}
 
+    def stages(self) -> list[int]:
+        """The stages that other peers of the cell host or are about to."""
+        return stages_of(self.others.values())
+
+    def led(self) -> bool:
+        """Whether somebody else leads in the cell, and does not wait."""
+        return led(self.others.values())
+
     @cached_property
     def ends(self) -> Mapping[PeerId, Sighting]:
+        """Other ends peers that can lead."""
         able = {
             p: e
             for p, e in self.others.items()
@@ -71,10 +80,12 @@ class View:
 
     @cached_property
     def follows(self) -> Mapping[PeerId, PeerId]:
+        """Of other peers, whose plan each says that it follows."""
         return {p: PeerId(e.body.follows) for p, e in self.others.items() if e.body.follows}
 
     @cached_property
     def hosts(self) -> Mapping[PeerId, int]:
+        """The stages of other peers that host one, also of those who do not take part in it yet."""
         built = {
             p: e.body
             for p, e in self.others.items()
@@ -82,11 +93,20 @@ class View:
         }
         return {p: b.stage for p, b in built.items() if b.role in ("ends", "stage")}
 
+    def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
+        """Other peers that host ``stage``."""
+        role = "ends" if stage == ENDS else "stage"
+        return {
+            p: e for p, e in self.others.items() if e.body.stage == stage and e.body.role == role
+        }
+
     @cached_property
     def coming(self) -> Mapping[PeerId, int | None]:
+        """Who is about to take part, and at which stage; None while it chooses one."""
         return {p: _stage(e.body) for p, e in self.others.items() if e.body.state in COMING}
 
     def placed(self, stages: int) -> Mapping[PeerId, Placed]:
+        """Where others are or will be, in a run of so many block stages; not those who leave."""
         if stages not in self._placed:
             here = {p: e.body for p, e in self.others.items() if e.body.state not in LEAVING}
             self._placed[stages] = {
@@ -120,7 +140,8 @@ class Presence:
         self._own: PeerBody | None = None
         self._changed = asyncio.Event()
         self._seen: dict[PeerId, PeerEntry] = {}
-        self._view = View({})
+        self.view = View({})
+        """Everybody but this peer, as the last reading shows them."""
         self.cell = NO_CELL
         """The cell that this peer belongs to: it posts its record there, and of others reads those
         of the same cell and of peers that are in none."""
@@ -157,10 +178,6 @@ class Presence:
         """The own state is another one: post it now rather than with the next refresh."""
         self._changed.set()
 
-    def others(self) -> Mapping[PeerId, PeerEntry]:
-        """Everybody but this peer whose record it reads: of the own cell, or of none."""
-        return self._view.everybody
-
     def lost(self) -> dict[PeerId, tuple[PeerEntry, float]]:
         """Peers whose record has gone lately, with the wall-clock time it was first missed."""
         return dict(self._lost)
@@ -170,52 +187,15 @@ class Presence:
         if cell != self.cell:
             self._lost = {}
         self.cell = cell
-        self._view = View(self._view.everybody, cell)
+        self.view = View(self.view.everybody, cell)
         self.changed()
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer, or this one, says that it can be dialled."""
         if peer == self.me:
             return self._own.maddrs if self._own else ()
-        entry = self._view.everybody.get(peer)
+        entry = self.view.everybody.get(peer)
         return entry.body.maddrs if entry else ()
-
-    def stages(self) -> list[int]:
-        """The stages that other peers of the cell host or are about to."""
-        return stages_of(self._view.others.values())
-
-    def led(self) -> bool:
-        """Whether somebody else leads in the cell, and does not wait."""
-        return led(self._view.others.values())
-
-    def ends(self) -> Mapping[PeerId, Sighting]:
-        """Other ends peers that can lead."""
-        return self._view.ends
-
-    def follows(self) -> Mapping[PeerId, PeerId]:
-        """Of other peers, whose plan each says that it follows."""
-        return self._view.follows
-
-    def hosts(self) -> Mapping[PeerId, int]:
-        """The stages of other peers that host one, also of those who do not take part in it yet."""
-        return self._view.hosts
-
-    def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
-        """Other peers that host ``stage``."""
-        role = "ends" if stage == ENDS else "stage"
-        return {
-            p: e
-            for p, e in self._view.others.items()
-            if e.body.stage == stage and e.body.role == role
-        }
-
-    def placed(self, stages: int) -> Mapping[PeerId, Placed]:
-        """Where others are or will be, in a run of so many block stages; not those who leave."""
-        return self._view.placed(stages)
-
-    def coming(self) -> Mapping[PeerId, int | None]:
-        """Who is about to take part, and at which stage; None while it chooses one."""
-        return self._view.coming
 
     async def _watch(self) -> None:
         while True:
@@ -242,13 +222,13 @@ class Presence:
                 p: e.body for p, e in self._seen.items()
             }
             self._same = self._same + 1 if unchanged else 0
-            self._seen, self._view = (
+            self._seen, self.view = (
                 seen,
                 View({p: e for p, e in seen.items() if p != self.me}, self.cell),
             )
-            for peer, entry in self.others().items():
+            for peer, entry in self.view.everybody.items():
                 self._learn(peer, entry.body)
-            if self.others():
+            if self.view.everybody:
                 self.company.set()
             self._changed.clear()
             pause = self.times * self._every

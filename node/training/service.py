@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,13 @@ from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.identity.keys import Signer
+from node.pipeline.origin import MicroBatchDone
 from node.telemetry.events import Journal
-from node.training.election import LOOK_S, Election, Sighting
+from node.training.election import LOOK_S, Election
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.service import LeaderService, Search, Unheard, in_thread
 from node.training.member import Member, MemberState
+from node.training.presence import View
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import Terms
@@ -61,7 +63,7 @@ from node.training.protocol.votes import (
 from node.training.protocol.ways import whom_to_measure
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
-from node.transport.port import TransportPort, translate
+from node.transport.port import TransportPort, answers
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -89,8 +91,8 @@ def _checks(signer: Signer) -> CheckSignature:
 class Training(rpc.TrainingServicer):
     """One peer's part in the epochs of a run.
 
-    ``ends()`` are the ends peers the directory sees alive;
-    :class:`~node.training.election.Election` says who of them leads.
+    ``view()`` is whom the directory sees alive; :class:`~node.training.election.Election` says who
+    of them leads.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Training(rpc.TrainingServicer):
         facts: RunFacts,
         transport: TransportPort,
         work: StageRuntime,
-        ends: Callable[[], Mapping[PeerId, Sighting]],
+        view: Callable[[], View],
         clock: Clock,
         journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
@@ -111,10 +113,10 @@ class Training(rpc.TrainingServicer):
         ledger: VoteLedger | None = None,
     ) -> None:
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
-        self.transport, self.work, self._ends, self.clock, self.journal = (
+        self.transport, self.work, self._view, self.clock, self.journal = (
             transport,
             work,
-            ends,
+            view,
             clock,
             journal,
         )
@@ -136,7 +138,7 @@ class Training(rpc.TrainingServicer):
         self._epoch_tasks: list[asyncio.Task[Any]] = []
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
-        self._results: list[ev.MicroBatchResult] = []
+        self._results: list[MicroBatchDone] = []
         self._result_plan: Plan | None = None
         self._flushing: Plan | None = None
         self._moved = self._said_at = clock.now()
@@ -163,19 +165,9 @@ class Training(rpc.TrainingServicer):
         """A plan names partners of the cell: how to reach them."""
         self.on_move: Callable[[int], str] = lambda stage: "this peer does not change its stage"
         """Asked to host another stage: "" when it will, else why not."""
-        self.coming: Callable[[], Mapping[PeerId, int | None]] = dict
-        """Who is about to take part, and at which stage, as the directory shows it."""
         self.on_change: Callable[[str], None] = lambda change: None
         """A newer change is known: keep it."""
-        self.company: Callable[[], Mapping[PeerId, int]] = self._members
-        """Peers of the run that a path may have to lead to, and their stages."""
-        self.follows: Callable[[], Mapping[PeerId, PeerId]] = dict
-        """Of other peers, whose plan each says that it follows."""
         rpc.add_TrainingServicer_to_server(self, transport.server)
-
-    def _members(self) -> Mapping[PeerId, int]:
-        plan = self.work.plan
-        return {m.peer: m.stage for m in plan.members} if plan else {}
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
@@ -210,7 +202,7 @@ class Training(rpc.TrainingServicer):
 
         while True:
             await asyncio.sleep(self.facts.waits.probe_every_s)
-            if (about := (self.company(), self.leader_id())) != seen:
+            if (about := (self._view().hosts, self.leader_id())) != seen:
                 seen, there = about, whom_to_measure(self.me, self.stage, *about)
             timing.keep(there)
             due = timing.due(
@@ -277,14 +269,11 @@ class Training(rpc.TrainingServicer):
         if rules.revoked:
             # Not through the leader alone: it may be the one that is put out.
             word = notes.ready_note(replace(self._heard(), change=rules.change))
-            for peer in self._members():
+            plan = self.work.plan
+            for peer in (m.peer for m in plan.members) if plan is not None else ():
                 if peer != self.me and not rules.revokes(peer):
-                    self.tasks.spawn(self._pass_on(peer, word), "change")
-
-    async def _pass_on(self, peer: PeerId, word: pb.Note) -> None:
-        """Who does not lead hears the change in it and no more."""
-        with contextlib.suppress(PeerFault):
-            await self.tell(peer, word, PROBE_TIMEOUT_S)
+                    # Who does not lead hears the change in it and no more.
+                    self.tasks.spawn(self.inform(peer, word), "change")
 
     @property
     def known(self) -> Rules:
@@ -300,9 +289,9 @@ class Training(rpc.TrainingServicer):
 
     def leader_id(self) -> PeerId | None:
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
-        ends = self._ends()
-        ends = {p: s for p, s in ends.items() if self._may_lead(p)}
-        self._election.see(ends, self.follows())
+        view = self._view()
+        ends = {p: s for p, s in view.ends.items() if self._may_lead(p)}
+        self._election.see(ends, view.follows)
         self._election.following = self.following
         plan = self.member.plan
         self._election.order = plan.electorate.voters if plan is not None else ()
@@ -363,7 +352,7 @@ class Training(rpc.TrainingServicer):
             self.leaving,
             self.leader_id(),
             self.standing.known.revision,
-            self.work.mean,
+            self.work.windows.mean,
             self.work.anchor.name,
         )
         if says != self._said or m.state in (
@@ -436,7 +425,7 @@ class Training(rpc.TrainingServicer):
             self.work.room,
             self.work.costs(),
             self.standing.tells(leader or self.me),
-            self.work.mean,
+            self.work.windows.mean,
             m.orphan,
             self.work.anchor.name,
             self.support(leader or self.me),
@@ -511,7 +500,7 @@ class Training(rpc.TrainingServicer):
             patience.woke(due, now)
             if self.leader is not None:
                 self._leader_service.lead(
-                    ev.ClockTick(self.coming(), self.work.colleagues.all, patience.slack(now))
+                    ev.ClockTick(self._view().coming, self.work.colleagues.all, patience.slack(now))
                 )
 
     # ----------------------------------------------------------- notes in and out
@@ -669,15 +658,9 @@ class Training(rpc.TrainingServicer):
         """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in
         time."""
         began = self.clock.now()
-        try:
-            async with asyncio.timeout(timeout):
-                reply = await rpc.TrainingStub(await self.transport.channel(peer)).Tell(
-                    note, timeout=timeout
-                )
-        except TimeoutError as e:
-            raise PeerFault(peer, "no answer in time") from e
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
+        async with answers(peer, timeout):
+            stub = rpc.TrainingStub(await self.transport.channel(peer))
+            reply = await stub.Tell(note, timeout=timeout)
         # others take what there is to be done about them
         if note.WhichOneof("say") in (
             None,
@@ -685,6 +668,11 @@ class Training(rpc.TrainingServicer):
         ):
             self.transport.patience.took(("word", peer), self.clock.now() - began)
         return None if reply.accepted else reply.reason
+
+    async def inform(self, peer: PeerId, note: pb.Note) -> None:
+        """Good to know and no more: who misses it finds out by itself."""
+        with contextlib.suppress(PeerFault):
+            await self.word(peer, note, PROBE_TIMEOUT_S)
 
     async def _tell_leader(self, plan: Plan, note: pb.Note) -> None:
         """Something the leader of this plan must hear; given up when it leads no more, as far as
@@ -801,7 +789,7 @@ class Training(rpc.TrainingServicer):
             case ev.AdoptParts(plan, ended):
                 digest = await self.work.adopt(plan)
                 self.work.engines.meter.worked()
-                return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
+                return ev.Adopted(ended, digest)
             case ev.TellCommitted(plan):
                 self.tasks.spawn(
                     self._tell_leader(
@@ -872,7 +860,7 @@ class Training(rpc.TrainingServicer):
     async def _end(self, round: Awaitable[ev.RoundEnded]) -> None:
         await self.happens(await round)
 
-    def _done(self, result: ev.MicroBatchResult) -> None:
+    def _done(self, result: MicroBatchDone) -> None:
         self._results.append(result)
         # By plan: the notes of an epoch whose leader died may still be on their way when the next
         # one's results come.
@@ -892,7 +880,7 @@ class Training(rpc.TrainingServicer):
 
     def unproven(self) -> list[PeerId]:
         """Peers of the run that do not answer this one, on any way."""
-        there = self.company().keys() - {self.me}
+        there = self._view().hosts.keys() - {self.me}
         return sorted(there & self.work.engines.pipeline.timing.silent())
 
     @property

@@ -22,8 +22,8 @@ from node.core.journey import Hop, Path, Plan, Version
 from node.core.tasks import Tasks
 from node.optim.parts import ParameterPart
 from node.optim.settings import OptimSettings
-from node.pipeline.events import Direction as Direction
-from node.pipeline.service import MicroBatchDone
+from node.pipeline.events import Direction
+from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import STEADY, LinkCost, Measured, capped, least
 from node.scheduler.settings import SchedulerSettings
 from node.training.colleagues import Colleagues
@@ -31,12 +31,12 @@ from node.training.protocol import events as ev
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.plan_context import makes
 from node.training.protocol.plan_validation import objection
-from node.training.protocol.rules import Read, Rules
+from node.training.protocol.rules import Read
 from node.training.protocol.settings import TrainingSettings
 from node.training.rounds.anchor import SAVED, Anchor
 from node.training.rounds.common import Rounds
 from node.training.rounds.inner import InnerRound
-from node.training.rounds.window import WindowNews, WindowRound
+from node.training.rounds.window import WindowRound
 from node.training.state.engines import Engines
 from node.training.state.local_checkpoints import (
     LocalCheckpoints,
@@ -47,8 +47,6 @@ from node.training.state.stage import StageState
 from node.training.state.state_export import StateExport
 from node.training.state.state_import import WAIT_SHARE
 from node.training.state.text import Batch
-
-__all__ = ["Engines", "StageRuntime"]
 
 
 @dataclass
@@ -73,9 +71,9 @@ class StageRuntime:
         optimizer: OptimSettings,
         sequence: int,
         me: PeerId,
-        on_error: Callable[[str, BaseException], None] | None = None,
-        outer: OuterSettings | None = None,
-        read: Read | None = None,
+        on_error: Callable[[str, BaseException], None] | None,
+        outer: OuterSettings,
+        read: Read,
         parts: Sequence[ParameterPart] | None = None,
         colleagues: Colleagues | None = None,
         scheduler: SchedulerSettings | None = None,
@@ -95,20 +93,17 @@ class StageRuntime:
         self.colleagues = Colleagues(me) if colleagues is None else colleagues
         """Whom this peer has worked with, before it was started again too as far as its disk
         tells."""
-        self.anchor = Anchor(stage, outer or OuterSettings(), engines, self._tasks, me)
+        self.anchor = Anchor(stage, outer, engines, self._tasks, me)
         self.rounds = Rounds(stage, engines, optimizer, me, parts)
         self._shapes = self.rounds.shapes
         size = sum(t.nbytes for t in stage.parameters().values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
-        self.local_checkpoints = LocalCheckpoints(
-            engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size
-        )
+        self.local_checkpoints = LocalCheckpoints(engines, stage.stage, self._tasks, bounds, size)
         self._inner = InnerRound(stage, engines, self.state_export, self.rounds, sequence, me)
-        self._outer = WindowRound(
+        self.windows = WindowRound(
             self.anchor, engines, self.state_export, self.rounds, self._tasks, me
         )
-        own = Rules(outer=outer or OuterSettings())
-        self.read: Read = read or (lambda change: own)
+        self.read = read
         """Settings for how cells average, of the text that a plan has."""
         self._epoch: _Epoch | None = None
         self.plan: Plan | None = None
@@ -131,16 +126,6 @@ class StageRuntime:
     def checkpoints(self) -> tuple[Version, ...]:
         """Versions this peer could go back to from its disk, oldest first."""
         return self.local_checkpoints.versions()
-
-    @property
-    def window(self) -> WindowNews:
-        """The last window whose mean came into place."""
-        return self._outer.news
-
-    @property
-    def mean(self) -> tuple[int, str]:
-        """The newest window whose mean with the partners is here, and its digest."""
-        return self._outer.mean
 
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward, and no more than
@@ -178,7 +163,7 @@ class StageRuntime:
         if kind is StateKind.OUTER:
             return self.anchor.describe(epoch, lineage)
         if kind in (StateKind.SNAPSHOT, StateKind.MEAN):
-            return self._outer.describe(kind, epoch)
+            return self.windows.describe(kind, epoch)
         if kind is StateKind.BASE:
             base = self.stage.base()
             return None if base is None else (Version(0), base)
@@ -191,10 +176,6 @@ class StageRuntime:
     def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
         """Parts there is optimizer state of here, each with its version."""
         return self.state_export.listing(kind) if stage == self.stage.stage else {}
-
-    def served(self, kind: StateKind, version: Version, name: str) -> None:
-        """A tensor of state has gone out to somebody."""
-        self.state_export.served(kind, version, name)
 
     def objection(self, plan: Plan) -> str:
         """Why nobody could work by this plan, whoever signed it; empty for one that holds together
@@ -216,16 +197,18 @@ class StageRuntime:
         """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched
         meanwhile."""
         if self._epoch is not None and self._epoch.plan.epoch >= plan.epoch:
-            self._void(plan.epoch)
+            # The swarm begins the epoch anew: no step of the earlier attempt may count.
+            self.engines.owner.abort(plan.epoch)
+            self.engines.cell.void(plan.epoch)
         self._epoch = _Epoch(plan)
         self.plan = plan
         self._inner.begin(plan)
-        self._outer.begin(plan, self.read(plan.change).outer, listener)
+        self.windows.begin(plan, self.read(plan.change).outer, listener)
         if listener:
             # What it holds is not the swarm's, and it settles nothing: rounds before and after this
             # one are nothing to it.
-            self.rounds.void(plan.epoch)
-            self.rounds.forget(plan.epoch - 1)
+            self.engines.cell.void(plan.epoch)
+            self.engines.cell.forget(plan.epoch - 1)
         else:
             self.tokens = plan.tokens
         self.engines.pipeline.reset(plan.epoch)
@@ -244,30 +227,28 @@ class StageRuntime:
         for peer in sorted(known & set(dead)):
             self.engines.transport.doubt(peer)
             self.engines.pipeline.gone(peer)
-            self.rounds.gone(peer)
+            self.engines.cell.gone(peer)
 
-    async def run(self, plan: Plan, done: Callable[[ev.MicroBatchResult], None]) -> None:
+    async def run(self, plan: Plan, done: Callable[[MicroBatchDone], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""
         text = self.engines.text
         if text is None:
             return
         mine = [p for p in plan.paths if p.origin == self.me]
 
-        def finished(result: MicroBatchDone) -> None:
-            done(ev.MicroBatchResult(result.index, result.counted, result.loss_sum, result.tokens))
-
         def batch_of(path: Path) -> Coroutine[Any, Any, Callable[[], Batch]]:
             return text.fetch(path.samples)
 
         text.expect(position for path in mine for position in path.samples)
-        await self.engines.pipeline.run(mine, batch_of, finished)
+        await self.engines.pipeline.run(mine, batch_of, done)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
         """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what
         came of a window."""
         epoch = self._of(plan)
         epoch.dropped, epoch.counted, epoch.copied = r.dropped, r.tokens, False
-        ended, fresh = await (self._outer if plan.outer else self._inner).attempt(plan, r, listener)
+        rounds = self.windows if plan.outer else self._inner
+        ended, fresh = await rounds.attempt(plan, r, listener)
         epoch.fresh = epoch.fresh if fresh is None else fresh
         return ended
 
@@ -278,7 +259,7 @@ class StageRuntime:
         made = makes(plan, r.dropped)
         try:
             if plan.outer:
-                epoch.fresh = await self._outer.copy(plan, r.sources, made, r.digest, self._fetch)
+                epoch.fresh = await self.windows.copy(plan, r.sources, made, r.digest, self._fetch)
             else:
                 epoch.fresh = (await self._fetch(r.sources, made, r.digest or None)).tensors
             epoch.copied = True
@@ -288,7 +269,7 @@ class StageRuntime:
                 "training", "copy-failed", str(e), "warning", epoch=plan.epoch
             )
             missing = tuple(sorted(self._shapes))
-        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, (), 0)
+        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, ())
 
     async def adopt(self, plan: Plan) -> str:
         """Put the fresh parameters in place as the next version; the digest of it."""
@@ -296,8 +277,8 @@ class StageRuntime:
         made = makes(plan, epoch.dropped)
         fresh = epoch.fresh or {}
         if plan.outer and not epoch.copied:
-            fresh = await self._outer.takes(fresh)
-        digest = await self.engines.aside(self.stage.adopt, fresh, made.epoch, made.lineage)
+            fresh = await self.windows.takes(fresh)
+        digest = await self.engines.aside(self.stage.adopt, fresh, made)
         self.tokens = plan.tokens + epoch.counted
         self.state_export.adopted()
         return digest
@@ -305,7 +286,7 @@ class StageRuntime:
     async def settle(self, epoch: int, plan: Plan | None) -> None:
         """The version in place is the swarm's: optimizer state counts from here, and now and then
         it is written down."""
-        self.rounds.forget(epoch - 1)
+        self.engines.cell.forget(epoch - 1)
         self.stage.settle()
         self.anchor.settled()
         self.state_export.settled(epoch, plan)
@@ -318,10 +299,10 @@ class StageRuntime:
         """Put an older version in place: the one before, or one from the disk. Raises Refused when
         it is unreadable."""
         e, epoch = self.engines, version.epoch
-        self.rounds.void(epoch)
+        self.engines.cell.void(epoch)
         if how == "roll-back":
             e.owner.abort(epoch)
-            await self.engines.aside(self.stage.roll_back, epoch)
+            await self.engines.aside(self.stage.roll_back)
             self.anchor.rolled_back()
             self.state_export.went_to(version)
         elif how == "left out":
@@ -383,7 +364,7 @@ class StageRuntime:
         """
         e, epoch = self.engines, version.epoch
         found = await self.local_checkpoints.load(version, self._shapes)
-        await self.engines.aside(self.stage.adopt, found.parameters, epoch, version.lineage)
+        await self.engines.aside(self.stage.adopt, found.parameters, version)
         self.stage.settle()
         self._holds_nothing(version)
         self.anchor.restored(found.optimizer)
@@ -424,7 +405,7 @@ class StageRuntime:
         )
         if found.epoch < self.version.epoch:
             return False
-        await self.engines.aside(self.stage.adopt, found.tensors, found.epoch, found.lineage)
+        await self.engines.aside(self.stage.adopt, found.tensors, found.version)
         self.stage.settle()
         self._holds_nothing(found.version)
         self.anchor.forget()
@@ -534,11 +515,6 @@ class StageRuntime:
         return tuple(hops)
 
     # ----------------------------------------------------------- parts of the above
-
-    def _void(self, epoch: int) -> None:
-        """The swarm begins ``epoch`` anew: no step of the earlier attempt may count."""
-        self.engines.owner.abort(epoch)
-        self.rounds.void(epoch)
 
     def _of(self, plan: Plan) -> _Epoch:
         if self._epoch is None or self._epoch.plan.hash != plan.hash:

@@ -146,11 +146,11 @@ def printable(text: str | None, most: int = REASON_LENGTH) -> str:
 
 
 @asynccontextmanager
-async def in_time(peer: PeerId, seconds: float) -> AsyncIterator[None]:
-    """For a call to ``peer``. Raises PeerFault when it fails, or has no answer in so many
-    seconds."""
+async def answers(peer: PeerId, timeout: float) -> AsyncIterator[None]:
+    """Around a call of ``peer``, its channel included, that has ``timeout`` seconds. Raises
+    PeerFault when the answer does not come by then, or the call fails."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(timeout):
             yield
     except TimeoutError as e:
         raise PeerFault(peer, "no answer in time") from e

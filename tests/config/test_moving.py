@@ -16,6 +16,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.ids import CellId
+from node.core.journey import Version
 from node.core.tasks import Tasks
 from node.manifest import Manifest
 from node.telemetry.events import Journal
@@ -32,7 +33,7 @@ def config(tmp_path: Path, environ: dict[str, str] | None = None, **flags: Any) 
 
 def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
     return SimpleNamespace(
-        stage=SimpleNamespace(stage=stage, epoch=0),
+        stage=SimpleNamespace(stage=stage, version=Version(0)),
         memory_limit=memory,
         main_memory=main,
     )
@@ -225,9 +226,11 @@ async def test_an_epoch_that_hangs_does_not_keep_it(
 
 async def test_nobody_goes_to_the_ends_beside_somebody_there(tmp_path: Path) -> None:
     d = FakeDaemon(config(tmp_path))
-    d.presence = SimpleNamespace(ends=lambda: {"somebody": None}, changed=lambda: None)
+    d.presence = SimpleNamespace(
+        view=SimpleNamespace(ends={"somebody": None}), changed=lambda: None
+    )
     assert "somebody else" in d.mover.asked(0)
-    d.presence.ends = dict
+    d.presence.view.ends = {}
     d.calm.set()
     assert d.mover.asked(0) == ""
     await d.idle()

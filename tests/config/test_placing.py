@@ -16,6 +16,7 @@ from node.app.placing import Placing
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
+from node.core.journey import Version
 from node.reach.standing import Standing
 from node.scheduler.choosing import SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
@@ -30,6 +31,7 @@ class FakePresence:
         self._d, self.hasty, self.company = daemon, False, asyncio.Event()
         self.times = 1.0
         self.others = {PeerId(p): placed for p, placed in others.items()}
+        self.view = self
         self.posted: list[tuple[int | None, bool]] = []
         self.company.set()
         self.until, self.over = math.inf, asyncio.Event()
@@ -67,7 +69,7 @@ class FakeDaemon:
         return self.refuses
 
     def hosts(self, waiting_for: str = "", epoch: int = 0) -> None:
-        stage = SimpleNamespace(stage=self.placing.stage, epoch=epoch)
+        stage = SimpleNamespace(stage=self.placing.stage, version=Version(epoch))
         training = SimpleNamespace(waiting_for=lambda: waiting_for)
         self.assembled = SimpleNamespace(stage=stage, training=training)
 

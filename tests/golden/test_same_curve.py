@@ -7,6 +7,7 @@ import json
 import random
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,7 +38,8 @@ from node.training.election import Sighting
 from node.training.protocol.events import Heartbeat
 from node.training.protocol.notes import plan_domain, plan_note, ready_note
 from node.training.service import Training
-from node.training.stage_runtime import Engines, StageRuntime
+from node.training.stage_runtime import StageRuntime
+from node.training.state.engines import Engines
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
@@ -115,7 +117,7 @@ class Peer:
             self.meter,
             text,
         )
-        state = StageState(module, stage, 0)
+        state = StageState(module, stage)
         self.work = StageRuntime(
             state,
             engines,
@@ -134,11 +136,15 @@ class Peer:
             run_facts(m, self.work),
             self.transport,
             self.work,
-            lambda: {p: Sighting(0) for p in ends - {identity.peer_id}},
+            lambda: SimpleNamespace(
+                ends={p: Sighting(0) for p in ends - {identity.peer_id}},
+                hosts=dict.fromkeys(net.transports, 0),
+                follows={},
+                coming={},
+            ),
             SystemClock(),
             self.journal,
         )
-        self.training.company = lambda: dict.fromkeys(net.transports, 0)
 
     async def close(self) -> None:
         await self.training.close()
@@ -248,7 +254,7 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
         torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=0)
         for a, b in ((1, 2), (3, 4), (5, 6)):
             assert peers[a].work.stage.digest == peers[b].work.stage.digest
-        assert [p.work.stage.epoch for p in peers] == [EPOCHS] * 7
+        assert [p.work.stage.version.epoch for p in peers] == [EPOCHS] * 7
         assert all(p.work.checkpoints() for p in peers)
     finally:
         for peer in peers:

@@ -13,6 +13,7 @@ from benchmarks.lab.visits import read
 from benchmarks.reference.swarm import step_all
 from node.core.errors import DeviceLost
 from node.core.ids import ENDS
+from node.core.journey import Version
 from node.local.program import Program
 from node.local.ranks import Ranks
 from node.local.stage import LocalStage
@@ -59,7 +60,7 @@ class Side:
             **parameters,
             **step_all(self.owner, {n: parameters[n] for n in mean}, mean, epoch),
         }
-        self.state.adopt(fresh, epoch + 1)
+        self.state.adopt(fresh, Version(epoch + 1))
         self.gradients.reset()
         return sums, tokens
 
@@ -108,11 +109,11 @@ def pair(stage: int, folder: Path) -> Iterator[Pair]:
         two = Side(
             local.math(module, "fp32", device.autocast),
             local.gradients,
-            StageState(module, stage, 0, placed=local.place),
+            StageState(module, stage, placed=local.place),
             Owner(OPTIM, 10, orthogonalise=local.orthogonalise),
         )
         one = Side(
-            StageMath(alone, "fp32"), GradientSum(), StageState(alone, stage, 0), Owner(OPTIM, 10)
+            StageMath(alone, "fp32"), GradientSum(), StageState(alone, stage), Owner(OPTIM, 10)
         )
         yield Pair(ranks, local, two, one, lost)
     finally:

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.lab.visits import visit
 from node.core.errors import DeviceLost, ExitCode
+from node.core.journey import Version
 from node.local.stage import LocalStage
 from node.optim.newton_schulz import newton_schulz_all
 from node.pipeline.guard import NotFinite
@@ -61,9 +62,10 @@ def test_documents_are_kept_apart_on_every_device(blocks):
 def test_going_back_puts_the_former_parameters_on_every_device(blocks):
     x = numbers(1, 3, 16, 32)
     before = blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes()
-    blocks.two.state.adopt({n: p * 1.5 for n, p in blocks.two.state.parameters().items()}, 50)
+    more = {n: p * 1.5 for n, p in blocks.two.state.parameters().items()}
+    blocks.two.state.adopt(more, Version(50))
     assert blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes() != before
-    blocks.two.state.roll_back(49)
+    blocks.two.state.roll_back()
     assert blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes() == before
 
 
@@ -178,7 +180,7 @@ def test_a_dead_process_is_reported_once_and_fails_later_calls(blocks):
     assert fault.value.code is ExitCode.RESTART_WANTED
     assert fault.value.next_step
     with pytest.raises(DeviceLost):
-        blocks.two.state.adopt(blocks.two.state.parameters(), 99)
+        blocks.two.state.adopt(blocks.two.state.parameters(), Version(99))
     with pytest.raises(DeviceLost):
         blocks.local.orthogonalise([numbers(1, 4, 4)], 5, False)
     assert blocks.lost == [fault.value]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from node.core.journey import Version
 from node.model.documents import NO_TARGET
 
 TOKENS = torch.randint(0, 61, (3, 17), generator=torch.Generator().manual_seed(3))
@@ -51,7 +52,7 @@ def test_epochs_of_training_are_those_of_one_device(ends):
 
 def test_forward_only_work_is_that_of_one_device(ends):
     h = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(4))
-    ends.two.state.adopt(ends.one.state.parameters(), 90)
+    ends.two.state.adopt(ends.one.state.parameters(), Version(90))
     two, one = ends.two, ends.one
     torch.testing.assert_close(
         two.math.logits_only(two.work(x=h).input),
@@ -68,7 +69,7 @@ def test_forward_only_work_is_that_of_one_device(ends):
 
 def test_a_token_without_a_target_is_left_out_of_the_loss(ends):
     h = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(5))
-    ends.two.state.adopt(ends.one.state.parameters(), 91)
+    ends.two.state.adopt(ends.one.state.parameters(), Version(91))
     targets = Y.clone()
     targets[0, 3] = targets[2, 15] = NO_TARGET
     losses = []

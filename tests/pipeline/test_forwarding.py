@@ -260,7 +260,7 @@ async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
         role="stage",
         transport=peers.net.transports[ME],
         identity=SimpleNamespace(peer_id=ME),
-        presence=SimpleNamespace(ends=lambda: seen),
+        presence=SimpleNamespace(view=SimpleNamespace(ends=seen)),
         assembled=SimpleNamespace(
             ends=None,
             work=SimpleNamespace(plan=peers.plan),

@@ -439,8 +439,9 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors() -> None:
         dataclasses.replace(late, term=new.term, plan_hash=new.hash),
     ):
         assert [type(a) for a in member.handle(stale, 61.0)] == [ev.RefuseCaller]
-    assert member.handle(ev.RoundEnded(old.epoch, old.term, 0, ("s1",), (), ()), 61.0) == []
-    assert member.handle(ev.Adopted(old.epoch, old.term, 0, "digest"), 61.0) == []
+    ended = ev.RoundEnded(old.epoch, old.term, 0, ("s1",), (), ())
+    assert member.handle(ended, 61.0) == []
+    assert member.handle(ev.Adopted(ended, "digest"), 61.0) == []
     assert member.at == Version(0)
 
     # The leader too takes no word about a plan or an attempt that is not the one under way.

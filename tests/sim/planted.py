@@ -173,9 +173,8 @@ def _does_not_roll_back(peer: SimPeer) -> None:
     """The version is undone, its parameters stay."""
     stage = peer.work.stage
 
-    def roll_back(epoch: int) -> None:
-        stage.digest, stage.epoch = stage._before_digest, epoch
-        stage.lineage = stage._before_lineage
+    def roll_back() -> None:
+        stage.digest, stage.version = stage._before_digest, stage._before_version
         stage.settle()
 
     setattr(stage, "roll_back", roll_back)  # noqa: B010 - a bug is planted

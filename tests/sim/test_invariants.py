@@ -110,8 +110,10 @@ def test_i2_a_part_without_an_owner_or_with_a_dead_or_idle_one(swarm: SimSwarm) 
     breaks("I2", swarm.watch.owners.plan, plan(owners=owners))
     listening = tuple(replace(m, current=m.peer != A) for m in plan().members)
     breaks("I2", swarm.watch.owners.plan, plan(members=listening))
-    breaks("I2", swarm.watch.owners.round, ev.SendRound((B,), plan(), 1, (A,)))
-    swarm.watch.owners.round(ev.SendRound((B,), plan(), 1, (A,), dict.fromkeys(SETUP.names[1], B)))
+    round = ev.RoundArrived(A, 1, 1, plan().hash, 1, (A,), {}, (), (), 30.0)
+    breaks("I2", swarm.watch.owners.round, ev.SendRound((B,), plan(), round))
+    mended = replace(round, owners=dict.fromkeys(SETUP.names[1], B))
+    swarm.watch.owners.round(ev.SendRound((B,), plan(), mended))
 
 
 def taken(*samples: int, tokens: int = 0) -> TakenBatches:

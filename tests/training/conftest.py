@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,21 @@ from node.core.journey import Hop, Plan, PlanMember, lineage_after
 from node.core.journey import Path as Way
 from node.core.samples import SampleClass
 from node.optim.owner import Owner
+from node.optim.ownership import assign
+from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
+from node.optim.state_replica import Spares
 from node.pipeline.settings import PipelineSettings
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from node.training.protocol import events as ev
 from node.training.protocol.rules import Rules
 from node.training.protocol.settings import TrainingSettings
-from node.training.stage_runtime import Engines, StageRuntime
+from node.training.stage_runtime import StageRuntime
+from node.training.state.engines import Engines
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
+from node.training.state.state_import import StateImport
 from node.wire.tensors import dtype_of
 
 LEADER = PeerId("leader")
@@ -116,7 +122,7 @@ class Peer:
         settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
         self.work = StageRuntime(
-            StageState(Block().to(dtype_of(rig.optim.parameters)), 1, 0),
+            StageState(Block().to(dtype_of(rig.optim.parameters)), 1),
             engines,
             settings,
             rig.optim,
@@ -127,7 +133,7 @@ class Peer:
             rig.read,
         )
         self.state = service(
-            self.transport, self.work, CheckpointSettings(), on_served=self.work.served
+            self.transport, self.work, CheckpointSettings(), on_served=self.work.state_export.served
         )
         self.plan: Plan | None = None
 
@@ -144,6 +150,16 @@ class Peer:
         assert state is not None
         return state
 
+    @property
+    def taking(self) -> StateImport:
+        """What it takes over."""
+        return self.work.state_export.taking
+
+    @property
+    def spares(self) -> Spares:
+        """Its copies of others' state."""
+        return self.work.state_export.spares
+
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         return {n: self.owner.state(n) for n in self.owner.names()}
 
@@ -152,6 +168,15 @@ class Peer:
         await self.cell.close()
         await self.transport.close()
         self.heavy.shutdown()
+
+
+def shared(a: Any, b: Any, c: Any = None) -> dict[str, Any]:
+    """Two parts of the first of these, one of each other; without a third, of the second."""
+    return {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": c or b}
+
+
+def same(got: Any, expected: Any, atol: float = 2e-6, rtol: float = 1e-5) -> None:
+    torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
 
 
 class Rig:
@@ -259,6 +284,18 @@ class Rig:
             member = plan.member(p.me)
             await p.work.begin(plan, not member.current)
 
+    async def begun(
+        self,
+        members: Sequence[Peer],
+        owners: Mapping[str, Peer],
+        after: Plan | None = None,
+        **more: Any,
+    ) -> Plan:
+        """The next plan, which its members have begun."""
+        plan = self.plan(members, owners, after, **more)
+        await self.begin(plan, *members)
+        return plan
+
     async def average(
         self, plan: Plan, *peers: Peer, attempt: int = 0, **more: Any
     ) -> list[ev.RoundEnded]:
@@ -298,6 +335,35 @@ class Rig:
             await self.copied(*members)
         assert after is not None
         return after
+
+    async def trained(
+        self, names: str, epochs: int, alone: Alone | None = None, **settings: Any
+    ) -> tuple[Any, ...]:
+        """New peers of these letters that share the parts, and their plan after so many epochs,
+        which ``alone`` has done too."""
+        peers = await self.add(*names, **settings)
+        owners = shared(peers[0], peers[min(1, len(peers) - 1)], peers[-1])
+        plan = await self.train(peers, owners, epochs)
+        if alone is not None:
+            alone.epochs([names] * epochs)
+        return (*peers, plan)
+
+    def placed(self, peers: Sequence[Peer], before: Mapping[str, Any] | None = None) -> Any:
+        """Owners as a leader places them."""
+        was = {n: PeerId(getattr(p, "me", p)) for n, p in (before or {}).items()} or None
+        members = [(p.me, 1.0) for p in peers]
+        owners = assign(parts_of(SHAPES, self.optim), members, was)
+        return {name: self.peers[peer] for name, peer in owners.items()}
+
+    @asynccontextmanager
+    async def again(self) -> AsyncIterator[Rig]:
+        """The swarm is started again, by peers that find the disks of these."""
+        made = Rig(self.home)
+        made.optim = self.optim
+        try:
+            yield made
+        finally:
+            await made.close()
 
     async def copied(self, *peers: Peer) -> None:
         """Wait until no copy of optimizer state and no checkpoint is under way."""

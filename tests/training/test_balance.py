@@ -2,6 +2,8 @@
 
 from collections.abc import Collection
 
+import pytest
+
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
 from node.scheduler.costs import LinkCost, Measured
@@ -174,12 +176,20 @@ def test_who_refuses_is_not_asked_again_at_once_and_the_next_is() -> None:
     assert later[0] >= PATIENCE_S + REST_S
 
 
-def test_who_is_coming_is_waited_for_but_not_for_ever() -> None:
-    assert Waiting("abc", "").first(2) == PATIENCE_S
-    assert Waiting("abc", "").first(2, x=2) == COMING_S
-    assert Waiting("abc", "").first(2, x=None) == COMING_S, "who still chooses may choose this one"
-    assert Waiting("abc", "").first(2, x=1) == PATIENCE_S
-    assert Waiting("abcd", "x").first(2, x=2) == PATIENCE_S, "it is here"
+@pytest.mark.parametrize(
+    ("first", "second", "coming", "at"),
+    [
+        ("abc", "", {}, PATIENCE_S),
+        ("abc", "", {"x": 2}, COMING_S),
+        ("abc", "", {"x": None}, COMING_S),  # who still chooses may choose this one
+        ("abc", "", {"x": 1}, PATIENCE_S),
+        ("abcd", "x", {"x": 2}, PATIENCE_S),  # it is here
+    ],
+)
+def test_who_is_coming_is_waited_for_but_not_for_ever(
+    first: str, second: str, coming: dict[str, int | None], at: float
+) -> None:
+    assert Waiting(first, second).first(2, **coming) == at
 
 
 def test_a_peer_with_unproven_ways_is_waited_for() -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from node.app.catchup import TRIES, catch_up, keep_base
+from node.core.journey import Version
 from node.wire.tensors import digest
 
 
@@ -16,9 +17,10 @@ class Board:
     """A directory: who is at which epoch."""
 
     def __init__(self, **records: tuple[int, str]) -> None:
-        self.records, self.looks = records, 0
+        self.records, self.looks, self.view = records, 0, self
 
-    def others(self) -> dict[str, Any]:
+    @property
+    def everybody(self) -> dict[str, Any]:
         return {p: SimpleNamespace(body=SimpleNamespace(stage=1)) for p in self.records}
 
     def replicas(self, stage: int) -> dict[str, Any]:
@@ -33,10 +35,7 @@ class Board:
 async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
     rig: Any, tmp_path: Path
 ) -> None:
-    a, b = await rig.add("a", "b", every=1)
-    owners = {n: a for n in rig.shapes}
-    await rig.train((a, b), owners, 4)
-    await a.work.local_checkpoints.saved()
+    a, _, _ = await rig.trained("ab", 4, every=1)
     two, three = a.work.checkpoints()[-2:]
     spoilt = a.store.path(1, three.epoch) / "parameters.safetensors"
     raw = bytearray(spoilt.read_bytes())
@@ -56,8 +55,7 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
 
 
 async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
-    a, b = await rig.add("a", "b")
-    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     record_store = Board(
         a=(3, "training"), b=(3, "ready"), old=(1, "training"), leaving=(9, "draining")
@@ -70,9 +68,7 @@ async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
 async def test_a_checkpoint_is_kept_over_older_parameters_of_donors(
     rig: Any, tmp_path: Path
 ) -> None:
-    a, b = await rig.add("a", "b", every=1)
-    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
-    await a.work.local_checkpoints.saved()
+    a, _, _ = await rig.trained("ab", 3, every=1)
     at = a.work.checkpoints()[-1]
     c, d = await rig.add("c", "d", every=1)
     c.store.root = a.store.root
@@ -108,7 +104,7 @@ async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) 
     a, b, c = await rig.add("a", "b", "c")
     given, board = a.work.stage.digest, Board(b=(0, "training"))
     for empty in (b, c):
-        empty.work.stage.adopt({n: t + 1 for n, t in empty.parameters().items()}, 0)
+        empty.work.stage.adopt({n: t + 1 for n, t in empty.parameters().items()}, Version(0))
         empty.work.stage.empty = True
     task = asyncio.create_task(
         catch_up(c.work, board, tmp_path / "in", c.journal, 0.01, given)  # type: ignore[arg-type]
@@ -125,8 +121,7 @@ async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) 
 async def test_once_the_swarm_trains_nobody_asks_for_the_beginning(
     rig: Any, tmp_path: Path
 ) -> None:
-    a, b = await rig.add("a", "b")
-    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     c.work.stage.empty = True
     board = Board(a=(3, "training"), b=(3, "training"))
@@ -137,8 +132,7 @@ async def test_once_the_swarm_trains_nobody_asks_for_the_beginning(
 async def test_a_late_joiner_of_adapters_fetches_the_weights_beside_them_too(
     rig: Any, tmp_path: Path
 ) -> None:
-    a, b = await rig.add("a", "b")
-    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     base = {"w": torch.arange(6.0), "v": torch.ones(2, 2)}
     a.work.stage.frozen = base

@@ -1,5 +1,7 @@
 """Whom a peer has worked with, and what that is worth when strangers say that they lead."""
 
+import pytest
+
 from node.core.ids import PeerId
 from node.training.colleagues import RIPE_S, Colleagues
 from node.training.election import SHUN_S, TOLD_S, Election, Sighting
@@ -68,41 +70,35 @@ def test_old_colleagues_are_forgotten_and_present_ones_kept() -> None:
     assert "long-ago" not in known
 
 
-def test_a_ground_key_that_claims_to_lead_does_not_lead() -> None:
-    everybody = {LEADER: LEADER, STAGE: LEADER, OTHER: LEADER}
-    e = election(worked(LEADER, STAGE, OTHER), {**everybody, GROUND: GROUND}, LEADER, GROUND)
-    assert e.leader(LATE, able=True, leads=False) == LEADER
-    e.see(
-        {LEADER: Sighting(1, True), GROUND: Sighting(1, True)},
-        {**everybody, **dict.fromkeys(SYBILS, GROUND)},
-    )
-    assert e.leader(LATE, able=True, leads=False) == LEADER, (
-        "however many keys say that they follow it"
-    )
+FOLLOWS = {LEADER: LEADER, STAGE: LEADER, OTHER: LEADER, GROUND: GROUND}
+CROWD = dict.fromkeys(SYBILS, GROUND)
+
+
+@pytest.mark.parametrize(
+    ("known", "follows"),
+    [
+        ((LEADER, STAGE, OTHER), FOLLOWS),
+        ((LEADER, STAGE, OTHER), FOLLOWS | CROWD),
+        ((LEADER, STAGE, OTHER, GROUND), FOLLOWS | CROWD),
+    ],
+    ids=["alone", "with-a-crowd", "with-a-record"],
+)
+@pytest.mark.parametrize("able", [True, False])
+def test_a_ground_key_that_claims_to_lead_does_not_lead(
+    known: tuple[PeerId, ...], follows: dict[PeerId, PeerId], able: bool
+) -> None:
+    e = election(worked(*known), follows, LEADER, GROUND)
+    assert e.leader(LATE, able=able, leads=False) == LEADER
 
 
 def test_nobody_who_leads_gives_way_to_a_stranger() -> None:
-    e = Election(ME, 0.0, worked(STAGE))
+    e = election(worked(STAGE), CROWD, GROUND)
     e.following = ME
-    e.see({GROUND: Sighting(1, True)}, dict.fromkeys(SYBILS, GROUND))
     assert e.leader(LATE, able=True, leads=True) == ME
 
 
-def test_a_ground_key_with_a_record_does_not_replace_the_leader() -> None:
-    follows = {LEADER: LEADER, STAGE: LEADER, OTHER: LEADER, GROUND: GROUND}
-    e = election(
-        worked(LEADER, STAGE, OTHER, GROUND),
-        follows | dict.fromkeys(SYBILS, GROUND),
-        LEADER,
-        GROUND,
-    )
-    assert e.leader(LATE, able=False, leads=False) == LEADER
-
-
 def test_a_colleague_succeeds_the_leader_before_a_stranger() -> None:
-    e = election(
-        worked(LEADER, STAGE, OTHER), dict.fromkeys(SYBILS, GROUND), LEADER, GROUND, others=(OTHER,)
-    )
+    e = election(worked(LEADER, STAGE, OTHER), CROWD, LEADER, GROUND, others=(OTHER,))
     e.shun(LEADER, LATE)
     assert e.leader(LATE, able=False, leads=False) == OTHER
     assert e.leader(LATE, able=True, leads=False) == ME

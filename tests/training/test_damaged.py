@@ -11,6 +11,7 @@ from typing import Any
 from node.checkpoint.files import Disk
 from node.core.clock import SystemClock
 from node.training.member import MemberState
+from node.training.presence import View
 from node.training.protocol import events as ev
 from node.training.service import Training
 from tests.training.run_facts import facts
@@ -32,7 +33,7 @@ def taking_part(peer: Any) -> Training:
         facts(stages=1, read=peer.work.read),
         peer.transport,
         peer.work,
-        dict,
+        lambda: View({}),
         SystemClock(),
         peer.journal,
     )
@@ -41,10 +42,9 @@ def taking_part(peer: Any) -> Training:
 async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     rig: Any,
 ) -> None:
-    (a,) = await rig.add("a", every=1)
-    owners = {n: a for n in rig.shapes}
-    last = await rig.train((a,), owners, 4)
-    await rig.begin(rig.plan((a,), owners, last), a)
+    a, last = await rig.trained("a", 4, every=1)
+    owners = dict.fromkeys(rig.shapes, a)
+    await rig.begun((a,), owners, last)
     await a.work.local_checkpoints.saved()
     two, three, four = a.work.checkpoints()
     change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")
@@ -73,10 +73,8 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
 async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     rig: Any, monkeypatch: Any
 ) -> None:
-    (a,) = await rig.add("a", every=3)
-    owners = {n: a for n in rig.shapes}
-    last = await rig.train((a,), owners, 4)
-    await a.work.local_checkpoints.saved()
+    a, last = await rig.trained("a", 4, every=3)
+    owners = dict.fromkeys(rig.shapes, a)
     (old,) = a.work.checkpoints()
     before = {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()}
     assert a.work.local_checkpoints.troubles() == []
@@ -90,7 +88,6 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     (said,) = a.work.local_checkpoints.troubles()
     assert "the disk is full" in said, "seen before a checkpoint fails"
     last = await rig.train((a,), owners, 4, last)
-    await a.work.local_checkpoints.saved()
     assert [e.fields["epoch"] for e in a.events("checkpoint-failed")] == [6]
     (said,) = a.work.local_checkpoints.troubles()
     assert "no room to write a checkpoint" in said
@@ -101,7 +98,7 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     monkeypatch.undo()
     assert a.work.local_checkpoints.troubles() == [], "there is room again"
     last = await rig.train((a,), owners, 1, last)
-    await rig.begin(rig.plan((a,), owners, last), a)
+    await rig.begun((a,), owners, last)
     await a.work.local_checkpoints.saved()
     assert [v.epoch for v in a.work.checkpoints()][:2] == [3, 8], (
         "the next epoch, not the next multiple"

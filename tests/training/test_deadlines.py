@@ -38,8 +38,8 @@ def told(costs: Measured = NOTHING, others: Measured | None = None) -> tuple[Lea
     return begun(said, **WORK)
 
 
-def close(leader: Leader, plan: Plan, now: float) -> list[ev.SendRound]:
-    return [a for a in reported(leader, plan, now) if isinstance(a, ev.SendRound)]
+def close(leader: Leader, plan: Plan, now: float) -> list[ev.RoundArrived]:
+    return [a.round for a in reported(leader, plan, now) if isinstance(a, ev.SendRound)]
 
 
 def test_where_nothing_is_known_the_manifest_counts() -> None:

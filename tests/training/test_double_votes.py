@@ -186,7 +186,7 @@ def committing(liars: tuple[PeerId, ...]) -> list[object]:
         assert trust.doubles.shown(proof(peer))
     done: list[object] = []
     for m in first.members:
-        word = ev.Committed(m.peer, first.hash, 0, f"digest {m.stage}", 1.0, 0, b"signature")
+        word = ev.Committed(m.peer, first.hash, 0, f"digest {m.stage}", 1.0, b"signature")
         done += leader.handle(word, 4.0)
     return done
 

@@ -1,5 +1,7 @@
 """Who is taken for the leader: the incumbent while it lives, then the smallest live ends peer."""
 
+import pytest
+
 from node.core.ids import PeerId
 from node.training.election import DOUBT_S, KEEP_S, LOOK_S, SHUN_S, Election, Sighting
 
@@ -13,29 +15,30 @@ def election(me: PeerId, **ends: Sighting) -> Election:
     return e
 
 
-def test_where_nobody_leads_the_smallest_does() -> None:
-    assert election(B, A=Sighting(1), C=Sighting(1)).leader(LATE, able=True, leads=False) == A
-    assert election(B, C=Sighting(1)).leader(LATE, able=True, leads=False) == B
-    assert election(D, C=Sighting(1)).leader(LATE, able=False, leads=False) == C
-    assert election(D).leader(LATE, able=False, leads=False) is None
+LEADS, HERE = Sighting(1, leads=True), Sighting(1)
 
 
-def test_a_newcomer_with_a_smaller_id_does_not_lead() -> None:
-    assert election(A, B=Sighting(1, leads=True)).leader(LATE, able=True, leads=False) == B
-    assert election(B, A=Sighting(1)).leader(LATE, able=True, leads=True) == B
-    assert (
-        election(C, A=Sighting(1), B=Sighting(9, leads=True)).leader(LATE, able=False, leads=False)
-        == B
-    )
-
-
-def test_of_two_that_lead_the_smaller_goes_on() -> None:
-    assert election(B, A=Sighting(1, leads=True)).leader(LATE, able=True, leads=True) == A
-    assert election(A, B=Sighting(1, leads=True)).leader(LATE, able=True, leads=True) == A
-    assert (
-        election(D, A=Sighting(1, True), B=Sighting(1, True)).leader(LATE, able=False, leads=False)
-        == A
-    )
+@pytest.mark.parametrize(
+    ("me", "ends", "able", "leads", "who"),
+    [
+        (B, {"A": HERE, "C": HERE}, True, False, A),
+        (B, {"C": HERE}, True, False, B),
+        (D, {"C": HERE}, False, False, C),
+        (D, {}, False, False, None),
+        (A, {"B": LEADS}, True, False, B),
+        (B, {"A": HERE}, True, True, B),
+        (C, {"A": HERE, "B": Sighting(9, leads=True)}, False, False, B),
+        (B, {"A": LEADS}, True, True, A),
+        (A, {"B": LEADS}, True, True, A),
+        (D, {"A": LEADS, "B": LEADS}, False, False, A),
+        (A, {"B": HERE}, False, True, B),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str | bool) else None,
+)
+def test_an_incumbent_leads_else_the_smallest_that_is_able(
+    me: PeerId, ends: dict[str, Sighting], able: bool, leads: bool, who: PeerId | None
+) -> None:
+    assert election(me, **ends).leader(LATE, able=able, leads=leads) == who
 
 
 def test_who_starts_among_others_listens_before_it_leads() -> None:
@@ -77,10 +80,6 @@ def test_a_plan_from_a_shunned_peer_forgives_it() -> None:
     e.shun(A, LATE)
     e.forgive(A)
     assert e.leader(LATE, able=False, leads=False) == A
-
-
-def test_who_leaves_does_not_lead() -> None:
-    assert election(A, B=Sighting(1)).leader(LATE, able=False, leads=True) == B
 
 
 def test_a_leader_that_answers_us_leads_despite_the_directory() -> None:

@@ -30,6 +30,17 @@ def speak(residual: ErrorFeedback, given: dict[str, Tensor]) -> dict[str, Tensor
     return said
 
 
+def spoken(codec: str) -> tuple[ErrorFeedback, dict[str, Tensor]]:
+    """One that has spoken once, and what it owes since."""
+    residual = ErrorFeedback(codec)
+    speak(residual, numbers(1))
+    return residual, dict(residual.words)
+
+
+def unchanged(residual: ErrorFeedback, before: dict[str, Tensor]) -> bool:
+    return all(torch.equal(residual.words[n], before[n]) for n in before)
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_change_is_sent_or_kept_as_rounding_error(codec: str) -> None:
     residual, moved, said = (
@@ -48,8 +59,7 @@ def test_every_change_is_sent_or_kept_as_rounding_error(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_encoding_with_feedback_is_repeatable(codec: str) -> None:
-    residual = ErrorFeedback(codec)
-    speak(residual, numbers(1))
+    residual, _ = spoken(codec)
     said, coded = residual.says(numbers(2))
     again, bytes_again = residual.says(numbers(2))
     for n, t in said.items():
@@ -59,45 +69,39 @@ def test_encoding_with_feedback_is_repeatable(codec: str) -> None:
 
 
 def test_rounding_errors_change_only_for_parts_that_are_said() -> None:
-    residual = ErrorFeedback("top-k")
-    speak(residual, numbers(1))
-    before = dict(residual.words)
+    residual, before = spoken("top-k")
     speak(residual, {"a": numbers(2)["a"]})
     assert torch.equal(residual.words["b"], before["b"]), "this window carried another fragment"
     assert not torch.equal(residual.words["a"], before["a"])
 
 
 def test_a_word_that_was_not_taken_leaves_rounding_errors_unchanged() -> None:
-    residual = ErrorFeedback("int4")
-    speak(residual, numbers(1))
-    before = dict(residual.words)
+    residual, before = spoken("int4")
     residual.begin(str(next(ROUNDS)))
     residual.says(numbers(2))
     residual.moved()  # only what others made was put in place
-    assert all(torch.equal(residual.words[n], before[n]) for n in before)
+    assert unchanged(residual, before)
     residual.begin(str(next(ROUNDS)))
     residual.spoken()
     residual.moved()
-    assert all(torch.equal(residual.words[n], before[n]) for n in before), "said in another round"
+    assert unchanged(residual, before), "said in another round"
 
 
 def test_an_undone_round_leaves_rounding_errors_unchanged() -> None:
-    residual = ErrorFeedback("int4")
-    speak(residual, numbers(1))
-    before = dict(residual.words)
+    residual, before = spoken("int4")
     residual.begin(str(next(ROUNDS)))
     residual.says(numbers(2))
     residual.spoken()
     residual.begin(str(next(ROUNDS)))  # another window before anything was adopted
     residual.moved()
-    assert all(torch.equal(residual.words[n], before[n]) for n in before)
+    assert unchanged(residual, before)
     residual.says(numbers(2))
     residual.spoken()
     residual.moved()
     assert not torch.equal(residual.words["a"], before["a"])
     assert residual.owed is not residual.words, "the version before is the final one"
     residual.rolled_back()
-    assert all(torch.equal(residual.words[n], before[n]) for n in before)
+    assert unchanged(residual, before)
 
 
 def test_who_joins_owes_what_another_replica_owes() -> None:
@@ -114,8 +118,7 @@ def test_who_joins_owes_what_another_replica_owes() -> None:
 
 @pytest.mark.parametrize("codec", ["top-k", "int8"])
 def test_words_nobody_can_use_are_forgotten(codec: str) -> None:
-    residual = ErrorFeedback(codec)
-    speak(residual, numbers(1))
+    residual, _ = spoken(codec)
     bad = numbers(2)
     bad["b"][0] = float("inf")
     residual.begin(str(next(ROUNDS)))

@@ -36,8 +36,9 @@ def commit(member: Member, plan: Plan) -> Version:
     member.handle(
         ev.RoundArrived(LEADER, plan.epoch, plan.term, plan.hash, 0, (), {}, (), DROPPED, 10.0), 0.0
     )
-    member.handle(ev.RoundEnded(plan.epoch, plan.term, 0, (), (), ()), 0.0)
-    member.handle(ev.Adopted(plan.epoch, plan.term, 0, "d"), 0.0)
+    ended = ev.RoundEnded(plan.epoch, plan.term, 0, (), (), ())
+    member.handle(ended, 0.0)
+    member.handle(ev.Adopted(ended, "d"), 0.0)
     assert member.at == makes(plan, DROPPED)
     return member.at
 

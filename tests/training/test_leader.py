@@ -12,6 +12,7 @@ from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
+from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import LinkCost, Measured
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
@@ -52,6 +53,17 @@ def next_plan(actions: list[Any]) -> Plan:
     return plan
 
 
+def waits(leader: Leader, now: float) -> str:
+    """What is waited for; there must be no plan."""
+    assert the_plan(leader.handle(ev.ClockTick(), now)) is None
+    return leader.waiting_for
+
+
+def kinds(actions: Iterable[Any]) -> list[str]:
+    """Of what is said for the record."""
+    return [a.kind for a in actions if isinstance(a, ev.RecordFact)]
+
+
 def begun(notes: Iterable[ev.Heartbeat] = (), **kw: Any) -> tuple[Leader, Plan]:
     """A leader that has heard these, or one peer of each stage, with its first plan."""
     leader = led(facts(**kw), notes or [heard(E), heard(S1), heard(S2)])
@@ -61,7 +73,7 @@ def begun(notes: Iterable[ev.Heartbeat] = (), **kw: Any) -> tuple[Leader, Plan]:
 
 def reported(leader: Leader, plan: Plan, now: float) -> list[Any]:
     """The results of all micro-batches are here; what the leader does then."""
-    rows = tuple(ev.MicroBatchResult(p.index, True, 1.0, 64) for p in plan.paths)
+    rows = tuple(MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths)
     return leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
 
 
@@ -115,15 +127,13 @@ def test_of_two_histories_the_one_with_more_tokens_goes_on(
 def test_stages_of_different_histories_make_no_version() -> None:
     lost = [heard(E, A, 500), heard(S1, Version(5, "bb" * 16), 600), heard(S2, A, 500)]
     leader = led(facts(recall=recalled, patience_s=5.0, late_s=1e9), lost)
-    assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
-    assert leader.waiting_for == "stages that hold one version in common"
+    assert waits(leader, 30.0) == "stages that hold one version in common"
 
 
 def test_peers_of_a_richer_side_get_time_to_bring_the_rest() -> None:
     notes = [n for n in both_sides(500, 900) if n.peer != T2]
     leader = led(facts(recall=recalled, patience_s=10.0, late_s=1e9), notes)
-    assert the_plan(leader.handle(ev.ClockTick(), 5.0)) is None
-    assert "more tokens" in leader.waiting_for
+    assert "more tokens" in waits(leader, 5.0)
     plan = the_plan(leader.handle(heard(T2, B, 900), 6.0)) or the_plan(
         leader.handle(ev.ClockTick(), 8.0)
     )
@@ -184,15 +194,14 @@ def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
     for again in range(2):
         done = differs(leader, plan, 3.0 + 4 * again)
         plan = next_plan(done)
-        kinds = [a.kind for a in done if isinstance(a, ev.RecordFact)]
-        assert kinds[:2] == ["digest-mismatch", "epoch-abandoned"]
-        assert "epoch-committed" not in kinds
+        assert kinds(done)[:2] == ["digest-mismatch", "epoch-abandoned"]
+        assert "epoch-committed" not in kinds(done)
         assert plan.base == YOUNG, "who stands at what was undone is no richer side"
         assert all(m.current for m in plan.members)
         assert plan.digests[1] == heard(S1).digest
     assert leader.mismatches == 2
     done = differs(leader, plan, 20.0)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)][:3] == [
+    assert kinds(done)[:3] == [
         "digests-disputed",
         "digest-mismatch",
         "epoch-committed",
@@ -201,7 +210,7 @@ def test_of_two_differing_replicas_one_wins_after_three_tries() -> None:
     assert (plan.epoch, [m.peer for m in plan.stage(1) if m.current]) == (1, [S1])
     # One that catches up and differs again has no say against who held the version.
     done = differs(leader, plan, 30.0)
-    assert "epoch-abandoned" not in [a.kind for a in done if isinstance(a, ev.RecordFact)]
+    assert "epoch-abandoned" not in kinds(done)
 
 
 def test_what_was_copied_is_no_witness_for_it() -> None:
@@ -215,9 +224,9 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
         for a in leader.handle(ev.Incomplete(three, plan.hash, 0, (), ()), 3.0)
         if isinstance(a, ev.SendRound)
     )
-    assert copy.digest == "wrong"
+    assert copy.round.digest == "wrong"
     done = leader.handle(ev.Committed(three, plan.hash, 1, "wrong", 1.0), 3.0)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
+    assert kinds(done) == [
         "digest-mismatch",
         "epoch-abandoned",
     ]
@@ -282,7 +291,7 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     assert following.owners["s1"] == other
     assert following.moved == {"s1": owner}
     done = leader.handle(ev.Unreachable(owner), 4.5)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == ["peer-left"]
+    assert kinds(done) == ["peer-left"]
 
 
 def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
@@ -325,7 +334,7 @@ def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     leader.handle(ev.MoveRefused(first), 10.3)
     ((second, stage),) = moved(done := leader.handle(ev.ClockTick(), 10.5))
     assert (second, stage) == (({S1, T1} - {first}).pop(), 2)
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == ["move-asked"]
+    assert kinds(done) == ["move-asked"]
     assert leader.moves == 2
     tell(leader, [dataclasses.replace(heard(second), stage=2, digest=heard(S2).digest)], 12.0)
     assert the_plan(leader.handle(ev.ClockTick(), 14.0)) is not None, "and so it begins"
@@ -371,12 +380,10 @@ def test_where_plans_may_leave_the_stage_out_nobody_is_asked() -> None:
 
 def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
     leader, plan = begun()
-    rows = (ev.MicroBatchResult(0, True, 1.0, 65), ev.MicroBatchResult(1, True, 1.0, 64))
+    rows = (MicroBatchDone(0, True, 1.0, 65), MicroBatchDone(1, True, 1.0, 64))
     leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 3.0)
     assert leader.phase is Phase.RUN, "the absurd result is not heard"
-    leader.handle(
-        ev.MicroBatchesReported(E, plan.hash, (ev.MicroBatchResult(0, True, 1.0, 64),)), 3.1
-    )
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, (MicroBatchDone(0, True, 1.0, 64),)), 3.1)
     assert leader.phase is Phase.ROUND
 
 
@@ -388,7 +395,7 @@ def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
         leader.handle(ev.Incomplete(owner, plan.hash, attempt, (), ()), 3.0)
         done = leader.handle(ev.Incomplete(other, plan.hash, attempt, (), (owner,)), 3.0)
         (again,) = (a for a in done if isinstance(a, ev.SendRound))
-        assert again.owners == ({} if attempt == 0 else {"s1": other}), "once may be chance"
+        assert again.round.owners == ({} if attempt == 0 else {"s1": other}), "once may be chance"
 
 
 def test_every_so_many_epochs_and_the_last_are_evaluated() -> None:
@@ -416,7 +423,7 @@ def test_an_epoch_whose_stage_has_died_out_ends_at_once() -> None:
     leader, plan = begun()
     done = leader.handle(ev.Unreachable(S2), 2.5)
     assert leader.phase is Phase.GATHER
-    assert [a.kind for a in done if isinstance(a, ev.RecordFact)] == [
+    assert kinds(done) == [
         "peer-lost",
         "epoch-abandoned",
     ]
@@ -572,8 +579,7 @@ def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
 def test_no_plan_uses_an_unproven_pair_and_the_pair_is_named() -> None:
     lone = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E), with_ways(heard(S2), E)]
     leader = led(facts(prove=True), lone)
-    assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
-    assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
+    assert waits(leader, 2.0) == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
     one_way = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E)]
     assert the_plan(tell(leader, one_way, 2.5)) is None, "who is called must be able to call back"
     plan = the_plan(tell(leader, [with_ways(heard(S2), E, S1)], 3.0)) or the_plan(
@@ -599,8 +605,7 @@ def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
 def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
     notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
     leader = led(facts(prove=True), notes)
-    assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
-    assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
+    assert waits(leader, 2.0) == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
 
 
 def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:

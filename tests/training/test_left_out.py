@@ -13,7 +13,19 @@ from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import Memory
 from tests.training.run_facts import facts
-from tests.training.test_leader import S1, S2, E, commits, heard, led, next_plan, tell, the_plan
+from tests.training.test_leader import (
+    S1,
+    S2,
+    E,
+    commits,
+    heard,
+    kinds,
+    led,
+    next_plan,
+    tell,
+    the_plan,
+    waits,
+)
 
 S3 = PeerId("stage3a")
 PATIENCE = 10.0
@@ -39,10 +51,6 @@ def after(plan: Plan) -> Version:
     return Version(plan.epoch + 1, lineage_after(plan, ()))
 
 
-def kinds(actions: list[Any]) -> list[str]:
-    return [a.kind for a in actions if isinstance(a, ev.RecordFact)]
-
-
 def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
     """The last holder of its stage dies in the run: the epoch begins anew without the stage."""
     done = leader.handle(ev.Unreachable(peer), now)
@@ -54,6 +62,13 @@ def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
     done = leader.handle(ev.ClockTick(), now + MISSED_S + 0.1)
     plan = next_plan(done)
     return plan, done
+
+
+def without_stage_2() -> tuple[Leader, Plan, Plan]:
+    """A leader, its first plan, and the one after the stage has died out."""
+    leader, first = begun()
+    plan, _ = lose(leader, S2, 3.0)
+    return leader, first, plan
 
 
 def current(plan: Plan, peer: PeerId) -> bool:
@@ -89,8 +104,7 @@ def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:
     leader, _ = begun()
     leader.handle(ev.Unreachable(S2), 3.0)
     leader.handle(ev.Unreachable(S3), 3.0)
-    assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
-    assert leader.waiting_for == "a peer for stage 2, stage 3"
+    assert waits(leader, 30.0) == "a peer for stage 2, stage 3"
     none, _ = begun(spare=0)
     none.handle(ev.Unreachable(S2), 3.0)
     assert the_plan(none.handle(ev.ClockTick(), 30.0)) is None
@@ -112,8 +126,7 @@ def test_a_run_begins_and_ends_with_every_stage() -> None:
 
 
 def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
-    leader, first = begun()
-    plan, _ = lose(leader, S2, 3.0)
+    leader, first, plan = without_stage_2()
     plan = next_plan(commits(leader, plan, 10.0))
     newcomer = heard(PeerId("stage2b"), first.base, 0)
     done = commits(leader, plan, 11.0, [newcomer])
@@ -155,8 +168,7 @@ def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
 
 
 def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
-    leader, first = begun()
-    plan, _ = lose(leader, S2, 3.0)
+    leader, first, plan = without_stage_2()
     at, other = after(plan), PeerId("ends0")
     successor = Leader(other, skipping(), term=plan.term, history=plan)
     there = [heard(p, at, 128) for p in (other, E, S1, S3)]

@@ -78,12 +78,12 @@ class Cells:
             await self.rig.averaged(plan, *cell)
         self.last = list(plans)
         await asyncio.gather(*(_met(p) for p in self.everybody))
-        assert {p.work.mean[0] for p in self.everybody} == {number}
+        assert {p.work.windows.mean[0] for p in self.everybody} == {number}
         return given
 
     def landing(self, i: int, number: int, *, again: bool = False) -> Plan:
         """The outer round that puts the mean of the window in place."""
-        _, digest = self.cells[i][0].work.mean
+        _, digest = self.cells[i][0].work.windows.mean
         said = Window(0, self.partners(i), means={1: digest})
         return self.plan(i, said, again=again, outer=number)
 
@@ -101,7 +101,7 @@ def _name(i: int) -> CellId:
 
 
 async def _met(p: Peer) -> None:
-    meeting = p.work._outer._meeting
+    meeting = p.work.windows._meeting
     assert meeting.task is not None
     await meeting.task
 
@@ -138,8 +138,9 @@ async def test_cells_go_on_from_the_mean_and_keep_what_they_learned_meanwhile(ri
         after = {n: here[n] + mean(given)[n] - was[n] for n in SHAPES}
         close(p.parameters(), after)
     assert a.work.stage.digest == b.work.stage.digest != c.work.stage.digest
-    assert (a.work.window.number, a.work.window.cells, a.work.window.peers) == (7, 2, 2)
-    assert a.work.window.nbytes + b.work.window.nbytes > 0
+    news = a.work.windows.news
+    assert (news.number, news.cells, news.peers) == (7, 2, 2)
+    assert news.nbytes + b.work.windows.news.nbytes > 0
 
 
 @pytest.mark.parametrize("settings", [DELTAS, STATE], ids=lambda s: s.carries)
@@ -322,11 +323,11 @@ async def test_one_cell_makes_the_mean_and_the_others_take_it(
     for number in (1, 2):
         await cells.train()
         given = await cells.give(number)
-        meetings = [p.work._outer._meeting for p in peers]
+        meetings = [p.work.windows._meeting for p in peers]
         assert [m.server is None for m in meetings if m] == [_name(i) == server for i in range(3)]
         before = [p.parameters() for p in peers]
-        made = [p.work._outer._meeting.mean for p in peers]  # type: ignore[union-attr]
-        assert len({p.work.mean for p in peers}) == 1, "all have the server's bits"
+        made = [p.work.windows._meeting.mean for p in peers]  # type: ignore[union-attr]
+        assert len({p.work.windows.mean for p in peers}) == 1, "all have the server's bits"
         await cells.land(number)
         for p, was, gave, mean_ in zip(peers, before, given, made, strict=True):
             want = {n: was[n] + (mean_[n] - gave[n]) for n in SHAPES}  # type: ignore[index]

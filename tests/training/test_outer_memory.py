@@ -53,7 +53,7 @@ def kept(p: Peer) -> tuple[int, int]:
 
 def under_way(p: Peer) -> int:
     """Bytes of what the window gives, has got and has made, but for parameters in place."""
-    m = p.work._outer._meeting
+    m = p.work.windows._meeting
     sides = (m.given or {}, m.own or {}, m.mean or {}, *m.came.values())
     here = {t.untyped_storage().data_ptr() for t in m.local.values()}
     return nbytes(
@@ -62,7 +62,7 @@ def under_way(p: Peer) -> int:
 
 
 def mean_of(p: Peer) -> dict[str, torch.Tensor]:
-    m = p.work._outer._meeting
+    m = p.work.windows._meeting
     assert m is not None
     return m.mean or {}
 
@@ -95,7 +95,7 @@ async def test_what_a_peer_keeps_is_what_was_counted(
 
     def enough(m: Any, partners: int, late: bool) -> bool:
         if done := made(m, partners, late):
-            seen.append(max(under_way(p) for p in peers if p.work._outer._meeting is m))
+            seen.append(max(under_way(p) for p in peers if p.work.windows._meeting is m))
         return done
 
     monkeypatch.setattr(window, "_enough", enough)

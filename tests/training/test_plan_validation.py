@@ -66,9 +66,13 @@ def test_what_a_leader_plans_is_followed(plan: Plan) -> None:
         (replace(PLAN, window=MEANS.window), "an outer round"),
         (replace(PLAN, window=Window(7, (PARTNER,) * MOST_PARTNERS, 60.0)), "more partners"),
         (replace(PLAN, window=Window(7, (PARTNER,), 2 * MOST_WITHIN_S)), "a longer one"),
+        (replace(FOUNDS, paths=PLAN.paths), "has work in it"),
+        (replace(FOUNDS, outer=7, window=MEANS.window), "has work in it"),
+        (replace(FOUNDS, parent=OWN), "founds no other cell"),
+        (replace(FOUNDS, members=PLAN.members[1:2]), "lacks a stage"),
     ],
 )
-def test_windows_that_no_leader_plans_are_refused(plan: Plan, why: str) -> None:
+def test_windows_and_cells_that_no_leader_plans_are_refused(plan: Plan, why: str) -> None:
     assert why in says(plan)
 
 
@@ -77,19 +81,6 @@ def test_every_part_of_the_own_stage_has_an_owner_who_can_step_it(owners: dict) 
     assert "has no owner" in says(replace(PLAN, owners=owners))
     assert "has no owner" in says(replace(MEANS, owners=owners))
     assert says(replace(PLAN, owners=owners), me=PeerId("stranger")) == ""
-
-
-@pytest.mark.parametrize(
-    ("plan", "why"),
-    [
-        (replace(FOUNDS, paths=PLAN.paths), "has work in it"),
-        (replace(FOUNDS, outer=7, window=MEANS.window), "has work in it"),
-        (replace(FOUNDS, parent=OWN), "founds no other cell"),
-        (replace(FOUNDS, members=PLAN.members[1:2]), "lacks a stage"),
-    ],
-)
-def test_no_cell_begins_without_a_stage_or_with_work(plan: Plan, why: str) -> None:
-    assert why in says(plan)
 
 
 def test_a_plan_of_an_unsigned_change_is_refused() -> None:

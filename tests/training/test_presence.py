@@ -55,16 +55,16 @@ async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
     claims = await record_store.post("claims", 0, "ends", "starting", open_to="auto", settled=False)
     fetches = await record_store.post("fetches", 3, "stage", "joining", open_to="stage")
     presence = await record_store.seen()
-    assert presence.placed(STAGES) == {
+    assert presence.view.placed(STAGES) == {
         host: Placed(2, range(0), True, 3.0),
         free: Placed(1, range(4)),
         chooses: Placed(None, range(1, 4), False),
         claims: Placed(0, range(4), False),
         fetches: Placed(3, range(1, 4)),
     }
-    assert set(presence.hosts()) == {host, free, fetches, leaver}, "nobody else answers yet"
-    assert presence.coming() == {chooses: None, claims: 0, fetches: 3}
-    assert presence.ends() == {}, "nobody leads before it has built what it claims"
+    assert set(presence.view.hosts) == {host, free, fetches, leaver}, "nobody else answers yet"
+    assert presence.view.coming == {chooses: None, claims: 0, fetches: 3}
+    assert presence.view.ends == {}, "nobody leads before it has built what it claims"
     await presence.close()
 
 
@@ -77,12 +77,12 @@ async def test_peers_of_other_cells_are_not_read_and_peers_of_none_are(tmp_path:
     await record_store.post("waits", 0, "ends", "ready", cell=b, leads=True)
     relay = await record_store.post("relay", 0, "rendezvous", "ready")
     presence = await record_store.seen(a)
-    assert set(presence.others()) == {chief, comes, goes, relay}
-    assert (sorted(presence.stages()), presence.led()) == ([0, 2], True)
-    assert set(presence.ends()) == {chief}
+    assert set(presence.view.everybody) == {chief, comes, goes, relay}
+    assert (sorted(presence.view.stages()), presence.view.led()) == ([0, 2], True)
+    assert set(presence.view.ends) == {chief}
     await presence.close()
     presence = await record_store.seen(b)
-    assert (presence.stages(), presence.led()) == ([0], False), "it waits"
+    assert (presence.view.stages(), presence.view.led()) == ([0], False), "it waits"
     await presence.close()
 
 

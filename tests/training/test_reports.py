@@ -1,9 +1,12 @@
 """What the log says of cells that lead themselves."""
 
+import pytest
+
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Plan, PlanMember, Version, Window
 from node.training.leader import reports
 from node.training.leader.attempt import EpochAttempt
+from node.training.protocol.events import RecordFact
 
 OWN, OTHER, ME, IT = CellId("ab" * 8), CellId("cd" * 8), PeerId("me"), PeerId("it")
 MEMBERS = (PlanMember(ME, 0), PlanMember(IT, 1))
@@ -14,26 +17,36 @@ def means(*stages: int) -> Plan:
     return Plan(7, 1, ME, MEMBERS, (), {}, outer=90, cell_id=OWN, window=window)
 
 
-def test_a_division_names_both_cells() -> None:
-    founded = Plan(12, 1, ME, MEMBERS, (), {}, cell_id=OTHER, parent=OWN)
-    said = reports.cell_divided(founded)
-    assert said.text == "cell ababab divides at epoch 12: 2 of its peers become cell cdcdcd"
-    assert said.facts["cell"] == OTHER
+def committed(plan: Plan) -> RecordFact:
+    return reports.epoch_committed(EpochAttempt(plan, 0.0, 1.0), Version(8), 100, 2.0, 1.0)
 
 
-def test_an_outer_round_says_whose_means_it_puts_in_place() -> None:
-    planned = reports.epoch_planned(means(0, 1), (), {})
-    assert planned.text == "epoch 7: puts in place the means with cell cdcdcd"
-    some = reports.epoch_planned(means(1), (), {})
-    assert some.text.endswith("with cell cdcdcd at 1 of 2 stages")
+FOUNDED = Plan(12, 1, ME, MEMBERS, (), {}, cell_id=OTHER, parent=OWN)
+DIVIDES = "cell ababab divides at epoch 12: 2 of its peers become cell cdcdcd"
+LANDS = "epoch 7: puts in place the means with cell cdcdcd"
 
 
-def test_a_commit_says_whether_it_was_training_or_a_mean() -> None:
-    attempt = EpochAttempt(means(0, 1), 0.0, 1.0)
-    said = reports.epoch_committed(attempt, Version(8), 100, 2.0, 1.0)
-    assert said.text == "epoch 8/100 committed, the means with cell cdcdcd are in place"
-    assert (said.facts["cell"], said.facts["outer"]) == (OWN, 90)
-    alone = EpochAttempt(Plan(7, 1, ME, MEMBERS, (), {}), 0.0, 1.0)
-    said = reports.epoch_committed(alone, Version(8), 100, 2.0, 1.0)
-    assert said.text == "epoch 8/100 committed, loss 2.000"
-    assert "cell" not in said.facts
+@pytest.mark.parametrize(
+    ("said", "text", "facts"),
+    [
+        (reports.cell_divided(FOUNDED), DIVIDES, {"cell": OTHER}),
+        (reports.epoch_planned(means(0, 1), (), {}), LANDS, {}),
+        (reports.epoch_planned(means(1), (), {}), f"{LANDS} at 1 of 2 stages", {}),
+        (
+            committed(means(0, 1)),
+            "epoch 8/100 committed, the means with cell cdcdcd are in place",
+            {"cell": OWN, "outer": 90},
+        ),
+        (committed(Plan(7, 1, ME, MEMBERS, (), {})), "epoch 8/100 committed, loss 2.000", {}),
+    ],
+    ids=["divided", "all-stages", "one-stage", "mean", "training"],
+)
+def test_what_cells_do_is_said_with_their_names(
+    said: RecordFact, text: str, facts: dict[str, object]
+) -> None:
+    assert said.text == text
+    assert facts.items() <= said.facts.items()
+
+
+def test_a_run_of_one_cell_says_nothing_of_cells() -> None:
+    assert "cell" not in committed(Plan(7, 1, ME, MEMBERS, (), {})).facts

@@ -4,12 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from node.core.journey import Version
 from node.training.state.stage import StageState
+
+NEXT = Version(1, "ab" * 16)
 
 
 def state() -> StageState:
     torch.manual_seed(0)
-    return StageState(nn.Linear(3, 2), 1, 4)
+    return StageState(nn.Linear(3, 2), 1)
 
 
 def plus(s: StageState, x: float) -> dict[str, torch.Tensor]:
@@ -19,8 +22,8 @@ def plus(s: StageState, x: float) -> dict[str, torch.Tensor]:
 def test_adopting_replaces_tensors_and_never_writes_into_them() -> None:
     s = state()
     held = s.parameters()
-    copies, digest = {n: t.clone() for n, t in held.items()}, s.adopt(plus(s, 1.0), 5)
-    assert (s.epoch, digest) == (5, s.digest)
+    copies, digest = {n: t.clone() for n, t in held.items()}, s.adopt(plus(s, 1.0), NEXT)
+    assert (s.version, digest) == (NEXT, s.digest)
     for name, tensor in held.items():
         assert torch.equal(tensor, copies[name])
         assert torch.equal(s.parameters()[name], copies[name] + 1)
@@ -30,23 +33,23 @@ def test_adopting_replaces_tensors_and_never_writes_into_them() -> None:
 def test_an_update_can_be_undone_once_until_it_is_settled() -> None:
     s = state()
     before, first = s.digest, s.parameters()
-    s.adopt(plus(s, 1.0), 5)
-    s.roll_back(4)
-    assert (s.epoch, s.digest) == (4, before)
+    s.adopt(plus(s, 1.0), NEXT)
+    s.roll_back()
+    assert (s.version, s.digest) == (Version(0), before)
     assert all(torch.equal(t, first[n]) for n, t in s.parameters().items())
     with pytest.raises(ValueError, match="no earlier"):
-        s.roll_back(3)
-    s.adopt(plus(s, 1.0), 5)
+        s.roll_back()
+    s.adopt(plus(s, 1.0), NEXT)
     s.settle()
     with pytest.raises(ValueError, match="no earlier"):
-        s.roll_back(4)
+        s.roll_back()
 
 
 def test_a_set_that_does_not_fit_changes_nothing() -> None:
     s = state()
     before = s.digest
     with pytest.raises(KeyError):
-        s.adopt({"weight": torch.zeros(2, 3)}, 5)
+        s.adopt({"weight": torch.zeros(2, 3)}, NEXT)
     with pytest.raises(ValueError, match="shape"):
-        s.adopt({"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, 5)
-    assert (s.epoch, s.digest) == (4, before)
+        s.adopt({"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, NEXT)
+    assert (s.version, s.digest) == (Version(0), before)

@@ -1,5 +1,9 @@
 """A replica that nobody has measured gets a visit."""
 
+from collections.abc import Callable
+
+import pytest
+
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path
 from node.training.leader.routing import with_trials
@@ -9,30 +13,30 @@ ROWS = {ENDS: [(END, 1.0)], 1: [(A, 1.0), (B, 0.0)], 2: [(C, 1.0)]}
 PATHS = tuple(Path(i, END, (i,), (Hop(1, A), Hop(2, C))) for i in range(3))
 
 
-def visits(paths: tuple[Path, ...]) -> list[PeerId]:
-    return [path.hops[0].peer for path in paths]
+AROUND = tuple(Path(i, END, (i,), (Hop(2, C),)) for i in range(3))
+
+
+def any_pair(a: PeerId, b: PeerId) -> bool:
+    return True
 
 
 def test_an_unmeasured_replica_takes_one_visit_over() -> None:
-    assert visits(with_trials(PATHS, ROWS, {A, C}, lambda a, b: True)) == [A, A, B]
+    tried = with_trials(PATHS, ROWS, {A, C}, any_pair)
+    assert [path.hops[0].peer for path in tried] == [A, A, B]
 
 
-def test_measured_replicas_stay_where_the_plan_has_them() -> None:
-    assert with_trials(PATHS, ROWS, {A, B, C}, lambda a, b: True) == PATHS
-
-
-def test_a_stage_that_nobody_has_measured_stays_as_it_is() -> None:
-    assert with_trials(PATHS, ROWS, {C}, lambda a, b: True) == PATHS
-
-
-def test_a_trial_needs_proven_neighbours() -> None:
-    assert with_trials(PATHS, ROWS, {A, C}, lambda a, b: {a, b} != {B, C}) == PATHS
-
-
-def test_no_replica_loses_its_last_visit() -> None:
-    assert with_trials(PATHS[:1], ROWS, {A, C}, lambda a, b: True) == PATHS[:1]
-
-
-def test_stages_that_a_path_leaves_out_stay_left_out() -> None:
-    around = tuple(Path(i, END, (i,), (Hop(2, C),)) for i in range(3))
-    assert with_trials(around, ROWS, {A, C}, lambda a, b: True) == around
+@pytest.mark.parametrize(
+    ("paths", "measured", "proven"),
+    [
+        (PATHS, {A, B, C}, any_pair),
+        (PATHS, {C}, any_pair),
+        (PATHS, {A, C}, lambda a, b: {a, b} != {B, C}),
+        (PATHS[:1], {A, C}, any_pair),
+        (AROUND, {A, C}, any_pair),
+    ],
+    ids=["measured", "nobody-measured", "unproven-pair", "last-visit", "stage-left-out"],
+)
+def test_paths_stay_where_a_trial_is_not_needed_or_not_possible(
+    paths: tuple[Path, ...], measured: set[PeerId], proven: Callable[[PeerId, PeerId], bool]
+) -> None:
+    assert with_trials(paths, ROWS, measured, proven) == paths

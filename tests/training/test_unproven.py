@@ -14,50 +14,28 @@ from node.training.leader.leader import PROOF_AGAIN_S, Leader
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.votes import (
-    FORGET_S,
-    Ballot,
-    Certificate,
-    Trust,
-    Vote,
-    names,
-    vote_domain,
-)
+from node.training.protocol.votes import FORGET_S, Ballot, Certificate, Trust
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
-from tests.training.test_votes import RUN, is_signed, signed
+from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds
+from tests.training.test_votes import RUN, certificate, is_signed
 
-E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
 F = PeerId("ends2")
 VOTERS = (E, S1, S2, F, T1)
 OURS, THEIRS = Version(12, "aa" * 16), Version(13, "bb" * 16)
 OTHERS = (F, T1, T2)
 
 
-def certificate(
-    of: Version,
-    by: tuple[PeerId, ...],
-    term: int,
-    voters: tuple[PeerId, ...] = VOTERS,
-    cell: CellId = NO_CELL,
-) -> Certificate:
-    def ballot(peer: PeerId) -> Ballot:
-        vote = Vote(cell, term, 0, of, names(voters), 1, "digest")
-        return Ballot(peer, 1, 0, "digest", signed(peer, vote.said(), vote_domain(RUN)))
-
-    return Certificate(cell, term, of, voters, tuple(map(ballot, by)))
-
-
-def heard(peer: PeerId, at: Version, tokens: int) -> ev.Heartbeat:
-    stage = 0 if peer.startswith("ends") else int(peer[5])
-    return ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, term=20)
+def proof(by: tuple[PeerId, ...], voters: tuple[PeerId, ...] = VOTERS, **about: Any) -> Certificate:
+    """Of THEIRS, unless ``about`` says otherwise."""
+    return certificate(**{"of": THEIRS, "term": 21, "by": by, "voters": voters, **about})
 
 
 def told(others: tuple[PeerId, ...] = OTHERS, ours: tuple[PeerId, ...] = (E, S1, S2)) -> Leader:
     """A leader that knows a certificate of OURS, and hears of others that they hold THEIRS, with
     more tokens; the time is 2."""
     trust = Trust(RUN, is_signed)
-    assert trust.shown(certificate(OURS, (E, S1, S2), 20), NO_CELL, 0.0)
+    assert trust.shown(proof((E, S1, S2), of=OURS, term=20), NO_CELL, 0.0)
     here = PlanContext((SampleClass(0, 0, 96),), {}, 1000)
     known = facts(late_s=1e9, recall=lambda v: here if v in (OURS, THEIRS) else None)
     followed = Plan(
@@ -65,9 +43,9 @@ def told(others: tuple[PeerId, ...] = OTHERS, ours: tuple[PeerId, ...] = (E, S1,
     )
     leader = Leader(E, known, term=20, history=followed, trust=trust)
     for peer in ours:
-        leader.handle(heard(peer, OURS, 1000), 0.0)
+        leader.handle(heard(peer, OURS, 1000, term=20), 0.0)
     for peer in others:
-        leader.handle(heard(peer, THEIRS, 1100), 0.0)
+        leader.handle(heard(peer, THEIRS, 1100, term=20), 0.0)
     return leader
 
 
@@ -80,22 +58,17 @@ def base(actions: list[Any]) -> Version | None:
     return plan.plan.base if plan else None
 
 
-def said(actions: list[Any]) -> list[str]:
-    return [a.kind for a in actions if isinstance(a, ev.RecordFact)]
-
-
 FORGED = {
     "none": None,
-    "few": certificate(THEIRS, (F, T1), 21),
-    "strangers": certificate(THEIRS, (F, T1, T2), 21),
-    "their-own-voters": certificate(THEIRS, OTHERS, 21, OTHERS),
-    "replayed": certificate(OURS, (E, S1, S2), 20),
-    "of-a-lower-term": certificate(OURS, (E, S1, S2), 19),
-    "another-cell": certificate(THEIRS, VOTERS, 21, cell=CellId("0" * 15 + "1")),
-    "moved": replace(certificate(OURS, VOTERS, 20), version=THEIRS),
+    "few": proof((F, T1)),
+    "strangers": proof((F, T1, T2)),
+    "their-own-voters": proof(OTHERS, OTHERS),
+    "replayed": proof((E, S1, S2), of=OURS, term=20),
+    "of-a-lower-term": proof((E, S1, S2), of=OURS, term=19),
+    "another-cell": proof(VOTERS, cell=CellId("0" * 15 + "1")),
+    "moved": replace(proof(VOTERS, of=OURS, term=20), version=THEIRS),
     "unsigned": replace(
-        certificate(THEIRS, (), 21),
-        ballots=tuple(Ballot(p, 1, 0, "digest", b"s" * 32) for p in VOTERS),
+        proof(()), ballots=tuple(Ballot(p, 1, 0, "digest", b"s" * 32) for p in VOTERS)
     ),
 }
 
@@ -107,7 +80,7 @@ def test_a_claimed_version_without_proof_is_passed_over(shown: Certificate | Non
     assert [a for a in asked if isinstance(a, ev.Recall)] == [ev.Recall(THEIRS, OTHERS, True)]
     assert sent(asked) is None, "nothing is planned before somebody has answered"
     done = leader.handle(ev.Recalled(THEIRS, None, (), shown), 2.5)
-    assert (base(done), "version-unproven" in said(done)) == (OURS, True)
+    assert (base(done), "version-unproven" in kinds(done)) == (OURS, True)
 
 
 def test_silence_about_a_claimed_version_proves_nothing() -> None:
@@ -117,20 +90,18 @@ def test_silence_about_a_claimed_version_proves_nothing() -> None:
 
 
 def test_a_certified_version_is_gone_on_from_and_shown() -> None:
-    leader, proof = told(), certificate(THEIRS, (S1, F, T1), 21)
+    leader, shown = told(), proof((S1, F, T1))
     leader.handle(ev.ClockTick(), 2.0)
-    plan = sent(leader.handle(ev.Recalled(THEIRS, None, (), proof), 2.5))
+    plan = sent(leader.handle(ev.Recalled(THEIRS, None, (), shown), 2.5))
     assert plan is not None
-    assert (plan.plan.base, plan.certificate) == (THEIRS, proof)
+    assert (plan.plan.base, plan.certificate) == (THEIRS, shown)
 
 
-def test_what_most_voters_hold_needs_no_certificate() -> None:
-    leader = told((F, T1, T2, S1), (E, S2))
-    assert base(leader.handle(ev.ClockTick(), 2.0)) == THEIRS
-
-
-def test_absent_voters_may_have_committed_a_version() -> None:
-    leader = told(OTHERS, (E, S2))
+@pytest.mark.parametrize("others", [(F, T1, T2, S1), OTHERS], ids=["most-hold-it", "absent"])
+def test_what_enough_voters_hold_or_may_hold_needs_no_certificate(
+    others: tuple[PeerId, ...],
+) -> None:
+    leader = told(others, (E, S2))
     assert base(leader.handle(ev.ClockTick(), 2.0)) == THEIRS
 
 
@@ -140,7 +111,9 @@ def test_claims_hold_the_next_plan_up_once_a_minute() -> None:
     assert base(leader.handle(ev.Recalled(THEIRS), 2.5)) == OURS
     leader.handle(ev.Declined(leader.plan.hash if leader.plan else "", "again"), 3.0)
     claimed = [Version(13, f"c{n}" * 16) for n in range(3)]
-    done = [a for v in claimed for p in OTHERS for a in leader.handle(heard(p, v, 1100), 4.0)]
+    done = [
+        a for v in claimed for p in OTHERS for a in leader.handle(heard(p, v, 1100, term=20), 4.0)
+    ]
     done += leader.handle(ev.ClockTick(), 5.0)
     assert not [a for a in done if isinstance(a, ev.Recall)]
     assert base(done) == OURS
@@ -151,7 +124,7 @@ def test_a_late_certificate_counts_still() -> None:
     leader = told()
     leader.handle(ev.ClockTick(), 2.0)
     assert base(leader.handle(ev.Recalled(THEIRS), 2.5)) == OURS
-    leader.handle(ev.Recalled(THEIRS, None, (), certificate(THEIRS, (S1, F, T1), 21)), 2.6)
+    leader.handle(ev.Recalled(THEIRS, None, (), proof((S1, F, T1))), 2.6)
     done = leader.handle(ev.Declined(leader.plan.hash if leader.plan else "", "again"), 3.0)
     done += leader.handle(ev.ClockTick(), 5.0)
     assert base(done) == THEIRS
@@ -160,12 +133,12 @@ def test_a_late_certificate_counts_still() -> None:
 def test_without_a_recent_certificate_tokens_count() -> None:
     leader = told()
     for peer, at, tokens in ((E, OURS, 1000), (S1, OURS, 1000), (F, THEIRS, 1100)):
-        leader.handle(heard(peer, at, tokens), FORGET_S)
+        leader.handle(heard(peer, at, tokens, term=20), FORGET_S)
     assert base(leader.handle(ev.ClockTick(), FORGET_S + 1)) == THEIRS
 
 
 def test_a_certificate_travels_with_what_is_remembered() -> None:
-    proof = certificate(THEIRS, (S1, F), 21)
-    note = notes.history_reply(None, (), [], proof)
+    shown = proof((S1, F))
+    note = notes.history_reply(None, (), [], shown)
     read = pb.HistoryReply.FromString(note.SerializeToString())
-    assert notes.parse_history(THEIRS, read)[0].certificate == proof
+    assert notes.parse_history(THEIRS, read)[0].certificate == shown

@@ -54,14 +54,15 @@ def version(epoch: int, line: str = "a") -> Version:
 
 
 def certificate(
-    of: Version, by: tuple[PeerId, ...], voters: tuple[PeerId, ...] = VOTERS, term: int = 20
+    of: Version,
+    by: tuple[PeerId, ...],
+    voters: tuple[PeerId, ...] = VOTERS,
+    term: int = 20,
+    cell: CellId = NO_CELL,
 ) -> Certificate:
-    ballots = []
-    for peer in by:
-        vote = Vote(NO_CELL, term, 0, of, names(voters), 1, "digest")
-        signature = signed(peer, vote.said(), vote_domain(RUN))
-        ballots.append(Ballot(peer, 1, 0, "digest", signature))
-    return Certificate(NO_CELL, term, of, voters, tuple(ballots))
+    said = Vote(cell, term, 0, of, names(voters), 1, "digest").said()
+    ballots = (Ballot(p, 1, 0, "digest", signed(p, said, vote_domain(RUN))) for p in by)
+    return Certificate(cell, term, of, voters, tuple(ballots))
 
 
 def supporters(
@@ -101,33 +102,87 @@ def asks(
     return trust.objection(of, warrant, follows, at or version(RIPE, "z"), now, wall)
 
 
-def test_a_leader_goes_on_from_what_a_majority_has_certified() -> None:
-    trust = trusting()
-    assert not asks(trust, plan(A, NEXT), Warrant(certificate(NEXT, (C, D, E), term=21)))
-    assert trust.version == NEXT
+OLD = 1000 - int(FRESH_S) - 1
+"""When support was given that is too old, where it is checked at 1000."""
+UNSIGNED = tuple(Ballot(p, 1, 0, "digest", b"s" * 32) for p in VOTERS)
+CERTIFIED = certificate(NEXT, VOTERS, term=21)
+FORGED = {
+    "none": None,
+    "few": certificate(NEXT, (A, B)),
+    "strangers": certificate(NEXT, STRANGERS),
+    "their-own": certificate(NEXT, STRANGERS, STRANGERS),
+    "unsigned": replace(certificate(NEXT, (A, B)), ballots=UNSIGNED),
+    "moved": replace(certificate(HERE, VOTERS), version=NEXT),
+    "term": replace(certificate(NEXT, VOTERS), term=2**40),
+    "voters": replace(certificate(NEXT, VOTERS), voters=(A, B, C)),
+}
 
 
-@pytest.mark.parametrize(
-    "forged",
-    [
-        None,
-        certificate(NEXT, (A, B)),
-        certificate(NEXT, STRANGERS),
-        certificate(NEXT, STRANGERS, STRANGERS),
-        replace(
-            certificate(NEXT, (A, B)),
-            ballots=tuple(Ballot(p, 1, 0, "digest", b"s" * 32) for p in VOTERS),
-        ),
-        replace(certificate(HERE, VOTERS), version=NEXT),
-        replace(certificate(NEXT, VOTERS), term=2**40),
-        replace(certificate(NEXT, VOTERS), voters=(A, B, C)),
-    ],
-    ids=["none", "few", "strangers", "their-own", "unsigned", "moved", "term", "voters"],
-)
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
 def test_what_no_majority_has_signed_is_not_gone_on_from(forged: Certificate | None) -> None:
     trust = trusting()
     assert "certified" in asks(trust, plan(A, NEXT), Warrant(forged))
     assert (trust.voters, trust.version, trust.refused) == (VOTERS, HERE, 1)
+
+
+def backed(
+    by: tuple[PeerId, ...], proof: Certificate | None = None, leader: PeerId = B, **given: int
+) -> Warrant:
+    return Warrant(proof, supporters(leader, by, **given))
+
+
+WHY = {
+    "another-version": (plan(A, NEXT), Warrant(certificate(HERE, VOTERS)), "certificate"),
+    "another-cell": (plan(A, NEXT), Warrant(replace(CERTIFIED, cell=CELL)), "certificate"),
+    "unsupported": (plan(B, NEXT), Warrant(CERTIFIED), "supports"),
+    "few": (plan(B, NEXT), backed((B, C), CERTIFIED), "supports"),
+    "strangers": (plan(B, NEXT), backed((B, C, *STRANGERS), CERTIFIED), "supports"),
+    "for-another": (plan(B, NEXT), backed((B, C, D), CERTIFIED, C), "supports"),
+    "a-majority": (plan(B, NEXT), backed((B, C, D), CERTIFIED), ""),
+    "few-to-go-back": (plan(B, version(3)), backed((B, C)), "supports"),
+    "a-majority-to-go-back": (plan(B, version(3)), backed((B, C, D)), ""),
+    "old-of-the-newest-term": (plan(B, HERE), backed((B, C, D), term=20, at=OLD), ""),
+    "old": (plan(B, HERE), backed((B, C, D), term=19, at=OLD), "supports"),
+    "fresh": (plan(B, HERE), backed((B, C, D), term=19, at=999), ""),
+}
+
+
+@pytest.mark.parametrize(("made", "warrant", "why"), WHY.values(), ids=WHY)
+def test_a_plan_needs_its_certificate_or_support(made: Plan, warrant: Warrant, why: str) -> None:
+    said = asks(trusting(), made, warrant)
+    assert why in said
+    assert bool(said) is bool(why)
+
+
+@pytest.mark.parametrize(
+    ("made", "proof", "at", "until"),
+    [
+        (plan(B, HERE, orphan=True), None, None, ALONE_S),
+        (
+            plan(F, version(90, "c"), 100),
+            certificate(version(90, "c"), (F, G), (F, G), 99),
+            None,
+            FORGET_S,
+        ),
+    ],
+    ids=["alone", "parted"],
+)
+def test_what_is_refused_at_first_is_followed_later(
+    made: Plan, proof: Certificate | None, at: Version | None, until: float
+) -> None:
+    """Who is left goes on alone only after a while, and who was alone for long believes others."""
+    trust, warrant = trusting(), Warrant(proof)
+    assert asks(trust, made, warrant, at=at, now=until - 1)
+    assert not asks(trust, made, warrant, at=at, now=until + 1)
+    assert trust.voters == (proof.voters if proof is not None else VOTERS)
+
+
+def test_what_was_made_here_is_checked_once_in_a_while() -> None:
+    trust, unsigned = trusting(), replace(certificate(NEXT, ()), term=21)
+    new_voters = replace(certificate(NEXT, (), (A, *STRANGERS)), term=21)
+    assert asks(trust, plan(A, NEXT), Warrant(new_voters), at=NEXT), "they are checked at once"
+    assert not asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S - 1)
+    assert asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S + 1)
 
 
 def test_an_old_certificate_is_not_shown_a_second_time() -> None:
@@ -138,72 +193,10 @@ def test_an_old_certificate_is_not_shown_a_second_time() -> None:
     assert trust.version == NEXT
 
 
-def test_a_certificate_of_another_version_or_cell_is_none() -> None:
-    trust = trusting()
-    assert "certificate" in asks(trust, plan(A, NEXT), Warrant(certificate(HERE, VOTERS)))
-    other = replace(certificate(NEXT, VOTERS), cell=CELL)
-    assert "certificate" in asks(trust, plan(A, NEXT), Warrant(other))
-
-
-def test_a_new_leader_needs_the_support_of_a_majority() -> None:
-    trust, warrant = trusting(), Warrant(certificate(NEXT, VOTERS, term=21))
-    taken = plan(B, NEXT)
-    assert "supports" in asks(trust, taken, warrant)
-    few = replace(warrant, supporters=supporters(B, (B, C)))
-    assert "supports" in asks(trust, taken, few)
-    strangers = replace(warrant, supporters=supporters(B, (B, C, *STRANGERS)))
-    assert "supports" in asks(trust, taken, strangers)
-    others = replace(warrant, supporters=supporters(C, (B, C, D)))
-    assert "supports" in asks(trust, taken, others), "their word is for C"
-    enough = replace(warrant, supporters=supporters(B, (B, C, D)))
-    assert not asks(trust, taken, enough)
-
-
-def test_with_support_a_leader_may_go_back() -> None:
-    trust, older = trusting(), plan(B, version(3))
-    assert asks(trust, older, Warrant(None, supporters(B, (B, C))))
-    assert not asks(trust, older, Warrant(None, supporters(B, (B, C, D))))
-
-
-def test_support_grows_old_unless_it_is_of_the_newest_term() -> None:
-    trust, old = trusting(), 1000 - int(FRESH_S) - 1
-    by = (B, C, D)
-    assert not asks(trust, plan(B, HERE), Warrant(None, supporters(B, by, term=20, at=old)))
-    assert asks(trust, plan(B, HERE), Warrant(None, supporters(B, by, term=19, at=old)))
-    assert not asks(trust, plan(B, HERE), Warrant(None, supporters(B, by, term=19, at=999)))
-
-
-def test_what_is_left_goes_on_alone_only_after_a_while() -> None:
-    trust, alone = trusting(), plan(B, HERE, orphan=True)
-    assert "without a majority" in asks(trust, alone, Warrant(), now=ALONE_S - 1)
-    assert not asks(trust, alone, Warrant(), now=ALONE_S + 1)
-
-
-def test_after_a_long_time_alone_others_are_believed() -> None:
-    trust = trusting()
-    theirs = Warrant(certificate(version(90, "c"), (F, G), (F, G), term=99))
-    other = plan(F, version(90, "c"), term=100)
-    assert asks(trust, other, theirs)
-    assert not asks(trust, other, theirs, now=FORGET_S + 1)
-    assert trust.voters == (F, G)
-
-
 def test_a_young_history_binds_nobody() -> None:
     trust, young = Trust(RUN, is_signed), version(RIPE - 1)
     assert not asks(trust, plan(A, young), Warrant(certificate(young, VOTERS)))
     assert not asks(trust, plan(B, version(2, "c")), Warrant())
-
-
-def test_what_was_made_here_is_checked_once_in_a_while() -> None:
-    trust, unsigned = trusting(), replace(certificate(NEXT, ()), term=21)
-    assert not asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S - 1)
-    assert asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S + 1)
-
-
-def test_new_voters_are_checked_at_once() -> None:
-    trust = trusting()
-    unsigned = replace(certificate(NEXT, (), (A, *STRANGERS)), term=21)
-    assert asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT)
 
 
 def test_voters_change_by_certificates_of_those_before() -> None:

@@ -1,6 +1,6 @@
 """Who votes on versions, and when they are enough."""
 
-from dataclasses import replace
+import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, PlanMember
@@ -24,18 +24,22 @@ def test_two_sides_of_a_parted_network_never_both_decide() -> None:
             assert most(voters, here) != most(voters, set(voters) - here)
 
 
-def test_of_two_voters_one_is_believed() -> None:
-    assert most((A, B), {B})
-    assert not most((A, B), {C})
-    assert most((), set())
-
-
-def test_a_plan_needs_its_voters_and_those_of_the_plan_before() -> None:
-    e = Electorate((A, B, C), ALL)
-    assert decide(e, {A, B, C})
-    assert not decide(e, {A, B})  # two of six
-    assert decide(e, {A, B, D, E})
-    assert decide(replace(e, orphan=True), {A, B})
+@pytest.mark.parametrize(
+    ("electorate", "among", "enough"),
+    [
+        (Electorate((A, B)), {B}, True),  # of two voters one is believed
+        (Electorate((A, B)), {C}, False),
+        (Electorate(), set(), True),
+        (Electorate((A, B, C), ALL), {A, B, C}, True),
+        (Electorate((A, B, C), ALL), {A, B}, False),  # two of six
+        (Electorate((A, B, C), ALL), {A, B, D, E}, True),
+        (Electorate((A, B, C), ALL, orphan=True), {A, B}, True),
+    ],
+)
+def test_a_plan_needs_its_voters_and_those_of_the_plan_before(
+    electorate: Electorate, among: set[PeerId], enough: bool
+) -> None:
+    assert decide(electorate, among) is enough
 
 
 def test_voters_change_only_after_what_they_voted_on_counts() -> None:

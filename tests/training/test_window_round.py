@@ -37,6 +37,14 @@ class Made(WindowRound):
         return merge.makes(A, m.own or {}, m.came)["w"]
 
 
+def used(apart: float) -> tuple[Made, Tensor]:
+    """One whose partners were usually so far away, and what it gives."""
+    made, own = Made(), torch.ones(100)
+    for _ in range(USUAL):
+        made.after(own, b=own + apart)
+    return made, own
+
+
 def test_a_mean_is_the_same_bits_in_every_cell() -> None:
     given = {cell: {"w": torch.randn(1000)} for cell in (A, B, C)}
     means = [
@@ -56,9 +64,7 @@ def test_partners_that_are_usually_near_count_whole() -> None:
 
 @pytest.mark.parametrize("what", ["noise", "100 times its weight"])
 def test_one_that_has_another_model_is_left_out(what: str) -> None:
-    made, own = Made(), torch.ones(100)
-    for _ in range(USUAL):
-        made.after(own, b=own + 0.1)
+    made, own = used(0.1)
     bad = 50 * torch.randn(100) if what == "noise" else 100 * own
     assert torch.equal(made.after(own, b=bad), own)
     assert torch.allclose(made.after(own, b=bad, c=own + 0.1), own + 0.05)
@@ -66,9 +72,7 @@ def test_one_that_has_another_model_is_left_out(what: str) -> None:
 
 
 def test_one_that_is_far_away_pulls_as_a_usual_one() -> None:
-    made, own = Made(), torch.ones(100)
-    for _ in range(USUAL):
-        made.after(own, b=own + 0.1)
+    made, own = used(0.1)
     after = made.after(own, b=own + 0.4)
     assert float((after - own).norm() / own.norm()) == pytest.approx(0.1 / 2, rel=1e-3)
     assert made.said == ["partner-clipped"]
@@ -113,9 +117,7 @@ def test_noise_that_comes_in_every_window_never_becomes_usual(partners: tuple[st
 def test_cells_that_drift_apart_are_followed() -> None:
     """What is usual grows with what is seen, as far as the own training goes, so nobody is clipped
     for ever."""
-    made, own = Made(), torch.ones(100)
-    for _ in range(USUAL):
-        made.after(own, b=own + 0.001)
+    made, own = used(0.001)
     for _ in range(4 * REMEMBERED):
         after = made.after(own, b=own + 0.1)
     assert torch.allclose(after, own + 0.05)

@@ -22,6 +22,17 @@ def roster(base: Version = BASE, **means: tuple[int, str]) -> Roster:
     return made
 
 
+HELD = {"ends": (7, "m0"), "stage1": (7, "m1"), "stage2": (7, "m2")}
+
+
+def given() -> Windows:
+    """The group was found, and what the cell gives is on its way."""
+    w = Windows()
+    w.grouped(GROUP)
+    w.next(roster(), BASE, 40.0)
+    return w
+
+
 def test_without_a_group_a_plan_says_nothing_of_windows() -> None:
     window = Windows().next(roster(), BASE, 0.0)
     assert (window.number, window.means) == (0, {})
@@ -38,36 +49,27 @@ def test_the_first_plan_after_the_group_gives_what_it_starts_from() -> None:
 
 
 def test_means_are_put_in_place_once_every_stage_holds_one() -> None:
-    w = Windows()
-    w.grouped(GROUP)
-    w.next(roster(), BASE, 40.0)
+    w = given()
     some = roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"))
     assert not w.next(some, NEXT, 42.0).means
-    held = roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"), stage2=(7, "m2"))
-    assert w.next(held, NEXT, 43.0).means == {0: "m0", 1: "m1", 2: "m2"}
+    assert w.next(roster(NEXT, **HELD), NEXT, 43.0).means == {0: "m0", 1: "m1", 2: "m2"}
     assert w.number() == 7
 
 
 def test_what_is_not_there_in_time_is_left_out() -> None:
-    w = Windows()
-    w.grouped(GROUP)
-    w.next(roster(), BASE, 40.0)
+    w = given()
     late = roster(NEXT, stage1=(7, "m1"), stage2=(6, "of another window"))
     assert w.next(late, NEXT, 100.0).means == {1: "m1"}
 
 
 def test_a_window_in_which_nothing_came_costs_no_plan() -> None:
-    w = Windows()
-    w.grouped(GROUP)
-    w.next(roster(), BASE, 40.0)
+    w = given()
     assert not w.next(roster(NEXT), NEXT, 101.0).means
     assert not w.waits
 
 
 def test_outer_rounds_that_fail_are_given_up() -> None:
-    w, held = Windows(), roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"), stage2=(7, "m2"))
-    w.grouped(GROUP)
-    w.next(roster(), BASE, 40.0)
+    w, held = given(), roster(NEXT, **HELD)
     assert [bool(w.next(held, NEXT, 41.0).means) for _ in range(TRIES + 1)] == [True] * TRIES + [
         False
     ]
@@ -83,12 +85,9 @@ def test_a_later_group_takes_the_place_of_an_earlier_one() -> None:
 
 
 def test_a_group_that_was_found_under_other_settings_is_forgotten() -> None:
-    w = Windows()
-    w.grouped(GROUP)
-    w.next(roster(), BASE, 40.0)
+    w = given()
     w.forget()
-    held = roster(NEXT, ends=(7, "m0"), stage1=(7, "m1"), stage2=(7, "m2"))
-    assert not w.next(held, NEXT, 43.0).means
+    assert not w.next(roster(NEXT, **HELD), NEXT, 43.0).means
     assert not w.waits
     w.grouped(replace(GROUP, window=6))
     assert w.next(roster(NEXT), NEXT, 44.0).number == 6, "whatever its number was"

@@ -10,9 +10,9 @@ import torch
 
 from node.optim.halves import join
 from node.optim.owner import Owner
-from node.optim.ownership import assign
-from node.optim.parts import LOW, parts_of
+from node.optim.parts import LOW
 from node.optim.settings import OptimSettings
+from tests.training.conftest import OPTIM, same
 
 HALF = OptimSettings(warmup=0, parameters="bf16")
 
@@ -21,12 +21,6 @@ HALF = OptimSettings(warmup=0, parameters="bf16")
 def rig(rig: Any) -> Any:
     rig.optim = HALF
     return rig
-
-
-def placed(rig: Any, peers: Any, before: Any = None) -> dict[str, Any]:
-    members = [(p.me, 1.0) for p in peers]
-    owners = assign(parts_of(rig.shapes, rig.optim), members, before)
-    return {name: rig.peers[peer] for name, peer in owners.items()}
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -46,17 +40,16 @@ def check(owners: dict[str, Any], epoch: int, peers: Any) -> None:
 
 async def test_masters_move_to_a_new_owner_bit_for_bit(rig: Any) -> None:
     a, b, c = await rig.add("a", "b", "c", buddy_every=0)
-    first = placed(rig, (a, b, c))
+    first = rig.placed((a, b, c))
     plan = await rig.train((a, b, c), first, 3)
     check(first, 2, (a, b, c))
-    second = placed(rig, (a, b), {n: p.me for n, p in first.items()})
+    second = rig.placed((a, b), first)
     moved = {n: p for n, p in first.items() if second[n] is not p}
     states = {n: p.owner.after(n, 2) for n, p in moved.items()}
     assert states
-    last = rig.plan((a, b), second, plan, moved=moved)
-    await rig.begin(last, a, b)
+    last = await rig.begun((a, b), second, plan, moved=moved)
     for name, state in states.items():
-        await second[name].work.state_export.taking.ready([name], 60.0)
+        await second[name].taking.ready([name], 60.0)
         assert equal(second[name].owner.state(name), state)
     await rig.averaged(last, a, b)
     check(second, 3, (a, b))
@@ -66,11 +59,10 @@ async def test_masters_move_to_a_new_owner_bit_for_bit(rig: Any) -> None:
 async def test_an_owner_dies_and_its_masters_come_from_copies(rig: Any, copied: bool) -> None:
     """A copy of the plan's version is gone on with to the bit, an older one as momentum is."""
     a, b, c = await rig.add("a", "b", "c", buddy_every=4 if copied else 3)
-    first = placed(rig, (a, b, c))
+    first = rig.placed((a, b, c))
     plan = await rig.train((a, b, c), first, 4)
     gone = [n for n, p in first.items() if p is a]
-    last = rig.plan((a, b, c), first, plan)
-    await rig.begin(last, a, b, c)
+    last = await rig.begun((a, b, c), first, plan)
     await rig.copied(a, b, c)
     before = {n: a.owner.state(n) for n in gone}
     parameters = b.parameters()
@@ -78,12 +70,12 @@ async def test_an_owner_dies_and_its_masters_come_from_copies(rig: Any, copied: 
     heirs = {n: c if n in gone else p for n, p in first.items()}
     await rig.averaged(last, b, c, dead=(a.me,), owners={n: c.me for n in gone})
     check(heirs, 4, (b, c))
-    assert c.work.state_export.taking.age == (0 if copied else 1)
-    assert c.work.state_export.taking.lost == 0
+    assert c.taking.age == (0 if copied else 1)
+    assert c.taking.lost == 0
     mean = rig.mean(["b", "c"], 4)
     for name in gone:
         if not copied:  # of version 3
-            old = b.work.state_export.spares.get(name)
+            old = b.spares.get(name)
             assert old is not None
             assert not equal(old.state, before[name])
             before[name] = dict(old.state)
@@ -92,21 +84,18 @@ async def test_an_owner_dies_and_its_masters_come_from_copies(rig: Any, copied: 
         fresh = alone.step(name, parameters[name], mean[name], 4)
         expected = join(fresh, alone.after(name, 4)[LOW])
         got = join(b.parameters()[name], c.owner.after(name, 4)[LOW])
-        torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
+        same(got, expected)
 
 
 async def test_masters_come_back_from_checkpoints_bit_for_bit(rig: Any) -> None:
     a, b = await rig.add("a", "b", every=3, buddy_every=1)
-    owners = placed(rig, (a, b))
+    owners = rig.placed((a, b))
     plan = await rig.train((a, b), owners, 3)
-    last = rig.plan((a, b), owners, plan)
-    await rig.begin(last, a, b)
+    last = await rig.begun((a, b), owners, plan)
     await rig.copied(a, b)
     parameters, states = a.parameters(), a.states() | b.states()
     await rig.averaged(last, a, b)
-    again = type(rig)(rig.home)
-    again.optim = HALF
-    try:
+    async with rig.again() as again:
         x, y = await again.add("a", "b", buddy_every=1)
         for p in (x, y):
             (version,) = p.work.checkpoints()
@@ -115,9 +104,9 @@ async def test_masters_come_back_from_checkpoints_bit_for_bit(rig: Any) -> None:
         restored = x.states() | y.states()
         assert restored.keys() == states.keys()
         assert all(equal(restored[n], states[n]) for n in states)
-        same = {n: again.peers[p.name] for n, p in owners.items()}
-        await again.epoch(again.plan((x, y), same, plan), x, y)
-        check(same, 3, (x, y))
+        kept = {n: again.peers[p.name] for n, p in owners.items()}
+        await again.epoch(again.plan((x, y), kept, plan), x, y)
+        check(kept, 3, (x, y))
         assert equal(x.parameters(), a.parameters()), "as if nobody had stopped"
         # Who joins has the parameters to the bit, and no state.
         (z,) = await again.add("z")
@@ -125,19 +114,15 @@ async def test_masters_come_back_from_checkpoints_bit_for_bit(rig: Any) -> None:
         assert equal(z.parameters(), x.parameters())
         assert z.work.stage.digest == x.work.stage.digest
         assert z.states() == {}
-    finally:
-        await again.close()
 
 
 async def test_fresh_parameters_travel_in_half_the_bytes(rig: Any) -> None:
-    whole = type(rig)(rig.home)
     numbers = sum(torch.Size(shape).numel() for shape in rig.shapes.values())
     moved = {}
-    try:
+    async with rig.again() as whole:
+        whole.optim = OPTIM
         for one in (whole, rig):
             a, b = await one.add("a", "b", buddy_every=0)
             await one.train((a, b), dict.fromkeys(one.shapes, a), 1)
             moved[one.optim.parameters] = b.work.rounds.nbytes
-    finally:
-        await whole.close()
     assert moved == {"fp32": (4 + 4) * numbers, "bf16": (4 + 2) * numbers}

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from node.core.errors import OutOfResources, StepFault
-from node.core.ids import PeerId
-from node.optim.ownership import assign
 from node.optim.parts import SCRATCH_KEPT, parts_of, step_scratch
 from node.optim.settings import OptimSettings
+from tests.training.conftest import Alone, Rig, shared
+from tests.training.conftest import same as near
 
 METHODS = ("muon", "shampoo", "soap", "adamw")
 
@@ -19,63 +19,50 @@ def settings(method: str) -> OptimSettings:
     return OptimSettings(name=method, warmup=0, precondition_every=3)
 
 
-def placed(rig: Any, peers: Any, before: Any = None) -> dict[str, PeerId]:
-    return assign(parts_of(rig.shapes, rig.optim), [(p.me, 1.0) for p in peers], before)
-
-
-def by_peer(rig: Any, owners: dict[str, PeerId]) -> dict[str, Any]:
-    return {name: rig.peers[peer] for name, peer in owners.items()}
+@pytest.fixture(params=METHODS)
+def alone(request: pytest.FixtureRequest, rig: Rig) -> Alone:
+    """Of a swarm that steps with this method."""
+    rig.optim = settings(request.param)
+    return Alone(rig.optim)
 
 
 def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    torch.testing.assert_close(got, expected, atol=5e-5, rtol=1e-4)
+    near(got, expected, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(
-    rig: Any, alone: Any, method: str
-) -> None:
-    rig.optim = settings(method)
-    alone = type(alone)(rig.optim)
+async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(rig: Any, alone: Any) -> None:
     a, b, c = await rig.add("a", "b", "c", buddy_every=1)
-    first = placed(rig, (a, b, c))
-    plan = await rig.train((a, b, c), by_peer(rig, first), 4)
+    first = rig.placed((a, b, c))
+    plan = await rig.train((a, b, c), first, 4)
     # c leaves: its parts are fetched from it while the next epoch runs.
-    second = placed(rig, (a, b), first)
-    moved = {n: rig.peers[first[n]] for n in first if first[n] != second[n]}
-    plan = await rig.epoch(rig.plan((a, b), by_peer(rig, second), plan, moved=moved), a, b)
+    second = rig.placed((a, b), first)
+    moved = {n: p for n, p in first.items() if second[n] is not p}
+    plan = await rig.epoch(rig.plan((a, b), second, plan, moved=moved), a, b)
     # d joins: parameters from the others, state of its parts from their owners.
     (d,) = await rig.add("d", buddy_every=1)
     await d.work.join((a.me, b.me), None)
-    third = placed(rig, (a, b, d), second)
-    moved = {n: rig.peers[second[n]] for n in second if second[n] != third[n]}
-    plan = await rig.epoch(rig.plan((a, b, d), by_peer(rig, third), plan, moved=moved), a, b, d)
+    third = rig.placed((a, b, d), second)
+    moved = {n: p for n, p in second.items() if third[n] is not p}
+    plan = await rig.epoch(rig.plan((a, b, d), third, plan, moved=moved), a, b, d)
     alone.epochs(["abc"] * 4 + ["ab", "abd"])
-    assert d.me in third.values()
+    assert d in third.values()
     for p in (a, b, d):
         same(p.parameters(), alone.parameters)
-        assert p.work.state_export.taking.lost == p.work.state_export.taking.age == 0
-        for name in (n for n, o in third.items() if o == p.me):
+        assert p.taking.lost == p.taking.age == 0
+        for name in (n for n, o in third.items() if o is p):
             assert p.owner.after(name, 5)["steps"].tolist() == [6.0]
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
-    rig: Any, alone: Any, method: str
-) -> None:
-    rig.optim = settings(method)
-    alone = type(alone)(rig.optim)
+async def test_a_swarm_of_three_comes_back_as_two_and_as_five(rig: Any, alone: Any) -> None:
     peers = await rig.add("a", "b", "c", every=4, buddy_every=1)
-    before = placed(rig, peers)
-    plan = await rig.train(peers, by_peer(rig, before), 4)
-    await rig.begin(rig.plan(peers, by_peer(rig, before), plan), *peers)
+    before = rig.placed(peers)
+    plan = await rig.train(peers, before, 4)
+    await rig.begun(peers, before, plan)
     alone.epochs(["abc"] * 4)
     for p in peers:
         await p.work.local_checkpoints.saved()
     for back, new in (("ab", ""), ("abc", "de")):
-        again = type(rig)(rig.home)
-        again.optim = rig.optim
-        try:
+        async with rig.again() as again:
             here = await again.add(*back, buddy_every=1)
             for p in here:
                 (version,) = p.work.checkpoints()
@@ -84,68 +71,60 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
                 await p.work.join([q.me for q in here], None)
                 here.append(p)
             past = here[0].work.local_checkpoints.recall(version)
-            assert past.owners == before
-            owners = placed(again, here, past.owners)
+            assert past.owners == {n: p.me for n, p in before.items()}
+            owners = again.placed(here, past.owners)
             moved = {
                 n: again.peers[o]
                 for n, o in past.owners.items()
-                if o in again.peers and owners[n] != o
+                if o in again.peers and owners[n].me != o
             }
-            last = again.plan(here, by_peer(again, owners), plan, moved=moved)
-            await again.epoch(last, *here)
+            await again.epoch(again.plan(here, owners, plan, moved=moved), *here)
             # Who came back has its own state; the rest came from its owner, or as the copy of an
             # epoch before.
             old = {n for n, o in past.owners.items() if o not in again.peers}
             assert bool(old) == (back == "ab")
             expected = alone.stepped([p.name for p in here], 4, dict.fromkeys(old, 3))
             same(here[0].parameters(), expected)
-            assert sum(p.work.state_export.taking.lost for p in here) == 0
-            assert max(p.work.state_export.taking.age for p in here) == (1 if old else 0)
-        finally:
-            await again.close()
+            assert sum(p.taking.lost for p in here) == 0
+            assert max(p.taking.age for p in here) == (1 if old else 0)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("when", ["in the round", "between epochs"])
 async def test_an_owner_that_dies_costs_every_method_the_same_age(
-    rig: Any, alone: Any, method: str, when: str
+    rig: Any, alone: Any, when: str
 ) -> None:
     """Its buddy has the state of two epochs before, all of it: preconditioners and the count of
     steps too, and of no part more or less than of another method's."""
-    rig.optim = settings(method)
-    alone = type(alone)(rig.optim)
     a, b, c = await rig.add("a", "b", "c", buddy_every=2)
-    first = placed(rig, (a, b, c))
-    plan = await rig.train((a, b, c), by_peer(rig, first), 5)
+    first = rig.placed((a, b, c))
+    plan = await rig.train((a, b, c), first, 5)
     alone.epochs(["abc"] * 5)
-    gone = [n for n, owner in first.items() if owner == a.me]
+    gone = [n for n, owner in first.items() if owner is a]
     assert gone
     for name in gone:
-        kept = b.work.state_export.spares.get(name)
+        kept = b.spares.get(name)
         assert kept.version.epoch == 4
         same(kept.state, alone.saved[4][name])
-    heirs = dict.fromkeys(gone, c.me)
-    left = first | heirs
+    left = first | dict.fromkeys(gone, c)
     if when == "in the round":
-        last = rig.plan((a, b, c), by_peer(rig, first), plan)
-        await rig.begin(last, a, b, c)
+        last = await rig.begun((a, b, c), first, plan)
         await rig.net.kill(a.me)
         for ended in await rig.average(last, b, c):
             assert set(ended.missing) == set(gone)
-        await rig.averaged(last, b, c, attempt=1, dead=(a.me,), owners=heirs)
+        await rig.averaged(last, b, c, attempt=1, dead=(a.me,), owners=dict.fromkeys(gone, c.me))
     else:
         await rig.net.kill(a.me)
-        last = await rig.epoch(rig.plan((b, c), by_peer(rig, left), plan), b, c)
+        last = await rig.epoch(rig.plan((b, c), left, plan), b, c)
     expected = alone.stepped(["b", "c"], 5, dict.fromkeys(gone, 4))
     for p in (b, c):
         same(p.parameters(), expected)
-        assert p.work.state_export.taking.lost == 0
-    assert c.work.state_export.taking.age == 1
+        assert p.taking.lost == 0
+    assert c.taking.age == 1
     for name in gone:
         # One step of six is missing in the state, and no other.
         assert c.owner.after(name, 5)["steps"].tolist() == [5.0]
     # The epoch after needs nobody's copy any more.
-    await rig.epoch(rig.plan((b, c), by_peer(rig, left), last), b, c)
+    await rig.epoch(rig.plan((b, c), left, last), b, c)
     assert all(c.owner.through(name) == 5 for name in gone)
 
 
@@ -153,11 +132,8 @@ async def test_a_part_that_cannot_be_stepped_fails_only_the_attempt(
     rig: Any, monkeypatch: Any
 ) -> None:
     rig.optim = settings("soap")
-    a, b = await rig.add("a", "b", buddy_every=0)
-    first = {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": b}
-    plan = await rig.train((a, b), first, 1)
-    last = rig.plan((a, b), first, plan)
-    await rig.begin(last, a, b)
+    a, b, plan = await rig.trained("ab", 1, buddy_every=0)
+    last = await rig.begun((a, b), shared(a, b), plan)
 
     def fails(*_: Any) -> Any:
         raise StepFault(

@@ -13,40 +13,21 @@ from node.checkpoint.service import StateService
 from node.checkpoint.state import StateKind
 from node.core.journey import Version
 from protos import state_pb2
+from tests.training.conftest import same, shared
 
 CELL = "abc"
 OF_A = ("layers.0.a", "layers.0.norm")
 
 
-def owners(a: Any, b: Any, c: Any) -> dict[str, Any]:
-    return {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": c}
-
-
-def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
-
-
-async def trained(
-    rig: Any, epochs: int, alone: Any = None, **settings: Any
-) -> tuple[Any, Any, Any, Any]:
-    """Three peers and their plan after so many epochs, which ``alone`` has done too."""
-    a, b, c = await rig.add(*CELL, **settings)
-    plan = await rig.train((a, b, c), owners(a, b, c), epochs)
-    if alone:
-        alone.epochs([CELL] * epochs)
-    return a, b, c, plan
-
-
 async def begun_without(rig: Any, plan: Any, a: Any, b: Any, c: Any) -> Any:
     """The next plan, which all three have begun and then ``a`` dies."""
-    last = rig.plan((a, b, c), owners(a, b, c), plan)
-    await rig.begin(last, a, b, c)
+    last = await rig.begun((a, b, c), shared(a, b, c), plan)
     await rig.net.kill(a.me)
     return last
 
 
 async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 5, alone)
+    a, b, c, plan = await rig.trained(CELL, 5, alone)
     for p in (a, b, c):
         same(p.parameters(), alone.parameters)
         assert not p.events("state-lost")
@@ -54,28 +35,28 @@ async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: 
         assert not p.events("state-moved")
     # Copied at versions 2 and 4; b is the buddy of a, c of b, a of c.
     version = Version(4, b.work.state_export._trail.at(4).lineage)
-    assert b.work.state_export.spares.versions() == {
+    assert b.spares.versions() == {
         "layers.0.a": version,
         "layers.0.norm": version,
     }
-    assert c.work.state_export.spares.versions() == {"layers.0.b": version}
-    assert a.work.state_export.spares.versions() == {"layers.1.a": version}
-    spare = b.work.state_export.spares.get("layers.0.a")
+    assert c.spares.versions() == {"layers.0.b": version}
+    assert a.spares.versions() == {"layers.1.a": version}
+    spare = b.spares.get("layers.0.a")
     same(spare.state, alone.saved[4]["layers.0.a"])
     assert [e.fields["epoch"] for e in b.events("spare-kept")] == [2, 4]
     assert plan.epoch == 4
 
 
 async def test_no_copies_are_made_when_the_manifest_disables_them(rig: Any) -> None:
-    a, b, c, _ = await trained(rig, 3, buddy_every=0)
-    assert [p.work.state_export.spares.versions() for p in (a, b, c)] == [{}, {}, {}]
+    a, b, c, _ = await rig.trained(CELL, 3, buddy_every=0)
+    assert [p.spares.versions() for p in (a, b, c)] == [{}, {}, {}]
 
 
 @pytest.mark.parametrize("heir", ["b", "c"])
 async def test_a_dead_owners_successor_steps_with_the_spare(
     rig: Any, alone: Any, heir: str
 ) -> None:
-    a, b, c, plan = await trained(rig, 5, alone)
+    a, b, c, plan = await rig.trained(CELL, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
     first = await rig.average(last, b, c)
     assert all(set(e.missing) == set(OF_A) for e in first)
@@ -89,31 +70,31 @@ async def test_a_dead_owners_successor_steps_with_the_spare(
     other = c if heir == "b" else b
     (old,) = taker.events("momentum-old")
     assert (old.fields["parts"], old.fields["age"]) == (2, 1)
-    assert (taker.work.state_export.taking.age, taker.work.state_export.taking.lost) == (1, 0)
-    assert (other.work.state_export.taking.age, other.work.state_export.taking.lost) == (0, 0)
+    assert (taker.taking.age, taker.taking.lost) == (1, 0)
+    assert (other.taking.age, other.taking.lost) == (0, 0)
     assert not taker.events("state-lost")
     # The next epoch goes on from what this one left.
-    await rig.epoch(rig.plan((b, c), owners(taker, b, c), last), b, c)
+    await rig.epoch(rig.plan((b, c), shared(taker, b, c), last), b, c)
     assert taker.owner.through("layers.0.a") == 5
     assert not taker.events("momentum-old")[1:]
-    assert "layers.0.a" not in taker.work.state_export.spares.versions(), "its own now"
+    assert "layers.0.a" not in taker.spares.versions(), "its own now"
 
 
 async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 5, alone)
-    mine, trail = b.work.state_export.spares, b.work.state_export._trail
+    a, b, c, plan = await rig.trained(CELL, 5, alone)
+    mine, trail = b.spares, b.work.state_export._trail
     for name in OF_A:
-        c.work.state_export.spares.put(name, mine.get(name).version, mine.get(name).state)
+        c.spares.put(name, mine.get(name).version, mine.get(name).state)
         mine.drop([name])
         mine.put(name, trail.at(2), alone.saved[2][name])
     await rig.net.kill(a.me)
-    await rig.epoch(rig.plan((b, c), owners(b, b, c), plan), b, c)
+    await rig.epoch(rig.plan((b, c), shared(b, b, c), plan), b, c)
     same(b.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
-    assert b.work.state_export.taking.age == 1
+    assert b.taking.age == 1
 
 
 async def test_without_a_copy_the_loss_is_reported_with_its_reason(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 3, alone, buddy_every=0)
+    a, b, c, plan = await rig.trained(CELL, 3, alone, buddy_every=0)
     last = await begun_without(rig, plan, a, b, c)
     await rig.averaged(last, b, c, dead=(a.me,), owners=dict.fromkeys(OF_A, "b"))
     same(b.parameters(), alone.stepped("bc", 3, dict.fromkeys(OF_A, 0)))
@@ -121,22 +102,22 @@ async def test_without_a_copy_the_loss_is_reported_with_its_reason(rig: Any, alo
     assert lost.fields["parts"] == 2
     assert "its owner a died" in lost.text
     assert (
-        b.work.state_export.taking.lost,
-        b.work.state_export.taking.age,
-        c.work.state_export.taking.lost,
+        b.taking.lost,
+        b.taking.age,
+        c.taking.lost,
     ) == (2, 0, 0)
 
 
 async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 3)
+    a, b, c, plan = await rig.trained(CELL, 3)
     moved = dict.fromkeys(OF_A, a)
-    await rig.epoch(rig.plan((a, b, c), owners(c, b, c), plan, moved=moved), a, b, c)
+    await rig.epoch(rig.plan((a, b, c), shared(c, b, c), plan, moved=moved), a, b, c)
     alone.epochs([CELL] * 4)
     same(c.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in c.events("state-moved")] == [2]
-    assert c.work.state_export.taking.lost == c.work.state_export.taking.age == 0
+    assert c.taking.lost == c.taking.age == 0
     # Who gave it keeps what it had as a copy, and offers it as nothing else.
-    await rig.begin(rig.plan((a, b, c), owners(c, b, c), rig.peers["a"].plan), a, b, c)
+    await rig.begun((a, b, c), shared(c, b, c), rig.peers["a"].plan)
     assert a.owner.names() == ()
     assert {n: v.epoch for n, v in a.work.listing(1, StateKind.SPARE).items()} == {
         "layers.1.a": 2,
@@ -163,25 +144,20 @@ class DiesWhileGiving(StateService):
 async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(
     rig: Any, alone: Any, monkeypatch: Any
 ) -> None:
-    (a,) = await rig.add("a", service=DiesWhileGiving)
-    b, c = await rig.add("b", "c")
-    plan = await rig.train((a, b, c), owners(a, b, c), 5)
-    alone.epochs([CELL] * 5)
+    a, b, c, plan = await rig.trained(CELL, 5, alone, service=DiesWhileGiving)
     a.state.dies = True
     moved = dict.fromkeys(OF_A, a)
-    await rig.epoch(rig.plan((b, c), owners(c, b, c), plan, moved=moved), b, c)
+    await rig.epoch(rig.plan((b, c), shared(c, b, c), plan, moved=moved), b, c)
     same(c.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     assert [(e.fields["parts"], e.fields["age"]) for e in c.events("momentum-old")] == [(2, 1)]
     assert len(c.events("state-not-moved")) == 1
-    assert c.work.state_export.taking.lost == 0
+    assert c.taking.lost == 0
 
 
 async def test_the_reason_names_a_living_owner_that_gave_nothing(rig: Any) -> None:
-    (a,) = await rig.add("a", service=DiesWhileGiving, buddy_every=0)
-    b, c = await rig.add("b", "c", buddy_every=0)
-    plan = await rig.train((a, b, c), owners(a, b, c), 2)
+    a, b, c, plan = await rig.trained(CELL, 2, service=DiesWhileGiving, buddy_every=0)
     a.state.dies = True
-    await rig.epoch(rig.plan((b, c), owners(c, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
+    await rig.epoch(rig.plan((b, c), shared(c, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
     (lost,) = c.events("state-lost")
     assert "a, which owned it, did not give it" in lost.text
     assert "died" not in lost.text
@@ -191,10 +167,9 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     a, b, c = await rig.add(*CELL)
     (d,) = await rig.add("d")
     everybody = (a, b, c, d)
-    plan = await rig.train(everybody, owners(a, b, c), 5)
+    plan = await rig.train(everybody, shared(a, b, c), 5)
     alone.epochs(["abcd"] * 5)
-    last = rig.plan(everybody, owners(a, b, c), plan)
-    await rig.begin(last, *everybody)
+    last = await rig.begun(everybody, shared(a, b, c), plan)
     await rig.net.kill(a.me)
     # Attempt 1: d inherits, steps, and nobody can reach it. Attempt 2: b inherits; d lives on
     # beside the cell.
@@ -210,8 +185,7 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     await rig.averaged(last, b, c, attempt=2, dead=(a.me, d.me), owners=second)
     same(b.parameters(), alone.stepped("bc", 5, dict.fromkeys(OF_A, 4)))
     # d comes back as a listener: what it stepped never counts, and it offers it to nobody.
-    after = rig.plan((b, c), owners(b, b, c), last, listeners=(d,))
-    await rig.begin(after, b, c)
+    after = await rig.begun((b, c), shared(b, b, c), last, listeners=(d,))
     d.plan = after
     await d.work.begin(after, True)
     assert d.owner.names() == ()
@@ -222,43 +196,40 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
 
 
 async def test_a_failed_attempt_neither_ages_nor_reapplies_the_copy(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 5, alone)
+    a, b, c, plan = await rig.trained(CELL, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
     await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=dict.fromkeys(OF_A, "b"))
     assert b.work.version.epoch == 6
     # Another stage failed: the epoch is undone and begun again; now c inherits, then the parts stay
     # with it.
-    again = rig.plan((b, c), owners(c, b, c), last, again=True)
-    await rig.begin(again, b, c)
+    again = await rig.begun((b, c), shared(c, b, c), last, again=True)
     assert b.work.version == again.base == Version(5, last.lineage)
     await rig.averaged(again, b, c)
     expected = alone.stepped("bc", 5, dict.fromkeys(OF_A, 4))
     same(b.parameters(), expected)
     same(c.parameters(), expected)
-    after = rig.plan((b, c), owners(c, b, c), again)
-    await rig.begin(after, b, c)
+    await rig.begun((b, c), shared(c, b, c), again)
     assert c.owner.through("layers.0.a") == 5
     assert "layers.0.a" not in b.owner.names()
 
 
 async def test_a_copy_fetched_in_vain_outlives_its_giver(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 5, alone)
+    a, b, c, plan = await rig.trained(CELL, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
     await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=dict.fromkeys(OF_A, "c"))
     await rig.net.kill(b.me)  # the buddy of a, with the copies
-    again = rig.plan((c,), owners(c, c, c), last, again=True)
-    await rig.begin(again, c)
+    again = await rig.begun((c,), shared(c, c, c), last, again=True)
     await rig.averaged(again, c)
     # c is the buddy of b, whose part it has a copy of as well.
     old = dict.fromkeys(rig.shapes, 4) | {"layers.1.a": 5}
     same(c.parameters(), alone.stepped("c", 5, old))
-    assert c.work.state_export.taking.lost == 0
+    assert c.taking.lost == 0
 
 
 async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
     rig: Any,
 ) -> None:
-    a, b, c, plan = await trained(rig, 3)
+    a, b, c, plan = await rig.trained(CELL, 3)
     last = await begun_without(rig, plan, a, b, c)
     new = dict.fromkeys(OF_A, "b")
     (first,) = await rig.average(last, b, attempt=1, dead=(a.me,), owners=new, deadline_s=5.0)
@@ -275,93 +246,86 @@ async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
 
 
 async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 3, buddy_every=0)
+    a, b, c, plan = await rig.trained(CELL, 3, buddy_every=0)
     alone.epochs([CELL] * 3 + ["bc"])
     # The plan is not sent to a any more, so nothing settles its last update there: it gives what it
     # has staged.
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     moved = dict.fromkeys(OF_A, a)
-    await rig.epoch(rig.plan((b, c), owners(b, b, c), plan, moved=moved), b, c)
+    await rig.epoch(rig.plan((b, c), shared(b, b, c), plan, moved=moved), b, c)
     assert await leaving
     same(b.parameters(), alone.parameters)
     assert [e.fields["parts"] for e in a.events("handed-over")] == [2]
-    assert b.work.state_export.taking.lost == 0
+    assert b.taking.lost == 0
     assert await a.work.handed_over(60.0), "what was given is given"
 
 
 async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> None:
-    a, b, _, _ = await trained(rig, 3)
+    a, b, _, _ = await rig.trained(CELL, 3)
     # b has copied version 2, which is final; the state of version 3, which a has stepped, is still
     # here only.
-    assert (
-        {v.epoch for v in b.work.state_export.spares.versions().values()}
-        == {2}
-        == {a.work.stage.settled.epoch}
-    )
+    assert {v.epoch for v in b.spares.versions().values()} == {2} == {a.work.stage.settled.epoch}
     assert not await a.work.handed_over(0.01)
     # When the last update is undone it is version 2 that a new owner asks for, after this peer has
     # said that it leaves.
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await asyncio.sleep(0)
     for key in a.work.describe(1, StateKind.OPTIMIZER, 2, "")[1]:
-        a.work.served(StateKind.OPTIMIZER, a.work.stage.settled, key)
+        a.work.state_export.served(StateKind.OPTIMIZER, a.work.stage.settled, key)
     assert await leaving
 
 
 async def test_an_owner_leaving_mid_epoch_gives_its_final_state(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 4)
-    last = rig.plan((a, b, c), owners(a, b, c), plan)
-    await rig.begin(last, a, b, c)
+    a, b, c, plan = await rig.trained(CELL, 4)
+    last = await rig.begun((a, b, c), shared(a, b, c), plan)
     await rig.copied(b)  # of version 4, which this epoch starts from
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.average(last, a, b, c)
     assert not leaving.done()
-    await rig.epoch(rig.plan((b, c), owners(c, b, c), last, moved=dict.fromkeys(OF_A, a)), b, c)
+    await rig.epoch(rig.plan((b, c), shared(c, b, c), last, moved=dict.fromkeys(OF_A, a)), b, c)
     assert await leaving
     assert [e.fields["epoch"] for e in a.events("handed-over")] == [5]
     alone.epochs([CELL] * 5 + ["bc"])
     same(c.parameters(), alone.parameters)
-    assert c.work.state_export.taking.age == c.work.state_export.taking.lost == 0
+    assert c.taking.age == c.taking.lost == 0
 
 
 async def test_an_owner_leaving_in_its_first_epoch_awaits_its_state(rig: Any) -> None:
     a, b = await rig.add("a", "b")
-    first = rig.plan((a, b), owners(a, b, b))
-    await rig.begin(first, a, b)
+    first = await rig.begun((a, b), shared(a, b, b))
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await rig.average(first, a, b)
     assert not leaving.done()
     moved = dict.fromkeys(OF_A, a)
-    await rig.epoch(rig.plan((b,), owners(b, b, b), first, moved=moved), b)
+    await rig.epoch(rig.plan((b,), shared(b, b, b), first, moved=moved), b)
     assert await leaving
     assert b.owner.staged(1) == set(rig.shapes)
-    assert b.work.state_export.taking.lost == 0
+    assert b.taking.lost == 0
 
 
 async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
-    a, b, c, plan = await trained(rig, 2, buddy_every=0)
+    a, b, c, plan = await rig.trained(CELL, 2, buddy_every=0)
     assert not await a.work.handed_over(0.01)
     assert [e.fields["parts"] for e in a.events("not-handed-over")] == [2]
     await rig.epoch(
-        rig.plan((b, c), {**owners(b, b, c), "layers.0.norm": c}, plan, moved={"layers.0.a": a}),
+        rig.plan((b, c), {**shared(b, b, c), "layers.0.norm": c}, plan, moved={"layers.0.a": a}),
         b,
         c,
     )
     assert not await a.work.handed_over(0.01)
     assert [e.fields["parts"] for e in a.events("not-handed-over")] == [2, 1]
     for key in ("exp_avg", "exp_avg_sq"):
-        a.work.served(StateKind.OPTIMIZER, a.work.version, f"layers.0.norm/{key}")
+        a.work.state_export.served(StateKind.OPTIMIZER, a.work.version, f"layers.0.norm/{key}")
     assert not await a.work.handed_over(0.01), "one tensor of it is still here only"
-    a.work.served(StateKind.SPARE, a.work.version, "layers.0.norm/steps")
-    a.work.served(StateKind.OPTIMIZER, Version(1, ""), "layers.0.norm/steps")
+    a.work.state_export.served(StateKind.SPARE, a.work.version, "layers.0.norm/steps")
+    a.work.state_export.served(StateKind.OPTIMIZER, Version(1, ""), "layers.0.norm/steps")
     assert not await a.work.handed_over(0.01), "a copy, or old state, is not it"
-    a.work.served(StateKind.OPTIMIZER, a.work.version, "layers.0.norm/steps")
+    a.work.state_export.served(StateKind.OPTIMIZER, a.work.version, "layers.0.norm/steps")
     assert await a.work.handed_over(0.01)
 
 
 async def test_the_last_of_a_cell_does_not_wait(rig: Any) -> None:
-    (a,) = await rig.add("a")
-    await rig.train((a,), owners(a, a, a), 2)
+    a, _ = await rig.trained("a", 2)
     async with asyncio.timeout(60):
         assert not await a.work.handed_over(1000.0)
     assert "nobody else" in a.events("not-handed-over")[0].text
@@ -369,20 +333,20 @@ async def test_the_last_of_a_cell_does_not_wait(rig: Any) -> None:
 
 async def test_a_peer_without_state_has_nothing_to_hand_over(rig: Any) -> None:
     a, b = await rig.add("a", "b")
-    await rig.train((a, b), owners(a, a, a), 2)
+    await rig.train((a, b), shared(a, a, a), 2)
     assert await b.work.handed_over(1000.0)
 
 
 async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 4, alone)
+    a, b, c, plan = await rig.trained(CELL, 4, alone)
     await rig.net.kill(a.me)
-    last = rig.plan((b, c), owners(b, b, c), plan)
+    last = rig.plan((b, c), shared(b, b, c), plan)
     await rig.begin(last, c)
     for name, version in {
         "layers.0.a": Version(10**6, ""),
         "layers.0.norm": Version(3, "f" * 32),
     }.items():
-        c.work.state_export.spares.put(
+        c.spares.put(
             name, version, {k: torch.zeros_like(t) for k, t in alone.saved[2][name].items()}
         )
     await rig.begin(last, b)
@@ -391,11 +355,11 @@ async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: A
 
 
 async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, alone: Any) -> None:
-    a, b, c, plan = await trained(rig, 5, alone)
-    spare = b.work.state_export.spares.get("layers.0.a")
+    a, b, c, plan = await rig.trained(CELL, 5, alone)
+    spare = b.spares.get("layers.0.a")
     spare.state["momentum"].fill_(float("nan"))
     await rig.net.kill(a.me)
-    await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
+    await rig.epoch(rig.plan((b, c), shared(c, b, c), plan), b, c)
     same(c.parameters(), alone.stepped("bc", 5, {"layers.0.a": 0, "layers.0.norm": 4}))
     assert [(p, w) for p, _, w in c.transport.faults] == [(b.me, 1.0)]
-    assert (c.work.state_export.taking.lost, c.work.state_export.taking.age) == (1, 1)
+    assert (c.taking.lost, c.taking.age) == (1, 1)

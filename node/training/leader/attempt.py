@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
+from node.pipeline.origin import MicroBatchDone
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
 from node.training.protocol.plan_context import makes
@@ -35,7 +36,7 @@ class EpochAttempt:
     closed: float = 0.0
     round_s: float = 0.0
     """The longest deadline that an attempt of its round has had, seconds."""
-    results: dict[int, ev.MicroBatchResult] = field(default_factory=dict)
+    results: dict[int, MicroBatchDone] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     attempts: dict[int, int] = field(default_factory=dict)
     outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
@@ -142,7 +143,7 @@ class EpochAttempt:
         """What is not finished of this ends peer (of all: None) does not count."""
         for path in self.plan.paths:
             if origin in (None, path.origin):
-                self.results.setdefault(path.index, ev.MicroBatchResult(path.index, False, 0.0, 0))
+                self.results.setdefault(path.index, MicroBatchDone(path.index, False))
 
     def blame(self, ended: Mapping[PeerId, ev.Incomplete]) -> None:
         """After a round that nobody completed: which owners, though alive, did not step their
@@ -196,13 +197,14 @@ class EpochAttempt:
     ) -> ev.SendRound:
         """The word to these members of a stage that they average (again), or copy from
         ``sources``."""
-        dead = tuple(sorted(self.dead))
         self.copied = self.copied | set(to) if sources else self.copied - set(to)
-        return ev.SendRound(
-            to,
-            self.plan,
+        round = ev.RoundArrived(
+            self.plan.leader,
+            self.plan.epoch,
+            self.plan.term,
+            self.plan.hash,
             self.attempts[stage],
-            dead,
+            tuple(sorted(self.dead)),
             owners,
             sources,
             self.dropped,
@@ -210,24 +212,23 @@ class EpochAttempt:
             digest,
             self.tokens,
         )
+        return ev.SendRound(to, self.plan, round)
 
     def repair(
         self, stage: int, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float
     ) -> list[ev.SendRound]:
         """Nobody at the stage is averaging any more and some lack parts: copy from who has all,
         else re-own the dead's."""
-        said = {
-            m.peer: o.digest
-            for m in self.living(stage)
-            if isinstance(o := self.outcomes.get(m.peer), ev.Committed)
-        }
+        said = {p: d for p, d in self._digests(stage).items() if p not in self.dead}
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
         self.repaired += 1
         to = tuple(unfinished)
         if said:
             return [self.round(stage, to, {}, deadline_s, tuple(said), majority(said))]
         self.blame(ended)
-        return [self.round(stage, to, self.reown(stage, _holders(ended), assign), deadline_s)]
+        # The first of them that holds a part fresh.
+        holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
+        return [self.round(stage, to, self.reown(stage, holders, assign), deadline_s)]
 
     def digests(self) -> tuple[dict[int, str], list[tuple[int, PeerId]]]:
         """What each stage that worked has agreed on, and (stage, peer) of those that differ from
@@ -249,13 +250,16 @@ class EpochAttempt:
     def _compared(self) -> Iterator[tuple[int, dict[PeerId, str]]]:
         """Stage, and the digests that its members report, which must be one."""
         for stage in self.stages:
-            said = {
-                m.peer: o.digest
-                for m in self.plan.stage(stage)
-                if isinstance(o := self.outcomes.get(m.peer), ev.Committed)
-            }
-            if said:
+            if said := self._digests(stage):
                 yield stage, said
+
+    def _digests(self, stage: int) -> dict[PeerId, str]:
+        """What its members report that have committed."""
+        return {
+            m.peer: o.digest
+            for m in self.plan.stage(stage)
+            if isinstance(o := self.outcomes.get(m.peer), ev.Committed)
+        }
 
     def _verdict(self, stage: int, said: Mapping[PeerId, str]) -> tuple[str, bool]:
         """What most of ``said`` hold who have not copied it, and whether that is more than half of
@@ -270,11 +274,3 @@ class EpochAttempt:
             ):
                 return majority(words), True
         return majority(elders or own), False
-
-
-def _holders(ended: Mapping[PeerId, ev.Incomplete]) -> dict[str, PeerId]:
-    """Somebody who holds each part fresh."""
-    found: dict[str, PeerId] = {}
-    for peer, outcome in ended.items():
-        found.update({part: peer for part in outcome.holds if part not in found})
-    return found

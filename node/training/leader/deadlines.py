@@ -15,12 +15,12 @@ plan there is only the latter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Path, Plan, PlanMember
+from node.core.journey import Path, Plan
 from node.core.patience import SPARE, Took
 from node.scheduler.costs import BEYOND, Measured
 from node.training.leader.roster import Roster
@@ -62,7 +62,8 @@ class Deadlines:
         """Seconds for these micro-batches. ``forecast_s``: what who laid the paths expects, 0 for
         unknown."""
         said = _believed(roster)
-        usual = _usual(said)
+        usual = _median(m.tera_s for m in said.values())  # where it is not known of a peer
+        operations = self._sizes.operations
         busy: dict[PeerId, float] = {}
         longest, known = 0.0, True
         for path in paths:
@@ -70,7 +71,9 @@ class Deadlines:
             for stage, peer in [(ENDS, path.origin), *((h.stage, h.peer) for h in path.hops)]:
                 measured = self._measured(stage, said.get(peer))
                 known = known and measured > 0
-                seconds = measured or self._reckoned(stage, said.get(peer), usual)
+                each = said[peer].tera_s if peer in said else 0.0
+                reckoned = operations[stage] if stage < len(operations) else 0.0
+                seconds = measured or reckoned / TERA * (each or usual)
                 busy[peer] = busy.get(peer, 0.0) + seconds
                 through += seconds + 2 * _tensor_s(said.get(peer))
             longest = max(longest, through)
@@ -80,10 +83,9 @@ class Deadlines:
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
         """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
         said = _believed(roster)
-        usual = _usual(said)
-        expected = max(
-            (self._of_stage(plan, members, said, usual) for members in _by_stage(plan)), default=0.0
-        )
+        usual = _median(m.tera_s for m in said.values())  # where it is not known of a peer
+        stages = sorted({m.stage for m in plan.members})
+        expected = max((self._of_stage(plan, s, said, usual) for s in stages), default=0.0)
         expected = max(
             MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
         )
@@ -92,9 +94,10 @@ class Deadlines:
     # ----------------------------------------------------------- parts of the above
 
     def _of_stage(
-        self, plan: Plan, members: list[PlanMember], said: Mapping[PeerId, Measured], usual: float
+        self, plan: Plan, stage: int, said: Mapping[PeerId, Measured], usual: float
     ) -> float:
-        stage, size = members[0].stage, self._size(members[0].stage)
+        members, sizes = plan.stage(stage), self._sizes.parameters
+        size = sizes[stage] if stage < len(sizes) else 0
         way = max((_tensor_s(said.get(m.peer)) for m in members), default=0.0)
         others = 1 - 1 / len(members)
         moved = 2 * others * (size / self._sizes.tensor) * way if self._sizes.tensor else 0.0
@@ -118,23 +121,9 @@ class Deadlines:
             return 0.0
         return m.forward_s + m.backward_s + (m.loss_s if stage == ENDS else 0.0)
 
-    def _reckoned(self, stage: int, m: Measured | None, usual: float) -> float:
-        operations = self._sizes.operations[stage] if stage < len(self._sizes.operations) else 0.0
-        return operations / TERA * ((m.tera_s if m is not None else 0.0) or usual)
-
-    def _size(self, stage: int) -> int:
-        return self._sizes.parameters[stage] if stage < len(self._sizes.parameters) else 0
-
     @staticmethod
     def _bounded(floor_s: float, seconds: float) -> float:
         return max(floor_s, min(seconds, MOST_S))
-
-
-def _by_stage(plan: Plan) -> list[list[PlanMember]]:
-    found: dict[int, list[PlanMember]] = {}
-    for m in plan.members:
-        found.setdefault(m.stage, []).append(m)
-    return list(found.values())
 
 
 def _believed(roster: Roster) -> dict[PeerId, Measured]:
@@ -142,7 +131,7 @@ def _believed(roster: Roster) -> dict[PeerId, Measured]:
     median of its kind: nobody makes the others wait by calling itself slow."""
     said = {p: c.costs for p, c in roster.candidates.items()}
     most = {
-        name: _most([getattr(m, name) for m in said.values()])
+        name: BEYOND * _median(getattr(m, name) for m in said.values())
         for name in ("forward_s", "backward_s", "loss_s", "tera_s")
     }
     return {
@@ -151,14 +140,10 @@ def _believed(roster: Roster) -> dict[PeerId, Measured]:
     }
 
 
-def _most(claims: list[float]) -> float:
+def _median(claims: Iterable[float]) -> float:
+    """Of what is known; 0 where nothing is."""
     known = [seconds for seconds in claims if seconds > 0]
-    return BEYOND * median(known) if known else 0.0
-
-
-def _usual(said: Mapping[PeerId, Measured]) -> float:
-    """What operations cost a peer of which that is not known."""
-    return median(known) if (known := [m.tera_s for m in said.values() if m.tera_s > 0]) else 0.0
+    return median(known) if known else 0.0
 
 
 def _tensor_s(m: Measured | None) -> float:

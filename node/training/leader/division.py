@@ -13,7 +13,6 @@ from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.core.samples import split
 from node.scheduler.costs import believe
 from node.scheduler.near import leavers
-from node.training.leader.planning import News
 from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import PlanContext
@@ -54,13 +53,14 @@ class Division:
         past: PlanContext,
         me: PeerId,
         term: int,
-        news: News,
+        losses: tuple[float, float],
         rules: Rules,
         now: float,
     ) -> tuple[PlanContext, Plan] | None:
         """What goes with ``base`` for those who stay, and the plan of those who leave; None while
-        the cell stays whole. ``me`` leads it, and stays. ``rules``: those in force, with the most
-        replicas of a stage before it divides; 0: it never does."""
+        the cell stays whole. ``me`` leads it, and stays. ``losses``: ``loss`` and ``loss_val`` of
+        the plan; ``rules``: those in force, with the most replicas of a stage before it divides; 0:
+        it never does."""
         most = rules.cell
         away = self._leavers(roster, base, me, most) if most and now >= self._again else {}
         if not away:
@@ -79,8 +79,8 @@ class Division:
             past.owners,
             digests=dict(roster.agreed),
             cursor=leaves,
-            loss=news.loss,
-            loss_val=news.loss_val,
+            loss=losses[0],
+            loss_val=losses[1],
             tokens=past.tokens,
             lineage=base.lineage,
             change=rules.change,

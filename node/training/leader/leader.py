@@ -27,7 +27,7 @@ from node.training.leader.attempt import EpochAttempt
 from node.training.leader.balance import Balance
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.division import Division
-from node.training.leader.planning import News, Planning
+from node.training.leader.planning import Planning
 from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
 from node.training.leader.starting_point import LOST_S, StartingPoint, counted
@@ -164,13 +164,9 @@ class Leader:
             case ev.Heartbeat():
                 return self._heard(event, now)
             case ev.Unreachable(peer, since):
-                known = self.roster.candidates.get(peer)
                 self._asked.pop(peer, None)
-                return (
-                    []
-                    if known is None or known.heard > since
-                    else self._gone(peer, now, "does not answer")
-                )
+                lives = self.roster.heard.get(peer, now) > since
+                return [] if lives else self._gone(peer, now, "does not answer")
             case ev.ProbeAnswered(peer, ours):
                 return self._answered(peer, ours, now)
             case ev.Declined(plan_hash, reason):
@@ -241,7 +237,7 @@ class Leader:
             return done + (self._try_plan(now) if missing and e.at == self.base else [])
         # What only measures again is heard from everybody every second: it waits for the next look
         # at the clock.
-        news = before is None or self.roster.candidates[e.peer].says() != before.says()
+        news = before is None or e.stands() != before.stands()
         return done + (self._try_plan(now) if news and self.phase is Phase.GATHER else [])
 
     def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:
@@ -307,8 +303,8 @@ class Leader:
         """Ask those who are silent whether they live. Silence alone is no death: whose machine is
         busy answers late."""
         done: list[Any] = []
-        for peer, c in list(self.roster.candidates.items()):
-            silent, most = now - c.heard, self.roster.silence(peer, self.facts.waits.late_s) + slack
+        for peer, heard in list(self.roster.heard.items()):
+            silent, most = now - heard, self.roster.silence(peer, self.facts.waits.late_s) + slack
             if peer == self.me or silent <= ASK_AFTER * most:
                 continue
             if peer not in self._asked:
@@ -320,15 +316,13 @@ class Leader:
 
     def _answered(self, peer: PeerId, ours: bool, now: float) -> list[Any]:
         self._asked.pop(peer, None)
-        known = self.roster.candidates.get(peer)
-        if ours or known is None:
-            self.roster.alive(peer, now)
+        if peer not in self.roster.candidates:
             return []
-        return (
-            self._gone(peer, now, "follows another leader")
-            if now - known.heard > self.facts.waits.late_s
-            else []
-        )
+        if ours:
+            self.roster.alive(peer, now)
+        elif now - self.roster.heard[peer] > self.facts.waits.late_s:
+            return self._gone(peer, now, "follows another leader")
+        return []
 
     # ----------------------------------------------------------- where to start from
 
@@ -493,12 +487,12 @@ class Leader:
         past_votes = before.electorate if before is not None else None
         self.roster.agree(base)
         self.tokens = past.tokens
-        news, term = News(self.loss, self.loss_val), self._next_term(now)
+        losses, term = (self.loss, self.loss_val), self._next_term(now)
         rules = self.planning.in_force(past)
         if rules.change != past.change:
             self.windows.forget()
         self.windows.recalls(past.books, base, self.facts.stages, now)
-        founds = self._division.founds(self.roster, base, past, self.me, term, news, rules, now)
+        founds = self._division.founds(self.roster, base, past, self.me, term, losses, rules, now)
         child = NO_CELL
         if founds is not None:
             past, founded = founds
@@ -516,7 +510,7 @@ class Leader:
         )
         outer = self.windows.number() if window.means else 0
         plan, said, words = self.planning.plan(
-            self.roster, base, past, term, news, now, window, outer, child, votes
+            self.roster, base, past, term, losses, now, window, outer, child, votes
         )
         if votes.orphan and not (past_votes and past_votes.orphan):
             done.append(reports.orphaned(votes))
@@ -645,10 +639,15 @@ class Leader:
             return []
         epoch.outcomes[e.peer] = e
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
-            c.reachable = tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable
-            c.at, c.tokens = epoch.makes, epoch.plan.tokens + epoch.tokens
-            c.digest, c.speed = e.digest, e.speed or c.speed
-            c.orphan = epoch.plan.electorate.orphan
+            self.roster.candidates[e.peer] = replace(
+                c,
+                at=epoch.makes,
+                digest=e.digest,
+                speed=e.speed or c.speed,
+                reachable=tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable,
+                tokens=epoch.plan.tokens + epoch.tokens,
+                orphan=epoch.plan.electorate.orphan,
+            )
         done: list[Any] = []
         if isinstance(e, ev.Incomplete):
             # The accused are probed now, so that the repair does not hand them the same parts
@@ -691,7 +690,7 @@ class Leader:
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
         self.repaired += 1
         again = epoch.repair(stage, unfinished, self.facts.make.assign, round_s)
-        if any(not word.sources for word in again):
+        if any(not word.round.sources for word in again):
             self._heard_from = now
         return [*again, reports.round_repaired(stage, attempts, len(epoch.dead))]
 

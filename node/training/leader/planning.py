@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 
 from node.core.errors import Refused
 from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.journey import NO_WINDOW, NOBODY, Electorate, Path, Plan, Version, Window
+from node.core.journey import NO_WINDOW, NOBODY, Electorate, Path, Plan, PlanMember, Version, Window
 from node.training.leader import reports
 from node.training.leader.deadlines import Deadlines
-from node.training.leader.draft import Draft, draft
 from node.training.leader.roster import Roster
 from node.training.leader.routing import Routing
 from node.training.protocol.events import RecordFact
@@ -25,11 +24,13 @@ DEPART_S = 15.0
 
 
 @dataclass(frozen=True)
-class News:
-    """Of the epoch before, for every member's operator: see :class:`~node.core.journey.Plan`."""
+class Draft:
+    """Who does what: who starts from the version, who owns which part. ``digests``: what every
+    stage holds."""
 
-    loss: float = 0.0
-    loss_val: float = 0.0
+    members: tuple[PlanMember, ...]
+    owners: dict[str, PeerId]
+    digests: dict[int, str]
 
 
 class Planning:
@@ -70,7 +71,7 @@ class Planning:
         base: Version,
         past: PlanContext,
         term: int,
-        news: News,
+        losses: tuple[float, float],
         now: float,
         window: Window = NO_WINDOW,
         outer: int = 0,
@@ -78,9 +79,9 @@ class Planning:
         electorate: Electorate = NOBODY,
     ) -> tuple[Plan, list[RecordFact], RecordFact]:
         """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
-        said before it, and of it. ``window`` and ``outer``: of the rounds with other cells;
-        ``outer`` is the window whose means this plan puts in place, 0 for none; ``founds`` and
-        ``electorate``: as in a plan.
+        said before it, and of it. ``losses``: ``loss`` and ``loss_val`` of the plan; ``window`` and
+        ``outer``: of the rounds with other cells; ``outer`` is the window whose means this plan
+        puts in place, 0 for none; ``founds`` and ``electorate``: as in a plan.
 
         Raises OutOfResources when the members' memory does not hold the optimizer's state.
         """
@@ -90,11 +91,14 @@ class Planning:
         rules = self.in_force(past)
         if rules.change != past.change and not finished:
             said.append(reports.averaging_changed(rules, base))
-        made = draft(roster, base, past, facts.make.assign)
+        made = self._draft(roster, base, past)
         sampler = facts.make.sampler(past.cursor)
         cursor = facts.make.cursor(sampler)
         paths: tuple[Path, ...] = ()
-        by_stage = made.by_stage
+        by_stage: dict[int, list[tuple[PeerId, float]]] = {}
+        for m in made.members:
+            if m.current:
+                by_stage.setdefault(m.stage, []).append((m.peer, m.speed))
         if not finished and not outer:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
@@ -112,8 +116,8 @@ class Planning:
             made.digests,
             deadline_s=facts.waits.epoch_s,
             cursor=cursor,
-            loss=news.loss,
-            loss_val=news.loss_val,
+            loss=losses[0],
+            loss_val=losses[1],
             tokens=past.tokens,
             lineage=base.lineage,
             forecast=routing.forecast(by_stage) if paths else (0.0, 0.0),
@@ -148,6 +152,28 @@ class Planning:
             self._rules = before
         return self._rules
 
+    def _draft(self, roster: Roster, base: Version, past: PlanContext) -> Draft:
+        """Raises OutOfResources when the members' memory does not hold the optimizer's state."""
+        members: list[PlanMember] = []
+        owners: dict[str, PeerId] = {}
+        for stage, peers in roster.replicas().items():
+            able = [(p, roster.speed(p)) for p in peers if roster.can_start(p, base)]
+            if not able:
+                # the epoch goes around this stage, and whoever is here has nobody to listen to
+                continue
+            current = {p for p, _ in able}
+            members += [PlanMember(p, stage, roster.speed(p), p in current) for p in peers]
+            room = {p: r for p in current if (r := roster.candidates[p].room)}
+            owners |= self._facts.make.assign(
+                stage, able, past.owners or None, *([room] if room else [])
+            )
+        stages = {m.stage for m in members}
+        return Draft(
+            tuple(sorted(members, key=lambda m: m.peer)),
+            owners,
+            {stage: digest for stage, digest in roster.agreed.items() if stage in stages},
+        )
+
     def _leave_out(self, roster: Roster, base: Version) -> list[RecordFact]:
         """Say it when paths begin to go around a stage, and when they no longer do."""
         was, self._left_out = self._left_out, tuple(roster.bare(base))
@@ -168,5 +194,5 @@ class Planning:
         return {
             p: old
             for p, new in made.owners.items()
-            if (old := made.before.get(p, new)) != new and old in donors
+            if (old := past.owners.get(p, new)) != new and old in donors
         }

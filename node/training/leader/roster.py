@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
@@ -34,36 +33,6 @@ much."""
 H = TypeVar("H", bound=Hashable)
 
 
-@dataclass
-class Candidate:
-    """A peer as the leader last heard of it. ``leaving``: it serves what it holds and takes part no
-    more."""
-
-    stage: int
-    at: Version
-    digest: str
-    speed: float
-    reachable: tuple[Version, ...]
-    tokens: int
-    heard: float
-    leaving: bool = False
-    seen: tuple[tuple[PeerId, float], ...] = ()
-    room: int = 0
-    costs: Measured = NOTHING
-    term: int = 0
-    mean: tuple[int, str] = (0, "")
-    orphan: bool = False
-    anchor: str = ""
-    pause: float = 0.0
-    """The longest silence of it lately, which counts half after :data:`HALF_LIFE_S`."""
-
-    def says(self) -> tuple[object, ...]:
-        """All but what is measured, which differs from one word to the next."""
-        held = (self.stage, self.at, self.digest, self.reachable, self.tokens)
-        news = (self.term, self.mean, self.orphan, self.anchor)
-        return *held, self.leaving, self.room, *news
-
-
 class Roster:
     """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each stage at it.
     ``me``: the leader, where only peers take part that are proven to reach it and each
@@ -80,7 +49,12 @@ class Roster:
         self._stages, self._me, self._leader, self.known = stages, me, leader, known
         self._together: dict[int, set[PeerId]] = {}
         self._reach: dict[PeerId, frozenset[PeerId]] = {}
-        self.candidates: dict[PeerId, Candidate] = {}
+        self.candidates: dict[PeerId, ev.Heartbeat] = {}
+        """Each peer as it was heard last, and what it has committed since."""
+        self.heard: dict[PeerId, float] = {}
+        """When each gave its last sign of life."""
+        self._pauses: dict[PeerId, float] = {}
+        """The longest silence of each lately, which counts half after :data:`HALF_LIFE_S`."""
         self.base: Version | None = None
         self.agreed: dict[int, str] = {}
         self.stood: Callable[[Version], Mapping[int, Version]] = lambda version: {}
@@ -100,32 +74,15 @@ class Roster:
         self._here: dict[int, list[PeerId]] | None = None
         self._taking: dict[int, list[PeerId]] | None = None
 
-    def hear(self, e: ev.Heartbeat, now: float) -> Candidate | None:
-        """Note a sign of life; what was known of the peer before, None for a stranger."""
+    def hear(self, e: ev.Heartbeat, now: float) -> None:
+        """What a peer says of itself."""
         old, reach = self.candidates.get(e.peer), frozenset(p for p, _ in e.costs.ways)
         self._table = None
         same = old is not None and (old.stage, old.leaving) == (e.stage, e.leaving)
         if not same or reach != self._reach.get(e.peer):
             self._reach[e.peer], self._here, self._taking = reach, None, None
-        self.candidates[e.peer] = Candidate(
-            e.stage,
-            e.at,
-            e.digest,
-            e.speed,
-            e.reachable,
-            e.tokens,
-            now,
-            e.leaving,
-            e.seen,
-            e.room,
-            e.costs,
-            e.term,
-            e.mean,
-            e.orphan,
-            e.anchor,
-            0.0 if old is None else _paused(old, now),
-        )
-        return old
+        self.candidates[e.peer] = e
+        self.alive(e.peer, now)
 
     def anchor(self) -> str:
         """64 hex digits for the anchors of all stages as most replicas of each have them; empty
@@ -138,20 +95,24 @@ class Roster:
             said.append(f"{stage}:{min(votes, key=lambda name: (-votes[name], name))}")
         return hashlib.sha256("/".join(said).encode()).hexdigest() if said else ""
 
-    def gone(self, peer: PeerId) -> Candidate | None:
+    def gone(self, peer: PeerId) -> ev.Heartbeat | None:
         """It is here no more; what was known of it, None for a stranger."""
         self._here = self._taking = self._table = None
+        self.heard.pop(peer, None)
+        self._pauses.pop(peer, None)
         return self.candidates.pop(peer, None)
 
     def alive(self, peer: PeerId, now: float) -> None:
-        """A sign of life that says nothing else."""
-        if (c := self.candidates.get(peer)) is not None:
-            c.pause, c.heard = _paused(c, now), now
+        """A sign of life of a peer that is here."""
+        silent = now - self.heard.get(peer, now)
+        pause = self._pauses.get(peer, 0.0) * 0.5 ** (silent / HALF_LIFE_S)
+        self._pauses[peer] = max(silent, pause)
+        self.heard[peer] = now
 
     def silence(self, peer: PeerId, least_s: float) -> float:
         """Seconds of silence that are unusual for this peer, at least ``least_s``: one on a busy
         machine is heard less regularly."""
-        return max(least_s, PAUSES * min(self.candidates[peer].pause, MOST_PAUSE_S))
+        return max(least_s, PAUSES * min(self._pauses[peer], MOST_PAUSE_S))
 
     def replicas(self) -> Mapping[int, Sequence[PeerId]]:
         """Who would take part, by stage."""
@@ -440,11 +401,6 @@ class Roster:
     @staticmethod
     def _present(stages: Mapping[int, Sequence[PeerId]]) -> list[PeerId]:
         return [p for peers in stages.values() for p in peers]
-
-
-def _paused(c: Candidate, now: float) -> float:
-    silent = now - c.heard
-    return max(silent, c.pause * 0.5 ** (silent / HALF_LIFE_S))
 
 
 def majority(said: Mapping[PeerId, H]) -> H:

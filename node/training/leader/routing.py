@@ -96,7 +96,8 @@ class Routing:
         laid = self.laid
         if laid is None or not self.costs.compute or not laid.run_s:
             return 0.0, 0.0
-        if self._rounds is not None and self._rounds[0] == _everybody(by_stage):
+        who = frozenset(p for row in by_stage.values() for p, _ in row)
+        if self._rounds is not None and self._rounds[0] == who:
             return laid.run_s, self._rounds[1].seconds_per_unit
         return laid.run_s, self._round_model(by_stage)
 
@@ -201,7 +202,3 @@ def _apart(costs: Costs, peers: Sequence[PeerId], roster: Roster) -> Costs:
     alone."""
     far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
     return replace(costs, ways={**costs.ways, **far}) if far else costs
-
-
-def _everybody(by_stage: Stages) -> frozenset[PeerId]:
-    return frozenset(p for row in by_stage.values() for p, _ in row)

@@ -6,7 +6,6 @@ probes, a search for better paths, the record. Never: a decision; the member's s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -71,6 +70,7 @@ class EpochPort(Protocol):
     async def word(
         self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
     ) -> str | None: ...
+    async def inform(self, peer: PeerId, note: pb.Note) -> None: ...
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None: ...
 
 
@@ -113,14 +113,19 @@ class LeaderService:
                             self._deliver(m.peer, note, ev.PlanArrived(plan), plan.deadline_s),
                             "plan",
                         )
-                case ev.SendRound():
-                    note = notes.round_note(action)
-                    for peer in action.to:
+                case ev.SendRound(to, _, round):
+                    note = notes.round_note(round)
+                    for peer in to:
                         self._tasks.spawn(
                             self._deliver(peer, note, notes.round_event(note, self._me)), "round"
                         )
-                case ev.SendLost():
-                    self._spread(action)
+                case ev.SendLost(to):
+                    note = notes.dead_note(action)
+                    for peer in to:
+                        if peer == self._me:
+                            t.hear_of_dead(peer, note.dead)
+                        else:
+                            self._tasks.spawn(t.inform(peer, note), "dead")
                 case ev.ProbePeer(peer):
                     if peer not in self._probing:
                         self._probing.add(peer)
@@ -183,19 +188,6 @@ class LeaderService:
             self.lead(ev.Declined(event.plan.hash, reason) if mine else ev.Unreachable(peer))
             return None
         return peer
-
-    def _spread(self, action: ev.SendLost) -> None:
-        note = notes.dead_note(action)
-        for peer in action.to:
-            if peer == self._me:
-                self._training.hear_of_dead(peer, note.dead)
-            else:
-                self._tasks.spawn(self._tell_once(peer, note), "dead")
-
-    async def _tell_once(self, peer: PeerId, note: pb.Note) -> None:
-        """Good to know and no more: a member that misses it finds out by itself."""
-        with contextlib.suppress(PeerFault):
-            await self._training.word(peer, note, PROBE_TIMEOUT_S)
 
     async def _probe(self, peer: PeerId) -> None:
         try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from node.core.ids import PeerId
 from node.core.journey import Partner, Plan, Version
 from node.core.mass import Shares
+from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 from node.training.protocol.rules import Rules
@@ -50,6 +51,11 @@ class Heartbeat:
     anchor: str = ""
     support: Supporter | None = None
     doubles: tuple[DoubleVote, ...] = ()
+
+    def stands(self) -> Heartbeat:
+        """The same without what is measured, which differs from one word to the next, and what is
+        for the service that hears it."""
+        return replace(self, speed=0.0, seen=(), costs=NOTHING, change="", support=None, doubles=())
 
 
 @dataclass(frozen=True)
@@ -130,22 +136,12 @@ class Accused:
 
 
 @dataclass(frozen=True)
-class MicroBatchResult:
-    """What became of one micro-batch; ``loss_sum`` in nats over ``tokens`` tokens."""
-
-    index: int
-    counted: bool
-    loss_sum: float
-    tokens: int
-
-
-@dataclass(frozen=True)
 class MicroBatchesReported:
     """An ends peer reports micro-batches of the plan with this hash."""
 
     peer: PeerId
     plan_hash: str
-    results: tuple[MicroBatchResult, ...]
+    results: tuple[MicroBatchDone, ...]
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,6 @@ class Committed:
     attempt: int
     digest: str
     speed: float = 0.0
-    contributors: int = 0
     vote: bytes = b""
 
 
@@ -217,20 +212,11 @@ class SendPlan:
 
 @dataclass(frozen=True)
 class SendRound:
-    """Tell ``to`` to average: attempt 0 closes the epoch, later attempts repair it."""
+    """Tell ``to`` to average."""
 
     to: tuple[PeerId, ...]
     plan: Plan
-    attempt: int
-    dead: tuple[PeerId, ...]
-    owners: dict[str, PeerId] = field(default_factory=dict)
-    sources: tuple[PeerId, ...] = ()
-    dropped: tuple[int, ...] = ()
-    deadline_s: float = 30.0
-    digest: str = ""
-    """What ``sources`` have committed."""
-    tokens: int = 0
-    """Counted in this epoch."""
+    round: RoundArrived
 
 
 @dataclass(frozen=True)
@@ -313,7 +299,8 @@ class EnterCell:
 
 @dataclass(frozen=True)
 class RoundArrived:
-    """The leader closes or repairs the epoch."""
+    """The leader closes the epoch (attempt 0) or repairs it. ``digest``: what ``sources`` have
+    committed; ``tokens``: counted in this epoch."""
 
     leader: PeerId
     epoch: int
@@ -340,18 +327,14 @@ class RoundEnded:
     holds: tuple[str, ...]
     missing: tuple[str, ...]
     failed: tuple[PeerId, ...]
-    contributors: int = 0
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """The fresh parameters are in place; ``digest`` names them."""
+    """What this round brought is in place; ``digest`` names it."""
 
-    epoch: int
-    term: int
-    attempt: int
+    ended: RoundEnded
     digest: str
-    contributors: int = 0
 
 
 @dataclass(frozen=True)
@@ -413,7 +396,6 @@ class TellCommitted:
     plan: Plan
     attempt: int
     digest: str
-    contributors: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from node.core.errors import WireError
 from node.core.ids import CellId, PeerId, is_cell
 from node.core.journey import Plan, Version, lineage
 from node.identity.keys import SIGNATURE_BYTES
+from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import MOST_SLOTS, LinkCost, Measured, code, decoded
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import MOST_TERM
@@ -151,21 +152,21 @@ def parse_certificate(c: pb.CertificateNote) -> Certificate:
     )
 
 
-def round_note(a: ev.SendRound) -> pb.Note:
+def round_note(r: ev.RoundArrived) -> pb.Note:
     """ "Average now.\""""
     return pb.Note(
-        epoch=a.plan.epoch,
-        term=a.plan.term,
+        epoch=r.epoch,
+        term=r.term,
         round=pb.RoundNote(
-            plan_hash=a.plan.hash,
-            attempt=a.attempt,
-            dead=a.dead,
-            owners=a.owners,
-            sources=a.sources,
-            dropped=a.dropped,
-            deadline_s=a.deadline_s,
-            digest=a.digest,
-            tokens=a.tokens,
+            plan_hash=r.plan_hash,
+            attempt=r.attempt,
+            dead=r.dead,
+            owners=r.owners,
+            sources=r.sources,
+            dropped=r.dropped,
+            deadline_s=r.deadline_s,
+            digest=r.digest,
+            tokens=r.tokens,
         ),
     )
 
@@ -177,7 +178,7 @@ def dead_note(a: ev.SendLost) -> pb.Note:
     )
 
 
-def finished_note(plan: Plan, results: tuple[ev.MicroBatchResult, ...]) -> pb.Note:
+def finished_note(plan: Plan, results: tuple[MicroBatchDone, ...]) -> pb.Note:
     """ "These micro-batches are done.\""""
     rows = [
         pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens)
@@ -200,7 +201,6 @@ def committed_note(a: ev.TellCommitted, speed: float, vote: bytes = b"") -> pb.N
             attempt=a.attempt,
             digest=a.digest,
             speed=speed,
-            contributors=a.contributors,
             vote=vote,
         ),
     )
@@ -376,9 +376,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             )
         case "finished":
             rows = tuple(
-                ev.MicroBatchResult(
-                    r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40)
-                )
+                MicroBatchDone(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40))
                 for r in note.finished.results
             )
             return ev.MicroBatchesReported(peer, note.finished.plan_hash, rows)
@@ -390,12 +388,11 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 c.attempt,
                 _digest(c.digest),
                 _finite(c.speed),
-                c.contributors,
                 _signature(c.vote),
             )
         case "incomplete":
             i = note.incomplete
-            return ev.Incomplete(peer, i.plan_hash, i.attempt, _named(i.holds), _peers(i.failed))
+            return ev.Incomplete(peer, i.plan_hash, i.attempt, _few(i.holds), _peers(i.failed))
         case "fault":
             return ev.Accused(PeerId(note.fault.about), peer, note.fault.reason[:200])
     return None
@@ -426,10 +423,10 @@ def _signature(told: bytes) -> bytes:
     return told
 
 
-def _few(told: Sequence[T]) -> Sequence[T]:
+def _few(told: Sequence[T]) -> tuple[T, ...]:
     if len(told) > MAX_NAMED:
-        raise WireError(f"{len(told)} peers, at most {MAX_NAMED} are named")
-    return told
+        raise WireError(f"{len(told)} parts or peers, at most {MAX_NAMED} are named")
+    return tuple(told)
 
 
 def _finite(value: float) -> float:
@@ -444,14 +441,8 @@ def _count(value: int, most: int = MAX_COUNT) -> int:
     return value
 
 
-def _named(told: Sequence[str]) -> tuple[str, ...]:
-    if len(told) > MAX_NAMED:
-        raise WireError(f"{len(told)} parts or peers, at most {MAX_NAMED} are named")
-    return tuple(told)
-
-
 def _peers(told: Sequence[str]) -> tuple[PeerId, ...]:
-    return tuple(map(PeerId, _named(told)))
+    return tuple(map(PeerId, _few(told)))
 
 
 def _digest(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
@@ -19,14 +19,6 @@ from node.core.samples import WHOLE, Cursor, SampleClass
 
 GENESIS = Version(0)
 """What a run begins with: every peer can make it."""
-
-
-class SamplerPort(Protocol):
-    """The resumable sample order; positions are natural numbers, each handed out once unless given
-    back."""
-
-    def take(self, n: int) -> tuple[int, ...]: ...
-    def give_back(self, positions: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True)

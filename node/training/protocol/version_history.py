@@ -3,11 +3,8 @@ what was lost when a side of a parted network gives its own history up."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-
-import grpc.aio
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId, short
@@ -17,7 +14,7 @@ from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.votes import Certificate
-from node.transport.port import TransportPort, translate
+from node.transport.port import TransportPort, answers
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -112,15 +109,10 @@ class VersionHistory:
     async def _ask(
         self, peer: PeerId, version: Version
     ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
-        try:
-            async with asyncio.timeout(ASK_S):
-                reply = await rpc.TrainingStub(await self._transport.channel(peer)).History(
-                    pb.HistoryRequest(version=notes.version_note(version)), timeout=ASK_S
-                )
-        except TimeoutError as e:
-            raise PeerFault(peer, "no answer in time") from e
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
+        async with answers(peer, ASK_S):
+            stub = rpc.TrainingStub(await self._transport.channel(peer))
+            request = pb.HistoryRequest(version=notes.version_note(version))
+            reply = await stub.History(request, timeout=ASK_S)
         try:
             found, past = notes.parse_history(version, reply)
             if found.plan is not None and (why := self._bounds.of_plan(found.plan)):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.fetch import FetchTimeouts, fetch
+from node.checkpoint.fetch import fetch
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
@@ -26,13 +26,13 @@ from node.core.tasks import Tasks
 from node.training.rounds.error_feedback import WORDS, feedback_of
 from node.training.rounds.merging import MOMENTUM, STEP
 from node.training.state.engines import Engines
+from node.training.state.parts import PATIENCE
 from node.training.state.stage import StageState
 from node.wire.tensors import digest
 
 SAVED = "#outer"
 """A part's anchor and outer momentum in a checkpoint, and what is owed of it, behind the part's
 name."""
-PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 WAIT_SHARE = 0.3
 """A window waits for an anchor on its way for so much of its time."""
 
@@ -87,11 +87,6 @@ class Anchor:
         state = self.state
         if state is not None and self.settings.carries == "deltas":
             self._named = state, digest(_flat(state))
-
-    @property
-    def _owes(self) -> bool:
-        """Whether all replicas of a cell owe the same: each may be asked for what the cell says."""
-        return self.settings.feedback
 
     @property
     def lacking(self) -> bool:
@@ -179,7 +174,7 @@ class Anchor:
                 and epoch in (None, version.epoch)
                 and history in ("", version.lineage)
             ):
-                zeros = state.momentum if self._owes else {}
+                zeros = state.momentum if self.settings.feedback else {}
                 words = {
                     f"{name}/{WORDS}": owed[name] if name in owed else torch.zeros_like(t)
                     for name, t in zeros.items()
@@ -253,7 +248,7 @@ class Anchor:
         wanted = {
             f"{name}/{which}": shape
             for name, shape in shapes.items()
-            for which in ("anchor", "momentum", *((WORDS,) if self._owes else ()))
+            for which in ("anchor", "momentum", *((WORDS,) if self.settings.feedback else ()))
         }
         try:
             found = await fetch(
@@ -282,7 +277,7 @@ class Anchor:
             f"has the anchor of epoch {version.epoch}",
             epoch=version.epoch,
         )
-        if self._owes:
+        if self.settings.feedback:
             self.residual.takes_over({n: found.tensors[f"{n}/{WORDS}"] for n in shapes})
         return OuterState(
             {n: found.tensors[f"{n}/anchor"] for n in shapes},

@@ -96,26 +96,9 @@ class Rounds:
             tuple(sorted(holds)),
             missing,
             failed,
-            len(outcome.contributors),
         )
 
     def absurd(self, plan: Plan, r: ev.RoundArrived, why: ValueError) -> ev.RoundEnded:
         """The leader's note contradicts its plan: this attempt cannot be run by anybody."""
         self._engines.journal.emit("averaging", "round-absurd", str(why), "error", epoch=plan.epoch)
-        return ev.RoundEnded(
-            plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.shapes)), (), 0
-        )
-
-    # ----------------------------------------------------------- the exchange under it
-
-    def void(self, epoch: int) -> None:
-        """No attempt of this epoch counts."""
-        self._engines.cell.void(epoch)
-
-    def forget(self, epoch: int) -> None:
-        """Nobody needs what was averaged up to this epoch any more."""
-        self._engines.cell.forget(epoch)
-
-    def gone(self, peer: PeerId) -> None:
-        """This peer is dead: nobody waits for it."""
-        self._engines.cell.gone(peer)
+        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.shapes)), ())

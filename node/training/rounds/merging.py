@@ -41,22 +41,16 @@ FAR = 3.0
 
 
 class Giver(Protocol):
-    """Who knows what a stage contributes: its anchor."""
+    """Who knows what a stage contributes: its anchor. ``step``: of the server, that the anchor is
+    of."""
 
-    @property
-    def state(self) -> OuterState | None: ...
-    @property
-    def residual(self) -> ErrorFeedback: ...
+    state: OuterState | None
+    residual: ErrorFeedback
+    step: int
+
     def gives(self, of: Named) -> dict[str, Tensor] | None:
         """The contribution by these parameters, fp32 on the CPU; None without an anchor."""
         ...
-
-
-class Pusher(Giver, Protocol):
-    """The same where a server steps: the step that the anchor is of."""
-
-    @property
-    def step(self) -> int: ...
 
 
 class Merge(Protocol):
@@ -87,16 +81,17 @@ class Merge(Protocol):
         ...
 
     def since(self, local: Named, told: bool) -> Named:
-        """Parameters that what was made takes the place of; ``told``: nothing of this cell is in
-        it, and what it has learned since its anchor stays."""
-        ...
+        """Parameters that what was made takes the place of: what was given, unless, ``told``,
+        nothing of this cell is in it, and what it has learned since its anchor stays."""
+        return local
 
     def lacks(self, cell: str, made: Named) -> bool:
-        """Whether nothing of this cell is in what another one has made for it."""
-        ...
+        """Whether nothing of this cell is in what another one has made for it; not as far as
+        anybody knows."""
+        return False
 
 
-class Averaging:
+class Averaging(Merge):
     """Parameters, or anchor and momentum after an outer step of each cell's own: their mean."""
 
     shared, near = False, True
@@ -122,16 +117,8 @@ class Averaging:
         """What is given."""
         return dict(self._shapes)
 
-    def since(self, local: Named, told: bool) -> Named:
-        """What was given."""
-        return local
 
-    def lacks(self, cell: str, made: Named) -> bool:
-        """As far as anybody knows it is."""
-        return False
-
-
-class OuterSteps:
+class OuterSteps(Merge):
     """DiLoCo where anchors are equal: differences from the anchor travel, coded, and every cell
     makes the same outer step along the mean of the same differences. ``shapes``: of the parts that
     this window carries.
@@ -207,10 +194,6 @@ class OuterSteps:
             return {name: self._giver.state.anchor[name] for name in self._shapes}
         return {name: local[name] for name in self._shapes}
 
-    def lacks(self, cell: str, made: Named) -> bool:
-        """A step has the differences of the whole group."""
-        return False
-
 
 class Pushes(OuterSteps):
     """Without a barrier: the server of a stage applies the differences that have come, each from an
@@ -226,21 +209,21 @@ class Pushes(OuterSteps):
 
     def __init__(
         self,
-        giver: Pusher,
+        giver: Giver,
         settings: OuterSettings,
         shapes: Mapping[str, tuple[int, ...]],
         window: int,
         members: int,
     ) -> None:
         super().__init__(giver, settings, shapes, window)
-        self._pusher, self._members = giver, members
+        self._members = members
         self.ages: dict[str, int] = {}
         """Of the pushes that came, in steps of the server, those that were not taken included."""
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """As before, with the step that the anchor is of."""
         given = super().gives(local)
-        return None if given is None else {**given, STEP: _number(self._pusher.step)}
+        return None if given is None else {**given, STEP: _number(self._giver.step)}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
         """As before. Raises WireError for a step that is none, too."""
@@ -256,7 +239,7 @@ class Pushes(OuterSteps):
         if state is None:
             raise ValueError("differences from an anchor that is not here")
         # What a stranger says of its step makes nobody else's push older.
-        newest = self._pusher.step
+        newest = self._giver.step
         self.ages = {name: max(0, newest - int(of[STEP])) for name, of in sorted(came.items())}
         here = {
             name: {part: of[part] for part in self._shapes}
@@ -317,7 +300,7 @@ class ByMass(Averaging):
 
 def merge_of(
     settings: OuterSettings,
-    giver: Pusher,
+    giver: Giver,
     shapes: Mapping[str, tuple[int, ...]],
     window: int,
     mass: Mapping[CellId, float] | None = None,

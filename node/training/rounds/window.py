@@ -27,7 +27,7 @@ from node.averaging.exchange.request import RoundOutcome
 from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
-from node.checkpoint.fetch import FetchTimeouts, fetch
+from node.checkpoint.fetch import fetch
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -46,6 +46,7 @@ from node.training.rounds.merging import (
     nearer,
 )
 from node.training.state.engines import Engines
+from node.training.state.parts import PATIENCE
 from node.training.state.state_export import StateExport
 from node.wire.tensors import digest
 
@@ -64,14 +65,13 @@ measure is how far the own training went in a window: no partner has a say in th
 TOO_FAR = 0.5
 """A partner that is so far away, relative to the length of what is given here, has another model:
 half-way between the two is neither. Parameters drawn anew are 1.4 away."""
-PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 
 Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
 """All parameters of this stage at a version, from these donors, of this digest if one is given.
 Raises PeerFault."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class WindowNews:
     """The last window whose mean came into place: its number, of how many cells it is, peers of
     this stage, tensor bytes, seconds. ``apart``: how far the partners were from what was given
@@ -89,9 +89,9 @@ class WindowNews:
 class _Meeting:
     """One window. ``local``: parameters as given; ``merge``: what becomes of them; ``given``: what
     partners may fetch, None without an anchor; ``mean``: what came of it, with its digest;
-    ``cells``: of how many cells it is, 0 where a replica made it; ``told``: nothing of this cell is
-    in it; ``quorum``: so many cells, this one included, are enough where all must come to the same
-    bits; ``server``: the cell that makes the mean, None: this one does."""
+    ``news``: what will be said of it, of no cells where a replica made it; ``told``: nothing of
+    this cell is in it; ``quorum``: so many cells, this one included, are enough where all must come
+    to the same bits; ``server``: the cell that makes the mean, None: this one does."""
 
     number: int
     cell: str
@@ -107,11 +107,7 @@ class _Meeting:
     came: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     mean: dict[str, Tensor] | None = None
     digest: str = ""
-    cells: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
     applied: bool = False
-    apart: float = 0.0
     news: WindowNews = field(default_factory=WindowNews)
     task: asyncio.Task[None] | None = None
 
@@ -274,14 +270,14 @@ class WindowRound:
                 if m.merge.near:
                     await self._engines.aside(self._clip, m)
                 mean = await self._engines.aside(m.merge.makes, m.cell, m.own, m.came)
-                m.cells = 1 + len(m.came)
+                m.news.cells = 1 + len(m.came)
                 if isinstance(m.merge, Pushes):
                     self._served(m, m.merge)
                 m.digest = await self._engines.aside(digest, mean)
                 m.mean = mean
             if m.mean is None:
                 await asyncio.sleep(min(AGAIN_S, AGAIN_SHARE * within_s))
-        m.seconds = loop.time() - began
+        m.news.seconds = loop.time() - began
         m.came.clear()
 
     async def _pull(self, m: _Meeting, partners: Sequence[Partner], stage: int) -> None:
@@ -313,7 +309,7 @@ class WindowRound:
         training goes takes nothing yet."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
-        m.apart = median(far.values()) if far else 0.0
+        m.news.apart = median(far.values()) if far else 0.0
         went = max(self._went, default=0.0)
         # Of as many near ones as far ones, the near ones say what is usual.
         usual = median_low(self._apart) if len(self._apart) >= USUAL else went
@@ -389,7 +385,7 @@ class WindowRound:
             )
         except PeerFault:
             return None  # not yet, or not any more
-        m.nbytes += sum(found.sources.values())
+        m.news.nbytes += sum(found.sources.values())
         return found.tensors
 
     # ----------------------------------------------------------- the outer round
@@ -406,11 +402,10 @@ class WindowRound:
             self._state_export.opens(
                 plan, {name: plan.owners[name] for name in rounds.shapes}, r.dead
             )
-        try:
-            if not listener:
+            try:
                 await self._state_export.hold(plan, r.deadline_s)
-        finally:
-            self._state_export.closes()
+            finally:
+                self._state_export.closes()
         fresh: dict[str, Tensor] = {}
         if m is not None:
             m.applied = False
@@ -419,8 +414,8 @@ class WindowRound:
         elif not listener and m is not None and m.mean is not None:
             if (m.number, m.digest) == (plan.outer, wanted):
                 fresh, m.applied = await self._engines.aside(self._moved, m), True
-                cells = m.cells or 1 + len(plan.window.partners)
-                m.news = WindowNews(plan.outer, cells, len(members), m.nbytes, m.seconds, m.apart)
+                m.news.number, m.news.peers = plan.outer, len(members)
+                m.news.cells = m.news.cells or 1 + len(plan.window.partners)
         missing = tuple(sorted(rounds.shapes.keys() - fresh.keys()))
         outcome = RoundOutcome(fresh, frozenset({self._me}), {}, 0, 0.0, missing=missing)
         return rounds.ended(plan, r, outcome, len(members), fresh.keys(), missing), fresh

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from concurrent.futures import Executor
 from typing import Any
 
 from torch import Tensor
 
-from node.checkpoint.store import Checkpoint, CheckpointStore
+from node.checkpoint.store import Checkpoint
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
@@ -18,9 +17,9 @@ from node.core.mass import parse_books
 from node.core.samples import parse_cursor, rows
 from node.core.tasks import Tasks
 from node.optim.state_replica import StateReplica
-from node.telemetry.events import Journal
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.plan_context import PlanContext
+from node.training.state.engines import Engines
 
 TOLD = 3
 """Checkpoints that cannot be used are named in the status up to so many, the others are counted."""
@@ -32,23 +31,15 @@ class LocalCheckpoints:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        engines: Engines,
         stage: int,
-        heavy: Executor,
-        journal: Journal,
         tasks: Tasks,
         bounds: Bounds,
-        size: int = 0,
+        size: int,
     ) -> None:
         """``size``: bytes that a checkpoint has at least."""
-        self._store, self._stage, self._heavy, self._journal, self._tasks = (
-            store,
-            stage,
-            heavy,
-            journal,
-            tasks,
-        )
-        self._bounds = bounds
+        self._engines, self._stage, self._tasks, self._bounds = engines, stage, tasks, bounds
+        self._store, self._journal = engines.store, engines.journal
         self._saving: asyncio.Task[None] | None = None
         self._metas: dict[int, dict[str, Any]] | None = None
         self._bad: list[tuple[str, str]] = []
@@ -130,16 +121,8 @@ class LocalCheckpoints:
     async def load(self, version: Version, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
         """The checkpoint of ``version``, verified. Raises Refused when there is none, or it is of
         another model."""
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(
-                self._heavy, self._store.load, self._stage, version.epoch
-            )
-            if _lineage(found.meta) != version.lineage:
-                raise _OtherHistory(
-                    f"the checkpoint of epoch {version.epoch} is of another history",
-                    "use another epoch",
-                )
+            found = await self._engines.aside(self._store.load, self._stage, version.epoch)
             copies_of(found.meta)
             if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(shapes) or {
                 name.partition("#")[0] for name in found.optimizer
@@ -148,13 +131,16 @@ class LocalCheckpoints:
                     f"the checkpoint of epoch {version.epoch} is of another model",
                     "use another directory",
                 )
-        except _OtherHistory:
-            raise
         except Refused as e:
             # Nobody is told any more that this peer could go back to it.
             self._store.distrust(self._stage, version.epoch, e.what)
             self._metas = None
             raise
+        if _lineage(found.meta) != version.lineage:
+            raise Refused(
+                f"the checkpoint of epoch {version.epoch} is of another history",
+                "use another epoch",
+            )
         return found
 
     def save(
@@ -259,10 +245,6 @@ class LocalCheckpoints:
                     "warning",
                     name=name,
                 )
-
-
-class _OtherHistory(Refused):
-    """A whole checkpoint, but not the one that was asked for."""
 
 
 def colleagues_of(meta: Mapping[str, Any]) -> tuple[PeerId, ...]:

@@ -25,23 +25,17 @@ class StageState:
         self,
         module: nn.Module,
         stage: int,
-        epoch: int,
-        lineage: str = "",
         placed: Callable[[Mapping[str, Tensor]], None] | None = None,
         empty: bool = False,
         frozen: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.module, self.stage, self.epoch, self.lineage, self._placed = (
-            module,
-            stage,
-            epoch,
-            lineage,
-            placed,
-        )
+        self.module, self.stage, self._placed = module, stage, placed
+        self.version = Version(0)
+        """Of what is in place."""
         self.empty, self.frozen = empty, frozen
         self._live = dict(module.named_parameters())
         self._before: dict[str, Tensor] | None = None
-        self._before_digest = self._before_lineage = ""
+        self._before_digest, self._before_version = "", self.version
         self.settled = self.version
         """What is in place and final, or the version before while what is in place can still be
         undone."""
@@ -53,17 +47,12 @@ class StageState:
         here = {p.dtype for p in self._live.values()}
         return "bf16" if torch.bfloat16 in here else "fp32"
 
-    @property
-    def version(self) -> Version:
-        """What is in place."""
-        return Version(self.epoch, self.lineage)
-
     def parameters(self) -> dict[str, Tensor]:
         """Name to tensor of the version in place, on the module's device; do not write into
         them."""
         return {name: p.data for name, p in self._live.items()}
 
-    def adopt(self, fresh: Mapping[str, Tensor], epoch: int, lineage: str = "") -> str:
+    def adopt(self, fresh: Mapping[str, Tensor], version: Version) -> str:
         """Put a complete set of parameters in place as this version, keep the old ones, return the
         new digest.
 
@@ -78,14 +67,11 @@ class StageState:
                     f"{name} has shape {tuple(tensor.shape)}, this stage has {tuple(p.shape)}"
                 )
             new[name] = tensor.detach().to(device=p.device, dtype=p.dtype)
-        self._before, self._before_digest, self._before_lineage = (
-            self.parameters(),
-            self.digest,
-            self.lineage,
-        )
+        self._before = self.parameters()
+        self._before_digest, self._before_version = self.digest, self.version
         self._place(new)
         self.empty = self.empty and self.frozen is not None
-        self.epoch, self.lineage, self.digest = epoch, lineage, digest(new)
+        self.version, self.digest = version, digest(new)
         return self.digest
 
     @torch.no_grad()
@@ -93,7 +79,7 @@ class StageState:
         """Put in place what the run begins from: as parameters of the first version, or as the
         frozen weights. Raises as :meth:`adopt`."""
         if self.frozen is None:
-            self.adopt(base, 0)
+            self.adopt(base, Version(0))
             self.settle()
             return
         for name, tensor in self.frozen.items():
@@ -106,12 +92,12 @@ class StageState:
             return None
         return self.parameters() if self.frozen is None else self.frozen
 
-    def roll_back(self, epoch: int) -> None:
+    def roll_back(self) -> None:
         """Undo the last :meth:`adopt`. Raises ValueError when nothing is kept."""
         if self._before is None:
             raise ValueError("there is no earlier version to go back to")
         self._place(self._before)
-        self.digest, self.epoch, self.lineage = self._before_digest, epoch, self._before_lineage
+        self.digest, self.version = self._before_digest, self._before_version
         self._before, self.settled = None, self.version
 
     def settle(self) -> None:
@@ -121,7 +107,7 @@ class StageState:
     def stand(self, version: Version) -> None:
         """The parameters in place are those of ``version`` too: nobody had this stage in the epochs
         between."""
-        self.epoch, self.lineage = version.epoch, version.lineage
+        self.version = version
         self.settle()
 
     @torch.no_grad()

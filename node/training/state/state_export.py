@@ -298,11 +298,12 @@ class StateExport:
                 say("optim", "not-handed-over", text, "warning", parts=len(held))
                 return False
             left = [name for name, state in held.items() if not self._is_given(name, state, began)]
-            working = plan.epoch >= self.stage.epoch
+            working = plan.epoch >= self.stage.version.epoch
             if not left and not (working and not held):
                 if held:
                     text = f"others have the optimizer state of all {len(held)} parts"
-                    say("optim", "handed-over", text, parts=len(held), epoch=self.stage.epoch)
+                    epoch = self.stage.version.epoch
+                    say("optim", "handed-over", text, parts=len(held), epoch=epoch)
                 return True
             try:
                 async with asyncio.timeout(timeout_s):

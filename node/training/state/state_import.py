@@ -151,27 +151,18 @@ class StateImport:
             self._do_without(arrival)
 
     async def _from_owner(self, arrival: Arrival, donor: PeerId, names: Sequence[str]) -> None:
-        base, came = arrival.plan.base, 0
-        for batch in self._parts.batches(names):
-            try:
-                got = await self._parts.fetch(donor, StateKind.OPTIMIZER, base, batch, TRIES)
-            except PeerFault as error:
-                arrival.why.update(
-                    dict.fromkeys(
-                        names, f"{short(donor)}, which owned it, did not give it ({error.reason})"
-                    )
-                )
-                self._engines.journal.emit(
-                    "optim",
-                    "state-not-moved",
-                    str(error),
-                    "warning",
-                    parts=len(names) - came,
-                    peer=donor,
-                )
-                break
-            came += await self._load(
-                arrival, donor, {n: StateReplica(base, s) for n, s in got.items()}
+        base = arrival.plan.base
+        came, error = await self._fetch(arrival, donor, StateKind.OPTIMIZER, base, names, TRIES)
+        if error is not None:
+            why = f"{short(donor)}, which owned it, did not give it ({error.reason})"
+            arrival.why.update(dict.fromkeys(names, why))
+            self._engines.journal.emit(
+                "optim",
+                "state-not-moved",
+                str(error),
+                "warning",
+                parts=len(names) - came,
+                peer=donor,
             )
         if came:
             self._engines.journal.emit(
@@ -215,29 +206,36 @@ class StateImport:
                     }
                     loaded = await self._load(arrival, holder, copies)
                 else:
-                    loaded = await self._from_buddy(arrival, holder, version, names)
+                    loaded, error = await self._fetch(
+                        arrival, holder, StateKind.SPARE, version, names
+                    )
+                    if error is not None:
+                        why = f"the copy at {short(holder)} did not come ({error.reason})"
+                        arrival.why.update(dict.fromkeys(arrival.pending & set(names), why))
                 if loaded < len(names):
                     offers.pop(holder, None)
                 self._say_old(plan, loaded, version)
 
-    async def _from_buddy(
-        self, arrival: Arrival, holder: PeerId, version: Version, names: Sequence[str]
-    ) -> int:
+    async def _fetch(
+        self,
+        arrival: Arrival,
+        peer: PeerId,
+        kind: StateKind,
+        version: Version,
+        names: Sequence[str],
+        tries: int = 1,
+    ) -> tuple[int, PeerFault | None]:
+        """State of these parts from one peer, until some of it does not come; of how many parts it
+        is in place, and why of no more."""
         loaded = 0
         for batch in self._parts.batches(names):
             try:
-                got = await self._parts.fetch(holder, StateKind.SPARE, version, batch)
+                got = await self._parts.fetch(peer, kind, version, batch, tries)
             except PeerFault as error:
-                arrival.why.update(
-                    dict.fromkeys(
-                        batch, f"the copy at {short(holder)} did not come ({error.reason})"
-                    )
-                )
-                break
-            loaded += await self._load(
-                arrival, holder, {n: StateReplica(version, s) for n, s in got.items()}
-            )
-        return loaded
+                return loaded, error
+            copies = {n: StateReplica(version, s) for n, s in got.items()}
+            loaded += await self._load(arrival, peer, copies)
+        return loaded, None
 
     # ----------------------------------------------------------- putting it in place
 
