@@ -308,8 +308,10 @@ class Training(rpc.TrainingServicer):
         plan = self.member.plan
         return self.me if self.leader is not None else plan.leader if plan is not None else None
 
-    def _take_or_drop_the_lead(self) -> None:
-        leads = self.leader_id() == self.me
+    def _take_or_drop_the_lead(self) -> PeerId | None:
+        """The leader, which may be this peer from now on, or no more."""
+        leader = self.leader_id()
+        leads = leader == self.me
         if leads and self.leader is None:
             m = self.member
             self.leader = self._make_leader(
@@ -329,11 +331,11 @@ class Training(rpc.TrainingServicer):
             self.leader = None
             self.journal.emit("training", "follows", "another peer leads the epochs now")
             self.on_lead()
+        return leader
 
     async def _beat(self) -> None:
         while True:
             self._hurry.clear()
-            self._take_or_drop_the_lead()
             await self._say_ready()
             await asyncio.sleep(BEAT_AT_MOST_S)
             with contextlib.suppress(TimeoutError):
@@ -365,9 +367,8 @@ class Training(rpc.TrainingServicer):
 
     async def _say_ready(self) -> None:
         asked: set[PeerId] = set()
-        while (leader := self.leader_id()) is not None and leader not in asked:
+        while (leader := self._take_or_drop_the_lead()) is not None and leader not in asked:
             asked.add(leader)
-            self._take_or_drop_the_lead()
             # One word to a leader at a time: an old heartbeat must not arrive after the news of a
             # commit.
             election = self._election

@@ -469,7 +469,7 @@ class Leader:
         there = {
             p
             for p, c in here.items()
-            if (p == self.me or c.heard >= self._heard_from)
+            if (p == self.me or self.roster.heard.get(p, now) >= self._heard_from)
             and not c.leaving
             and p not in self._void
         }
