@@ -36,9 +36,6 @@ class Stash(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, key: K) -> bool:
-        return key in self._entries
-
     def room(self, nbytes: int) -> bool:
         """True when ``nbytes`` more may come in."""
         return self.used == 0 or self.used + nbytes <= self.limit

@@ -9,11 +9,13 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.checkpoint.fetch import FetchTimeouts
+from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.files import Disk
+from node.checkpoint.partial import Partial
 from node.checkpoint.pins import Pins
-from node.checkpoint.service import NoDonor, Partial, StateKind, StateService, fetch
+from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Version

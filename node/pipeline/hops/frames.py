@@ -31,7 +31,6 @@ class FrameShape:
     width: int
     wire: str
     stages: int
-    chunk: int = CHUNK
     masked: bool = False
 
     def nbytes(self, sequences: int, length: int) -> int:
@@ -134,5 +133,5 @@ def frames(
             document_ends=document_ends,
         )
     )
-    for chunk in chunks(buffer, shape.chunk):
+    for chunk in chunks(buffer, CHUNK):
         yield pb.Frame(chunk=chunk)

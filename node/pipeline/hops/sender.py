@@ -12,9 +12,9 @@ from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline import events as ev
 from node.pipeline.events import Claim, Direction, Key
+from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.frames import frames
 from node.pipeline.hops.outbound import AlreadyThere, Outbound
-from node.pipeline.hops.port import PipelinePort
 from node.pipeline.pace import Pace
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
@@ -30,7 +30,7 @@ class Sender:
     """The sending half of the service. One attempt for each visit and direction is under way at a
     time."""
 
-    def __init__(self, pipeline: PipelinePort) -> None:
+    def __init__(self, pipeline: PipelineBase) -> None:
         self._pipeline = pipeline
         self.outbound = Outbound(pipeline.transport, pipeline.clock, pipeline.telemetry)
         self.pace, self.timing = Pace(), Timing()
