@@ -164,21 +164,19 @@ def test_memory_is_a_key_of_its_own():
         make_plan(units([10, 5], [80, 20]), [4.0, 1.0], "muon", room=[0, 90])
 
 
-@pytest.mark.parametrize("speeds", [[], [0.0], [-1.0], [math.nan], [math.inf]])
-def test_speeds_that_cannot_be_used(speeds):
+@pytest.mark.parametrize(
+    ("items", "speeds", "more"),
+    [
+        *((units([1]), speeds, {}) for speeds in ([], [0.0], [-1.0], [math.nan], [math.inf])),
+        ([], [1.0], {}),
+        (units([1]) * 2, [1.0], {}),
+        (units([1]), [1.0] * 6, {"tensor": 4}),
+        (units([1]), [1.0] * 2, {"room": [1]}),
+    ],
+)
+def test_input_that_cannot_be_planned_is_refused(items, speeds, more):
     with pytest.raises(UsageFault):
-        make_plan(units([1]), speeds, "muon")
-
-
-def test_other_input_that_cannot_be_used():
-    with pytest.raises(UsageFault):
-        make_plan([], [1.0], "muon")
-    with pytest.raises(UsageFault):
-        make_plan(units([1]) * 2, [1.0], "muon")
-    with pytest.raises(UsageFault):
-        make_plan(units([1]), [1.0] * 6, "muon", tensor=4)
-    with pytest.raises(UsageFault):
-        make_plan(units([1]), [1.0] * 2, "muon", room=[1])
+        make_plan(items, speeds, "muon", **more)
 
 
 def test_an_unknown_speed_counts_as_the_mean():
@@ -246,12 +244,11 @@ def test_tensor_groups_hold_near_equal_bytes():
     assert max(held) <= 1.03 * sum(held) / 4
 
 
-def test_speeds_are_rounded_down_in_steps():
-    assert quantised(1.0) == 1.0
-    assert quantised(1.124) == 1.0
-    assert quantised(1.126) == 1.125
-    assert quantised(3.99) == 3.75
-    assert quantised(0.0) == 0.0
+@pytest.mark.parametrize(
+    ("speed", "rounded"), [(1.0, 1.0), (1.124, 1.0), (1.126, 1.125), (3.99, 3.75), (0.0, 0.0)]
+)
+def test_speeds_are_rounded_down_in_steps(speed, rounded):
+    assert quantised(speed) == rounded
     assert all(quantised(quantised(x)) == quantised(x) > x * 0.88 for x in (0.017, 5.3, 1e9))
     with pytest.raises(UsageFault):
         quantised(-1.0)
