@@ -129,27 +129,28 @@ def test_top_k_takes_as_few_bytes_as_it_says_and_its_values_are_two_of_each_bloc
             )
 
 
-def test_top_k_bytes_that_nobody_writes_are_refused() -> None:
-    count = 2 * TOP_BLOCK + 200
-    good = encode(normal(count), "top-k")
-    codes = 4 * 3  # the magnitudes of three blocks come first
-    for index, value in ((0, float("inf")), (1, float("nan")), (2, -1.0), (5, -0.5)):
-        bad = good.clone()
-        bad[:codes].view(torch.bfloat16)[index] = value
-        with pytest.raises(WireError, match="magnitude"):
-            decode(bad, count, "top-k")
-    swapped = good.clone()
-    swapped[:4].view(torch.bfloat16)[:] = torch.tensor([2.0, 1.0])
-    with pytest.raises(WireError, match="magnitude"):
-        decode(swapped, count, "top-k")
-    high, many = codes + 5 * kept(TOP_BLOCK) // 8, good.clone()
-    many[high : high + 4] = 255
-    with pytest.raises(WireError, match="places"):
-        decode(many, count, "top-k")
-    flat = good.clone()
-    flat[codes:high] = 0  # places of one bucket are equal then
-    with pytest.raises(WireError, match="rise"):
-        decode(flat, count, "top-k")
+THREE = 2 * TOP_BLOCK + 200
+"""Numbers of three blocks of top-k, whose magnitudes are the first 12 bytes."""
+HIGH = 12 + 5 * kept(TOP_BLOCK) // 8
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "values", "why"),
+    [
+        (slice(0, 2), torch.bfloat16, [float("inf")], "magnitude"),
+        (slice(2, 4), torch.bfloat16, [float("nan")], "magnitude"),
+        (slice(4, 6), torch.bfloat16, [-1.0], "magnitude"),
+        (slice(10, 12), torch.bfloat16, [-0.5], "magnitude"),
+        (slice(0, 4), torch.bfloat16, [2.0, 1.0], "magnitude"),
+        (slice(HIGH, HIGH + 4), torch.uint8, [255] * 4, "places"),
+        (slice(12, HIGH), torch.uint8, [0] * (HIGH - 12), "rise"),  # equal in one bucket
+    ],
+)
+def test_top_k_bytes_that_nobody_writes_are_refused(at, kind, values, why) -> None:
+    bad = encode(normal(THREE), "top-k").clone()
+    bad[at].view(kind)[:] = torch.tensor(values, dtype=kind)
+    with pytest.raises(WireError, match=why):
+        decode(bad, THREE, "top-k")
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4", "top-k"])

@@ -98,21 +98,28 @@ def test_two_are_measured_by_what_was_usual(made, norms, out):
     assert set(quarantined(sizes, 10.0, FEWEST_KNOWN, (P,), made)) == set(out)
 
 
-def test_the_trail_knows_parts_apart_and_forgets_the_old():
+@pytest.mark.parametrize(
+    ("epoch", "tokens", "expected"),
+    [
+        (20, 100, 1.0),
+        (20, 25, 2.0),  # a quarter of the tokens is twice as noisy
+        (20, 400, 1.0),
+        (FEWEST_KNOWN, 100, 1.0),
+        (FEWEST_KNOWN - 1, 100, 0.0),  # an epoch begun anew is not measured by itself
+        (WINDOW + 11, 100, 1.0),
+        (WINDOW + 13, 100, 0.0),
+    ],
+)
+def test_the_trail_forgets_the_old(epoch, tokens, expected):
+    assert trail(epochs=20).expected(epoch, (P,), tokens) == expected
+
+
+def test_the_trail_knows_parts_apart():
     made = trail(epochs=20)
-    assert made.expected(20, (P,), 100) == 1.0
-    assert made.expected(20, (P,), 25) == 2.0, "a quarter of the tokens is twice as noisy"
-    assert made.expected(20, (P,), 400) == 1.0
     assert made.expected(20, (P, Q), 100) == 0.0
     for epoch in range(20):
         made.note(epoch, (Q,), size(2.0))
     assert math.isclose(made.expected(20, (P, Q), 100), math.sqrt(5))
-    assert made.expected(FEWEST_KNOWN, (P,), 100) == 1.0
-    assert made.expected(FEWEST_KNOWN - 1, (P,), 100) == 0.0, (
-        "an epoch begun anew is not measured by itself"
-    )
-    assert made.expected(WINDOW + 11, (P,), 100) == 1.0
-    assert made.expected(WINDOW + 13, (P,), 100) == 0.0
     made.void(FEWEST_KNOWN - 1)
     assert made.expected(20, (P,), 100) == 0.0
 

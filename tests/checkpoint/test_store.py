@@ -279,30 +279,43 @@ def test_a_header_bomb_never_reaches_the_library(
         os.close(fd)
 
 
+ONE, COMPLEX = torch.ones(1), torch.ones(1, dtype=torch.complex64)
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["../../etc/passwd", "a..b", "/abs", "a/b/c", "", "a\nb", "x" * 300, "__metadata__/../x"],
+    ("parameters", "optimizer", "meta", "why"),
+    [
+        *(
+            ({name: ONE}, {}, {}, "not a tensor name")
+            for name in (
+                "../../etc/passwd",
+                "a..b",
+                "/abs",
+                "a/b/c",
+                "",
+                "a\nb",
+                "x" * 300,
+                "__metadata__/../x",
+            )
+        ),
+        ({"w": ONE}, {}, {"tuple": (1, 2)}, "survive JSON"),
+        ({"w": ONE}, {}, {"object": object()}, "not JSON"),
+        ({"w": ONE}, {"w": {"m": COMPLEX}}, {}, "complex"),
+    ],
 )
-def test_names_that_look_like_paths_are_refused(tmp_path: Path, name: str) -> None:
+def test_what_cannot_be_kept_leaves_nothing_behind(
+    tmp_path: Path,
+    parameters: dict[str, torch.Tensor],
+    optimizer: dict[str, dict[str, torch.Tensor]],
+    meta: dict[str, object],
+    why: str,
+) -> None:
     store = store_in(tmp_path)
-    with pytest.raises(ValueError, match="not a tensor name"):
-        store.save(1, 1, {name: torch.ones(1)}, {}, {})
+    with pytest.raises(ValueError, match=why):
+        store.save(1, 1, parameters, optimizer, meta)
     assert names(tmp_path) == set()
-
-
-def test_values_that_cannot_be_kept_leave_nothing_behind(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    with pytest.raises(ValueError, match="survive JSON"):
-        store.save(1, 1, {"w": torch.ones(1)}, {}, {"tuple": (1, 2)})
-    with pytest.raises(ValueError, match="not JSON"):
-        store.save(1, 1, {"w": torch.ones(1)}, {}, {"object": object()})
-    with pytest.raises(ValueError, match="complex"):
-        store.save(
-            1, 1, {"w": torch.ones(1)}, {"w": {"m": torch.ones(1, dtype=torch.complex64)}}, {}
-        )
     with pytest.raises(ValueError, match="stage -1"):
-        store.save(-1, 1, {"w": torch.ones(1)}, {}, {})
-    assert names(tmp_path) == set()
+        store.save(-1, 1, {"w": ONE}, {}, {})
 
 
 def test_unfinished_checkpoints_are_removed_and_reported(tmp_path: Path) -> None:

@@ -186,12 +186,15 @@ async def test_only_the_origin_names_who_counts(ready):
         note = pb.CountedNote(**{"epoch": 3, "plan_hash": plan.hash, "indices": indices, **changes})
         return (await stub.Counted(note, timeout=5)).accepted
 
-    assert await name("s0a", 0, 1)
-    assert not await name("s2a", 0)
-    assert not await name("s0a", 9)
-    assert not await name("s0a", 0, 0, 0)
-    assert not await name("s0a", 0, epoch=2)
-    assert not await name("s0a", 0, plan_hash="0" * 64)
+    for caller, indices, changes, accepted in (
+        ("s0a", (0, 1), {}, True),
+        ("s2a", (0,), {}, False),
+        ("s0a", (9,), {}, False),
+        ("s0a", (0, 0, 0), {}, False),
+        ("s0a", (0,), {"epoch": 2}, False),
+        ("s0a", (0,), {"plan_hash": "0" * 64}, False),
+    ):
+        assert await name(caller, *indices, **changes) is accepted, (caller, indices, changes)
 
 
 async def test_a_tensor_that_is_not_finite_is_refused_before_storage(ready):
