@@ -57,13 +57,19 @@ class Duel:
         head = head_for(self.cell, self.p1, self.names, tensors, **changes)
         return [head, *(averaging_pb2.Contribution(chunk=c) for c in body)]
 
-    async def against(self, messages, **request):
-        running = asyncio.ensure_future(
-            self.cell.run(
-                self.cell.request(self.p0, owners=dict.fromkeys(self.names, self.p0), **request),
-                self.p0,
-            )
+    def begin(self, **request):
+        """p0's round, under way."""
+        owners = dict.fromkeys(self.names, self.p0)
+        return asyncio.ensure_future(
+            self.cell.run(self.cell.request(self.p0, owners=owners, **request), self.p0)
         )
+
+    async def stub(self):
+        channel = await self.cell.transports[self.p1].channel(self.p0)
+        return averaging_pb2_grpc.AveragingStub(channel)
+
+    async def against(self, messages, **request):
+        running = self.begin(**request)
         answer = await send(self.cell, self.p1, self.p0, messages)
         self.cell.rounds[self.p0].gone(self.p1)
         return answer, await running
@@ -131,12 +137,8 @@ async def test_too_many_and_too_few_bytes_are_refused(cell_of, grads, bits):
 
 
 async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits):
-    owners = dict.fromkeys(duel.names, duel.p0)
-    running = asyncio.ensure_future(
-        duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0)
-    )
-    stub = averaging_pb2_grpc.AveragingStub(await duel.cell.transports[duel.p1].channel(duel.p0))
-    call = stub.Exchange()
+    running = duel.begin(deadline_s=300.0)
+    call = (await duel.stub()).Exchange()
     await call.write(duel.messages()[0])
     await call.write(duel.messages()[1])
     while not duel.cell.rounds[duel.p0]._owner._machine._streams:  # noqa: ASYNC110
@@ -148,11 +150,7 @@ async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits)
 
 
 async def test_a_replaced_exchange_is_released(duel, bits):
-    owners = dict.fromkeys(duel.names, duel.p0)
-    running = asyncio.ensure_future(
-        duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0)
-    )
-    stub = averaging_pb2_grpc.AveragingStub(await duel.cell.transports[duel.p1].channel(duel.p0))
+    running, stub = duel.begin(deadline_s=300.0), await duel.stub()
     lines, calls = duel.cell.rounds[duel.p0]._owner._lines, []
 
     def parts() -> list[int]:
@@ -189,14 +187,7 @@ async def test_a_contribution_in_crumbs_is_refused(duel, bits):
 
 
 async def test_a_stranger_is_refused(duel):
-    running = asyncio.ensure_future(
-        duel.cell.run(
-            duel.cell.request(
-                duel.p0, owners=dict.fromkeys(duel.names, duel.p0), members=(duel.p0,)
-            ),
-            duel.p0,
-        )
-    )
+    running = duel.begin(members=(duel.p0,))
     kind, _, _ = await send(duel.cell, duel.p1, duel.p0, duel.messages())
     assert kind == "STRANGER"
     assert not (await running).missing

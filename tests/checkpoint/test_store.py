@@ -42,6 +42,12 @@ def store_in(
     )
 
 
+def rewritten(page: Path, **changes: object) -> None:
+    """The manifest with other facts and the hash that they have."""
+    body = json.loads(page.read_text())["checkpoint"] | changes
+    page.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+
+
 def names(root: Path, stage: int = 1) -> set[str]:
     return set(os.listdir(root / f"stage-{stage}"))
 
@@ -223,8 +229,7 @@ def test_a_later_format_is_left_for_who_can_read_it(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.save(1, 1, *state(1))
     page = store.save(1, 2, *state(2)) / "manifest.json"
-    body = json.loads(page.read_text())["checkpoint"] | {"format": 7, "new": "field"}
-    page.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+    rewritten(page, format=7, new="field")
     later = page.read_bytes()
     with pytest.raises(Refused, match="format 7, this software reads 1 and 2"):
         store.load(1, 2)
@@ -358,11 +363,9 @@ def test_any_write_may_find_the_disk_full(
         assert (names(tmp_path), store.load(1, 1).digest) == ({"epoch-1"}, digest(state(1)[0]))
 
 
-def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    path = store.save(1, 2, *state(2)) / "manifest.json"
-    good = json.loads(path.read_text())["checkpoint"]
-    for change in (
+@pytest.mark.parametrize(
+    "change",
+    [
         {"format": 3},
         {"epoch": True},
         {"epoch": -1},
@@ -370,27 +373,28 @@ def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> 
         {"files": []},
         {"meta": 1},
         {"files": {}},
-    ):
-        body = {**good, **change}
-        path.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
-        with pytest.raises(Refused):
-            store.load(1, 2)
-    path.write_text(json.dumps({"checkpoint": good, "sha256": manifest._hash(good)}))
+    ],
+)
+def test_a_manifest_that_hashes_but_means_nothing_is_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    store = store_in(tmp_path)
+    page = store.save(1, 2, *state(2)) / "manifest.json"
+    rewritten(page)
     assert store.load(1, 2).epoch == 2
+    rewritten(page, **change)
+    with pytest.raises(Refused):
+        store.load(1, 2)
 
 
 def test_a_checkpoint_of_format_1_is_still_read(tmp_path: Path) -> None:
     """Its digest is of another kind; its files are hashed as they are today."""
     store = store_in(tmp_path)
     path = store.save(1, 2, *state(2)) / "manifest.json"
-    body = json.loads(path.read_text())["checkpoint"] | {"format": 1, "digest": "a" * 64}
-    path.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+    rewritten(path, format=1, digest="a" * 64)
     found = store.load(1, 2)
     assert found.digest == digest(state(2)[0])
     assert found.meta == state(2)[2]
-    parameters = path.with_name("parameters.safetensors")
-    spoilt = bytearray(parameters.read_bytes())
-    spoilt[-1] ^= 1
-    parameters.write_bytes(spoilt)
+    flip(path.parent)
     with pytest.raises(Refused, match="not the file"):
         store.load(1, 2)

@@ -6,6 +6,7 @@ import torch
 from node.optim.coefficients import coefficients
 from node.optim.gram import ALIGN, PANELS, gram, runs, symmetric
 from node.optim.gram import standard as overwriting
+from tests.optim.conftest import distance
 
 SIMPLE, POLAR = coefficients("simple", 5), coefficients("polar_express", 5)
 
@@ -32,13 +33,6 @@ def wide(kind, m=64, n=256, seed=0):
 
 def standard(x, steps, panels=0):
     return overwriting(x.clone(), steps, panels)
-
-
-def distance(found, expected):
-    return float(
-        torch.linalg.vector_norm(found.double() - expected.double())
-        / torch.linalg.vector_norm(expected.double())
-    )
 
 
 @pytest.mark.parametrize("steps", [SIMPLE, POLAR])

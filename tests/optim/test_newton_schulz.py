@@ -7,7 +7,7 @@ from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import NAMES, coefficients
 from node.optim.kernel_rule import CPU, KernelRule
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all
-from tests.optim.conftest import matrix_by_matrix
+from tests.optim.conftest import distance, matrix_by_matrix
 
 SHAPES = [(1, 1), (1, 9), (16, 16), (64, 64), (48, 128), (128, 48), (256, 100)]
 BF16 = KernelRule(bf16_from=1)
@@ -33,12 +33,6 @@ def matrix(shape, seed=0, rank=None):
         return torch.randn(shape, generator=g)
     low = torch.randn(shape[0], rank, generator=g) @ torch.randn(rank, shape[1], generator=g)
     return low + 1e-3 * torch.randn(shape, generator=g)
-
-
-def distance(found, expected):
-    return float(
-        torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected)
-    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -17,12 +17,9 @@ from tests.pipeline.conftest import ORIGIN, make_plan
 
 
 def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
-    plan, machine = make_plan(1, 1), PipelineMachine(PeerId("s2a"))
-    machine.handle(ev.AdoptPlan(plan), 0.0)
-    journey = plan.paths[0].journey
-    forward = ev.Claim(3, plan.hash, 0, journey, 2)
-    machine.handle(ev.TensorReceived(Direction.FORWARD, forward, PeerId("s1a")), 0.0)
-    machine.handle(ev.Computed(forward.key, Direction.FORWARD), 0.0)
+    plan = make_plan(1, 1)
+    machine, forward = at("s2a", plan), ev.Claim(3, plan.hash, 0, plan.paths[0].journey, 2)
+    forwarded(machine, forward, "s1a")
     assert machine.handle(ev.Expired(forward.key), 9.0)[-1] == ev.Free(forward.key)
     actions = machine.handle(ev.TensorReceived(Direction.BACKWARD, forward, PeerId("s3a")), 9.0)
     assert actions == [ev.Answer(Say.TAKE), ev.Fetch(forward.key, (PeerId("s1a"),))]
@@ -35,6 +32,12 @@ def at(peer: str, plan: Plan, fewest: int | None = None) -> PipelineMachine:
     return machine
 
 
+def forwarded(machine: PipelineMachine, claim: ev.Claim, sender: str) -> list[ev.Action]:
+    """What is done when the activation of ``claim`` came and its forward is computed."""
+    machine.handle(ev.TensorReceived(Direction.FORWARD, claim, PeerId(sender)), 0.0)
+    return machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0)
+
+
 def left_out(plan: Plan, position: int, *stages: int) -> ev.Claim:
     journey = tuple(
         Hop(h.stage, PeerId("")) if h.stage in stages else h for h in plan.paths[0].journey
@@ -45,8 +48,7 @@ def left_out(plan: Plan, position: int, *stages: int) -> ev.Claim:
 def visited_backward(machine: PipelineMachine, plan: Plan) -> Key:
     """Stage 2 with its gradient computed and under way."""
     claim = left_out(plan, 2)
-    machine.handle(ev.TensorReceived(Direction.FORWARD, claim, PeerId("s1a")), 0.0)
-    machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0)
+    forwarded(machine, claim, "s1a")
     machine.handle(ev.TensorReceived(Direction.BACKWARD, claim, PeerId("s3a")), 0.0)
     machine.handle(ev.Computed(claim.key, Direction.BACKWARD), 0.0)
     return claim.key
@@ -122,8 +124,7 @@ def test_an_unavailable_stage_is_skipped_within_the_limit():
         (None, ["s2a"]),
     ):
         machine, claim = at("s1a", plan, fewest), left_out(plan, 1)
-        machine.handle(ev.TensorReceived(Direction.FORWARD, claim, ORIGIN), 0.0)
-        actions, asked = machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0), []
+        actions, asked = forwarded(machine, claim, ORIGIN), []
         while sends := [a for a in actions if isinstance(a, ev.Send)]:
             asked.append(sends[0].peer)
             if sends[0].peer == ORIGIN:
@@ -167,8 +168,7 @@ def test_an_input_is_given_only_for_a_path_over_the_same_stages():
         (Hop(0, ORIGIN), Hop(1, PeerId("")), Hop(2, PeerId("s2a")), *plan.paths[0].journey[3:]),
         2,
     )
-    machine.handle(ev.TensorReceived(Direction.FORWARD, around, ORIGIN), 0.0)
-    machine.handle(ev.Computed(around.key, Direction.FORWARD), 0.0)
+    forwarded(machine, around, ORIGIN)
     ask = ev.Asked(3, plan.hash, 0, 3, PeerId("s3a"))
     assert machine.handle(ask, 0.0) == [ev.Answer(Say.REFUSED, "mine came over other stages")]
     assert machine.handle(replace(ask, skipped=(1,)), 0.0) == [ev.Answer(Say.TAKE)]
@@ -204,8 +204,8 @@ def test_the_fewest_hops_of_a_journey(stages, share, fewest):
 
 @pytest.mark.parametrize("close", [ev.Close(3), ev.AdoptPlan(None)])
 def test_closing_drops_each_micro_batch_once(close):
-    plan, machine = make_plan(2, 1), PipelineMachine(ORIGIN)
-    machine.handle(ev.AdoptPlan(plan), 0.0)
+    plan = make_plan(2, 1)
+    machine = at(ORIGIN, plan)
     machine.handle(ev.Start(0), 0.0)
     dropped = [a.index for a in machine.handle(close, 1.0) if isinstance(a, ev.Dropped)]
     assert dropped == [0]
