@@ -295,8 +295,3 @@ def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 
     pipeline.machine.handle = mortal  # pyright: ignore[reportAttributeAccessIssue]
     swarm.restore = lambda: setattr(pipeline.machine, "handle", handle)
     return died
-
-
-@pytest.fixture
-def kill_at() -> Callable[..., asyncio.Event]:
-    return dies_at

@@ -80,19 +80,26 @@ def test_more_unserved_stages_than_may_be_left_out_are_a_fault(may_skip, live, a
     assert ("--drop-stages" in refused.value.next_step) is bool(advice)
 
 
-def test_what_can_be_named():
-    assert named(6, [5, 2, 5]) == (2, 5)
-    assert named(6, [2], after=4) == (2, 5, 6)
-    assert named(6, [], after=6) == ()
-    for words, after, why in (
+@pytest.mark.parametrize(
+    ("words", "after", "stages"), [([5, 2, 5], 0, (2, 5)), ([2], 4, (2, 5, 6)), ([], 6, ())]
+)
+def test_what_can_be_named(words, after, stages):
+    assert named(6, words, after) == stages
+
+
+@pytest.mark.parametrize(
+    ("words", "after", "why"),
+    [
         ([0], 0, "ends"),
         ([7], 0, "7"),
         ([], 7, "7"),
         ([1, 2], 2, "every"),
         (range(1, 7), 0, "every"),
-    ):
-        with pytest.raises(UsageFault, match=why):
-            named(6, words, after)
+    ],
+)
+def test_what_cannot_be_named_is_refused(words, after, why):
+    with pytest.raises(UsageFault, match=why):
+        named(6, words, after)
 
 
 def test_choices_of_missing_stages_are_even_and_different():
