@@ -108,7 +108,6 @@ class Pipeline(PipelineBase):
         self.stash = Stash(limits.stash_bytes or STASH)
         self.tasks = Tasks("pipeline", self._on_error)
         self.sender = Sender(self)
-        self.timing = self.sender.timing
         self.forward_requests = ForwardRequests(self, self.sender.outbound)
         self._gradients = gradients or GradientSum()
         self._origin = Origin(self)
@@ -404,16 +403,12 @@ class Pipeline(PipelineBase):
         work = self.stash.get(key)
         if work is None:
             return
-        if key.position == 0:
-            head = self._origin.at_last(key)
-            shares, tokens = (
-                [w.share for w in (head, work) if w is not None and w.share is not None],
-                head.tokens if head else 0,
-            )
-        else:
-            shares, tokens = ([] if work.share is None else [work.share]), work.tokens
+        # At the origin the loss, which knows the tokens, is at the end of the journey.
+        last = work if key.position else self._origin.at_last(key)
+        parts = [last, work] if last is not work else [work]
+        shares = [w.share for w in parts if w is not None and w.share is not None]
         work.share = None
-        self._gradients.offer(shares, tokens)
+        self._gradients.offer(shares, last.tokens if last else 0)
         self.device.enqueue(Priority.COMMIT, self._gradients.drain)
 
     def _free(self, key: Key) -> None:

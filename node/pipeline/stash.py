@@ -33,9 +33,6 @@ class Stash(Generic[K, V]):
         self._reserved: dict[int, int] = {}
         self._ticket = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def room(self, nbytes: int) -> bool:
         """True when ``nbytes`` more may come in."""
         return self.used == 0 or self.used + nbytes <= self.limit

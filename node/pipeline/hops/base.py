@@ -46,10 +46,10 @@ class PipelineBase(ABC):
     machine: PipelineMachine
     stash: Stash[Key, VisitBuffers]
     tasks: Tasks
-    timing: Timing
-    """What work and ways cost, as measured here."""
 
     def __init__(self) -> None:
+        self.timing = Timing()
+        """What work and ways cost, as measured here."""
         self.plan_changed = asyncio.Event()
         self._handled = asyncio.Event()
         self._plan_until = 0.0

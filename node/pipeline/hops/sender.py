@@ -18,7 +18,6 @@ from node.pipeline.hops.outbound import AlreadyThere, Outbound
 from node.pipeline.pace import Pace
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
-from node.pipeline.timing import Timing
 from protos import pipeline_pb2 as pb
 
 NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
@@ -33,7 +32,7 @@ class Sender:
     def __init__(self, pipeline: PipelineBase) -> None:
         self._pipeline = pipeline
         self.outbound = Outbound(pipeline.transport, pipeline.clock, pipeline.telemetry)
-        self.pace, self.timing = Pace(), Timing()
+        self.pace = Pace()
         self.hop_seconds: dict[tuple[PeerId, Direction], tuple[int, float]] = {}
         """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
@@ -106,7 +105,7 @@ class Sender:
         )
 
         def accepted(seconds: float) -> None:
-            self.timing.sent(peer, seconds, pipeline.clock.now())
+            pipeline.timing.sent(peer, seconds, pipeline.clock.now())
             if pipeline.machine.plan is plan:
                 pipeline.do(ev.Passed(key, way, peer))
 
