@@ -54,38 +54,51 @@ def visited_backward(machine: PipelineMachine, plan: Plan) -> Key:
     return claim.key
 
 
+def play(machine: PipelineMachine, *script: tuple[ev.Event, object]) -> None:
+    """Each event, and what is done about it: of an answer what it says."""
+    for event, expected in script:
+        done = machine.handle(event, 0.0)
+        said = [a.say if isinstance(a, ev.Answer) else a for a in done]
+        assert expected is ANYTHING or said == expected, event
+
+
+ANYTHING = ...
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_a_share_counts_when_the_origin_names_us_and_not_before(early):
     plan = make_plan(1, 1)
     machine = at("s2a", plan)
     key = visited_backward(machine, plan)
-    named, done = (
-        ev.Counted(3, plan.hash, 0, ORIGIN),
-        ev.Settled(key, Direction.BACKWARD, PeerId("s1a")),
-    )
+    named = ev.Counted(3, plan.hash, 0, ORIGIN)
+    done = ev.Settled(key, Direction.BACKWARD, PeerId("s1a"))
     assert machine.unsure()
-    assert ev.Commit(key) not in machine.handle(
-        ev.Passed(key, Direction.BACKWARD, PeerId("s1a")), 0.0
+    play(
+        machine,
+        (
+            ev.Passed(key, Direction.BACKWARD, PeerId("s1a")),
+            [ev.AcknowledgeVisit(key, Direction.BACKWARD)],
+        ),
+        (replace(named, caller=PeerId("s1a")), [Say.REFUSED]),
+        *(
+            ((named, [Say.TAKE, ev.Commit(key)]), (done, [ev.Free(key)]))
+            if early
+            else (
+                (done, [ev.FreeGradient(key)]),
+                (named, [Say.TAKE, ev.Commit(key), ev.Free(key)]),
+            )
+        ),
+        (named, [Say.TAKE]),
     )
-    (refused,) = machine.handle(ev.Counted(3, plan.hash, 0, PeerId("s1a")), 0.0)
-    assert refused == ev.Answer(Say.REFUSED, "not yours to say")
-    if early:
-        assert machine.handle(named, 0.0) == [ev.Answer(Say.TAKE), ev.Commit(key)]
-        assert machine.handle(done, 0.0) == [ev.Free(key)]
-    else:
-        assert machine.handle(done, 0.0) == [ev.FreeGradient(key)]
-        assert machine.handle(named, 0.0) == [ev.Answer(Say.TAKE), ev.Commit(key), ev.Free(key)]
     assert not machine.unsure()
-    assert machine.handle(named, 0.0) == [ev.Answer(Say.TAKE)]
 
 
 def test_nothing_counts_after_the_close():
     plan = make_plan(1, 1)
     machine = at("s2a", plan)
     visited_backward(machine, plan)
-    machine.handle(ev.Close(3), 0.0)
-    (answer,) = machine.handle(ev.Counted(3, plan.hash, 0, ORIGIN), 0.0)
-    assert answer == ev.Answer(Say.REFUSED, "epoch 3 is over here")
+    named = ev.Counted(3, plan.hash, 0, ORIGIN)
+    play(machine, (ev.Close(3), []), (named, [Say.REFUSED]))
 
 
 def test_the_origin_names_the_journey_that_came_home():
@@ -139,23 +152,24 @@ def test_an_unavailable_stage_is_skipped_within_the_limit():
 
 def test_the_first_way_an_activation_came_is_kept():
     plan = make_plan(1, 1)
-    machine = at("s3a", plan, fewest=2)
+    machine, back = at("s3a", plan, fewest=2), Direction.BACKWARD
     over, around = left_out(plan, 3), left_out(plan, 3, 2)
-    assert machine.handle(ev.TensorReceived(Direction.FORWARD, around, PeerId("s1a")), 0.0)[
-        0
-    ] == ev.Answer(Say.TAKE)
-    (answer,) = machine.handle(ev.Arrived(Direction.FORWARD, over, PeerId("s2a")), 0.0)
-    assert isinstance(answer, ev.Answer)
-    assert answer.say is Say.SETTLED
-    (again,) = machine.handle(ev.Arrived(Direction.FORWARD, around, PeerId("s1a")), 0.0)
-    assert again == ev.Answer(Say.AGAIN)
-    machine.handle(ev.Computed(around.key, Direction.FORWARD), 0.0)
-    (other,) = machine.handle(ev.TensorReceived(Direction.BACKWARD, over, ORIGIN), 0.0)
-    assert isinstance(other, ev.Answer)
-    assert other.say is Say.REFUSED
-    machine.handle(ev.TensorReceived(Direction.BACKWARD, around, ORIGIN), 0.0)
-    back = machine.handle(ev.Computed(around.key, Direction.BACKWARD), 0.0)
-    assert [a.peer for a in back if isinstance(a, ev.Send)] == ["s1a"]
+    play(
+        machine,
+        (
+            ev.TensorReceived(Direction.FORWARD, around, PeerId("s1a")),
+            [Say.TAKE, ev.Compute(around.key, Direction.FORWARD)],
+        ),
+        (ev.Arrived(Direction.FORWARD, over, PeerId("s2a")), [Say.SETTLED]),
+        (ev.Arrived(Direction.FORWARD, around, PeerId("s1a")), [Say.AGAIN]),
+        (ev.Computed(around.key, Direction.FORWARD), ANYTHING),
+        (ev.TensorReceived(back, over, ORIGIN), [Say.REFUSED]),
+        (ev.TensorReceived(back, around, ORIGIN), ANYTHING),
+        (
+            ev.Computed(around.key, back),
+            [ev.FreeGraph(around.key), ev.Send(around.key, back, around.journey, 1)],
+        ),
+    )
 
 
 def test_an_input_is_given_only_for_a_path_over_the_same_stages():
