@@ -87,16 +87,20 @@ def test_a_trail_knows_what_led_here(version: Version, led: bool) -> None:
     assert [trail.at(epoch) for epoch in (4, 1)] == [Version(4, LINE), Version(1, "")]
 
 
-def test_a_rollback_keeps_the_trail_a_new_lineage_clears_it() -> None:
+@pytest.mark.parametrize(
+    ("back", "led"),
+    [
+        # a rollback keeps the trail
+        (LINE, {Version(4, LINE): False, Version(2, OTHER): False}),
+        # of another history nothing is known before epoch 3
+        (OTHER, {Version(2, OTHER): True, Version(3, LINE): False}),
+    ],
+)
+def test_a_rollback_keeps_the_trail_a_new_lineage_clears_it(back: str, led: dict) -> None:
     trail = VersionTrail()
-    for epoch in range(1, 6):
-        trail.stand(Version(epoch, LINE))
-    trail.stand(Version(3, LINE))
-    assert not trail.leads_from(Version(4, LINE))
-    assert not trail.leads_from(Version(2, OTHER))
-    trail.stand(Version(3, OTHER))
-    assert trail.leads_from(Version(2, OTHER)), "of this history nothing is known before epoch 3"
-    assert not trail.leads_from(Version(3, LINE))
+    for version in [*(Version(epoch, LINE) for epoch in range(1, 6)), Version(3, back)]:
+        trail.stand(version)
+    assert {version: trail.leads_from(version) for version in led} == led
 
 
 def test_copies_of_a_history_that_was_given_up_go() -> None:

@@ -150,18 +150,28 @@ def test_giant_thousands_and_more_ranks_than_units():
     assert idle.over_ideal == idle.floor_over_ideal
 
 
+BY_COST, BY_BYTES = [100, 50, 50, 50], [80, 10, 10, 10]
+
+
 def test_memory_is_a_key_of_its_own():
     # By cost alone the first rank would take the first unit and little else; its memory only holds
     # the small ones.
-    items = units([100, 50, 50, 50], [80, 10, 10, 10])
+    items = units(BY_COST, BY_BYTES)
     plan = make_plan(items, [4.0, 1.0], "muon", room=[30, 200])
     assert plan.owner["w0000"] == 1
-    held = [sum(u.bytes for u in items if plan.owner[u.name] == r) for r in (0, 1)]
-    assert held[0] <= 30
-    with pytest.raises(OutOfResources, match="w0000"):
-        make_plan(items, [4.0, 1.0], "muon", room=[30, 40])
-    with pytest.raises(OutOfResources):
-        make_plan(units([10, 5], [80, 20]), [4.0, 1.0], "muon", room=[0, 90])
+    assert sum(u.bytes for u in items if plan.owner[u.name] == 0) <= 30
+
+
+@pytest.mark.parametrize(
+    ("items", "room", "why"),
+    [
+        (units(BY_COST, BY_BYTES), [30, 40], "w0000"),
+        (units([10, 5], [80, 20]), [0, 90], "room"),
+    ],
+)
+def test_state_that_fits_nowhere_is_refused(items, room, why):
+    with pytest.raises(OutOfResources, match=why):
+        make_plan(items, [4.0, 1.0], "muon", room=room)
 
 
 @pytest.mark.parametrize(
