@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from node.checkpoint.service import fetch
+from node.checkpoint.fetch import fetch
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import NetworkFault
 from node.core.journey import Plan

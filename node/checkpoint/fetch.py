@@ -24,7 +24,7 @@ import torch
 from node.checkpoint.partial import Partial
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import WIRE, NoDonor, StateKind, StateSnapshot
-from node.core.clock import Clock, SystemClock
+from node.core.clock import SystemClock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Version, lineage
@@ -83,7 +83,6 @@ async def fetch(
     expected_digest: str | None = None,
     settings: CheckpointSettings | None = None,
     partial: Partial | None = None,
-    clock: Clock | None = None,
     patience: FetchTimeouts | None = None,
     gate: asyncio.Event | None = None,
 ) -> StateSnapshot:
@@ -103,16 +102,13 @@ async def fetch(
         stage,
         StateKind(kind),
         shapes,
+        progress,
+        lineage,
         settings or CheckpointSettings(),
         partial or Partial(),
-    )
-    job.progress, job.clock, job.patience, job.gate = (
-        progress,
-        clock or SystemClock(),
         patience or FetchTimeouts(),
         gate,
     )
-    job.lineage = lineage
     return await job.run(dict.fromkeys(donors), epoch, expected_digest)
 
 
@@ -161,23 +157,19 @@ class _Fetch:
         stage: int,
         kind: StateKind,
         shapes: Shapes,
+        progress: Progress | None,
+        lineage: str,
         settings: CheckpointSettings,
         partial: Partial,
+        patience: FetchTimeouts,
+        gate: asyncio.Event | None,
     ) -> None:
-        self.transport, self.stage, self.kind, self.settings, self.partial = (
-            transport,
-            stage,
-            kind,
-            settings,
-            partial,
-        )
+        self.transport, self.stage, self.kind = transport, stage, kind
+        self.progress, self.lineage, self.settings = progress, lineage, settings
+        self.partial, self.patience, self.gate = partial, patience, gate
         self.shapes = {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
         self.total = sum(nbytes_of(shape, WIRE) for shape in self.shapes.values())
-        self.progress: Progress | None = None
-        self.gate: asyncio.Event | None = None
-        self.lineage = ""
-        self.clock: Clock = SystemClock()
-        self.patience = FetchTimeouts()
+        self.clock = SystemClock()
         self.reasons: dict[PeerId, str] = {}
         self.sources: Counter[PeerId] = Counter()
         self.done_bytes = 0

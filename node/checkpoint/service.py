@@ -16,11 +16,9 @@ import grpc
 import grpc.aio
 import torch
 
-from node.checkpoint.fetch import fetch
-from node.checkpoint.partial import Partial
 from node.checkpoint.pins import Pin, PinKey, Pins, chosen
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.state import NoDonor, StateKind, StateProvider, StateSnapshot
+from node.checkpoint.state import StateKind, StateProvider
 from node.core.clock import Clock, SystemClock
 from node.core.errors import LocalFault
 from node.core.ids import PeerId
@@ -28,16 +26,6 @@ from node.core.journey import Version
 from node.transport.port import TransportPort
 from node.transport.share import Share
 from protos import state_pb2, state_pb2_grpc
-
-__all__ = [
-    "NoDonor",
-    "Partial",
-    "StateKind",
-    "StateProvider",
-    "StateService",
-    "StateSnapshot",
-    "fetch",
-]
 
 MESSAGE = 256 << 10
 """Bytes of one message: small, so that a joiner on a slow line sees progress before its patience

@@ -37,23 +37,12 @@ class StateKind(StrEnum):
 
     @property
     def code(self) -> state_pb2.Kind:
-        return _CODES[self]
+        return getattr(state_pb2, self.name)
 
     @classmethod
     def of(cls, code: int) -> StateKind | None:
         """The kind behind a number of the wire, None for one this software does not know."""
         return next((kind for kind in cls if kind.code == code), None)
-
-
-_CODES = {
-    StateKind.PARAMETERS: state_pb2.PARAMETERS,
-    StateKind.OPTIMIZER: state_pb2.OPTIMIZER,
-    StateKind.SPARE: state_pb2.SPARE,
-    StateKind.OUTER: state_pb2.OUTER,
-    StateKind.SNAPSHOT: state_pb2.SNAPSHOT,
-    StateKind.MEAN: state_pb2.MEAN,
-    StateKind.BASE: state_pb2.BASE,
-}
 
 
 class StateProvider(Protocol):

@@ -282,10 +282,8 @@ class CheckpointStore:
         self._disk.fsync(at)
 
     def _prune(self, at: int, stage: int) -> None:
-        whole = sorted(
-            {e for e, _, manifest, _ in self._survey(stage) if manifest is not None}, reverse=True
-        )
-        for epoch in whole[max(1, self.settings.keep) :]:
+        newest_first = self.epochs(stage)[::-1]
+        for epoch in newest_first[max(1, self.settings.keep) :]:
             for name in (_named(epoch), _named(epoch) + ".replaced"):
                 if _exists(name, at):
                     self._clear(at, epoch, name)

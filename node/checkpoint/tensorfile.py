@@ -66,7 +66,8 @@ def write_tensors(disk: Disk, fd: int, tensors: Mapping[str, torch.Tensor]) -> t
 
     put(memoryview(_header(tensors)))
     for name in sorted(tensors):
-        put(_bytes_of(tensors[name]))
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        put(flat.view(torch.uint8).numpy().data)
     return size, sha.hexdigest()
 
 
@@ -116,8 +117,3 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
             f"{len(entries)} tensors need a header of {len(body)} bytes, more than {HEADER_LIMIT}"
         )
     return len(body).to_bytes(8, "little") + body
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data

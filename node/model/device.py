@@ -7,6 +7,7 @@ import gc
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import psutil
@@ -163,8 +164,7 @@ def _container_limit() -> int:
     """The memory limit of this process's cgroup (version 2, as seen from inside a container), or a
     number beyond any machine."""
     try:
-        with open("/sys/fs/cgroup/memory.max") as file:
-            text = file.read().strip()
+        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
     except OSError:
         return 1 << 62
     return int(text) if text.isdigit() else 1 << 62

@@ -8,6 +8,8 @@ global layer numbers, so that the stages' tensors merge into one whole model by 
 
 from __future__ import annotations
 
+import math
+
 from node.core.errors import UsageFault
 from node.core.ids import ENDS
 from node.model.settings import ModelSettings
@@ -185,10 +187,4 @@ def all_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
 
 def count(shapes: dict[str, tuple[int, ...]]) -> int:
     """Numbers held by parameters of these shapes."""
-    total = 0
-    for shape in shapes.values():
-        size = 1
-        for n in shape:
-            size *= n
-        total += size
-    return total
+    return sum(math.prod(shape) for shape in shapes.values())

@@ -43,7 +43,9 @@ def muon_direction(
 def muon_fresh(settings: OptimSettings, parameter: Tensor, orthogonal: Tensor, lr: float) -> Tensor:
     """W (1 - lr wd) - lr sqrt(max(1, rows/cols)) O, for the [rows, cols] parameter."""
     kept = parameter * (1 - lr * settings.weight_decay) if settings.weight_decay else parameter
-    return torch.add(kept, orthogonal.to(kept.dtype), alpha=-lr * _scale(kept))
+    rows, cols = kept.shape[-2:]
+    scale = math.sqrt(max(1, rows / cols))
+    return torch.add(kept, orthogonal.to(kept.dtype), alpha=-lr * scale)
 
 
 def muon(
@@ -63,7 +65,7 @@ def muon(
     """
     if len(gradients) > 1 and len(gradients) * gradients[0].numel() <= FEW:
         return _small(settings, parameters, gradients, momenta, lr, chosen, finite)
-    weight, first, after, sizes = settings.momentum, gradients[0], list[Tensor](), list[Tensor]()
+    first, after, sizes = gradients[0], list[Tensor](), list[Tensor]()
     with reuse():
         # One matrix after the other before and after the products, so that it is in the cache from
         # its gradient to its format.
@@ -72,8 +74,7 @@ def muon(
             Wide(len(gradients), first, chosen),
         )
         for i, (gradient, momentum) in enumerate(zip(gradients, momenta, strict=True)):
-            after.append(momentum.lerp(gradient, 1 - weight))
-            torch.lerp(gradient, after[-1], weight, out=direction)
+            after.append(muon_direction(settings, gradient, momentum, out=direction)[1])
             sizes.append(norms(direction))
             stack.put(i, direction.div_(sizes[-1].clamp(min=EPS)))
         finite(torch.cat(sizes).view(-1))
@@ -81,10 +82,7 @@ def muon(
         fresh = []
         for i, parameter in enumerate(parameters):
             stack.get(i, direction)
-            kept = (
-                parameter * (1 - lr * settings.weight_decay) if settings.weight_decay else parameter
-            )
-            fresh.append(torch.add(kept, direction, alpha=-lr * _scale(direction)))
+            fresh.append(muon_fresh(settings, parameter, direction, lr))
     return list(zip(fresh, after, strict=True))
 
 
@@ -99,17 +97,14 @@ def _small(
 ) -> list[tuple[Tensor, Tensor]]:
     """As :func:`muon`, of few numbers in all: one operation over a stack costs less than one for
     each matrix, even with the copies."""
-    many, weight = (len(gradients), *gradients[0].shape), settings.momentum
+    many = (len(gradients), *gradients[0].shape)
     with reuse():
         direction = torch.stack(gradients, out=empty("direction", many, gradients[0]))
-        after = torch.lerp(_stacked("momenta", momenta), direction, 1 - weight)
-        torch.lerp(direction, after, weight, out=direction)
+        before = _stacked("momenta", momenta)
+        _, after = muon_direction(settings, direction, before, out=direction)
         finite((size := norms(direction)).view(-1))
         direction.copy_(finish(direction, size, chosen, settings.ns_steps, settings.coefficients))
-        before = _stacked("parameters", parameters)
-        if settings.weight_decay:
-            before = before * (1 - lr * settings.weight_decay)
-        fresh = torch.add(before, direction, alpha=-lr * _scale(direction))
+        fresh = muon_fresh(settings, _stacked("parameters", parameters), direction, lr)
     return list(zip(fresh.unbind(), after.unbind(), strict=True))
 
 
@@ -147,11 +142,6 @@ def adamw(
         exp_avg, root, value=-lr / (1 - settings.adam_beta1**steps)
     )
     return fresh, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "steps": count}
-
-
-def _scale(matrix: Tensor) -> float:
-    rows, cols = matrix.shape[-2:]
-    return math.sqrt(max(1, rows / cols))
 
 
 def next_counts(states: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:

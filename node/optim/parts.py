@@ -139,16 +139,15 @@ def parts_of(
     shapes: Mapping[str, tuple[int, ...]], settings: OptimSettings
 ) -> tuple[ParameterPart, ...]:
     """All parts of a stage, sorted by name."""
-    return tuple(_part(name, tuple(shapes[name]), settings) for name in sorted(shapes))
-
-
-def _part(name: str, shape: tuple[int, ...], settings: OptimSettings) -> ParameterPart:
-    return ParameterPart(
-        name,
-        shape,
-        step_cost(name, shape, settings),
-        FP32 * math.prod(shape),
-        state_bytes(name, shape, settings),
+    return tuple(
+        ParameterPart(
+            name,
+            shape,
+            step_cost(name, shape, settings),
+            FP32 * math.prod(shape),
+            state_bytes(name, shape, settings),
+        )
+        for name, shape in sorted((name, tuple(given)) for name, given in shapes.items())
     )
 
 

@@ -31,14 +31,13 @@ class Wrapped:
     ``sides``: keys that hold a list, an entry for each side, empty where there is none: entry i of
     ``GG`` is the tensor ``gg_i``. ``objects``: keys that hold an object, and its attributes that
     hold such lists, or stacks; ``init_group`` makes it. ``numbers``: what follows from the
-    settings. ``unused``: what it keeps and never reads.
+    settings.
     """
 
     make: Make
     sides: tuple[str, ...] = ()
     objects: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     numbers: Callable[[OptimSettings], dict[str, Any]] = lambda _: {}
-    unused: frozenset[str] = frozenset()
 
     def step(
         self,
@@ -123,7 +122,7 @@ class Wrapped:
                     for i, t in enumerate(kept)
                     if isinstance(t, torch.Tensor)
                 }
-            if isinstance(value, torch.Tensor) and key != "step" and key not in self.unused:
+            if isinstance(value, torch.Tensor) and key != "step":
                 flat[key] = _own(value)
         return flat
 

@@ -77,7 +77,7 @@ def _steps_of(order: Sequence[int]) -> list[int]:
     """How many units are at least as large as each size, where the next one is smaller; the first
     ``THRESHOLDS``."""
     last = [i + 1 for i in range(len(order)) if i + 1 == len(order) or order[i + 1] < order[i]]
-    return last[:THRESHOLDS] if len(last) > THRESHOLDS else last
+    return last[:THRESHOLDS]
 
 
 def _fit(time: float, speed: float, cost: int) -> int:

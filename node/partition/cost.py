@@ -18,7 +18,6 @@ from node.partition.matrices import Matrix, Unit
 
 Method = Literal["muon", "shampoo", "soap", "adamw"]
 METHODS: tuple[Method, ...] = ("muon", "shampoo", "soap", "adamw")
-Scheme = Literal["standard", "symmetric", "gram", "gram-symmetric"]
 NS_STEPS = 5
 PRECONDITION_EVERY = 10
 """Steps between two eigendecompositions of Shampoo and SOAP."""
@@ -28,25 +27,10 @@ MAX_SIDE = 10_000
 FP32 = 4
 
 
-def muon_flops(rows: int, cols: int, steps: int = NS_STEPS, scheme: Scheme = "standard") -> int:
+def muon_flops(rows: int, cols: int, steps: int = NS_STEPS) -> int:
     """Newton-Schulz on m × n, m <= n: ``steps`` (4 n m² + 2 m³): X Xᵀ, A A and B X in each step
-    (Jordan et al. 2024).
-
-    ``symmetric``: kernels that compute half of a symmetric product, steps (3 n m² + m³). ``gram``:
-    the iteration on the Gram matrix, restarted once: 8 n m² + 28 m³, or 6 n m² + 14 m³ with
-    symmetric kernels, for five steps; square matrices fall back to the scheme without Gram. Raises
-    UsageFault for Gram with another number of steps.
-    """
+    (Jordan et al. 2024)."""
     m, n = min(rows, cols), max(rows, cols)
-    if scheme.startswith("gram") and m != n:
-        if steps != NS_STEPS:
-            raise UsageFault(
-                f"the Gram iteration is counted for {NS_STEPS} steps, not {steps}",
-                "use the standard scheme",
-            )
-        return 8 * n * m * m + 28 * m**3 if scheme == "gram" else 6 * n * m * m + 14 * m**3
-    if scheme in ("symmetric", "gram-symmetric"):
-        return steps * (3 * n * m * m + m**3)
     return steps * (4 * n * m * m + 2 * m**3)
 
 
@@ -74,14 +58,12 @@ def shampoo_flops(
     return max(total, rows * cols)
 
 
-def flops(
-    method: Method, rows: int, cols: int, steps: int = NS_STEPS, scheme: Scheme = "standard"
-) -> int:
+def flops(method: Method, rows: int, cols: int) -> int:
     """Floating-point operations of one step; of AdamW 12 for each number. Raises UsageFault for an
     unknown method."""
     match method:
         case "muon":
-            return muon_flops(rows, cols, steps, scheme)
+            return muon_flops(rows, cols)
         case "soap":
             return soap_flops(rows, cols)
         case "shampoo":
@@ -151,8 +133,6 @@ def units_of(
     matrices: Sequence[Matrix],
     method: Method,
     rates: Rates | None = None,
-    steps: int = NS_STEPS,
-    scheme: Scheme = "standard",
     masters: bool = False,
 ) -> list[Unit]:
     """Every unit of every matrix, with its cost and the bytes of its state. Raises UsageFault for
@@ -163,7 +143,7 @@ def units_of(
     for matrix in matrices:
         for name, rows, cols in matrix.shapes:
             if (rows, cols) not in known:
-                cost = table.corrected(flops(method, rows, cols, steps, scheme), rows, cols)
+                cost = table.corrected(flops(method, rows, cols), rows, cols)
                 known[rows, cols] = cost, state_bytes(method, rows, cols, masters)
             made.append(Unit(name, rows, cols, *known[rows, cols]))
     return made

@@ -94,9 +94,7 @@ def make_plan(
         done = _planned(problem, before, tensor, work)
     owners, floor = done.owner, done.floor
     state = SearchState(problem, owners)
-    owner = {
-        name: rank for name, rank in sorted(zip((u.name for u in ordered), owners, strict=True))
-    }
+    owner = dict(sorted(zip((u.name for u in ordered), owners, strict=True)))
     best, end = ideal(problem.costs, speeds), state.makespan()
     name = plan_hash(method, ordered, {n: str(r) for n, r in owner.items()})
     return OwnershipPlan(

@@ -52,10 +52,6 @@ class DeviceThread(Executor):
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def __len__(self) -> int:
-        """Jobs that wait."""
-        return len(self._queue)
-
     @property
     def busy_for(self) -> float:
         """Seconds that the running job has been running; 0 while there is none."""

@@ -18,10 +18,10 @@ from node.core.journey import Hop
 from node.pipeline.delivery import Delivery, Pause, Trouble
 from node.pipeline.device import Priority
 from node.pipeline.events import Claim, Direction
+from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.frames import Incoming, frames, loose_shape
 from node.pipeline.hops.inbound import say
 from node.pipeline.hops.outbound import Outbound, read_chunks
-from node.pipeline.hops.port import PipelinePort
 from node.pipeline.received import FrameReader
 from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer
@@ -32,7 +32,7 @@ class ForwardRequests:
     """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is
     resumed."""
 
-    def __init__(self, pipeline: PipelinePort, outbound: Outbound) -> None:
+    def __init__(self, pipeline: PipelineBase, outbound: Outbound) -> None:
         self._pipeline, self._outbound = pipeline, outbound
         self._numbers = count(1)
         self._waiting: dict[
@@ -176,7 +176,8 @@ class ForwardRequests:
             await read_chunks(context.read, reader)
         if not pipeline.guard.finite(reader):
             raise WireError("an activation that is not finite or absurdly large")
-        pipeline.received(incoming.claim.journey[incoming.claim.position - 1].peer, reader.nbytes)
+        caller = incoming.claim.journey[incoming.claim.position - 1].peer
+        pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
         return reader
 
     async def _pass_on(

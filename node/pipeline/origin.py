@@ -10,7 +10,7 @@ from torch import Tensor
 
 from node.core.journey import Path
 from node.pipeline.events import Drop, Key, Start
-from node.pipeline.hops.port import PipelinePort
+from node.pipeline.hops.base import PipelineBase
 from node.pipeline.visit_buffers import VisitBuffers
 
 BatchOf = Callable[[Path], Awaitable[Callable[[], tuple[Tensor, Tensor]]]]
@@ -31,7 +31,7 @@ class MicroBatchDone:
 class Origin:
     """Starts micro-batches and hears how they end."""
 
-    def __init__(self, pipeline: PipelinePort) -> None:
+    def __init__(self, pipeline: PipelineBase) -> None:
         self._pipeline = pipeline
         self._results: dict[int, asyncio.Future[MicroBatchDone]] = {}
 

@@ -22,13 +22,13 @@ from node.model.documents import ends_of
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
-from node.pipeline.events import Answer, Claim, Direction, Event, Key, Say
+from node.pipeline.events import Answer, Direction, Key, Say
 from node.pipeline.forward_requests import ForwardRequests
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import Guard, NotFinite
+from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.frames import FrameShape
 from node.pipeline.hops.inbound import Inbound
-from node.pipeline.hops.port import Waiter
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import BatchOf, MicroBatchDone, Origin
@@ -36,13 +36,12 @@ from node.pipeline.received import FrameReader
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
-from node.pipeline.telemetry import Silence, Telemetry
+from node.pipeline.telemetry import Telemetry
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 
-Batch = tuple[Tensor, Tensor]
 RECEIPTS_S = 1.0
 """Wait for notes at the end of an epoch: a way there and back, and more where notes are measured to
 take longer or this process runs late."""
@@ -50,7 +49,7 @@ STRETCH_MOST = 1000.0
 """A plan makes hops wait at most so many times as long as the manifest says."""
 
 
-class Pipeline:
+class Pipeline(PipelineBase):
     """What ``training`` sees of it. Make it before the transport starts: it adds its service
     to the server.
 
@@ -73,7 +72,7 @@ class Pipeline:
         *,
         stage: int,
         model: ModelSettings,
-        telemetry: Telemetry | None = None,
+        telemetry: Telemetry,
         clock: Clock | None = None,
         autocast: Autocast = nullcontext,
         plan_wait_s: float = 5.0,
@@ -83,16 +82,17 @@ class Pipeline:
         document_mask: bool = False,
         machine: Callable[[PeerId, int], PipelineMachine] = PipelineMachine,
     ) -> None:
+        super().__init__()
         self.transport, self.device, self.settings, self.limits = (
             transport,
             device,
             settings,
             limits,
         )
-        self.telemetry: Telemetry = telemetry or Silence()
-        self.clock: Clock = clock or SystemClock()
+        self.telemetry = telemetry
+        self.clock = clock or SystemClock()
         self.plan_wait_s = plan_wait_s
-        self._usual_s, self._stretch = usual_s, 1.0
+        self._usual_s = usual_s
         self.me = transport.peer_id
         self.shape = FrameShape(
             settings.micro_batch,
@@ -105,19 +105,12 @@ class Pipeline:
         self._autocast, self._math = autocast, math
         self.host(stage, module)
         self.machine = machine(self.me, fewest_hops(settings.stages, settings.may_skip))
-        self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes or STASH)
+        self.stash = Stash(limits.stash_bytes or STASH)
         self.tasks = Tasks("pipeline", self._on_error)
         self.sender = Sender(self)
-        self.timing = self.sender.timing
-        """What work and ways cost, as measured here."""
         self.forward_requests = ForwardRequests(self, self.sender.outbound)
-        self.plan_changed = asyncio.Event()
         self._gradients = gradients or GradientSum()
         self._origin = Origin(self)
-        self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
-        self._seconds: dict[tuple[Key, Direction], float] = {}
-        self._handled = asyncio.Event()
-        self._plan_until = 0.0
         self._idle_seen = 0.0
         self._sliced = 0
         add_PipelineServicer_to_server(
@@ -156,14 +149,6 @@ class Pipeline:
         epoch is in force."""
         if self.machine.plan is not None and self.machine.plan.epoch == epoch:
             self.set_plan(None)
-
-    @property
-    def hop_s(self) -> float:
-        """For a hop to answer DONE: the manifest's time, as much longer as the plan gives the
-        epoch, and what this process runs late."""
-        return self._stretch * self.settings.forward_timeout_s + self.transport.patience.slack(
-            self.clock.now()
-        )
 
     def rates(self) -> dict[PeerId, float]:
         """Micro-batches per second of the peers this one sent frames to, measured from sending to
@@ -275,22 +260,9 @@ class Pipeline:
     # What the service's other side asks
     # ------------------------------------------------------------
 
-    def ask(self, event: Event) -> Answer:
-        """The machine's answer to an event that has one; its other actions are carried out."""
-        answer = Answer(Say.REFUSED, "no answer")
-        self._handled.set()
-        for action in self.machine.handle(event, self.clock.now()):
-            if isinstance(action, Answer):
-                answer = action
-            else:
-                self._carry_out(action)
-        return answer
-
     def hold(
         self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float, ticket: int
     ) -> tuple[Answer, list[ev.Action]]:
-        """A whole tensor is here and goes into the stash. The answer comes with what is to be done
-        once it is said."""
         first, *rest = self.machine.handle(event, self.clock.now())
         answer = first if isinstance(first, Answer) else Answer(Say.REFUSED, "no answer")
         key = event.claim.key
@@ -306,75 +278,8 @@ class Pipeline:
                 work.gradient = reader
         return answer, rest
 
-    def carry_out(self, actions: Iterable[ev.Action]) -> None:
-        """Do what :meth:`hold` left to do."""
-        for action in actions:
-            self._carry_out(action)
-
-    def outcome(self, key: Key, way: Direction) -> Waiter:
-        """Resolves to (DONE or not, reason, device seconds)."""
-        waiter: Waiter = asyncio.get_running_loop().create_future()
-        if self.machine.told(key, way):
-            waiter.set_result((True, "", self._seconds.get((key, way), 0.0)))
-        elif key not in self.machine.visits:
-            waiter.set_result((False, "freed", 0.0))
-        else:
-            self._waiters.setdefault((key, way), []).append(waiter)
-        return waiter
-
-    def shape_of(self, index: int) -> tuple[int, ...]:
-        """(B, T, D) of a planned micro-batch."""
-        path = self.machine.paths.get(index)
-        return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
-
-    def cost(self, index: int) -> int:
-        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once that
-        is known."""
-        shape = self.shape_of(index)
-        return 2 * self.shape.nbytes(shape[0], shape[1]) + self.math.graph_bytes.get(shape, 0)
-
-    def at_origin(self, key: Key) -> bool:
-        path = self.machine.paths.get(key.index)
-        return path is not None and path.origin == self.me
-
-    def make_room(self, nbytes: int) -> bool:
-        """Whether the stash takes ``nbytes`` more; work past its deadline makes way."""
-        if self.stash.room(nbytes):
-            return True
-        for key in self.stash.expired(self.clock.now()):
-            self.do(ev.Expired(key))
-        return self.stash.room(nbytes)
-
-    def claim_for(self, key: Key, position: int) -> Claim:
-        """The claim of a frame this visit sends to ``position``."""
-        plan = self.machine.plan
-        return Claim(
-            key.epoch,
-            plan.hash if plan else "",
-            key.index,
-            tuple(self.machine.visits[key].journey),
-            position,
-        )
-
-    def sent(self, peer: PeerId, nbytes: int) -> None:
-        self.telemetry.bytes(nbytes, 0)
-        self.transport.count(peer, sent=nbytes, plane="pipeline")
-
-    def received(self, peer: PeerId, nbytes: int) -> None:
-        self.telemetry.bytes(0, nbytes)
-        self.transport.count(peer, received=nbytes, plane="pipeline")
-
-    def time_left(self, path: Path) -> float:
-        """Seconds a micro-batch that starts now may take."""
-        return min(self.hop_s * (len(path.hops) + 1), self._plan_until - self.clock.now())
-
     # Carrying out
     # ------------------------------------------------------------
-
-    def do(self, event: Event) -> None:
-        """Give the machine an event that nobody waits to be answered."""
-        self._handled.set()
-        self.carry_out(self.machine.handle(event, self.clock.now()))
 
     def _carry_out(self, action: ev.Action) -> None:
         match action:
@@ -498,16 +403,12 @@ class Pipeline:
         work = self.stash.get(key)
         if work is None:
             return
-        if key.position == 0:
-            head = self._origin.at_last(key)
-            shares, tokens = (
-                [w.share for w in (head, work) if w is not None and w.share is not None],
-                head.tokens if head else 0,
-            )
-        else:
-            shares, tokens = ([] if work.share is None else [work.share]), work.tokens
+        # At the origin the loss, which knows the tokens, is at the end of the journey.
+        last = work if key.position else self._origin.at_last(key)
+        parts = [last, work] if last is not work else [work]
+        shares = [w.share for w in parts if w is not None and w.share is not None]
         work.share = None
-        self._gradients.offer(shares, tokens)
+        self._gradients.offer(shares, last.tokens if last else 0)
         self.device.enqueue(Priority.COMMIT, self._gradients.drain)
 
     def _free(self, key: Key) -> None:

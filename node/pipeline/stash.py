@@ -33,12 +33,6 @@ class Stash(Generic[K, V]):
         self._reserved: dict[int, int] = {}
         self._ticket = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._entries
-
     def room(self, nbytes: int) -> bool:
         """True when ``nbytes`` more may come in."""
         return self.used == 0 or self.used + nbytes <= self.limit
@@ -90,10 +84,8 @@ class Stash(Generic[K, V]):
 
     def expired(self, now: float) -> list[K]:
         """Entries whose micro-batch nobody waits for any more, oldest first."""
-        late = [
-            (e.expires, i, k) for i, (k, e) in enumerate(self._entries.items()) if e.expires <= now
-        ]
-        return [k for _, _, k in sorted(late, key=lambda row: row[:2])]
+        by_time = sorted(self._entries.items(), key=lambda entry: entry[1].expires)
+        return [key for key, entry in by_time if entry.expires <= now]
 
     def _grow(self, nbytes: int) -> None:
         self.used += nbytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from node.core.errors import WireError
 from node.model.device import free_cached, out_of_memory
 from node.model.documents import ends_of, within
+from node.model.stages import Blocks
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
 from node.pipeline.received import FrameReader
@@ -35,14 +36,6 @@ class EndsModule(Protocol):
     def embed(self, tokens_BT: Tensor) -> Tensor: ...
     def logits(self, h_BTD: Tensor) -> Tensor: ...
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]: ...
-
-
-@runtime_checkable
-class Recomputes(Protocol):
-    """A module that keeps the input of each of its layers instead of what is in them, while
-    ``recompute``."""
-
-    recompute: bool
 
 
 @dataclass(slots=True)
@@ -98,7 +91,7 @@ class StageMath:
     ) -> None:
         self.module, self.wire, self.autocast = module, wire, autocast
         self.recompute = recompute
-        if isinstance(module, Recomputes):
+        if isinstance(module, Blocks):
             module.recompute = recompute == "layers"
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self._frozen = not named

@@ -1,6 +1,7 @@
 """Few bits: what comes back, what is refused, and that everybody has the same."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -129,27 +130,28 @@ def test_top_k_takes_as_few_bytes_as_it_says_and_its_values_are_two_of_each_bloc
             )
 
 
-def test_top_k_bytes_that_nobody_writes_are_refused() -> None:
-    count = 2 * TOP_BLOCK + 200
-    good = encode(normal(count), "top-k")
-    codes = 4 * 3  # the magnitudes of three blocks come first
-    for index, value in ((0, float("inf")), (1, float("nan")), (2, -1.0), (5, -0.5)):
-        bad = good.clone()
-        bad[:codes].view(torch.bfloat16)[index] = value
-        with pytest.raises(WireError, match="magnitude"):
-            decode(bad, count, "top-k")
-    swapped = good.clone()
-    swapped[:4].view(torch.bfloat16)[:] = torch.tensor([2.0, 1.0])
-    with pytest.raises(WireError, match="magnitude"):
-        decode(swapped, count, "top-k")
-    high, many = codes + 5 * kept(TOP_BLOCK) // 8, good.clone()
-    many[high : high + 4] = 255
-    with pytest.raises(WireError, match="places"):
-        decode(many, count, "top-k")
-    flat = good.clone()
-    flat[codes:high] = 0  # places of one bucket are equal then
-    with pytest.raises(WireError, match="rise"):
-        decode(flat, count, "top-k")
+THREE = 2 * TOP_BLOCK + 200
+"""Numbers of three blocks of top-k, whose magnitudes are the first 12 bytes."""
+HIGH = 12 + 5 * kept(TOP_BLOCK) // 8
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "values", "why"),
+    [
+        (slice(0, 2), torch.bfloat16, [float("inf")], "magnitude"),
+        (slice(2, 4), torch.bfloat16, [float("nan")], "magnitude"),
+        (slice(4, 6), torch.bfloat16, [-1.0], "magnitude"),
+        (slice(10, 12), torch.bfloat16, [-0.5], "magnitude"),
+        (slice(0, 4), torch.bfloat16, [2.0, 1.0], "magnitude"),
+        (slice(HIGH, HIGH + 4), torch.uint8, [255] * 4, "places"),
+        (slice(12, HIGH), torch.uint8, [0] * (HIGH - 12), "rise"),  # equal in one bucket
+    ],
+)
+def test_top_k_bytes_that_nobody_writes_are_refused(at, kind, values, why) -> None:
+    bad = encode(normal(THREE), "top-k").clone()
+    bad[at].view(kind)[:] = torch.tensor(values, dtype=kind)
+    with pytest.raises(WireError, match=why):
+        decode(bad, THREE, "top-k")
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4", "top-k"])
@@ -162,17 +164,17 @@ def test_numbers_that_are_not_finite_are_not_sent(codec: str, bad: float, at: in
         encode(tensor, codec)
 
 
-def test_unknown_codecs_and_bytes_at_odd_addresses() -> None:
-    for call in (lambda: encode(normal(3), "int2"), lambda: decode(b"", 0, "int2")):
-        with pytest.raises(ValueError, match="int2"):
-            call()
+@pytest.mark.parametrize("call", [partial(encode, torch.ones(3)), partial(decode, b"", 0)])
+def test_an_unknown_codec_is_refused(call: partial) -> None:
+    with pytest.raises(ValueError, match="int2"):
+        call("int2")
+
+
+def test_bytes_may_lie_at_odd_addresses() -> None:
     data = encode(normal(1000), "int8")
     shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), data))[1:]
-    assert torch.equal(decode(shifted, 1000, "int8"), decode(data, 1000, "int8"))
-    assert torch.equal(
-        decode(memoryview(b"z" + data.numpy().tobytes())[1:], 1000, "int8"),
-        decode(data, 1000, "int8"),
-    )
+    for odd in (shifted, memoryview(b"z" + data.numpy().tobytes())[1:]):
+        assert torch.equal(decode(odd, 1000, "int8"), decode(data, 1000, "int8"))
 
 
 @pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])

@@ -142,35 +142,76 @@ def reading(me: CellId, *others: CellId) -> GroupForming:
     return machine
 
 
+def told(machine: GroupForming, *script: tuple) -> GroupForming:
+    """What happens when, and what the machine does about it."""
+    for now, event, done in script:
+        assert machine.handle(event, now) == done, (now, event)
+    return machine
+
+
+def takes(caller: CellId, accepts: bool = True) -> list[f.Action]:
+    return [f.AnswerOffer(caller, "key", accepts)]
+
+
 def test_a_caller_that_names_no_group_is_barred():
-    machine = reading(A, B, C)
-    assert machine.handle(f.Offered(B, "key"), 6.0) == [f.AnswerOffer(B, "key", True)]
-    assert machine.handle(f.Offered(C, "key"), 7.0) == [f.AnswerOffer(C, "key", False)]
-    assert f.BarCaller(B) in machine.handle(f.TimePassed(), 13.0)
-    assert machine.handle(f.Offered(B, "key"), 14.0) == [f.AnswerOffer(B, "key", False)]
+    told(
+        reading(A, B, C),
+        (6.0, f.Offered(B, "key"), takes(B)),
+        (7.0, f.Offered(C, "key"), takes(C, False)),
+        (13.0, f.TimePassed(), [f.Post("key"), f.ReadCells("key"), f.BarCaller(B)]),
+        (14.0, f.Offered(B, "key"), takes(B, False)),
+    )
 
 
 def test_a_group_nobody_accepted_is_not_believed():
-    machine, named = reading(A, B, C), f.GroupNamed(B, "key", frozenset({A, B}))
-    assert machine.handle(named, 6.0) == []
-    machine.handle(f.Offered(C, "key"), 6.0)
-    assert machine.handle(named, 6.5) == []
+    named = f.GroupNamed(B, "key", frozenset({A, B}))
+    told(
+        reading(A, B, C),
+        (6.0, named, []),
+        (6.0, f.Offered(C, "key"), takes(C)),
+        (6.5, named, []),
+    )
     for wrong in (frozenset({C, B}), frozenset({A, B, C})):
-        other = reading(A, C)
-        other.handle(f.Offered(C, "key"), 6.0)
-        assert other.handle(f.GroupNamed(C, "key", wrong), 7.0) == [f.BarCaller(C)]
+        other = told(
+            reading(A, C),
+            (6.0, f.Offered(C, "key"), takes(C)),
+            (7.0, f.GroupNamed(C, "key", wrong), [f.BarCaller(C)]),
+        )
         assert other.done is None
 
 
 def test_who_calls_joins_no_other_group_meanwhile():
-    machine = reading(A, B, C, D)
-    machine.handle(f.Offered(B, "key"), 4.0)
-    machine.handle(f.Released(B), 5.0)
+    machine = told(
+        reading(A, B, C, D),
+        (4.0, f.Offered(B, "key"), takes(B)),
+        (5.0, f.Released(B), []),
+    )
     turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
     machine.handle(f.OfferAnswered(C, "key", True), turn + 1.0)
     assert machine.handle(f.GroupNamed(B, "key", frozenset({A, B})), turn + 1.0) == []
     machine.handle(f.TimePassed(), turn + f.TIMES.answers)
     assert machine.done == GroupFormed("key", frozenset({A, C}))
+
+
+def test_who_accepts_in_vain_is_released():
+    machine = reading(A, B, C, D)
+    turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
+    assert turn >= f.TIMES.turns
+    told(machine, *((turn + 1.0, f.OfferAnswered(cell, "key", True), []) for cell in (B, C)))
+    _, released, grouped = machine.handle(f.TimePassed(), turn + f.TIMES.answers)
+    assert isinstance(grouped, GroupFormed)
+    assert released == f.Release(tuple({B, C} - grouped.members))
+    told(
+        machine,
+        (turn + 4.0, f.OfferAnswered(D, "key", True), [f.Release((D,))]),
+        (turn + 4.0, f.OfferAnswered(B, "key", True), []),  # it is known already
+    )
+    told(
+        reading(B, A),
+        (6.0, f.Offered(A, "key"), takes(A)),
+        (7.0, f.Released(A), []),
+        (8.0, f.Offered(C, "key"), takes(C)),
+    )
 
 
 def test_nobody_calls_too_late_for_answers():
@@ -181,23 +222,6 @@ def test_nobody_calls_too_late_for_answers():
         while (at := machine.wakes_at) is not None:
             offered += [at] if step(machine, at) else []
         assert all(at + f.TIMES.answers <= f.TIMES.attempt + f.TIMES.post for at in offered)
-
-
-def test_who_accepts_in_vain_is_released():
-    machine = reading(A, B, C, D)
-    turn = next(t for t in iter(lambda: machine.wakes_at, None) if step(machine, t))
-    assert turn >= f.TIMES.turns
-    for cell in (B, C):
-        assert machine.handle(f.OfferAnswered(cell, "key", True), turn + 1.0) == []
-    _, released, grouped = machine.handle(f.TimePassed(), turn + f.TIMES.answers)
-    assert isinstance(grouped, GroupFormed)
-    assert released == f.Release(tuple({B, C} - grouped.members))
-    assert machine.handle(f.OfferAnswered(D, "key", True), turn + 4.0) == [f.Release((D,))]
-    assert machine.handle(f.OfferAnswered(B, "key", True), turn + 4.0) == [], "it is known already"
-    bound = reading(B, A)
-    bound.handle(f.Offered(A, "key"), 6.0)
-    bound.handle(f.Released(A), 7.0)
-    assert bound.handle(f.Offered(C, "key"), 8.0) == [f.AnswerOffer(C, "key", True)]
 
 
 def step(machine: GroupForming, at: float) -> bool:

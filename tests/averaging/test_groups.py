@@ -31,7 +31,7 @@ from node.averaging.exchange.groups import LET_IN, contribute_until, micro_group
 from node.averaging.exchange.machine import RoundMachine
 from node.core.ids import PeerId, RoundId
 from tests.averaging import test_machine
-from tests.averaging.test_machine import OPEN, R0, R1, A, B, C, D, feed
+from tests.averaging.test_machine import ANYTHING, OPEN, R0, R1, A, B, C, D, feed, play
 
 FIVE = micro_groups({f"p{i}": 4 for i in range(5)}, 4)
 
@@ -75,15 +75,19 @@ def test_groups_hold_each_part_once_within_the_size_bound(sizes, most, dice):
     assert len({g.digest for g in groups}) == len(groups)
 
 
-def test_groups_are_about_equal_and_no_more_than_needed():
-    assert [len(g.names) for g in micro_groups({f"{i:02}": 10 for i in range(21)}, 200)] == [11, 10]
-    assert len(micro_groups({f"{i:02}": 10 for i in range(20)}, 200)) == 1
-    assert [len(g.names) for g in micro_groups({"a": 1, "b": 900, "c": 1}, 100)] == [1, 1, 1], (
-        "a part too large goes alone"
-    )
-    assert micro_groups({}, 1) == ()
+@pytest.mark.parametrize(
+    ("sizes", "most", "lengths"),
+    [
+        ({f"{i:02}": 10 for i in range(21)}, 200, [11, 10]),
+        ({f"{i:02}": 10 for i in range(20)}, 200, [20]),
+        ({"a": 1, "b": 900, "c": 1}, 100, [1, 1, 1]),  # a part too large goes alone
+        ({}, 1, []),
+    ],
+)
+def test_groups_are_about_equal_and_no_more_than_needed(sizes, most, lengths):
+    assert [len(g.names) for g in micro_groups(sizes, most)] == lengths
     with pytest.raises(ValueError, match="byte"):
-        micro_groups({"a": 1}, 0)
+        micro_groups(sizes, 0)
 
 
 def test_names_that_run_together_are_other_groups():
@@ -99,102 +103,98 @@ def test_contribution_deadlines_divide_the_time_among_groups():
 # What the machine does with them
 
 
-def test_a_window_of_groups_is_read_and_stepped_in_order():
-    machine = RoundMachine()
-    feed(machine, opened(members=(A, B)))
-    assert feed(machine, *(began(i, B, i) for i in range(4))) == [
-        Read(0),
-        Read(1),
-        Wait(2),
-        Wait(3),
-    ]
-    assert feed(machine, Uploaded(0)) == [ReduceAndStep(R0, 0, ("p0",), (A, B), 15)]
-    assert feed(machine, Uploaded(1)) == [], "the optimizer has one group at a time"
-    assert feed(machine, Stepped(3, frozenset({"p0"}))) == [
-        Serve(0, ("p0",)),
-        Read(2),
-        ReduceAndStep(R0, 1, ("p1",), (A, B), 15),
-    ]
-    assert feed(machine, Uploaded(2), Ended(0)) == []
-    assert feed(machine, Stepped(3, frozenset({"p1"}))) == [
-        Serve(1, ("p1",)),
-        Read(3),
-        ReduceAndStep(R0, 2, ("p2",), (A, B), 15),
-    ]
+def step(group, *by, **changes):
+    return test_machine.step(*by, **{"group": group, "names": (f"p{group}",), **changes})
 
 
-def test_a_later_group_need_not_wait_for_an_earlier_one():
-    machine = RoundMachine()
-    feed(machine, opened())
-    feed(
-        machine,
-        began(0, B, 0),
-        began(1, C, 0),
-        began(2, B, 1),
-        began(3, C, 1),
-        Uploaded(0),
-        Uploaded(2),
-    )
-    assert feed(machine, Uploaded(3)) == [ReduceAndStep(R0, 1, ("p1",), (A, B, C), 20)]
-    assert feed(machine, Stepped(3, frozenset({"p1"})), Ended(2), Ended(3)) == [
-        Serve(2, ("p1",)),
-        Serve(3, ("p1",)),
-    ]
-    assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 0, ("p0",), (A, B, C), 20)]
+def done(group):
+    return Stepped(3, frozenset({f"p{group}"}))
 
 
-def test_a_member_that_stops_is_left_out_of_later_groups_only():
-    machine = RoundMachine()
-    feed(machine, opened())
-    feed(
-        machine,
-        began(0, B, 0),
-        Uploaded(0),
-        began(1, B, 1),
-        began(2, C, 0),
-        began(3, C, 1),
-        Uploaded(2),
-        Uploaded(3),
-    )
-    assert feed(machine, Stepped(3, frozenset({"p0"}))) == [Serve(0, ("p0",)), Serve(2, ("p0",))]
-    assert feed(machine, Ended(1)) == [ReduceAndStep(R0, 1, ("p1",), (A, C), 15)]
-    feed(machine, Stepped(3, frozenset({"p1"})), began(4, C, 2))
-    assert feed(machine, Uploaded(4)) == [ReduceAndStep(R0, 2, ("p2",), (A, C), 15)], (
-        "who has gone is not waited for again"
-    )
-    feed(machine, Stepped(3, frozenset({"p2"})), began(5, C, 3), began(6, B, 3), Uploaded(5))
-    assert feed(machine, Uploaded(6)) == [ReduceAndStep(R0, 3, ("p3",), (A, B, C), 20)], (
-        "who is back gives again"
-    )
+PAIRS = micro_groups({f"p{i}": 4 for i in range(5)}, 8)
+MORE = micro_groups({f"p{i}": 4 for i in range(5)} | {"q": 4}, 8)
+
+SCRIPTS = {
+    "a window of groups is read and stepped in order": [
+        (
+            (opened(members=(A, B)), *(began(i, B, i) for i in range(4))),
+            [Read(0), Read(1), Wait(2), Wait(3)],
+        ),
+        ((Uploaded(0),), [step(0, A, B)]),
+        ((Uploaded(1),), []),  # the optimizer has one group at a time
+        ((done(0),), [Serve(0, ("p0",)), Read(2), step(1, A, B)]),
+        ((Uploaded(2), Ended(0)), []),
+        ((done(1),), [Serve(1, ("p1",)), Read(3), step(2, A, B)]),
+    ],
+    "a later group need not wait for an earlier one": [
+        ((opened(), *(began(i, "bc"[i % 2], i // 2) for i in range(4))), ANYTHING),
+        ((Uploaded(0), Uploaded(2)), []),
+        ((Uploaded(3),), [step(1, A, B, C)]),
+        ((done(1), Ended(2), Ended(3)), [Serve(2, ("p1",)), Serve(3, ("p1",))]),
+        ((Uploaded(1),), [step(0, A, B, C)]),
+    ],
+    "a member that stops is left out of later groups only": [
+        ((opened(), began(0, B, 0), Uploaded(0), began(1, B, 1)), ANYTHING),
+        ((began(2, C, 0), began(3, C, 1), Uploaded(2), Uploaded(3)), ANYTHING),
+        ((done(0),), [Serve(0, ("p0",)), Serve(2, ("p0",))]),
+        ((Ended(1),), [step(1, A, C)]),
+        ((done(1), began(4, C, 2)), ANYTHING),
+        ((Uploaded(4),), [step(2, A, C)]),  # who has gone is not waited for again
+        ((done(2), began(5, C, 3), began(6, B, 3), Uploaded(5)), ANYTHING),
+        ((Uploaded(6),), [step(3, A, B, C)]),  # who is back gives again
+    ],
+    "a member that breaks off a group is awaited in others": [
+        ((opened(members=(A, B)), began(0, B, 0), began(1, B, 1)), [Read(0), Read(1)]),
+        ((Ended(0),), [step(0, A)]),
+        ((done(0),), ANYTHING),
+        ((Uploaded(1),), [step(1, A, B)]),
+    ],
+    "silent members are awaited once, slow ones in every group": [
+        (
+            (opened(members=(A, B, C, D)), began(0, B, 0), began(1, C, 0), Uploaded(0)),
+            [Read(0), Read(1)],
+        ),
+        ((99.0, TimePassed()), []),
+        # C is late, D has not said a word
+        ((100.0, TimePassed()), [step(0, A, B), Wait(1)]),
+        ((100.1, began(2, B, 1), Uploaded(2), began(3, C, 1), done(0)), ANYTHING),
+        ((100.9, TimePassed()), []),
+        ((100.95, Uploaded(3)), [step(1, A, B, C)]),
+    ],
+    "a fault keeps fresh groups and a repair may regroup": [
+        ((opened(members=(A, B)), began(0, B, 0), Uploaded(0)), ANYTHING),
+        ((began(1, B, 1), Uploaded(1), began(2, B, 2), done(0)), ANYTHING),
+        (
+            (StepFailed(3, frozenset({"p1"}), "broken"),),
+            [(1, Kind.FAILED), (2, Kind.FAILED), Fail(3, "broken")],
+        ),
+        ((began(3, B, 3),), [(3, Kind.FAILED)]),
+        ((began(4, B, 0),), [Serve(4, ("p0",))]),  # what is fresh is served for ever
+        ((opened(MORE, R1, members=(A, B)),), ANYTHING),
+        (
+            (began(5, B, 0, MORE, R1, names=("p1",)), Uploaded(5)),
+            [Read(5), step(0, A, B, round_id=R1, names=("p1",))],
+        ),
+        ((done(1),), [Serve(5, ("p1",))]),
+        ((began(6, B, 0, MORE, R1),), [Serve(6, ("p0", "p1"))]),
+    ],
+    "a step running when an attempt opens is not repeated": [
+        ((opened(members=(A, B)), began(0, B, 0), Uploaded(0)), [Read(0), step(0, A, B)]),
+        ((began(1, B, 1), began(2, B, 2)), ANYTHING),
+        (
+            (opened(PAIRS, R1, members=(A, B)),),
+            [(1, Kind.SUPERSEDED), (2, Kind.SUPERSEDED)],
+        ),
+        ((began(3, B, 0, PAIRS, R1), began(4, B, 1, PAIRS, R1)), ANYTHING),
+        ((Uploaded(3), Uploaded(4)), []),
+        ((done(0),), [Serve(0, ("p0",)), step(0, A, B, round_id=R1, names=("p1",))]),
+    ],
+}
 
 
-def test_a_member_that_breaks_off_a_group_is_awaited_in_others():
-    machine = RoundMachine()
-    feed(machine, opened(members=(A, B)))
-    feed(machine, began(0, B, 0), began(1, B, 1))
-    assert feed(machine, Ended(0)) == [ReduceAndStep(R0, 0, ("p0",), (A,), 10)]
-    feed(machine, Stepped(3, frozenset({"p0"})))
-    assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 1, ("p1",), (A, B), 15)]
-
-
-def test_silent_members_are_awaited_once_slow_ones_every_group():
-    machine = RoundMachine()
-    feed(machine, opened(members=(A, B, C, D)), began(0, B, 0), began(1, C, 0), Uploaded(0))
-    assert feed(machine, TimePassed(), now=99.0) == []
-    late = feed(machine, TimePassed(), now=100.0)
-    assert late == [ReduceAndStep(R0, 0, ("p0",), (A, B), 15), Wait(1)], (
-        "C is late, D has not said a word"
-    )
-    feed(
-        machine,
-        began(2, B, 1),
-        Uploaded(2),
-        began(3, C, 1),
-        Stepped(3, frozenset({"p0"})),
-        now=100.1,
-    )
-    assert feed(machine, TimePassed(), now=100.9) == []
-    assert feed(machine, Uploaded(3), now=100.95) == [ReduceAndStep(R0, 1, ("p1",), (A, B, C), 20)]
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_an_owner_decides_group_by_group(name):
+    play(RoundMachine(), SCRIPTS[name])
 
 
 def test_a_group_of_other_parts_is_refused_by_its_kind():
@@ -212,38 +212,6 @@ def test_a_group_of_other_parts_is_refused_by_its_kind():
     assert refused.kind is Kind.GROUPS, "a listener's too"
     (refused,) = feed(machine, began(6, B, 0, names=("p0", "p1")))
     assert (refused.kind, refused.weight) == (Kind.HEADS, 1.0)
-
-
-def test_a_fault_keeps_fresh_groups_and_a_repair_may_regroup():
-    machine = RoundMachine()
-    feed(machine, opened(members=(A, B)))
-    feed(machine, began(0, B, 0), Uploaded(0), began(1, B, 1), Uploaded(1), began(2, B, 2))
-    feed(machine, Stepped(3, frozenset({"p0"})))
-    actions = feed(machine, StepFailed(3, frozenset({"p1"}), "broken"))
-    assert [(a.stream, a.kind) for a in actions[:-1]] == [(1, Kind.FAILED), (2, Kind.FAILED)]
-    assert actions[-1] == Fail(3, "broken")
-    assert feed(machine, began(3, B, 3))[0].kind is Kind.FAILED
-    assert feed(machine, began(4, B, 0)) == [Serve(4, ("p0",))], "what is fresh is served for ever"
-    pairs = micro_groups({f"p{i}": 4 for i in range(5)} | {"q": 4}, 8)
-    feed(machine, opened(pairs, R1, members=(A, B)))
-    first = began(5, B, 0, pairs, R1, names=("p1",))
-    assert feed(machine, first, Uploaded(5)) == [Read(5), ReduceAndStep(R1, 0, ("p1",), (A, B), 15)]
-    assert feed(machine, Stepped(3, frozenset({"p1"}))) == [Serve(5, ("p1",))]
-    assert feed(machine, began(6, B, 0, pairs, R1)) == [Serve(6, ("p0", "p1"))]
-
-
-def test_a_step_running_when_an_attempt_opens_is_not_repeated():
-    machine = RoundMachine()
-    feed(
-        machine, opened(members=(A, B)), began(0, B, 0), Uploaded(0), began(1, B, 1), began(2, B, 2)
-    )
-    pairs = micro_groups({f"p{i}": 4 for i in range(5)}, 8)
-    actions = feed(machine, opened(pairs, R1, members=(A, B)))
-    assert [(a.stream, a.kind) for a in actions] == [(1, Kind.SUPERSEDED), (2, Kind.SUPERSEDED)]
-    feed(machine, began(3, B, 0, pairs, R1), began(4, B, 1, pairs, R1))
-    assert feed(machine, Uploaded(3), Uploaded(4)) == []
-    done = feed(machine, Stepped(3, frozenset({"p0"})))
-    assert done == [Serve(0, ("p0",)), ReduceAndStep(R1, 0, ("p1",), (A, B), 15)]
 
 
 # Schedules

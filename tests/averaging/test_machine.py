@@ -65,7 +65,14 @@ def began(stream, peer, tokens=5, names=(P,), round_id=R0, groups=ALONE, group=0
 
 
 def feed(machine, *events, now=0.0):
-    return [action for event in events for action in machine.handle(event, now)]
+    """What the machine does about the events; a number among them is the time from then on."""
+    done = []
+    for event in events:
+        if isinstance(event, float):
+            now = event
+        else:
+            done += machine.handle(event, now)
+    return done
 
 
 def opened(**changes):
@@ -74,13 +81,186 @@ def opened(**changes):
     return machine
 
 
-def test_it_steps_once_when_all_have_given_and_serves_all():
+def step(*by, round_id=R0, group=0, names=(P,)):
+    """The step of a group that A gave 10 tokens to and the others 5 each."""
+    return ReduceAndStep(round_id, group, names, by, sum(10 if p == A else 5 for p in by))
+
+
+def play(machine, script):
+    """Feed each line's events and compare what is done; of a refusal its stream and kind."""
+    for events, expected in script:
+        done = feed(machine, *events)
+        said = [(a.stream, a.kind) if isinstance(a, EndStream) else a for a in done]
+        assert expected is ANYTHING or said == expected, events
+
+
+ANYTHING = ...
+STEPPED, BROKEN = Stepped(3, frozenset({P})), StepFailed(3, frozenset({P}), "broken")
+AB, AHEAD = frozenset({A, B}), RoundId(3, 2, 0)
+AGAIN = replace(OPEN, round=R1, members=AB)
+REPAIR = replace(AGAIN, groups=BOTH, held=frozenset({P}), ownership_hash="new")
+IN_REPAIR = {"round_id": R1, "ownership_hash": "new", "groups": BOTH}
+
+SCRIPTS = {
+    "it steps once when all have given and serves all": [
+        ((OPEN, began(1, C), began(2, B)), [Read(1), Read(2)]),
+        ((Uploaded(2),), []),
+        ((Uploaded(1),), [step(A, B, C)]),
+        ((STEPPED,), [Serve(1, (P,)), Serve(2, (P,))]),
+        ((began(3, B),), [Serve(3, (P,))]),
+    ],
+    "the late are left out and served nevertheless": [
+        ((OPEN, began(1, B), 99.9, TimePassed()), [Read(1)]),
+        ((100.0, TimePassed()), [step(A), Wait(1)]),  # what comes too late is not read on
+        ((STEPPED,), [Serve(1, (P,))]),
+        ((Uploaded(1), 101.0, TimePassed()), []),
+    ],
+    "who breaks off is not waited for": [
+        ((OPEN, began(1, B), Uploaded(1), began(2, C)), [Read(1), Read(2)]),
+        ((Ended(2),), [step(A, B)]),
+    ],
+    "who is found dead is not waited for": [
+        ((OPEN, began(1, B), Uploaded(1)), [Read(1)]),
+        ((PeerFoundDead(C),), [step(A, B)]),
+    ],
+    "what is given stays given when its peer dies": [
+        ((OPEN, began(1, B), Uploaded(1), Ended(1), began(2, C)), [Read(1), Read(2)]),
+        ((Uploaded(2),), [step(A, B, C)]),
+    ],
+    "a peer that dialled anew is waited for again": [
+        ((replace(OPEN, members=frozenset({A, B, C, D})), began(1, B), Ended(1)), [Read(1)]),
+        ((began(2, B), began(3, C), Uploaded(3), PeerFoundDead(D)), [Read(2), Read(3)]),
+        ((Uploaded(2),), [step(A, B, C)]),
+    ],
+    "a newer stream of a peer replaces the one being read": [
+        ((OPEN, began(1, B), began(2, B)), [Read(1), (1, Kind.SUPERSEDED), Read(2)]),
+        ((Uploaded(1), Ended(1), began(3, C), Uploaded(3)), [Read(3)]),
+        ((Uploaded(2),), [step(A, B, C)]),
+    ],
+    "who gave what is not finite is left out": [
+        (
+            (replace(OPEN, members=AB), began(1, B), Spoiled(1, Kind.VALUES, "nan")),
+            [Read(1), (1, Kind.VALUES), step(A)],
+        ),
+    ],
+    "who gave what is not finite may not give again": [
+        ((OPEN, began(1, B), Spoiled(1, Kind.VALUES, "nan")), [Read(1), (1, Kind.VALUES)]),
+        ((began(2, B),), [(2, Kind.VALUES)]),
+    ],
+    "listeners are not waited for and are served": [
+        ((replace(OPEN, listeners=frozenset({C})), began(1, C, tokens=0)), [Wait(1)]),
+        ((began(2, B), Uploaded(2)), [Read(2), step(A, B)]),
+        ((STEPPED,), [Serve(1, (P,)), Serve(2, (P,))]),
+        ((began(3, C),), [(3, Kind.STRANGER)]),
+    ],
+    "streams wait for their round": [
+        ((began(1, B), began(2, C, plan_hash="other")), []),
+        ((OPEN,), [Read(1), (2, Kind.PLAN)]),
+    ],
+    "a repair steps only what is new": [
+        ((OPEN, began(1, B), Uploaded(1), began(2, C), Uploaded(2), STEPPED), ANYTHING),
+        ((Ended(1), Ended(2), REPAIR), []),
+        (
+            (began(3, B, names=(Q,), **IN_REPAIR), Uploaded(3)),
+            [Read(3), step(A, B, round_id=R1, names=(Q,))],
+        ),
+        ((Stepped(3, frozenset({Q})),), [Serve(3, (Q,))]),
+        ((began(4, B, names=(P, Q), **IN_REPAIR),), [Serve(4, (P, Q))]),
+        ((began(5, B),), [Serve(5, (P,))]),  # the former attempt is still served
+    ],
+    "a new attempt supersedes waiting streams": [
+        ((OPEN, began(1, B), Uploaded(1)), [Read(1)]),
+        ((AGAIN,), [(1, Kind.SUPERSEDED)]),
+        ((began(2, B),), [(2, Kind.SUPERSEDED)]),
+    ],
+    "a part held from a former owner is served, not stepped": [
+        ((replace(OPEN, held=frozenset({P})), 500.0, TimePassed()), []),
+        ((began(1, B),), [Serve(1, (P,))]),
+    ],
+    "the first fault latches until the next attempt": [
+        ((OPEN, began(1, B), Uploaded(1), began(2, C), Uploaded(2)), ANYTHING),
+        ((BROKEN,), [(1, Kind.FAILED), (2, Kind.FAILED), Fail(3, "broken")]),
+        ((began(3, B),), [(3, Kind.FAILED)]),
+        ((500.0, TimePassed()), []),
+        ((AGAIN,), []),
+        ((began(4, B, round_id=R1), Uploaded(4)), [Read(4), step(A, B, round_id=R1)]),
+    ],
+    "a round without any gradients is a fault": [
+        (
+            (replace(OPEN, tokens=0, members=AB), began(1, B, tokens=0)),
+            [
+                Wait(1),
+                (1, Kind.FAILED),
+                Fail(3, "nobody gave gradients for these parts"),
+            ],
+        ),
+    ],
+    "a contribution must cover all that is not stepped": [
+        ((replace(OPEN, groups=BOTH), began(1, B, groups=BOTH)), [(1, Kind.HEADS)]),
+        ((began(2, B, names=(P, P), groups=BOTH),), [(2, Kind.HEADS)]),
+        ((began(3, B, names=(P, Q, "r"), groups=BOTH),), [(3, Kind.HEADS)]),
+        ((began(4, C, names=(Q, P), groups=BOTH),), [Read(4)]),
+    ],
+    "a forgotten epoch is over for everybody": [
+        ((OPEN, began(1, B), began(2, C, round_id=RoundId(4, 1, 0))), [Read(1)]),
+        ((Forgot(3),), [(1, Kind.FORGOTTEN)]),
+        ((began(3, B),), [(3, Kind.FORGOTTEN)]),
+        ((STEPPED, Uploaded(1), Ended(1)), []),
+    ],
+    "a voided epoch begins anew under a higher term": [
+        ((OPEN, began(1, B), Uploaded(1), began(2, C), Uploaded(2), STEPPED), ANYTHING),
+        ((began(3, B, round_id=AHEAD),), []),
+        ((Forgot(3),), ANYTHING),
+        ((began(4, B, round_id=AHEAD),), [(4, Kind.FORGOTTEN)]),
+        ((Voided(3),), []),
+        ((began(5, C, round_id=AHEAD),), []),  # a faster member of the new term waits
+        ((replace(OPEN, round=AHEAD),), [Read(5)]),
+        (
+            (Uploaded(5), began(6, B, round_id=AHEAD), Uploaded(6)),
+            [Read(6), step(A, B, C, round_id=AHEAD)],
+        ),
+    ],
+    "a voided epoch refuses its streams and keeps later ones": [
+        ((OPEN, began(1, B), began(2, C, round_id=AHEAD)), [Read(1)]),
+        ((Voided(3),), [(1, Kind.SUPERSEDED)]),
+        ((Uploaded(1), Ended(1)), []),
+        ((replace(OPEN, round=AHEAD),), [Read(2)]),
+    ],
+    "an uploading member is awaited though called dead": [
+        (
+            (OPEN, began(1, B), PeerFoundDead(B), began(2, C), Uploaded(2)),
+            [Read(1), Read(2)],
+        ),
+        ((Uploaded(1),), [step(A, B, C)]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_an_owner_decides(name):
+    play(RoundMachine(), SCRIPTS[name])
+
+
+def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
+    machine = RoundMachine(held_per_peer=2, held_total=3)
+    script = [
+        ((began(1, B), began(2, B)), []),
+        ((began(3, B),), [(3, Kind.BUSY)]),
+        ((began(4, C),), []),
+        ((began(5, D),), [(5, Kind.BUSY)]),
+        ((Ended(1), began(6, D)), []),
+    ]
+    play(machine, script)
+
+
+@pytest.mark.parametrize(
+    ("event", "why"), [(replace(OPEN, round=R1), "not newer"), (Forgot(3), "over")]
+)
+def test_a_round_that_is_over_cannot_be_opened(event, why):
     machine = opened()
-    assert feed(machine, began(1, C), began(2, B)) == [Read(1), Read(2)]
-    assert feed(machine, Uploaded(2)) == []
-    assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
-    assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
-    assert feed(machine, began(3, B)) == [Serve(3, (P,))]
+    feed(machine, event)
+    with pytest.raises(ValueError, match=why):
+        feed(machine, OPEN)
 
 
 def test_nobody_is_served_the_same_again_and_again():
@@ -98,26 +278,6 @@ def test_nobody_is_served_the_same_again_and_again():
     )
 
 
-def test_the_late_are_left_out_and_served_nevertheless():
-    machine = opened()
-    assert feed(machine, began(1, B), TimePassed(), now=99.9) == [Read(1)]
-    assert feed(machine, TimePassed(), now=100.0) == [
-        ReduceAndStep(R0, 0, (P,), (A,), 10),
-        Wait(1),
-    ], "what comes too late is not read on"
-    assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,))]
-    assert feed(machine, Uploaded(1), TimePassed(), now=101.0) == []
-
-
-def test_a_dead_member_is_not_waited_for():
-    machine = opened()
-    feed(machine, began(1, B), Uploaded(1), began(2, C))
-    assert feed(machine, Ended(2)) == [ReduceAndStep(R0, 0, (P,), (A, B), 15)]
-    machine = opened()
-    feed(machine, began(1, B), Uploaded(1))
-    assert feed(machine, PeerFoundDead(C)) == [ReduceAndStep(R0, 0, (P,), (A, B), 15)]
-
-
 def test_who_lies_about_its_head_is_not_waited_for():
     for lie in ({"tokens": 1001}, {"names": (Q,)}, {"names": (P, P)}):
         machine = opened()
@@ -130,191 +290,6 @@ def test_who_lies_about_its_head_is_not_waited_for():
     (refuse,) = feed(machine, began(2, C, plan_hash="another"))
     assert refuse.weight == 0, "who may only be behind may come again"
     assert feed(machine, began(3, C)) == [Read(3)]
-
-
-def test_what_is_given_stays_given_when_its_peer_dies():
-    machine = opened()
-    feed(machine, began(1, B), Uploaded(1), Ended(1), began(2, C))
-    assert feed(machine, Uploaded(2)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
-
-
-def test_a_peer_that_dialled_anew_is_waited_for_again():
-    machine = opened(members=frozenset({A, B, C, D}))
-    feed(machine, began(1, B), Ended(1), began(2, B), began(3, C), Uploaded(3))
-    assert feed(machine, PeerFoundDead(D)) == []
-    assert feed(machine, Uploaded(2)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
-
-
-def test_a_newer_stream_of_a_peer_replaces_the_one_being_read():
-    machine = opened()
-    actions = feed(machine, began(1, B), began(2, B))
-    assert [type(a) for a in actions] == [Read, EndStream, Read]
-    assert actions[1].kind is Kind.SUPERSEDED
-    assert feed(machine, Uploaded(1), Ended(1)) == []
-    assert feed(machine, began(3, C), Uploaded(3)) == [Read(3)]
-    assert feed(machine, Uploaded(2)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
-
-
-def test_a_contribution_that_is_not_finite_is_refused_for_good():
-    machine = opened(members=frozenset({A, B}))
-    actions = feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
-    assert actions == [
-        Read(1),
-        EndStream(1, Kind.VALUES, "nan", 1.0),
-        ReduceAndStep(R0, 0, (P,), (A,), 10),
-    ]
-    machine = opened()
-    feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
-    assert feed(machine, began(2, B))[0].kind is Kind.VALUES
-
-
-def test_listeners_are_not_waited_for_and_are_served():
-    machine = opened(listeners=frozenset({C}))
-    assert feed(machine, began(1, C, tokens=0)) == [Wait(1)]
-    assert feed(machine, began(2, B), Uploaded(2)) == [
-        Read(2),
-        ReduceAndStep(R0, 0, (P,), (A, B), 15),
-    ]
-    assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
-    assert feed(machine, began(3, C))[0].kind is Kind.STRANGER
-
-
-def test_streams_wait_for_their_round():
-    machine = RoundMachine()
-    assert feed(machine, began(1, B), began(2, C, plan_hash="other")) == []
-    actions = feed(machine, OPEN)
-    assert actions[0] == Read(1)
-    assert actions[1].kind is Kind.PLAN
-
-
-def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
-    machine = RoundMachine(held_per_peer=2, held_total=3)
-    assert feed(machine, began(1, B), began(2, B)) == []
-    assert feed(machine, began(3, B))[0].kind is Kind.BUSY
-    assert feed(machine, began(4, C)) == []
-    assert feed(machine, began(5, D))[0].kind is Kind.BUSY
-    assert feed(machine, Ended(1), began(6, D)) == []
-
-
-def test_a_repair_steps_only_what_is_new():
-    machine = opened(tokens=10)
-    feed(
-        machine,
-        began(1, B),
-        Uploaded(1),
-        began(2, C),
-        Uploaded(2),
-        Stepped(3, frozenset({P})),
-        Ended(1),
-        Ended(2),
-    )
-    repair = replace(
-        OPEN,
-        round=R1,
-        members=frozenset({A, B}),
-        groups=BOTH,
-        held=frozenset({P}),
-        ownership_hash="new",
-    )
-    assert feed(machine, repair) == []
-    attempt = {"round_id": R1, "ownership_hash": "new", "groups": BOTH}
-    assert feed(machine, began(3, B, names=(Q,), **attempt), Uploaded(3)) == [
-        Read(3),
-        ReduceAndStep(R1, 0, (Q,), (A, B), 15),
-    ]
-    assert feed(machine, Stepped(3, frozenset({Q}))) == [Serve(3, (Q,))]
-    assert feed(machine, began(4, B, names=(P, Q), **attempt)) == [Serve(4, (P, Q))]
-    assert feed(machine, began(5, B)) == [Serve(5, (P,))], "the former attempt is still served"
-
-
-def test_a_new_attempt_supersedes_waiting_streams():
-    machine = opened()
-    feed(machine, began(1, B), Uploaded(1))
-    actions = feed(machine, replace(OPEN, round=R1, members=frozenset({A, B})))
-    assert [(a.stream, a.kind) for a in actions] == [(1, Kind.SUPERSEDED)]
-    assert feed(machine, began(2, B))[0].kind is Kind.SUPERSEDED
-    with pytest.raises(ValueError, match="not newer"):
-        feed(machine, OPEN)
-
-
-def test_a_part_held_from_a_former_owner_is_served_not_stepped():
-    machine = RoundMachine()
-    assert feed(machine, replace(OPEN, held=frozenset({P})), TimePassed(), now=500.0) == []
-    assert feed(machine, began(1, B)) == [Serve(1, (P,))]
-
-
-def test_the_first_fault_latches_until_the_next_attempt():
-    machine = opened()
-    feed(machine, began(1, B), Uploaded(1), began(2, C), Uploaded(2))
-    actions = feed(machine, StepFailed(3, frozenset({P}), "broken"))
-    assert [a.kind for a in actions[:2]] == [Kind.FAILED, Kind.FAILED]
-    assert actions[2] == Fail(3, "broken")
-    assert feed(machine, began(3, B))[0].kind is Kind.FAILED
-    assert feed(machine, TimePassed(), now=500.0) == []
-    feed(machine, replace(OPEN, round=R1, members=frozenset({A, B})))
-    assert feed(machine, began(4, B, round_id=R1), Uploaded(4)) == [
-        Read(4),
-        ReduceAndStep(R1, 0, (P,), (A, B), 15),
-    ]
-
-
-def test_a_round_without_any_gradients_is_a_fault():
-    machine = opened(tokens=0, members=frozenset({A, B}))
-    actions = feed(machine, began(1, B, tokens=0))
-    assert actions[0] == Wait(1)
-    assert actions[1].kind is Kind.FAILED
-    assert isinstance(actions[2], Fail)
-
-
-def test_a_contribution_must_cover_all_that_is_not_stepped():
-    machine = opened(groups=BOTH)
-    assert feed(machine, began(1, B, groups=BOTH))[0].kind is Kind.HEADS
-    assert feed(machine, began(2, B, names=(P, P), groups=BOTH))[0].kind is Kind.HEADS
-    assert feed(machine, began(3, B, names=(P, Q, "r"), groups=BOTH))[0].kind is Kind.HEADS
-    assert feed(machine, began(4, C, names=(Q, P), groups=BOTH)) == [Read(4)]
-
-
-def test_a_forgotten_epoch_is_over_for_everybody():
-    machine = opened()
-    feed(machine, began(1, B), began(2, C, round_id=RoundId(4, 1, 0)))
-    assert [(a.stream, a.kind) for a in feed(machine, Forgot(3))] == [(1, Kind.FORGOTTEN)]
-    assert feed(machine, began(3, B))[0].kind is Kind.FORGOTTEN
-    with pytest.raises(ValueError, match="over"):
-        feed(machine, OPEN)
-    assert feed(machine, Stepped(3, frozenset({P})), Uploaded(1), Ended(1)) == []
-
-
-def test_a_voided_epoch_begins_anew_under_a_higher_term():
-    machine = opened()
-    feed(machine, began(1, B), Uploaded(1), began(2, C), Uploaded(2), Stepped(3, frozenset({P})))
-    ahead = RoundId(3, 2, 0)
-    assert feed(machine, began(3, B, round_id=ahead)) == []
-    feed(machine, Forgot(3))
-    assert feed(machine, began(4, B, round_id=ahead))[0].kind is Kind.FORGOTTEN
-    assert feed(machine, Voided(3)) == []
-    assert feed(machine, began(5, C, round_id=ahead)) == [], "a faster member of the new term waits"
-    assert feed(machine, replace(OPEN, round=ahead)) == [Read(5)]
-    assert feed(machine, Uploaded(5), began(6, B, round_id=ahead), Uploaded(6)) == [
-        Read(6),
-        ReduceAndStep(ahead, 0, (P,), (A, B, C), 20),
-    ]
-
-
-def test_a_voided_epoch_refuses_its_streams_and_keeps_later():
-    machine, ahead = opened(), RoundId(3, 2, 0)
-    feed(machine, began(1, B), began(2, C, round_id=ahead))
-    assert [(a.stream, a.kind) for a in feed(machine, Voided(3))] == [(1, Kind.SUPERSEDED)]
-    assert feed(machine, Uploaded(1), Ended(1)) == []
-    assert feed(machine, replace(OPEN, round=ahead)) == [Read(2)]
-
-
-def test_an_uploading_member_is_awaited_though_called_dead():
-    machine = opened()
-    assert feed(machine, began(1, B), PeerFoundDead(B), began(2, C), Uploaded(2)) == [
-        Read(1),
-        Read(2),
-    ]
-    assert feed(machine, Uploaded(1)) == [ReduceAndStep(R0, 0, (P,), (A, B, C), 20)]
 
 
 @pytest.mark.parametrize("over", [Forgot(3), Voided(3)])

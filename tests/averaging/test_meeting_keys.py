@@ -35,9 +35,16 @@ def groups(s: OuterSettings, count: int, window: int) -> Mapping[str, list[CellI
     return found
 
 
-def test_pairs_are_drawn_from_all() -> None:
-    gossip = OuterSettings("gossip", window_s=60.0)
-    assert keys_of(gossip, cell_id(0, 1), cells(30), 3) == ((EVERYBODY,), 2)
+@pytest.mark.parametrize(
+    ("s", "count", "window", "most"),
+    [
+        (OuterSettings("gossip", window_s=60.0), 30, 3, 2),  # pairs are drawn from all
+        (GRID, 3, 0, 8),  # few meet whole in a grid cut down to them
+        (GRID, 0, 5, 8),  # a cell that sees nobody has a key
+    ],
+)
+def test_where_there_is_one_key_everybody_looks_under_it(s, count, window, most) -> None:
+    assert keys_of(s, cell_id(0, 1), cells(count), window) == ((EVERYBODY,), most)
 
 
 def test_pairs_of_many_are_drawn_anew_among_fewer_than_a_key_takes_writers() -> None:
@@ -51,16 +58,6 @@ def test_pairs_of_many_are_drawn_anew_among_fewer_than_a_key_takes_writers() -> 
             mates[group[0]].update(group)
         assert keys_of(gossip, cell_id(0, 1), cells(1000), window)[0][1] == EVERYBODY
     assert max(map(len, mates.values())) > WRITERS["outer"] // 2, "others in every window"
-
-
-def test_few_cells_meet_whole_in_a_grid_cut_down_to_them() -> None:
-    keys, most = keys_of(GRID, cell_id(0, 1), cells(3), 0)
-    assert keys == (EVERYBODY,)
-    assert most >= 3
-
-
-def test_a_cell_that_sees_nobody_has_a_key() -> None:
-    assert keys_of(GRID, cell_id(0, 1), (), 5)[0] == (EVERYBODY,)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.wire.tensors import encode, expected_head
 from protos import averaging_pb2, averaging_pb2_grpc
+from tests.averaging.conftest import same
 
 
 def head_for(cell, sender, names, tensors, **changes):
@@ -57,16 +58,28 @@ class Duel:
         head = head_for(self.cell, self.p1, self.names, tensors, **changes)
         return [head, *(averaging_pb2.Contribution(chunk=c) for c in body)]
 
-    async def against(self, messages, **request):
-        running = asyncio.ensure_future(
-            self.cell.run(
-                self.cell.request(self.p0, owners=dict.fromkeys(self.names, self.p0), **request),
-                self.p0,
-            )
+    def begin(self, **request):
+        """p0's round, under way."""
+        owners = dict.fromkeys(self.names, self.p0)
+        return asyncio.ensure_future(
+            self.cell.run(self.cell.request(self.p0, owners=owners, **request), self.p0)
         )
+
+    async def stub(self):
+        channel = await self.cell.transports[self.p1].channel(self.p0)
+        return averaging_pb2_grpc.AveragingStub(channel)
+
+    async def against(self, messages, **request):
+        running = self.begin(**request)
         answer = await send(self.cell, self.p1, self.p0, messages)
         self.cell.rounds[self.p0].gone(self.p1)
         return answer, await running
+
+    async def refused(self, messages):
+        """Why p1's contribution is, kind and text; p0 goes on alone."""
+        (kind, text, _), outcome = await self.against(messages)
+        assert same(outcome.fresh, self.cell.expected([self.p0]))
+        return kind, text
 
 
 @pytest.fixture
@@ -100,16 +113,26 @@ async def test_poison_is_refused_counted_and_left_out(duel, bits, poison):
         ({"tokens": 0}, "HEADS"),
         ({"tokens": 0, "chunks": []}, "HEADS"),
         ({"tokens": 1 << 50}, "VALUES"),
+        ({"plan_hash": "x" * HEAD_LIMIT}, "HEADS"),  # too large to keep
+        ({"chunks": [b"\0" * 5000]}, "HEADS"),
+        ({"chunks": [b"\0" * 8]}, "HEADS"),
+        ({"chunks": [b""]}, "HEADS"),
     ],
 )
-async def test_a_head_that_does_not_fit_the_round_is_refused(duel, bits, changes, kind):
-    (got, _, _), outcome = await duel.against(duel.messages(**changes))
-    assert got == kind
-    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+async def test_what_does_not_fit_the_round_is_refused(duel, changes, kind):
+    assert (await duel.refused(duel.messages(**changes)))[0] == kind
+
+
+async def test_a_contribution_in_crumbs_is_refused(duel):
+    whole = b"".join(bytes(encode(t, "fp32")) for t in duel.tensors)
+    crumbs = [whole[i : i + 1] for i in range(len(whole))]
+    kind, text = await duel.refused(duel.messages(chunks=crumbs))
+    assert kind == "HEADS"
+    assert "messages of less" in text
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (1 << 20, 1 << 20), ()])
-async def test_heads_of_other_shapes_are_refused_before_allocation(duel, bits, monkeypatch, shape):
+async def test_heads_of_other_shapes_are_refused_before_allocation(duel, monkeypatch, shape):
     def never(*_, **__):
         raise AssertionError("memory was set aside")
 
@@ -117,26 +140,12 @@ async def test_heads_of_other_shapes_are_refused_before_allocation(duel, bits, m
     messages[0].head.tensors[0].shape[:] = shape
     messages[0].head.tensors[0].nbytes = math.prod(shape) * 4
     monkeypatch.setattr(parcel.ParcelReader, "_open", never)
-    (kind, _, _), outcome = await duel.against(messages)
-    assert kind == "HEADS"
-    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
-
-
-async def test_too_many_and_too_few_bytes_are_refused(cell_of, grads, bits):
-    for body in ([b"\0" * 5000], [b"\0" * 8], [b""]):
-        duel = Duel(await cell_of(2), grads)
-        (kind, _, _), outcome = await duel.against(duel.messages(chunks=body))
-        assert kind == "HEADS"
-        assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+    assert (await duel.refused(messages))[0] == "HEADS"
 
 
 async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits):
-    owners = dict.fromkeys(duel.names, duel.p0)
-    running = asyncio.ensure_future(
-        duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0)
-    )
-    stub = averaging_pb2_grpc.AveragingStub(await duel.cell.transports[duel.p1].channel(duel.p0))
-    call = stub.Exchange()
+    running = duel.begin(deadline_s=300.0)
+    call = (await duel.stub()).Exchange()
     await call.write(duel.messages()[0])
     await call.write(duel.messages()[1])
     while not duel.cell.rounds[duel.p0]._owner._machine._streams:  # noqa: ASYNC110
@@ -148,11 +157,7 @@ async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits)
 
 
 async def test_a_replaced_exchange_is_released(duel, bits):
-    owners = dict.fromkeys(duel.names, duel.p0)
-    running = asyncio.ensure_future(
-        duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0)
-    )
-    stub = averaging_pb2_grpc.AveragingStub(await duel.cell.transports[duel.p1].channel(duel.p0))
+    running, stub = duel.begin(deadline_s=300.0), await duel.stub()
     lines, calls = duel.cell.rounds[duel.p0]._owner._lines, []
 
     def parts() -> list[int]:
@@ -172,31 +177,8 @@ async def test_a_replaced_exchange_is_released(duel, bits):
     assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
 
 
-async def test_a_head_that_is_too_large_to_keep_is_refused(duel, bits):
-    (kind, _, _), outcome = await duel.against(duel.messages(plan_hash="x" * HEAD_LIMIT))
-    assert kind == "HEADS"
-    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
-
-
-async def test_a_contribution_in_crumbs_is_refused(duel, bits):
-    whole = b"".join(bytes(encode(t, "fp32")) for t in duel.tensors)
-    (kind, text, _), outcome = await duel.against(
-        duel.messages(chunks=[whole[i : i + 1] for i in range(len(whole))])
-    )
-    assert kind == "HEADS"
-    assert "messages of less" in text
-    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
-
-
 async def test_a_stranger_is_refused(duel):
-    running = asyncio.ensure_future(
-        duel.cell.run(
-            duel.cell.request(
-                duel.p0, owners=dict.fromkeys(duel.names, duel.p0), members=(duel.p0,)
-            ),
-            duel.p0,
-        )
-    )
+    running = duel.begin(members=(duel.p0,))
     kind, _, _ = await send(duel.cell, duel.p1, duel.p0, duel.messages())
     assert kind == "STRANGER"
     assert not (await running).missing

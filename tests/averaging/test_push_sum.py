@@ -94,66 +94,101 @@ def leader(units: int = 64) -> PushSum:
     return p
 
 
+COMMIT = "a plan with the books is committed"
+ASKS = machine.UnitsAsked(B, 3, 0, {})
+ANSWER = machine.UnitsGranted(B, 3, 3, {0: 32}, {})
+GAVE = machine.UnitsAsked(B, 5, 3, {0: 32})
+CAME = machine.UnitsCame(A, 3, 2, {0: 16}, {})
+
+
+def begins(window: int, givers: tuple[CellId, ...] = (), takers: tuple[CellId, ...] = ()):
+    """The window, which gives its cells 10 seconds from its number times 10 on."""
+    return machine.WindowBegan(window, givers, takers, 10.0 * window + 10.0)
+
+
+def told(p: PushSum, *script: tuple) -> PushSum:
+    """What happens when, and what the machine does about it."""
+    for now, event, done in script:
+        if event == COMMIT:
+            committed(p)
+        else:
+            assert p.handle(event, now) == done, (now, event)
+    return p
+
+
 def test_a_taker_is_answered_once_its_grant_is_in_a_committed_plan() -> None:
-    p = leader()
-    p.handle(machine.WindowBegan(3, (), (B,), 10.0), 0.0)
-    asks = machine.UnitsAsked(B, 3, 0, {})
-    assert p.handle(asks, 1.0) == [machine.NotYet(B)]
-    assert p.handle(asks, 2.0) == [machine.NotYet(B)], "no second grant"
-    committed(p)
-    answer = machine.UnitsGranted(B, 3, 3, {0: 32}, {})
-    assert p.handle(asks, 3.0) == [answer, machine.SharesCame(3, {})]
-    assert p.handle(asks, 4.0) == [answer], "a repeated question has the same answer"
+    p = told(
+        leader(),
+        (30.0, begins(3, takers=(B,)), []),
+        (31.0, ASKS, [machine.NotYet(B)]),
+        (32.0, ASKS, [machine.NotYet(B)]),  # no second grant
+        (32.0, COMMIT, None),
+        (33.0, ASKS, [ANSWER, machine.SharesCame(3, {})]),
+        (34.0, ASKS, [ANSWER]),  # a repeated question has the same answer
+    )
     assert p.books.held == {0: 32}
-    successor = PushSum(1)
-    successor.handle(machine.BooksRead(p.books), 5.0)
-    assert successor.handle(asks, 5.0) == [machine.NotYet(B)], "it does not know what is sure"
-    committed(successor)
-    assert successor.handle(asks, 6.0) == [answer]
+    told(
+        PushSum(1),
+        (35.0, machine.BooksRead(p.books), []),
+        (35.0, ASKS, [machine.NotYet(B)]),  # a successor does not know what is sure
+        (35.0, COMMIT, None),
+        (36.0, ASKS, [ANSWER]),
+    )
 
 
 def test_who_is_no_target_gets_nothing_and_who_has_not_confirmed_no_more() -> None:
-    p = leader()
-    p.handle(machine.WindowBegan(3, (), (B,), 10.0), 0.0)
-    assert p.handle(machine.UnitsAsked(C, 3, 0, {}), 1.0) == [machine.UnitsGranted(C, 3, 0, {}, {})]
-    p.handle(machine.UnitsAsked(B, 3, 0, {}), 1.0)
-    committed(p)
-    p.handle(machine.TimePassed(), 11.0)
-    p.handle(machine.WindowBegan(4, (), (B,), 20.0), 12.0)
-    unconfirmed = p.handle(machine.UnitsAsked(B, 4, 0, {}), 13.0)
-    assert unconfirmed[0] == machine.UnitsGranted(B, 4, 3, {0: 32}, {})
-    p.handle(machine.WindowBegan(5, (), (B,), 30.0), 22.0)
-    p.handle(machine.UnitsAsked(B, 5, 3, {0: 32}), 23.0)
-    committed(p)
-    more = p.handle(machine.UnitsAsked(B, 5, 3, {0: 32}), 24.0)
-    assert more[0] == machine.UnitsGranted(B, 5, 3, {0: 48}, {0: 32})
+    told(
+        leader(),
+        (30.0, begins(3, takers=(B,)), []),
+        (31.0, machine.UnitsAsked(C, 3, 0, {}), [machine.UnitsGranted(C, 3, 0, {}, {})]),
+        (31.0, ASKS, [machine.NotYet(B)]),
+        (31.0, COMMIT, None),
+        (40.0, machine.TimePassed(), [machine.SharesCame(3, {})]),
+        (40.0, begins(4, takers=(B,)), []),
+        (
+            41.0,
+            machine.UnitsAsked(B, 4, 0, {}),
+            [machine.UnitsGranted(B, 4, 3, {0: 32}, {}), machine.SharesCame(4, {})],
+        ),
+        (50.0, begins(5, takers=(B,)), []),
+        (51.0, GAVE, [machine.NotYet(B)]),
+        (51.0, COMMIT, None),
+        (
+            52.0,
+            GAVE,
+            [machine.UnitsGranted(B, 5, 3, {0: 48}, {0: 32}), machine.SharesCame(5, {})],
+        ),
+    )
 
 
 def test_a_taker_counts_what_is_in_place_and_says_so_next_time() -> None:
-    p = leader(16)
-    asks = p.handle(machine.WindowBegan(3, (A,), (), 10.0), 0.0)
-    assert asks == [machine.Ask(A, 3, 0, {})]
-    assert p.handle(machine.TimePassed(), 1.0) == asks, "nobody has answered"
-    came = p.handle(machine.UnitsCame(A, 3, 2, {0: 16}, {}), 2.0)
-    assert came == [machine.SharesCame(3, {0: {A: 16}})]
-    assert p.handle(machine.UnitsCame(A, 3, 2, {0: 16}, {}), 3.0) == [], "twice"
-    assert p.books is not None
+    p = told(
+        leader(16),
+        (30.0, begins(3, (A,)), [machine.Ask(A, 3, 0, {})]),
+        (31.0, machine.TimePassed(), [machine.Ask(A, 3, 0, {})]),  # nobody has answered
+        (32.0, CAME, [machine.SharesCame(3, {0: {A: 16}})]),
+        (33.0, CAME, []),  # twice
+    )
     assert weights(p.books, {0: {A: 16}}, 0) == {A: 0.5}
-    p.handle(machine.BooksCommitted(p.books, {0: {A: 16}}), 4.0)
+    told(
+        p,
+        (34.0, machine.BooksCommitted(p.books, {0: {A: 16}}), []),
+        (50.0, begins(5, (A,)), [machine.Ask(A, 5, 2, {0: 16})]),
+        (
+            51.0,
+            machine.UnitsCame(A, 5, 2, {0: 16}, {0: 16}),
+            [machine.SharesCame(5, {})],  # nothing new
+        ),
+    )
     assert p.books.held == {0: 32}
-    (again,) = p.handle(machine.WindowBegan(5, (A,), (), 30.0), 22.0)
-    assert again == machine.Ask(A, 5, 2, {0: 16})
-    late = p.handle(machine.UnitsCame(A, 5, 2, {0: 16}, {0: 16}), 23.0)
-    assert late == [machine.SharesCame(5, {})], "nothing new"
 
 
 def test_a_window_does_not_wait_for_who_says_nothing() -> None:
-    p = leader()
-    p.handle(machine.WindowBegan(3, (A,), (B,), 10.0), 0.0)
+    p = told(leader(), (30.0, begins(3, (A,), (B,)), [machine.Ask(A, 3, 0, {})]))
     assert p.asks
-    assert p.handle(machine.TimePassed(), 10.0) == [machine.SharesCame(3, {})]
+    told(p, (40.0, machine.TimePassed(), [machine.SharesCame(3, {})]))
     assert not p.asks
-    p.handle(machine.UnitsAsked(B, 3, 0, {}), 11.0)
+    p.handle(ASKS, 41.0)
     assert p.books.held == {0: 64}, "the cell has given already"
 
 
@@ -179,21 +214,28 @@ def test_a_taker_that_forgot_an_account_is_not_given_the_same_again() -> None:
     assert later.owed(B, 150, {0: 7}, {0: 5}) == {0: 7}, "these books have returned to before it"
 
 
-def test_books_are_read_as_they_were_written_and_nonsense_is_refused() -> None:
+def test_books_are_read_as_they_were_written() -> None:
     stays, founded = Books.begin(2, 65).grants(B, 3, {0: 8, 2: 9}).divided(A, C, 5)
     for books in (stays, founded):
         assert parse_books(books.rows()) == books
     assert founded.held == {0: 28, 1: 32, 2: 28}
-    for rows in (
-        None,
-        [],
-        [1, 2, 0, {}, [], 3],
-        [1, 2, 0, {"0": "x"}, [], []],
-        [-1, 0, 0, {}, [], []],
-    ):
-        with pytest.raises(ValueError, match=r"push-sum|whole number|unpack|mass"):
-            parse_books(rows)
-    with pytest.raises(ValueError, match="accounts"):
-        parse_books([0, 0, 0, {}, [[A, 1, 1, {}, {}]] * (2 * MOST + 1), []])
-    with pytest.raises(ValueError, match="hex"):
-        parse_books([0, 0, 0, {}, [["no cell", 1, 1, {}, {}]], []])
+
+
+NONSENSE = r"push-sum|whole number|unpack|mass"
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (None, NONSENSE),
+        ([], NONSENSE),
+        ([1, 2, 0, {}, [], 3], NONSENSE),
+        ([1, 2, 0, {"0": "x"}, [], []], NONSENSE),
+        ([-1, 0, 0, {}, [], []], NONSENSE),
+        ([0, 0, 0, {}, [[A, 1, 1, {}, {}]] * (2 * MOST + 1), []], "accounts"),
+        ([0, 0, 0, {}, [["no cell", 1, 1, {}, {}]], []], "hex"),
+    ],
+)
+def test_rows_that_are_no_books_are_refused(rows: object, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_books(rows)

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,42 +24,36 @@ def trail(norm=1.0, epochs=FEWEST_KNOWN, tokens=100):
     return made
 
 
-def against(made, sizes, epoch=FEWEST_KNOWN, factor=10.0):
-    return set(quarantined(sizes, factor, epoch, (P,), made))
+MANY = size(1, tokens=400)
+QUIET = Size(1, (1.0, 100.0))
 
 
-def test_of_three_the_one_far_above_the_others_goes():
+@pytest.mark.parametrize(
+    ("sizes", "out"),
+    [
+        ((size(1), size(1.5), size(14.9)), ""),
+        ((size(1), size(1), size(1e6)), "c"),
+        ((size(1), size(1), size(1e-9)), ""),
+        ((size(1), size(1), size(1e6), size(1e6)), "cd"),
+        ((size(0), size(0), size(1)), ""),  # against nothing, anything is large
+        # who did little may be noisier
+        ((MANY, MANY, size(20, tokens=4)), ""),
+        ((MANY, MANY, size(20, tokens=400)), "c"),
+        ((MANY, MANY, size(101, tokens=4)), "c"),
+        ((MANY, MANY, Size(4, (20.0 * 400,))), "c"),  # the same sum, said to stand for less
+        # all parts of the owner count together
+        ((QUIET, QUIET, Size(1, (50.0, 100.0))), ""),
+    ],
+)
+def test_of_three_or_more_those_far_above_the_others_go(sizes, out):
+    assert set(quarantined(dict(zip((A, B, C, D), sizes, strict=False)), 10.0)) == set(out)
+
+
+def test_the_bound_is_said_and_zero_switches_it_off():
     sizes = {A: size(1), B: size(1.5), C: size(20)}
-    out = quarantined(sizes, 10.0)
-    assert set(out) == {C}
-    assert "20" in out[C]
-    assert "15" in out[C], "the bound is said"
-    assert quarantined(sizes | {C: size(14.9)}, 10.0) == {}
+    assert quarantined(sizes, 10.0) == {C: "norm per token 20, 10 times the others' median is 15"}
     assert quarantined(sizes, 0.0) == {}
-
-
-def test_liars_that_are_few_accuse_nobody():
-    assert set(quarantined({A: size(1), B: size(1), C: size(1e6)}, 10.0)) == {C}
-    assert quarantined({A: size(1), B: size(1), C: size(1e-9)}, 10.0) == {}
-    assert set(quarantined({A: size(1), B: size(1), C: size(1e6), D: size(1e6)}, 10.0)) == {C, D}
-    assert quarantined({A: size(0), B: size(0), C: size(1)}, 10.0) == {}, (
-        "against nothing, anything is large"
-    )
-
-
-def test_who_did_little_may_be_noisier():
-    few, many = size(20, tokens=4), size(1, tokens=400)
-    assert quarantined({A: many, B: many, C: few}, 10.0) == {}
-    assert set(quarantined({A: many, B: many, C: size(20, tokens=400)}, 10.0)) == {C}
-    assert set(quarantined({A: many, B: many, C: size(101, tokens=4)}, 10.0)) == {C}
-    loud = Size(4, (20.0 * 400,))  # the same sum, said to stand for less
-    assert set(quarantined({A: many, B: many, C: loud}, 10.0)) == {C}
-
-
-def test_all_parts_of_the_owner_count_together():
     assert Size(2, (3.0, 4.0)).per_token == 2.5
-    quiet = Size(1, (1.0, 100.0))
-    assert quarantined({A: quiet, B: quiet, C: Size(1, (50.0, 100.0))}, 10.0) == {}
 
 
 @settings(deadline=None)
@@ -82,40 +77,49 @@ def test_somebody_is_always_left(said, factor, known):
         assert min(sizes, key=lambda p: sizes[p].per_token) not in out
 
 
-def test_two_are_measured_by_what_was_usual():
-    sizes = {A: size(1), B: size(11)}
-    assert against(trail(), sizes) == {B}
-    assert against(trail(), {A: size(1), B: size(9)}) == set()
-    assert against(trail(), {A: size(11), B: size(1)}) == {A}
-    assert against(NormHistory(), sizes) == against(None, sizes) == set()
-    assert against(trail(epochs=FEWEST_KNOWN - 1), sizes) == set()
+@pytest.mark.parametrize(
+    ("made", "norms", "out"),
+    [
+        (trail(), (1, 11), "b"),
+        (trail(), (1, 9), ""),
+        (trail(), (11, 1), "a"),
+        (NormHistory(), (1, 11), ""),
+        (None, (1, 11), ""),
+        (trail(epochs=FEWEST_KNOWN - 1), (1, 11), ""),
+        (trail(), (1e9,), ""),  # one alone is never left out
+        # when everybody is above it the trail is out of date
+        (trail(), (50, 40), ""),
+        (trail(), (50, 5000), "b"),
+        (trail(), (5000, 50), "a"),
+    ],
+)
+def test_two_are_measured_by_what_was_usual(made, norms, out):
+    sizes = {p: size(norm) for p, norm in zip((A, B), norms, strict=False)}
+    assert set(quarantined(sizes, 10.0, FEWEST_KNOWN, (P,), made)) == set(out)
 
 
-def test_one_alone_is_never_left_out():
-    assert against(trail(), {A: size(1e9)}) == set()
+@pytest.mark.parametrize(
+    ("epoch", "tokens", "expected"),
+    [
+        (20, 100, 1.0),
+        (20, 25, 2.0),  # a quarter of the tokens is twice as noisy
+        (20, 400, 1.0),
+        (FEWEST_KNOWN, 100, 1.0),
+        (FEWEST_KNOWN - 1, 100, 0.0),  # an epoch begun anew is not measured by itself
+        (WINDOW + 11, 100, 1.0),
+        (WINDOW + 13, 100, 0.0),
+    ],
+)
+def test_the_trail_forgets_the_old(epoch, tokens, expected):
+    assert trail(epochs=20).expected(epoch, (P,), tokens) == expected
 
 
-def test_when_everybody_is_above_it_the_trail_is_out_of_date():
-    assert against(trail(), {A: size(50), B: size(40)}) == set()
-    assert against(trail(), {A: size(50), B: size(5000)}) == {B}
-    assert against(trail(), {A: size(5000), B: size(50)}) == {A}
-
-
-def test_the_trail_knows_parts_apart_and_forgets_the_old():
+def test_the_trail_knows_parts_apart():
     made = trail(epochs=20)
-    assert made.expected(20, (P,), 100) == 1.0
-    assert made.expected(20, (P,), 25) == 2.0, "a quarter of the tokens is twice as noisy"
-    assert made.expected(20, (P,), 400) == 1.0
     assert made.expected(20, (P, Q), 100) == 0.0
     for epoch in range(20):
         made.note(epoch, (Q,), size(2.0))
     assert math.isclose(made.expected(20, (P, Q), 100), math.sqrt(5))
-    assert made.expected(FEWEST_KNOWN, (P,), 100) == 1.0
-    assert made.expected(FEWEST_KNOWN - 1, (P,), 100) == 0.0, (
-        "an epoch begun anew is not measured by itself"
-    )
-    assert made.expected(WINDOW + 11, (P,), 100) == 1.0
-    assert made.expected(WINDOW + 13, (P,), 100) == 0.0
     made.void(FEWEST_KNOWN - 1)
     assert made.expected(20, (P,), 100) == 0.0
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reference.mixing import mixing
-from node.averaging.strategies.central import Hogwild, ParameterServer, Stale, servers
+from node.averaging.strategies.central import ParameterServer, Stale, servers
 from node.averaging.strategies.gossip import Exponential, Pairs, Ring
 from node.averaging.strategies.moshpit import (
     Moshpit,
@@ -170,6 +170,9 @@ def test_a_grid_that_is_too_small_is_refused() -> None:
 # ------------------------------------------------------------ contraction
 
 
+SIZES = ((12, 4), (16, 4), (64, 8), (60, 13))
+
+
 def contraction(strategy, count: int, rounds: int = 16, width: int = 2000) -> float:
     """Ratio of mean variances before and after a round, from independent normal values."""
     before = after = 0.0
@@ -180,17 +183,16 @@ def contraction(strategy, count: int, rounds: int = 16, width: int = 2000) -> fl
     return after / before
 
 
-@pytest.mark.parametrize(("count", "size"), [(12, 4), (16, 4), (64, 8), (60, 13)])
-def test_random_groups_contract_by_r_minus_1_over_n_minus_1(count: int, size: int) -> None:
-    groups = count // size
-    assert contraction(RandomGroups(size), count) == pytest.approx(
-        (groups - 1) / (count - 1), rel=0.01
-    )
-
-
-@pytest.mark.parametrize("count", [4, 16, 64])
-def test_one_random_pair_contracts_by_1_minus_1_over_n_minus_1(count: int) -> None:
-    assert contraction(Pairs(single=True), count) == pytest.approx(1 - 1 / (count - 1), rel=0.01)
+@pytest.mark.parametrize(
+    ("strategy", "count", "expected"),
+    [
+        # r groups of n members by (r - 1) / (n - 1), one pair by 1 - 1 / (n - 1)
+        *((RandomGroups(size), n, (n // size - 1) / (n - 1)) for n, size in SIZES),
+        *((Pairs(single=True), n, 1 - 1 / (n - 1)) for n in (4, 16, 64)),
+    ],
+)
+def test_random_meetings_contract_as_published(strategy, count: int, expected: float) -> None:
+    assert contraction(strategy, count) == pytest.approx(expected, rel=0.01)
 
 
 def test_pairs_are_drawn_evenly() -> None:
@@ -251,6 +253,6 @@ def test_an_all_reduce_with_somebody_missing_is_void() -> None:
 
 def test_pushes_meet_at_owners_within_a_bound_or_without() -> None:
     assert Stale(3).meet(5, 0, 0).bound == 3
-    assert not Hogwild().meet(5, 0, 0).locked
+    assert not Stale(locked=False).meet(5, 0, 0).locked
     with pytest.raises(ValueError, match="shards"):
         servers(3, 4, 0)

@@ -16,28 +16,27 @@ A, B, C = map(PeerId, "abc")
 PLAN = {A: 100, B: 60, C: 40}
 
 
-def test_what_the_plan_assigned_weighs_what_it_claims():
-    assert weights(PLAN, PLAN, 200) == PLAN
-    assert weights({A: 90, B: 60}, PLAN, 200) == {A: 90, B: 60}
-
-
-def test_who_did_a_dead_replicas_work_may_claim_it():
-    assert weights({A: 140, B: 60}, PLAN, 200) == {A: 140, B: 60}
-    assert weights({A: 200}, PLAN, 200) == {A: 200}
-    assert weights({A: 120, B: 40, C: 40}, PLAN, 200) == {A: 120, B: 40, C: 40}
-
-
-def test_more_than_anybody_left_over_does_not_count():
-    assert weights({A: 10**9, B: 60, C: 40}, PLAN, 200) == PLAN
-    assert weights({A: 10**9, B: 30, C: 40}, PLAN, 200) == {A: 130, B: 30, C: 40}
-    assert weights({A: 10**9, B: 60, C: 40}, PLAN, 150) == PLAN, "what was dropped leaves no room"
-    assert weights({A: 100, PeerId("x"): 50, B: 60, C: 40}, PLAN, 200)[PeerId("x")] == 0
-
-
-def test_without_a_plan_or_a_total_claims_stand():
-    claims = {A: 10**9, B: 1, C: 0}
-    assert weights(claims, {}, 200) == claims
-    assert weights(claims, PLAN, 0) == claims
+@pytest.mark.parametrize(
+    ("claims", "allowed", "total", "weigh"),
+    [
+        (PLAN, PLAN, 200, PLAN),  # what the plan assigned
+        ({A: 90, B: 60}, PLAN, 200, {A: 90, B: 60}),
+        # who did a dead replica's work may claim it
+        ({A: 140, B: 60}, PLAN, 200, {A: 140, B: 60}),
+        ({A: 200}, PLAN, 200, {A: 200}),
+        ({A: 120, B: 40, C: 40}, PLAN, 200, {A: 120, B: 40, C: 40}),
+        # more than anybody left over does not count
+        ({A: 10**9, B: 60, C: 40}, PLAN, 200, PLAN),
+        ({A: 10**9, B: 30, C: 40}, PLAN, 200, {A: 130, B: 30, C: 40}),
+        ({A: 10**9, B: 60, C: 40}, PLAN, 150, PLAN),  # what was dropped leaves no room
+        ({**PLAN, PeerId("x"): 50}, PLAN, 200, {**PLAN, PeerId("x"): 0}),
+        # without a plan or a total claims stand
+        ({A: 10**9, B: 1, C: 0}, {}, 200, {A: 10**9, B: 1, C: 0}),
+        ({A: 10**9, B: 1, C: 0}, PLAN, 0, {A: 10**9, B: 1, C: 0}),
+    ],
+)
+def test_a_claim_weighs_what_the_plan_explains(claims, allowed, total, weigh):
+    assert weights(claims, allowed, total) == weigh
 
 
 @pytest.mark.parametrize("claim", [float("nan"), float("inf"), 2.5, True, "7"])

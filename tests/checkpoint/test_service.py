@@ -9,11 +9,13 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.checkpoint.fetch import FetchTimeouts
+from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.files import Disk
+from node.checkpoint.partial import Partial
 from node.checkpoint.pins import Pins
-from node.checkpoint.service import NoDonor, Partial, StateKind, StateService, fetch
+from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Version
@@ -74,52 +76,32 @@ class Held:
 
 
 class Liar(StateService):
-    """A donor that spoils what it sends: every message is seen on its way out."""
+    """A donor that spoils what it sends: ``describes`` may change a description, ``sends`` gives
+    another chunk for a request and its chunk, or None for none."""
 
-    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-        return manifest
-
-    def sends(
-        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-    ) -> state_pb2.StateChunk | None:
-        return chunk
+    def __init__(
+        self,
+        *args: Any,
+        describes: Callable[[state_pb2.StateManifest], object] = lambda manifest: None,
+        sends: Callable[[state_pb2.FetchRequest, state_pb2.StateChunk], object] = (
+            lambda request, chunk: chunk
+        ),
+        **more: Any,
+    ) -> None:
+        super().__init__(*args, **more)
+        self.describes, self.sends = describes, sends
 
     async def Describe(
         self, request: state_pb2.DescribeRequest, context: Any
     ) -> state_pb2.StateManifest:
-        return self.describes(await super().Describe(request, context))
+        manifest = await super().Describe(request, context)
+        self.describes(manifest)
+        return manifest
 
-    async def Fetch(
-        self, request: state_pb2.FetchRequest, context: Any
-    ) -> AsyncIterator[state_pb2.StateChunk]:
+    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[Any]:
         async for chunk in super().Fetch(request, context):
             if (spoilt := self.sends(request, chunk)) is not None:
                 yield spoilt
-
-
-def describing(spoil: Callable[[state_pb2.StateManifest], object]) -> type[Liar]:
-    """A donor that describes its state as ``spoil`` changes the description."""
-
-    class Describes(Liar):
-        def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
-            spoil(manifest)
-            return manifest
-
-    return Describes
-
-
-def sending(
-    spoil: Callable[[state_pb2.StateChunk], state_pb2.StateChunk | None],
-) -> type[Liar]:
-    """A donor that sends what ``spoil`` makes of each piece; nothing for None."""
-
-    class Sends(Liar):
-        def sends(
-            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-        ) -> state_pb2.StateChunk | None:
-            return spoil(chunk)
-
-    return Sends
 
 
 class Swarm:
@@ -262,18 +244,14 @@ async def test_a_tensor_comes_from_all_donors_together(swarm: Swarm) -> None:
 
 
 async def test_a_line_that_breaks_once_costs_no_donor(swarm: Swarm) -> None:
-    class BreaksOnce(Liar):
-        broken = 0
+    broken = iter(range(SETTINGS.fetch_parallel))  # every request that is under way
 
-        def sends(
-            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-        ) -> state_pb2.StateChunk | None:
-            if self.broken < SETTINGS.fetch_parallel:  # every request that is under way
-                self.broken += 1
-                raise RuntimeError("broken on purpose")
-            return chunk
+    def breaks_once(request: object, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk:
+        if next(broken, None) is not None:
+            raise RuntimeError("broken on purpose")
+        return chunk
 
-    donor = await swarm.donor("donor", Held({3: values()}), BreaksOnce)
+    donor = await swarm.donor("donor", Held({3: values()}), Liar, sends=breaks_once)
     assert same((await swarm.fetch([donor])).tensors, values())
 
 
@@ -285,6 +263,8 @@ async def test_a_silent_donor_costs_only_patience(swarm: Swarm) -> None:
 
 
 async def test_who_describes_late_gives_too_and_holds_nobody_up(swarm: Swarm) -> None:
+    begun, given = asyncio.Event(), asyncio.Event()
+
     class Late(Liar):
         async def Describe(
             self, request: state_pb2.DescribeRequest, context: Any
@@ -297,21 +277,15 @@ async def test_who_describes_late_gives_too_and_holds_nobody_up(swarm: Swarm) ->
             self, request: state_pb2.FetchRequest, context: Any
         ) -> AsyncIterator[state_pb2.StateChunk]:
             begun.set()
-            await swarm.services[late].given.wait()  # type: ignore[attr-defined]
+            await given.wait()
             async for chunk in super().Fetch(request, context):
                 yield chunk
 
-    class Gives(Late):
-        given = asyncio.Event()
+    def gives(request: object, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk:
+        given.set()
+        return chunk
 
-        def sends(
-            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-        ) -> state_pb2.StateChunk | None:
-            self.given.set()
-            return chunk
-
-    begun = asyncio.Event()
-    late = await swarm.donor("late", Held({3: values()}), Gives)
+    late = await swarm.donor("late", Held({3: values()}), Late, sends=gives)
     never = await swarm.donor("never", Held({3: values()}))
     swarm.net.mute(never)
     slow = await swarm.donor("slow", Held({3: values()}), Slow)
@@ -358,18 +332,18 @@ def flipped(chunk: state_pb2.StateChunk) -> state_pb2.StateChunk:
     return piece(chunk, data=bytes([chunk.data[0] ^ 1]) + chunk.data[1:])
 
 
-GARBAGE: dict[str, Callable[[state_pb2.StateChunk], state_pb2.StateChunk | None]] = {
-    "other bytes": flipped,
-    "too much": lambda chunk: piece(chunk, data=chunk.data + b"x"),
-    "another place": lambda chunk: piece(chunk, offset=chunk.offset + 4),
-    "nothing": lambda chunk: None,
-    "empty pieces": lambda chunk: piece(chunk, data=b""),
+GARBAGE: dict[str, Callable[[object, state_pb2.StateChunk], object]] = {
+    "other bytes": lambda _, chunk: flipped(chunk),
+    "too much": lambda _, chunk: piece(chunk, data=chunk.data + b"x"),
+    "another place": lambda _, chunk: piece(chunk, offset=chunk.offset + 4),
+    "nothing": lambda _, chunk: None,
+    "empty pieces": lambda _, chunk: piece(chunk, data=b""),
 }
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
 async def test_a_donor_that_sends_garbage_is_counted_and_replaced(swarm: Swarm, kind: str) -> None:
-    liar = await swarm.donor("liar", Held({3: values()}), sending(GARBAGE[kind]))
+    liar = await swarm.donor("liar", Held({3: values()}), Liar, sends=GARBAGE[kind])
     with pytest.raises(NoDonor):
         await swarm.fetch([liar])
     assert swarm.blamed() == {liar}
@@ -401,7 +375,7 @@ FALSE: dict[str, Callable[[state_pb2.StateManifest], object]] = {
 async def test_a_false_description_is_refused_before_a_byte(
     swarm: Swarm, kind: str, tmp_path: Path
 ) -> None:
-    liar = await swarm.donor("liar", Held({3: values()}), describing(FALSE[kind]))
+    liar = await swarm.donor("liar", Held({3: values()}), Liar, describes=FALSE[kind])
     good = await swarm.donor("good", Held({3: values()}))
     snapshot = await swarm.fetch([liar, good], partial=Partial(tmp_path / "partial"))
     assert (set(snapshot.sources), swarm.blamed()) == ({good}, {liar})
@@ -417,8 +391,8 @@ async def test_another_state_than_the_swarm_agreed_on_is_refused(swarm: Swarm) -
 
 async def test_other_tensors_under_the_true_digest_are_refused(swarm: Swarm) -> None:
     poisoned = {**values(), "norm": torch.zeros(7)}
-    claims = describing(lambda m: setattr(m, "digest", digest(values())))
-    liars = [await swarm.donor(f"liar{i}", Held({3: poisoned}), claims) for i in range(2)]
+    claims = {"describes": lambda m: setattr(m, "digest", digest(values()))}
+    liars = [await swarm.donor(f"liar{i}", Held({3: poisoned}), Liar, **claims) for i in range(2)]
     good = await swarm.donor("good", Held({3: values()}))
     snapshot = await swarm.fetch([*liars, good], expected_digest=digest(values()))
     assert same(snapshot.tensors, values())
@@ -427,15 +401,14 @@ async def test_other_tensors_under_the_true_digest_are_refused(swarm: Swarm) -> 
 
 
 async def test_one_bad_donor_is_found_when_tensors_are_mixed(swarm: Swarm) -> None:
-    class SpoilsThenFails(Liar):
-        def sends(
-            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-        ) -> state_pb2.StateChunk | None:
-            if request.offset:
-                raise RuntimeError("broken on purpose")
-            return flipped(chunk)
+    def spoils_then_fails(
+        request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+    ) -> state_pb2.StateChunk:
+        if request.offset:
+            raise RuntimeError("broken on purpose")
+        return flipped(chunk)
 
-    bad = await swarm.donor("bad", Held({3: values()}), SpoilsThenFails)
+    bad = await swarm.donor("bad", Held({3: values()}), Liar, sends=spoils_then_fails)
     good = [await swarm.donor(f"good{i}", Held({3: values()})) for i in range(2)]
     for _ in range(3):
         assert same((await swarm.fetch([bad, *good])).tensors, values())
@@ -448,18 +421,15 @@ async def test_one_bad_donor_is_found_when_tensors_are_mixed(swarm: Swarm) -> No
 async def test_verified_tensors_survive_a_broken_donor_and_a_restart(
     swarm: Swarm, tmp_path: Path
 ) -> None:
-    class Breaks(Liar):
-        def sends(
-            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
-        ) -> state_pb2.StateChunk | None:
-            if request.name == "norm":
-                raise RuntimeError("broken on purpose")
-            return chunk
+    def breaks_at_norm(
+        request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+    ) -> state_pb2.StateChunk:
+        if request.name == "norm":
+            raise RuntimeError("broken on purpose")
+        return chunk
 
-    breaks, one_by_one = (
-        await swarm.donor("breaks", Held({3: values()}), Breaks),
-        CheckpointSettings(fetch_parallel=1),
-    )
+    breaks = await swarm.donor("breaks", Held({3: values()}), Liar, sends=breaks_at_norm)
+    one_by_one = CheckpointSettings(fetch_parallel=1)
     with pytest.raises(NoDonor):
         await swarm.fetch([breaks], partial=Partial(tmp_path / "state"), settings=one_by_one)
     # by name, so these are done
@@ -588,21 +558,19 @@ async def test_requests_outside_what_is_held_get_a_status(swarm: Swarm) -> None:
     await stub.Describe(
         state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, any_epoch=True), timeout=5
     )
-    assert await ask() == "28"
-    assert await ask(offset=4, length=24) == "24"
-    assert await ask(offset=4) == "INVALID_ARGUMENT"
-    assert await ask(length=0) == "INVALID_ARGUMENT"
-    assert await ask(offset=2**63, length=2**63) == "INVALID_ARGUMENT"
-    assert await ask(length=2**64 - 1) == "INVALID_ARGUMENT"
-    for wrong in (
-        {"name": "x"},
-        {"stage": 2},
-        {"epoch": 4},
-        {"kind": 2},
-        {"kind": 0},
-        {"kind": 99},
+    for fields, answer in (
+        ({}, "28"),
+        ({"offset": 4, "length": 24}, "24"),
+        ({"offset": 4}, "INVALID_ARGUMENT"),
+        ({"length": 0}, "INVALID_ARGUMENT"),
+        ({"offset": 2**63, "length": 2**63}, "INVALID_ARGUMENT"),
+        ({"length": 2**64 - 1}, "INVALID_ARGUMENT"),
+        ({"name": "x"}, "NOT_FOUND"),
+        ({"stage": 2}, "NOT_FOUND"),
+        ({"epoch": 4}, "NOT_FOUND"),
+        *(({"kind": kind}, "NOT_FOUND") for kind in (2, 0, 99)),
     ):
-        assert await ask(**wrong) == "NOT_FOUND"
+        assert await ask(**fields) == answer, fields
 
 
 async def test_more_streams_than_one_joiner_may_open_are_refused(swarm: Swarm) -> None:
@@ -649,8 +617,12 @@ async def test_a_pinned_epoch_of_one_history_is_not_given_as_another(swarm: Swar
 
 @pytest.mark.parametrize("lineage", [THERE, "../../etc"])
 async def test_a_wrong_history_counts_against_the_donor(swarm: Swarm, lineage: str) -> None:
-    names = describing(lambda m: setattr(m, "lineage", lineage))
-    liar = await swarm.donor("liar", Held({3: values()}, lineage=HERE), names)
+    liar = await swarm.donor(
+        "liar",
+        Held({3: values()}, lineage=HERE),
+        Liar,
+        describes=lambda m: setattr(m, "lineage", lineage),
+    )
     with pytest.raises(NoDonor):
         await swarm.fetch([liar], lineage=HERE)
     assert swarm.blamed() == {liar}
@@ -749,8 +721,7 @@ async def test_a_broken_fetch_resumes_its_version_and_drops_others(
     assert (await swarm.fetch([donor], epoch=None, partial=partial)).version == Version(3, HERE)
     assert partial.version is None
     assert not (tmp_path / "in").exists(), "the piece of no version is gone too"
-    silent = sending(lambda chunk: None)
-    gone = await swarm.donor("gone", Held({5: values(5)}), silent)
+    gone = await swarm.donor("gone", Held({5: values(5)}), Liar, sends=GARBAGE["nothing"])
     partial = Partial(tmp_path / "in")
     partial.keep(b"c" * HASH, memoryview(b"any"))
     with pytest.raises(NoDonor):

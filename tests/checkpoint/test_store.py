@@ -42,6 +42,17 @@ def store_in(
     )
 
 
+def rewritten(page: Path, **changes: object) -> None:
+    """The manifest with other facts and the hash that they have."""
+    body = json.loads(page.read_text())["checkpoint"] | changes
+    page.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return store_in(tmp_path)
+
+
 def names(root: Path, stage: int = 1) -> set[str]:
     return set(os.listdir(root / f"stage-{stage}"))
 
@@ -77,8 +88,7 @@ def test_checkpoint_files_are_private_safetensors(tmp_path: Path) -> None:
     assert {os.stat(path / n).st_mode & 0o777 for n in os.listdir(path)} == {0o600}
 
 
-def test_loaded_tensors_outlive_their_file(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
+def test_loaded_tensors_outlive_their_file(store: CheckpointStore) -> None:
     path = store.save(0, 0, {"w": torch.full((1000,), 7.0)}, {}, {})
     found = store.load(0, 0)
     (path / "parameters.safetensors").write_bytes(b"")
@@ -97,8 +107,7 @@ def test_newest_are_kept(tmp_path: Path) -> None:
     assert store.epochs(3) == []
 
 
-def test_saving_the_same_again_changes_nothing(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
+def test_saving_the_same_again_changes_nothing(store: CheckpointStore) -> None:
     before = os.stat(store.save(1, 4, *state(4))).st_ino
     assert os.stat(store.save(1, 4, *state(4))).st_ino == before
 
@@ -189,8 +198,9 @@ def test_saving_over_a_damaged_one_sets_it_aside(tmp_path: Path, kind: str, seed
     assert [name for name, _ in store.problems(1)] == [aside]
 
 
-def test_what_is_set_aside_is_bounded_and_nothing_of_it_deleted(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
+def test_what_is_set_aside_is_bounded_and_nothing_of_it_deleted(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
     for _ in range(ASIDE):
         truncate(store.save(1, 2, *state(2)))
     last = store.save(1, 2, *state(2))
@@ -205,8 +215,9 @@ def test_what_is_set_aside_is_bounded_and_nothing_of_it_deleted(tmp_path: Path) 
     assert store.epochs(1) == [3], "other epochs are still written"
 
 
-def test_a_distrusted_checkpoint_is_ignored_until_rewritten(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
+def test_a_distrusted_checkpoint_is_ignored_until_rewritten(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
     store.save(1, 1, *state(1))
     store.save(1, 2, *state(2))
     store.distrust(1, 2, "of another model")
@@ -219,12 +230,10 @@ def test_a_distrusted_checkpoint_is_ignored_until_rewritten(tmp_path: Path) -> N
     assert store.epochs(1) == [1, 2]
 
 
-def test_a_later_format_is_left_for_who_can_read_it(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
+def test_a_later_format_is_left_for_who_can_read_it(tmp_path: Path, store: CheckpointStore) -> None:
     store.save(1, 1, *state(1))
     page = store.save(1, 2, *state(2)) / "manifest.json"
-    body = json.loads(page.read_text())["checkpoint"] | {"format": 7, "new": "field"}
-    page.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+    rewritten(page, format=7, new="field")
     later = page.read_bytes()
     with pytest.raises(Refused, match="format 7, this software reads 1 and 2"):
         store.load(1, 2)
@@ -234,9 +243,8 @@ def test_a_later_format_is_left_for_who_can_read_it(tmp_path: Path) -> None:
     assert (tmp_path / "stage-1" / aside / "manifest.json").read_bytes() == later
 
 
-def test_of_another_run_or_stage_is_foreign(tmp_path: Path) -> None:
+def test_of_another_run_or_stage_is_foreign(tmp_path: Path, store: CheckpointStore) -> None:
     store_in(tmp_path, run="cd" * 32).save(1, 7, *state(7))
-    store = store_in(tmp_path)
     assert store.epochs(1) == []
     with pytest.raises(Refused, match="belongs to run 'cdcdcdcdcdcd'"):
         store.load(1, 7)
@@ -279,30 +287,43 @@ def test_a_header_bomb_never_reaches_the_library(
         os.close(fd)
 
 
+ONE, COMPLEX = torch.ones(1), torch.ones(1, dtype=torch.complex64)
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["../../etc/passwd", "a..b", "/abs", "a/b/c", "", "a\nb", "x" * 300, "__metadata__/../x"],
+    ("parameters", "optimizer", "meta", "why"),
+    [
+        *(
+            ({name: ONE}, {}, {}, "not a tensor name")
+            for name in (
+                "../../etc/passwd",
+                "a..b",
+                "/abs",
+                "a/b/c",
+                "",
+                "a\nb",
+                "x" * 300,
+                "__metadata__/../x",
+            )
+        ),
+        ({"w": ONE}, {}, {"tuple": (1, 2)}, "survive JSON"),
+        ({"w": ONE}, {}, {"object": object()}, "not JSON"),
+        ({"w": ONE}, {"w": {"m": COMPLEX}}, {}, "complex"),
+    ],
 )
-def test_names_that_look_like_paths_are_refused(tmp_path: Path, name: str) -> None:
-    store = store_in(tmp_path)
-    with pytest.raises(ValueError, match="not a tensor name"):
-        store.save(1, 1, {name: torch.ones(1)}, {}, {})
+def test_what_cannot_be_kept_leaves_nothing_behind(
+    tmp_path: Path,
+    store: CheckpointStore,
+    parameters: dict[str, torch.Tensor],
+    optimizer: dict[str, dict[str, torch.Tensor]],
+    meta: dict[str, object],
+    why: str,
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        store.save(1, 1, parameters, optimizer, meta)
     assert names(tmp_path) == set()
-
-
-def test_values_that_cannot_be_kept_leave_nothing_behind(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    with pytest.raises(ValueError, match="survive JSON"):
-        store.save(1, 1, {"w": torch.ones(1)}, {}, {"tuple": (1, 2)})
-    with pytest.raises(ValueError, match="not JSON"):
-        store.save(1, 1, {"w": torch.ones(1)}, {}, {"object": object()})
-    with pytest.raises(ValueError, match="complex"):
-        store.save(
-            1, 1, {"w": torch.ones(1)}, {"w": {"m": torch.ones(1, dtype=torch.complex64)}}, {}
-        )
     with pytest.raises(ValueError, match="stage -1"):
-        store.save(-1, 1, {"w": torch.ones(1)}, {}, {})
-    assert names(tmp_path) == set()
+        store.save(-1, 1, {"w": ONE}, {}, {})
 
 
 def test_unfinished_checkpoints_are_removed_and_reported(tmp_path: Path) -> None:
@@ -345,11 +366,9 @@ def test_any_write_may_find_the_disk_full(
         assert (names(tmp_path), store.load(1, 1).digest) == ({"epoch-1"}, digest(state(1)[0]))
 
 
-def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    path = store.save(1, 2, *state(2)) / "manifest.json"
-    good = json.loads(path.read_text())["checkpoint"]
-    for change in (
+@pytest.mark.parametrize(
+    "change",
+    [
         {"format": 3},
         {"epoch": True},
         {"epoch": -1},
@@ -357,27 +376,26 @@ def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> 
         {"files": []},
         {"meta": 1},
         {"files": {}},
-    ):
-        body = {**good, **change}
-        path.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
-        with pytest.raises(Refused):
-            store.load(1, 2)
-    path.write_text(json.dumps({"checkpoint": good, "sha256": manifest._hash(good)}))
+    ],
+)
+def test_a_manifest_that_hashes_but_means_nothing_is_refused(
+    store: CheckpointStore, change: dict[str, object]
+) -> None:
+    page = store.save(1, 2, *state(2)) / "manifest.json"
+    rewritten(page)
     assert store.load(1, 2).epoch == 2
+    rewritten(page, **change)
+    with pytest.raises(Refused):
+        store.load(1, 2)
 
 
-def test_a_checkpoint_of_format_1_is_still_read(tmp_path: Path) -> None:
+def test_a_checkpoint_of_format_1_is_still_read(store: CheckpointStore) -> None:
     """Its digest is of another kind; its files are hashed as they are today."""
-    store = store_in(tmp_path)
     path = store.save(1, 2, *state(2)) / "manifest.json"
-    body = json.loads(path.read_text())["checkpoint"] | {"format": 1, "digest": "a" * 64}
-    path.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+    rewritten(path, format=1, digest="a" * 64)
     found = store.load(1, 2)
     assert found.digest == digest(state(2)[0])
     assert found.meta == state(2)[2]
-    parameters = path.with_name("parameters.safetensors")
-    spoilt = bytearray(parameters.read_bytes())
-    spoilt[-1] ^= 1
-    parameters.write_bytes(spoilt)
+    flip(path.parent)
     with pytest.raises(Refused, match="not the file"):
         store.load(1, 2)

@@ -5,6 +5,8 @@ import asyncio
 import dataclasses
 import json
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +34,7 @@ from node.optim.owner import Owner
 from node.pipeline.device import DeviceThread
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
-from node.telemetry.events import Journal
+from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
 from node.training.protocol.events import Heartbeat
@@ -82,7 +84,7 @@ class Peer:
         home: Path,
         limits: PipelineLimits | None = None,
     ) -> None:
-        self.transport = net.transport(identity.peer_id)
+        self.identity, self.transport = identity, net.transport(identity.peer_id)
         self.journal, self.metrics = Journal(), Metrics()
         self.thread, self.meter = DeviceThread(), PipelineMeter(self.journal, self.metrics)
         parameters = m.optimizer.parameters
@@ -157,6 +159,32 @@ class Peer:
         self.journal.close()
 
 
+@asynccontextmanager
+async def swarm_of(
+    m: Manifest, stages: list[int], home: Path, limits: PipelineLimits | None = None
+) -> AsyncIterator[list[Peer]]:
+    """A peer for each of ``stages``, the first of them with the ends, that can be reached."""
+    net, keys = MemoryNet(), [Identity.ephemeral() for _ in stages]
+    ends = {keys[0].peer_id}
+    peers = [Peer(net, m, s, k, ends, home, limits) for s, k in zip(stages, keys, strict=True)]
+    try:
+        for peer in peers:
+            await peer.transport.start()
+        yield peers
+    finally:
+        for peer in peers:
+            await peer.close()
+
+
+async def trained(peers: list[Peer]) -> list[Event]:
+    """What the first peer's journal says when all have finished."""
+    for peer in peers:
+        peer.training.start()
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(p.training.finished.wait() for p in peers))
+    return peers[0].journal.recent(10_000)
+
+
 def documents(folder: Path) -> Manifest:
     """The same run on documents of 1 to 60 characters, kept apart, in two block stages."""
     made, dice = manifest(), random.Random(3)
@@ -184,20 +212,10 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
     if filed["sha256"] == alone.text.corpus.sha256:
         assert expected == pytest.approx(filed["losses"], abs=1e-3)
     assert expected[-1] < expected[0]
-    net, stages = MemoryNet(), [0, 1, 1, 2, 2, 3, 3]
-    keys = [Identity.ephemeral() for _ in stages]
-    ends = {keys[0].peer_id}
-    peers = [Peer(net, m, s, k, ends, tmp_path) for s, k in zip(stages, keys, strict=True)]
-    try:
-        for peer in peers:
-            await peer.transport.start()
-        seen: list[Plan] = []
+    async with swarm_of(m, [0, 1, 1, 2, 2, 3, 3], tmp_path) as peers:
+        seen, keys = list[Plan](), [peer.identity for peer in peers]
         peers[1].training.on_plan = seen.append
-        for peer in peers:
-            peer.training.start()
-        async with asyncio.timeout(120):
-            await asyncio.gather(*(p.training.finished.wait() for p in peers))
-        events = peers[0].journal.recent(10_000)
+        events = await trained(peers)
         # What a leader may sign and members cannot follow is refused before anything is done about
         # it.
         work, plan = peers[1].work, next(p for p in seen if p.paths)
@@ -256,9 +274,6 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
             assert peers[a].work.stage.digest == peers[b].work.stage.digest
         assert [p.work.stage.version.epoch for p in peers] == [EPOCHS] * 7
         assert all(p.work.checkpoints() for p in peers)
-    finally:
-        for peer in peers:
-            await peer.close()
 
 
 async def test_bf16_parameters_are_those_of_one_process(tmp_path: Path) -> None:
@@ -267,18 +282,8 @@ async def test_bf16_parameters_are_those_of_one_process(tmp_path: Path) -> None:
     alone = Reference(m, tmp_path)
     expected = [e.loss for e in alone.train(EPOCHS)]
     assert expected[-1] < expected[0]
-    net, keys = MemoryNet(), [Identity.ephemeral() for _ in range(4)]
-    ends = {keys[0].peer_id}
-    one = PipelineLimits(in_flight=1)
-    peers = [Peer(net, m, s, key, ends, tmp_path, one) for s, key in enumerate(keys)]
-    try:
-        for peer in peers:
-            await peer.transport.start()
-        for peer in peers:
-            peer.training.start()
-        async with asyncio.timeout(120):
-            await asyncio.gather(*(p.training.finished.wait() for p in peers))
-        events = peers[0].journal.recent(10_000)
+    async with swarm_of(m, [0, 1, 2, 3], tmp_path, PipelineLimits(in_flight=1)) as peers:
+        events = await trained(peers)
         losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
         assert losses == pytest.approx(expected, abs=1e-6)
         theirs = {name: p.data for name, p in alone.model.named_parameters()}
@@ -289,9 +294,6 @@ async def test_bf16_parameters_are_those_of_one_process(tmp_path: Path) -> None:
                 assert torch.equal(parameter, theirs[name]), name
                 low = owner.state(name)["low"]
                 assert torch.equal(low, alone.owner.state(name)["low"]), name
-    finally:
-        for peer in peers:
-            await peer.close()
 
 
 async def test_packed_documents_are_learned_as_in_one_process(tmp_path: Path) -> None:
@@ -302,18 +304,8 @@ async def test_packed_documents_are_learned_as_in_one_process(tmp_path: Path) ->
     assert all(0.9 * whole < e.tokens < 0.99 * whole for e in epochs), "ends are left out"
     unmasked = dataclasses.replace(m, data=dataclasses.replace(m.data, document_mask=False))
     others = [e.loss for e in Reference(unmasked, tmp_path).train(EPOCHS)]
-    net, stages = MemoryNet(), [0, 1, 1, 2, 2]
-    keys = [Identity.ephemeral() for _ in stages]
-    ends = {keys[0].peer_id}
-    peers = [Peer(net, m, s, k, ends, tmp_path) for s, k in zip(stages, keys, strict=True)]
-    try:
-        for peer in peers:
-            await peer.transport.start()
-        for peer in peers:
-            peer.training.start()
-        async with asyncio.timeout(120):
-            await asyncio.gather(*(p.training.finished.wait() for p in peers))
-        events = peers[0].journal.recent(10_000)
+    async with swarm_of(m, [0, 1, 1, 2, 2], tmp_path) as peers:
+        events = await trained(peers)
         committed = [e.fields for e in events if e.kind == "epoch-committed"]
         held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
         expected = [e.loss for e in epochs]
@@ -324,6 +316,3 @@ async def test_packed_documents_are_learned_as_in_one_process(tmp_path: Path) ->
         theirs = {name: p.data for name, p in alone.model.named_parameters()}
         torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=0)
         assert expected != pytest.approx(others, abs=1e-3), "the mask makes a difference"
-    finally:
-        for peer in peers:
-            await peer.close()

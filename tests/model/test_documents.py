@@ -13,7 +13,6 @@ import transformers
 from benchmarks.given.directories import made
 from benchmarks.lab.visits import visit
 from benchmarks.reference.unsplit import Unsplit
-from node.model.cost import RECOMPUTE, stash_bytes
 from node.model.documents import NO_TARGET, ends_of, lengths_of, within
 from node.model.pretrained import Weights, model_of
 from node.model.settings import ModelSettings
@@ -101,16 +100,3 @@ def test_a_visit_in_slices_keeps_documents_apart(most: int) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
     for name, share in whole[2].items():
         torch.testing.assert_close(found[2][name], share, rtol=1e-5, atol=1e-5)
-
-
-def test_what_is_kept_and_computed_again_is_as_planned() -> None:
-    x, dy, found = torch.randn(3, 16, 32), torch.randn(3, 16, 32), {}
-    for mode in RECOMPUTE:
-        math = StageMath(build(SMALL, 1, 1), "fp32", recompute=mode)
-        found[mode] = [visit(math, x, dy, ENDS) for _ in range(2)][1]
-        tables = 2 * 4 * 16 * 8 if mode == "off" else 0  # of the rotary embedding, kept once
-        kept = stash_bytes(SMALL, 1, 1, 3, mode, masked=True) - x.nbytes
-        assert math.graph_bytes[tuple(x.shape)] == (0 if mode == "stage" else kept) + tables
-    for mode in ("layers", "stage"):
-        assert found[mode][:2] == found["off"][:2], "to the bit"
-        assert all(torch.equal(found[mode][2][n], g) for n, g in found["off"][2].items())

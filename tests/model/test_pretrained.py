@@ -73,18 +73,30 @@ def test_digests_name_the_weights_of_every_stage(llama: Path) -> None:
         weights.verified(settings, 2, 1, two)
 
 
-def test_sequences_are_as_long_as_the_model_was_made_for(llama: Path) -> None:
-    assert (model_of(llama)[0]["seq_len"], model_of(llama)[1]) == (64, 64)
-    long = changed(llama, max_position_embeddings=1 << 17)
-    assert (model_of(long)[0]["seq_len"], model_of(long)[1]) == (SEQ_LEN, 1 << 17)
-    assert config_of(settings_of(long))["max_position_embeddings"] == 1 << 17
-    shorter = replace(settings_of(long), seq_len=16)
-    assert config_of(shorter)["max_position_embeddings"] == 1 << 17
+LONG = {"max_position_embeddings": 1 << 17}
+
+
+@pytest.mark.parametrize(
+    ("values", "length", "most"),
+    [
+        ({}, 64, 64),
+        (LONG, SEQ_LEN, 1 << 17),
+        (LONG | {"model_type": "mistral", "sliding_window": 32}, 32, 32),
+        (
+            LONG | {"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": False},
+            SEQ_LEN,
+            1 << 17,
+        ),
+    ],
+)
+def test_sequences_are_as_long_as_the_model_was_made_for(
+    llama: Path, values: dict[str, Any], length: int, most: int
+) -> None:
+    fields, positions = model_of(changed(llama, **values))
+    assert (fields["seq_len"], positions) == (length, most)
+    for shorter in (ModelSettings(**fields), ModelSettings(**fields | {"seq_len": 16})):
+        assert config_of(shorter)["max_position_embeddings"] == most
     assert config_of(ModelSettings(seq_len=16))["max_position_embeddings"] == 16
-    window = changed(long, model_type="mistral", sliding_window=32)
-    assert (model_of(window)[0]["seq_len"], model_of(window)[1]) == (32, 32)
-    off = changed(long, model_type="qwen2", sliding_window=32, use_sliding_window=False)
-    assert model_of(off)[1] == 1 << 17
 
 
 def test_older_files_say_the_rotary_base_elsewhere(llama: Path) -> None:

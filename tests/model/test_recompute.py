@@ -18,15 +18,15 @@ SMALL = ModelSettings(layers=3, d_model=32, d_ff=48, seq_len=16, qk_norm=True)
 SHAPE = (2, 16, 32)
 
 
-def test_gradients_are_the_same_to_the_bit() -> None:
-    x, dy = torch.randn(SHAPE), torch.randn(SHAPE)
-    found = {}
+@pytest.mark.parametrize("document_ends", [(), (4, 5, 12, 15, 40, 47)])
+def test_gradients_are_the_same_to_the_bit(document_ends: tuple[int, ...]) -> None:
+    x, dy, found = torch.randn(3, 16, 32), torch.randn(3, 16, 32), {}
     for mode in RECOMPUTE:
         math = StageMath(build(SMALL, 1, 1), "fp32", recompute=mode)
-        found[mode] = [visit(math, x, dy) for _ in range(2)][1]
+        found[mode] = [visit(math, x, dy, document_ends) for _ in range(2)][1]
         tables = 2 * 4 * 16 * 8 if mode == "off" else 0  # of the rotary embedding, kept once
-        kept = 0 if mode == "stage" else stash_bytes(SMALL, 1, 1, 2, mode) - x.nbytes
-        assert math.graph_bytes[SHAPE] == kept + tables
+        kept = stash_bytes(SMALL, 1, 1, 3, mode, masked=bool(document_ends)) - x.nbytes
+        assert math.graph_bytes[tuple(x.shape)] == (0 if mode == "stage" else kept) + tables
     output, upstream, share = found["off"]
     for mode in ("layers", "stage"):
         assert found[mode][:2] == (output, upstream)

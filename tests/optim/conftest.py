@@ -35,3 +35,9 @@ def matrix_by_matrix() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gram, "multiply", each)
         yield
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over that of what is expected."""
+    apart = torch.linalg.vector_norm(found.double() - expected.double())
+    return float(apart / torch.linalg.vector_norm(expected.double()))

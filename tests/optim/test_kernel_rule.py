@@ -51,36 +51,39 @@ def measured(seconds):
     return times, groups
 
 
-def test_the_rule_of_a_shape():
-    assert way(64, 64, MIXED).precision == "bf16"
-    assert way(64, 64, MIXED).stacked
-    assert not way(1024, 1024, MIXED).stacked
-    assert way(1024, 1024, MIXED).precision == "bf16"
-    assert way(16, 16, MIXED).precision == "fp32"
-    assert way(16, 16, MIXED).stacked
-    for rule in (CPU, MIXED):
-        assert way(1024, 3072, rule).gram
-        assert way(3072, 1024, rule) == way(1024, 3072, rule)
-        assert not way(1024, 1024, rule).gram
-        assert not way(1024, 1536, rule).gram
-        assert not way(8, 64, rule).gram
-        assert not way(7, 64, rule).stacked
-    assert {way(m, n, CPU).precision for m in (8, 64, 512) for n in (8, 64, 4096)} == {"fp32"}
-    assert not way(128, 128, CPU).stacked
+OWN = KernelRule(bf16_from=16, stack_bf16_to=16, gram_aspect=1.0, gram_from=1)
 
 
-def test_a_rule_of_its_own_is_followed():
-    rule = KernelRule(bf16_from=16, stack_bf16_to=16, gram_aspect=1.0, gram_from=1)
-    assert not way(64, 64, rule).stacked
-    assert way(64, 64, rule).precision == "bf16"
-    assert way(64, 64, rule).gram
-
-
-def test_what_is_worked_by_panels_is_not_stacked():
-    rule = KernelRule(bf16_from=1, stack_bf16_to=768, panels_bf16=512 * 2048)
-    assert way(512, 1024, rule).stacked
-    assert not way(512, 2048, rule).stacked
-    assert way(512, 2048, KernelRule(bf16_from=1, stack_bf16_to=768, panels_bf16=0)).stacked
+@pytest.mark.parametrize(
+    ("shape", "rule", "expected"),
+    [
+        ((64, 64), MIXED, {"precision": "bf16", "stacked": True}),
+        ((1024, 1024), MIXED, {"precision": "bf16", "stacked": False}),
+        ((16, 16), MIXED, {"precision": "fp32", "stacked": True}),
+        ((128, 128), CPU, {"stacked": False}),
+        ((64, 64), OWN, {"precision": "bf16", "stacked": False, "gram": True}),
+        # what is worked by panels is not stacked
+        ((512, 1024), KernelRule(bf16_from=1, panels_bf16=512 * 2048), {"stacked": True}),
+        ((512, 2048), KernelRule(bf16_from=1, panels_bf16=512 * 2048), {"stacked": False}),
+        ((512, 2048), KernelRule(bf16_from=1, panels_bf16=0), {"stacked": True}),
+        *(
+            (shape, rule, expected)
+            for rule in (CPU, MIXED)
+            for shape, expected in (
+                ((1024, 3072), {"gram": True}),
+                ((1024, 1024), {"gram": False}),
+                ((1024, 1536), {"gram": False}),
+                ((8, 64), {"gram": False}),
+                ((7, 64), {"stacked": False}),
+            )
+        ),
+        *(((m, n), CPU, {"precision": "fp32"}) for m in (8, 64, 512) for n in (8, 64, 4096)),
+    ],
+)
+def test_how_a_shape_is_worked_whichever_side_is_longer(shape, rule, expected):
+    chosen = way(*shape, rule)
+    assert chosen == way(*shape[::-1], rule)
+    assert {name: getattr(chosen, name) for name in expected} == expected
 
 
 def test_without_times_the_rule_is_the_same_everywhere():

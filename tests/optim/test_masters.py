@@ -135,18 +135,24 @@ def test_a_lower_half_of_others_moves_little(method: str) -> None:
     assert bool(((made[0] - made[1]).abs() <= 2 * resolution + 1e-3).all())
 
 
-def test_state_without_its_lower_half_is_none_of_this_run() -> None:
-    owner, _ = trained("muon", 1, halves())
-    state = owner.state(UP)
-    with pytest.raises(StepFault, match="should have"):
-        owner.load_state(UP, SHAPES[UP], {k: t for k, t in state.items() if k != LOW})
-    with pytest.raises(StepFault, match="should have"):
-        Owner(settings_of("muon"), 0).load_state(UP, SHAPES[UP], state)
-    for wrong, says in ((float("inf"), "not finite"), (0.5, "16 bits"), (40_000.0, "16 bits")):
-        low = state[LOW].float()
+@pytest.mark.parametrize(
+    ("parameters", "wrong", "says"),
+    [
+        ("bf16", None, "should have"),  # without a lower half
+        ("fp32", 0.0, "should have"),  # with one where nobody has masters
+        ("bf16", float("inf"), "not finite"),
+        ("bf16", 0.5, "16 bits"),
+        ("bf16", 40_000.0, "16 bits"),
+    ],
+)
+def test_a_lower_half_that_cannot_be_is_refused(parameters: str, wrong: Any, says: str) -> None:
+    state = trained("muon", 1, halves())[0].state(UP)
+    low = state.pop(LOW).float()
+    if wrong is not None:
         low[0, 0] = wrong
-        with pytest.raises(StepFault, match=says):
-            owner.load_state(UP, SHAPES[UP], state | {LOW: low})
+        state[LOW] = low
+    with pytest.raises(StepFault, match=says):
+        Owner(settings_of("muon", parameters), 0).load_state(UP, SHAPES[UP], state)
 
 
 def test_an_attempt_that_is_repeated_gives_the_same_bits() -> None:

@@ -7,7 +7,7 @@ from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import NAMES, coefficients
 from node.optim.kernel_rule import CPU, KernelRule
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all
-from tests.optim.conftest import matrix_by_matrix
+from tests.optim.conftest import distance, matrix_by_matrix
 
 SHAPES = [(1, 1), (1, 9), (16, 16), (64, 64), (48, 128), (128, 48), (256, 100)]
 BF16 = KernelRule(bf16_from=1)
@@ -33,12 +33,6 @@ def matrix(shape, seed=0, rank=None):
         return torch.randn(shape, generator=g)
     low = torch.randn(shape[0], rank, generator=g) @ torch.randn(rank, shape[1], generator=g)
     return low + 1e-3 * torch.randn(shape, generator=g)
-
-
-def distance(found, expected):
-    return float(
-        torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected)
-    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -158,20 +152,22 @@ def test_a_stack_is_cut_where_it_would_take_too_much(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [torch.zeros(4), torch.zeros(0, 4), torch.zeros(4, 0), torch.zeros(()), torch.zeros(2, 3, 4)],
+    ("bad", "why"),
+    [
+        (torch.zeros(4), "no matrix"),
+        (torch.zeros(0, 4), "no matrix"),
+        (torch.zeros(4, 0), "no matrix"),
+        (torch.zeros(()), "no matrix"),
+        (torch.zeros(2, 3, 4), "no matrix"),
+        (torch.zeros(4, 4, dtype=torch.int64), "int64"),
+    ],
 )
-def test_what_is_no_matrix_is_refused(bad):
-    with pytest.raises(StepFault, match="no matrix"):
+def test_what_is_no_matrix_of_floats_is_refused(bad, why):
+    with pytest.raises(StepFault, match=why):
         newton_schulz_all([matrix((4, 4)), bad], 5, False)
     if bad.ndim != 3:
-        with pytest.raises(StepFault, match="no matrix"):
+        with pytest.raises(StepFault, match=why):
             newton_schulz(bad)
-
-
-def test_whole_numbers_are_refused():
-    with pytest.raises(StepFault, match="int64"):
-        newton_schulz(torch.zeros(4, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(

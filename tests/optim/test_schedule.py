@@ -24,18 +24,21 @@ def test_it_rises_stays_and_falls_to_a_tenth():
     assert {m: learning_rate(SETTINGS, m, 30, 100) for m in peaks} == peaks
 
 
-def test_past_the_end_and_without_an_end():
-    assert share(SETTINGS, 500, 100) == pytest.approx(0.1)
-    assert share(SETTINGS, 500, 0) == 1.0
+@pytest.mark.parametrize(
+    ("settings", "epoch", "epochs", "expected"),
+    [
+        (SETTINGS, 500, 100, 0.1),  # past the end
+        (SETTINGS, 500, 0, 1.0),  # without an end
+        (OptimSettings(warmup=0), 0, 100, 1.0),
+    ],
+)
+def test_the_share_at_the_edges_of_a_run(settings, epoch, epochs, expected):
+    assert share(settings, epoch, epochs) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5, 12])
 def test_short_runs_never_stop_learning(epochs):
     assert all(0 < share(SETTINGS, e, epochs) <= 1 for e in range(epochs + 1))
-
-
-def test_no_warm_up():
-    assert share(OptimSettings(warmup=0), 0, 100) == 1.0
 
 
 @given(st.sampled_from(SCHEDULES[:2]), st.floats(0, 1), st.floats(0.05, 1), st.integers(3, 500))

@@ -1,5 +1,6 @@
 """Who keeps copies for whom, and which copies are worth keeping."""
 
+import pytest
 import torch
 
 from node.core.ids import PeerId
@@ -14,18 +15,30 @@ def state(x: float) -> dict[str, torch.Tensor]:
     return {"momentum": torch.full((2,), x), "steps": torch.tensor([x])}
 
 
-def test_the_buddy_is_the_next_member_and_wraps_around() -> None:
-    assert [buddy(p, (C, A, B)) for p in (A, B, C)] == [B, C, A]
-    assert buddy(A, (A,)) is None
-    assert buddy(A, (B, A)) == B
-    assert buddy(B, (B, A)) == A
-    assert buddy(B, (A, C)) == C, "also of an owner that has left the cell"
+@pytest.mark.parametrize(
+    ("cell", "owner", "keeper"),
+    [
+        *(((C, A, B), owner, keeper) for owner, keeper in ((A, B), (B, C), (C, A))),
+        ((A,), A, None),
+        ((B, A), A, B),
+        ((B, A), B, A),
+        ((A, C), B, C),  # also of an owner that has left the cell
+    ],
+)
+def test_the_buddy_is_the_next_member_and_wraps_around(cell, owner, keeper) -> None:
+    assert buddy(owner, cell) == keeper
 
 
-def test_everybody_is_the_buddy_of_one_and_nobody_of_itself() -> None:
-    cell = (B, C, A)
-    assert ([wards(p, cell) for p in (A, B, C)], wards(A, (A,))) == ([(C,), (A,), (B,)], ())
-    assert wards(C, (A, B)) == (), "who is no member keeps nothing"
+@pytest.mark.parametrize(
+    ("me", "cell", "kept"),
+    [
+        *((me, (B, C, A), (of,)) for me, of in ((A, C), (B, A), (C, B))),
+        (A, (A,), ()),
+        (C, (A, B), ()),  # who is no member keeps nothing
+    ],
+)
+def test_everybody_is_the_buddy_of_one_and_nobody_of_itself(me, cell, kept) -> None:
+    assert wards(me, cell) == kept
 
 
 def test_the_newest_copy_stays() -> None:
@@ -55,30 +68,39 @@ def test_copies_of_one_version_are_shown_together() -> None:
     assert spares.at(4) is None
 
 
-def test_a_trail_knows_what_led_here() -> None:
+@pytest.mark.parametrize(
+    ("version", "led"),
+    [
+        (Version(5, LINE), True),
+        (Version(4, LINE), True),
+        (Version(4, OTHER), False),
+        (Version(6, LINE), False),  # a version that is not here yet
+        (Version(0, ""), False),
+        (Version(2, OTHER), True),  # too long ago to be remembered
+    ],
+)
+def test_a_trail_knows_what_led_here(version: Version, led: bool) -> None:
     trail = VersionTrail(length=3)
     for epoch in range(1, 6):
         trail.stand(Version(epoch, LINE))
-    assert trail.leads_from(Version(5, LINE))
-    assert trail.leads_from(Version(4, LINE))
-    assert not trail.leads_from(Version(4, OTHER))
-    assert not trail.leads_from(Version(6, LINE)), "a version that is not here yet"
-    assert not trail.leads_from(Version(0, ""))
-    assert trail.leads_from(Version(2, OTHER)), "too long ago to be remembered"
-    assert trail.at(4) == Version(4, LINE)
-    assert trail.at(1) == Version(1, "")
+    assert trail.leads_from(version) is led
+    assert [trail.at(epoch) for epoch in (4, 1)] == [Version(4, LINE), Version(1, "")]
 
 
-def test_a_rollback_keeps_the_trail_a_new_lineage_clears_it() -> None:
+@pytest.mark.parametrize(
+    ("back", "led"),
+    [
+        # a rollback keeps the trail
+        (LINE, {Version(4, LINE): False, Version(2, OTHER): False}),
+        # of another history nothing is known before epoch 3
+        (OTHER, {Version(2, OTHER): True, Version(3, LINE): False}),
+    ],
+)
+def test_a_rollback_keeps_the_trail_a_new_lineage_clears_it(back: str, led: dict) -> None:
     trail = VersionTrail()
-    for epoch in range(1, 6):
-        trail.stand(Version(epoch, LINE))
-    trail.stand(Version(3, LINE))
-    assert not trail.leads_from(Version(4, LINE))
-    assert not trail.leads_from(Version(2, OTHER))
-    trail.stand(Version(3, OTHER))
-    assert trail.leads_from(Version(2, OTHER)), "of this history nothing is known before epoch 3"
-    assert not trail.leads_from(Version(3, LINE))
+    for version in [*(Version(epoch, LINE) for epoch in range(1, 6)), Version(3, back)]:
+        trail.stand(version)
+    assert {version: trail.leads_from(version) for version in led} == led
 
 
 def test_copies_of_a_history_that_was_given_up_go() -> None:

@@ -198,13 +198,21 @@ def demo(**changes):
     )
 
 
-def test_only_who_steps_large_matrices_by_muon_measures():
-    cpu, large = torch.device("cpu"), {"model__d_model": 64, "model__d_ff": 128}
-    assert worth(demo(**large), 1, cpu)
-    assert not worth(demo(**large), ENDS, cpu)
-    assert not worth(demo(**large), 1, torch.device("cuda"))
-    assert not worth(demo(**large, optimizer__name="adamw"), 1, cpu)
-    assert not worth(demo(model__d_model=32, model__d_ff=64), 1, cpu)
+LARGE = {"model__d_model": 64, "model__d_ff": 128}
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "device", "measures"),
+    [
+        (LARGE, 1, "cpu", True),
+        (LARGE, ENDS, "cpu", False),
+        (LARGE, 1, "cuda", False),
+        (LARGE | {"optimizer__name": "adamw"}, 1, "cpu", False),
+        ({"model__d_model": 32, "model__d_ff": 64}, 1, "cpu", False),
+    ],
+)
+def test_only_who_steps_large_matrices_by_muon_measures(changes, stage, device, measures):
+    assert worth(demo(**changes), stage, torch.device(device)) is measures
 
 
 async def test_a_daemon_reports_its_kernel_rule_and_can_be_stopped(tmp_path, monkeypatch):

@@ -150,35 +150,43 @@ def test_giant_thousands_and_more_ranks_than_units():
     assert idle.over_ideal == idle.floor_over_ideal
 
 
+BY_COST, BY_BYTES = [100, 50, 50, 50], [80, 10, 10, 10]
+
+
 def test_memory_is_a_key_of_its_own():
     # By cost alone the first rank would take the first unit and little else; its memory only holds
     # the small ones.
-    items = units([100, 50, 50, 50], [80, 10, 10, 10])
+    items = units(BY_COST, BY_BYTES)
     plan = make_plan(items, [4.0, 1.0], "muon", room=[30, 200])
     assert plan.owner["w0000"] == 1
-    held = [sum(u.bytes for u in items if plan.owner[u.name] == r) for r in (0, 1)]
-    assert held[0] <= 30
-    with pytest.raises(OutOfResources, match="w0000"):
-        make_plan(items, [4.0, 1.0], "muon", room=[30, 40])
-    with pytest.raises(OutOfResources):
-        make_plan(units([10, 5], [80, 20]), [4.0, 1.0], "muon", room=[0, 90])
+    assert sum(u.bytes for u in items if plan.owner[u.name] == 0) <= 30
 
 
-@pytest.mark.parametrize("speeds", [[], [0.0], [-1.0], [math.nan], [math.inf]])
-def test_speeds_that_cannot_be_used(speeds):
-    with pytest.raises(UsageFault):
-        make_plan(units([1]), speeds, "muon")
+@pytest.mark.parametrize(
+    ("items", "room", "why"),
+    [
+        (units(BY_COST, BY_BYTES), [30, 40], "w0000"),
+        (units([10, 5], [80, 20]), [0, 90], "room"),
+    ],
+)
+def test_state_that_fits_nowhere_is_refused(items, room, why):
+    with pytest.raises(OutOfResources, match=why):
+        make_plan(items, [4.0, 1.0], "muon", room=room)
 
 
-def test_other_input_that_cannot_be_used():
+@pytest.mark.parametrize(
+    ("items", "speeds", "more"),
+    [
+        *((units([1]), speeds, {}) for speeds in ([], [0.0], [-1.0], [math.nan], [math.inf])),
+        ([], [1.0], {}),
+        (units([1]) * 2, [1.0], {}),
+        (units([1]), [1.0] * 6, {"tensor": 4}),
+        (units([1]), [1.0] * 2, {"room": [1]}),
+    ],
+)
+def test_input_that_cannot_be_planned_is_refused(items, speeds, more):
     with pytest.raises(UsageFault):
-        make_plan([], [1.0], "muon")
-    with pytest.raises(UsageFault):
-        make_plan(units([1]) * 2, [1.0], "muon")
-    with pytest.raises(UsageFault):
-        make_plan(units([1]), [1.0] * 6, "muon", tensor=4)
-    with pytest.raises(UsageFault):
-        make_plan(units([1]), [1.0] * 2, "muon", room=[1])
+        make_plan(items, speeds, "muon", **more)
 
 
 def test_an_unknown_speed_counts_as_the_mean():
@@ -246,12 +254,11 @@ def test_tensor_groups_hold_near_equal_bytes():
     assert max(held) <= 1.03 * sum(held) / 4
 
 
-def test_speeds_are_rounded_down_in_steps():
-    assert quantised(1.0) == 1.0
-    assert quantised(1.124) == 1.0
-    assert quantised(1.126) == 1.125
-    assert quantised(3.99) == 3.75
-    assert quantised(0.0) == 0.0
+@pytest.mark.parametrize(
+    ("speed", "rounded"), [(1.0, 1.0), (1.124, 1.0), (1.126, 1.125), (3.99, 3.75), (0.0, 0.0)]
+)
+def test_speeds_are_rounded_down_in_steps(speed, rounded):
+    assert quantised(speed) == rounded
     assert all(quantised(quantised(x)) == quantised(x) > x * 0.88 for x in (0.017, 5.3, 1e9))
     with pytest.raises(UsageFault):
         quantised(-1.0)

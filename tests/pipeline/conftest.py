@@ -60,15 +60,10 @@ class Ear:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.moved = [0, 0]
         self.events: list[str] = []
 
     def spent(self, kind: str, seconds: float) -> None:
         self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
-
-    def bytes(self, sent: int, received: int) -> None:
-        self.moved[0] += sent
-        self.moved[1] += received
 
     def emit(self, kind: str, text: str, level: str = "info", **fields: object) -> None:
         self.events.append(kind)
@@ -300,8 +295,3 @@ def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 
     pipeline.machine.handle = mortal  # pyright: ignore[reportAttributeAccessIssue]
     swarm.restore = lambda: setattr(pipeline.machine, "handle", handle)
     return died
-
-
-@pytest.fixture
-def kill_at() -> Callable[..., asyncio.Event]:
-    return dies_at

@@ -12,14 +12,17 @@ from node.pipeline.route import predicted
 A, B, C, D = (PeerId(x) for x in "abcd")
 
 
+def asked(delivery, preferred, suspects):
+    """Who of A, B and C is asked one after the other, all of them busy."""
+    for _ in range(3):
+        peer = delivery.choose(preferred, (A, B, C), suspects, 0.0)
+        yield peer
+        delivery.turned(peer, Trouble.BUSY)
+
+
 def test_the_planned_peer_first_then_the_others_then_a_pause():
     delivery, suspects = Delivery(1), Suspects()
-    asked = []
-    for _ in range(3):
-        peer = delivery.choose(B, (A, B, C), suspects, 0.0)
-        asked.append(peer)
-        delivery.turned(peer, Trouble.BUSY)
-    assert asked == [B, C, A]
+    assert [*asked(delivery, B, suspects)] == [B, C, A]
     first, again = (
         delivery.choose(B, (A, B, C), suspects, 0.0),
         delivery.choose(B, (A, B, C), suspects, 0.0),
@@ -42,12 +45,7 @@ def test_a_suspect_is_asked_last_until_it_is_heard_of():
 def test_a_slow_replica_is_asked_last_unless_the_plan_chose_it():
     suspects = Suspects()
     suspects.slow = frozenset({A, B})
-    first, asked = Delivery(0), []
-    for _ in range(3):
-        peer = first.choose(A, (A, B, C), suspects, 0.0)
-        asked.append(peer)
-        first.turned(peer, Trouble.BUSY)
-    assert asked == [A, C, B]
+    assert [*asked(Delivery(0), A, suspects)] == [A, C, B]
     suspects.add(C, 0.0)
     assert Delivery(0).choose(C, (B, C), suspects, 1.0) == B
 

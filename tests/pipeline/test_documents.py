@@ -11,7 +11,7 @@ from node.core.ids import PeerId
 from node.model.documents import NO_TARGET, ends_of, lengths_of
 from node.pipeline.events import Arrived, Computed, Direction, Settled
 from protos import pipeline_pb2 as pb
-from tests.pipeline.conftest import begun
+from tests.pipeline.conftest import begun, dies_at
 from tests.pipeline.test_inbound import answers, head
 
 END = 3
@@ -54,12 +54,12 @@ async def test_gradients_and_loss_are_those_of_one_process(make_swarm):
         (Arrived, Direction.BACKWARD),
     ],
 )
-async def test_a_replica_that_takes_over_computes_the_same_bits(make_swarm, kill_at, event, way):
+async def test_a_replica_that_takes_over_computes_the_same_bits(make_swarm, event, way):
     found = []
     for dies in (False, True):
         swarm, plan = await ready(make_swarm, count=1)
         name = f"s2{plan.paths[0].hops[1].peer[2]}"
-        died = kill_at(swarm, name, event, way) if dies else None
+        died = dies_at(swarm, name, event, way) if dies else None
         await swarm.run(plan, counted=True)
         assert died is None or died.is_set()
         found.append(((await swarm.gradients())[0], swarm.results[0].loss_sum))

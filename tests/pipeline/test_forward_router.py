@@ -53,39 +53,53 @@ def around(
     )  # pyright: ignore
 
 
+LIVE = {1: ("a",), 2: (), 3: ("c", "d"), 4: ("e",)}
+
+
 def test_unserved_stages_are_left_out_within_the_skip_ratio():
-    live = {1: ("a",), 2: (), 3: ("c", "d"), 4: ("e",)}
-    found = decide(PipelineSettings(stages=4, may_skip=0.25), live, ())
+    found = decide(PipelineSettings(stages=4, may_skip=0.25), LIVE, ())
     assert (found.dead, found.asked, found.missing) == ((2,), (), (2,))
     assert found.hops(1) == (Hop(1, PeerId("a")), Hop(3, PeerId("d")), Hop(4, PeerId("e")))
-    with pytest.raises(
-        NetworkFault, match=r"^stage 2 has no live peer.*at most 0 of its 4"
-    ) as refused:
-        decide(PipelineSettings(stages=4), live, ())
-    assert "--drop-stages 2" in refused.value.next_step
-    # What the operator leaves out counts too, and he may leave out what the run does not by itself.
-    with pytest.raises(NetworkFault, match="1 are left out already") as refused:
-        decide(PipelineSettings(stages=4, may_skip=0.25), live, (3,))
-    assert "--drop-stages 2,3" in refused.value.next_step
-    assert decide(PipelineSettings(stages=4), live, (2, 3)).dead == ()
-    with pytest.raises(NetworkFault, match="stages 1, 2, 3, 4 have no live peer") as refused:
-        decide(PipelineSettings(stages=4, may_skip=1.0), {}, ())
-    assert "--drop-stages" not in refused.value.next_step
+    # The operator may leave out what the run does not by itself.
+    assert decide(PipelineSettings(stages=4), LIVE, (2, 3)).dead == ()
 
 
-def test_what_can_be_named():
-    assert named(6, [5, 2, 5]) == (2, 5)
-    assert named(6, [2], after=4) == (2, 5, 6)
-    assert named(6, [], after=6) == ()
-    for words, after, why in (
+@pytest.mark.parametrize(
+    ("may_skip", "live", "asked", "why", "advice"),
+    [
+        (0.0, LIVE, (), r"^stage 2 has no live peer.*at most 0 of its 4", "--drop-stages 2"),
+        # What the operator leaves out counts too.
+        (0.25, LIVE, (3,), "1 are left out already", "--drop-stages 2,3"),
+        (1.0, {}, (), "stages 1, 2, 3, 4 have no live peer", ""),
+    ],
+)
+def test_more_unserved_stages_than_may_be_left_out_are_a_fault(may_skip, live, asked, why, advice):
+    with pytest.raises(NetworkFault, match=why) as refused:
+        decide(PipelineSettings(stages=4, may_skip=may_skip), live, asked)
+    assert advice in refused.value.next_step
+    assert ("--drop-stages" in refused.value.next_step) is bool(advice)
+
+
+@pytest.mark.parametrize(
+    ("words", "after", "stages"), [([5, 2, 5], 0, (2, 5)), ([2], 4, (2, 5, 6)), ([], 6, ())]
+)
+def test_what_can_be_named(words, after, stages):
+    assert named(6, words, after) == stages
+
+
+@pytest.mark.parametrize(
+    ("words", "after", "why"),
+    [
         ([0], 0, "ends"),
         ([7], 0, "7"),
         ([], 7, "7"),
         ([1, 2], 2, "every"),
         (range(1, 7), 0, "every"),
-    ):
-        with pytest.raises(UsageFault, match=why):
-            named(6, words, after)
+    ],
+)
+def test_what_cannot_be_named_is_refused(words, after, why):
+    with pytest.raises(UsageFault, match=why):
+        named(6, words, after)
 
 
 def test_choices_of_missing_stages_are_even_and_different():

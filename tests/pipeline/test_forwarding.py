@@ -95,6 +95,13 @@ class Peers:
             text, by = text + piece.text, piece.by or by
         return text, by
 
+    async def freed(self) -> None:
+        """A goes on; B answers until the place at A is free again."""
+        self.pipelines[A].gate.set()
+        async with asyncio.timeout(60):
+            while (await self.said(pb.GenerateRequest(prompt="a", max_tokens=2)))[1] != A:
+                pass
+
 
 @pytest.fixture
 async def peers(monkeypatch):
@@ -191,9 +198,7 @@ async def test_passes_end_when_nobody_listens_any_more(peers):
         await task
     async with asyncio.timeout(60):
         await pipeline.ended.wait()
-        pipeline.gate.set()
-        while (await peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)))[1] != A:
-            """B answers until the place at A is free again."""
+    await peers.freed()
 
 
 async def test_an_answer_over_the_time_limit_is_ended_by_its_server(peers, monkeypatch):
@@ -206,10 +211,7 @@ async def test_an_answer_over_the_time_limit_is_ended_by_its_server(peers, monke
     assert late.value.code() == forwarding.grpc.StatusCode.DEADLINE_EXCEEDED
     assert forwarding._fault(A, late.value).code is ExitCode.TIMED_OUT
     monkeypatch.setattr(forwarding, "LIMIT_S", 600.0)
-    peers.pipelines[A].gate.set()
-    async with asyncio.timeout(60):
-        while (await peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)))[1] != A:
-            """B answers until the place at A is free again."""
+    await peers.freed()
 
 
 async def test_an_invalid_request_is_refused_by_caller_and_server(peers):

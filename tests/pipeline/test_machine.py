@@ -17,12 +17,9 @@ from tests.pipeline.conftest import ORIGIN, make_plan
 
 
 def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
-    plan, machine = make_plan(1, 1), PipelineMachine(PeerId("s2a"))
-    machine.handle(ev.AdoptPlan(plan), 0.0)
-    journey = plan.paths[0].journey
-    forward = ev.Claim(3, plan.hash, 0, journey, 2)
-    machine.handle(ev.TensorReceived(Direction.FORWARD, forward, PeerId("s1a")), 0.0)
-    machine.handle(ev.Computed(forward.key, Direction.FORWARD), 0.0)
+    plan = make_plan(1, 1)
+    machine, forward = at("s2a", plan), ev.Claim(3, plan.hash, 0, plan.paths[0].journey, 2)
+    forwarded(machine, forward, "s1a")
     assert machine.handle(ev.Expired(forward.key), 9.0)[-1] == ev.Free(forward.key)
     actions = machine.handle(ev.TensorReceived(Direction.BACKWARD, forward, PeerId("s3a")), 9.0)
     assert actions == [ev.Answer(Say.TAKE), ev.Fetch(forward.key, (PeerId("s1a"),))]
@@ -35,6 +32,12 @@ def at(peer: str, plan: Plan, fewest: int | None = None) -> PipelineMachine:
     return machine
 
 
+def forwarded(machine: PipelineMachine, claim: ev.Claim, sender: str) -> list[ev.Action]:
+    """What is done when the activation of ``claim`` came and its forward is computed."""
+    machine.handle(ev.TensorReceived(Direction.FORWARD, claim, PeerId(sender)), 0.0)
+    return machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0)
+
+
 def left_out(plan: Plan, position: int, *stages: int) -> ev.Claim:
     journey = tuple(
         Hop(h.stage, PeerId("")) if h.stage in stages else h for h in plan.paths[0].journey
@@ -45,11 +48,21 @@ def left_out(plan: Plan, position: int, *stages: int) -> ev.Claim:
 def visited_backward(machine: PipelineMachine, plan: Plan) -> Key:
     """Stage 2 with its gradient computed and under way."""
     claim = left_out(plan, 2)
-    machine.handle(ev.TensorReceived(Direction.FORWARD, claim, PeerId("s1a")), 0.0)
-    machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0)
+    forwarded(machine, claim, "s1a")
     machine.handle(ev.TensorReceived(Direction.BACKWARD, claim, PeerId("s3a")), 0.0)
     machine.handle(ev.Computed(claim.key, Direction.BACKWARD), 0.0)
     return claim.key
+
+
+def play(machine: PipelineMachine, *script: tuple[ev.Event, object]) -> None:
+    """Each event, and what is done about it: of an answer what it says."""
+    for event, expected in script:
+        done = machine.handle(event, 0.0)
+        said = [a.say if isinstance(a, ev.Answer) else a for a in done]
+        assert expected is ANYTHING or said == expected, event
+
+
+ANYTHING = ...
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -57,33 +70,35 @@ def test_a_share_counts_when_the_origin_names_us_and_not_before(early):
     plan = make_plan(1, 1)
     machine = at("s2a", plan)
     key = visited_backward(machine, plan)
-    named, done = (
-        ev.Counted(3, plan.hash, 0, ORIGIN),
-        ev.Settled(key, Direction.BACKWARD, PeerId("s1a")),
-    )
+    named = ev.Counted(3, plan.hash, 0, ORIGIN)
+    done = ev.Settled(key, Direction.BACKWARD, PeerId("s1a"))
     assert machine.unsure()
-    assert ev.Commit(key) not in machine.handle(
-        ev.Passed(key, Direction.BACKWARD, PeerId("s1a")), 0.0
+    play(
+        machine,
+        (
+            ev.Passed(key, Direction.BACKWARD, PeerId("s1a")),
+            [ev.AcknowledgeVisit(key, Direction.BACKWARD)],
+        ),
+        (replace(named, caller=PeerId("s1a")), [Say.REFUSED]),
+        *(
+            ((named, [Say.TAKE, ev.Commit(key)]), (done, [ev.Free(key)]))
+            if early
+            else (
+                (done, [ev.FreeGradient(key)]),
+                (named, [Say.TAKE, ev.Commit(key), ev.Free(key)]),
+            )
+        ),
+        (named, [Say.TAKE]),
     )
-    (refused,) = machine.handle(ev.Counted(3, plan.hash, 0, PeerId("s1a")), 0.0)
-    assert refused == ev.Answer(Say.REFUSED, "not yours to say")
-    if early:
-        assert machine.handle(named, 0.0) == [ev.Answer(Say.TAKE), ev.Commit(key)]
-        assert machine.handle(done, 0.0) == [ev.Free(key)]
-    else:
-        assert machine.handle(done, 0.0) == [ev.FreeGradient(key)]
-        assert machine.handle(named, 0.0) == [ev.Answer(Say.TAKE), ev.Commit(key), ev.Free(key)]
     assert not machine.unsure()
-    assert machine.handle(named, 0.0) == [ev.Answer(Say.TAKE)]
 
 
 def test_nothing_counts_after_the_close():
     plan = make_plan(1, 1)
     machine = at("s2a", plan)
     visited_backward(machine, plan)
-    machine.handle(ev.Close(3), 0.0)
-    (answer,) = machine.handle(ev.Counted(3, plan.hash, 0, ORIGIN), 0.0)
-    assert answer == ev.Answer(Say.REFUSED, "epoch 3 is over here")
+    named = ev.Counted(3, plan.hash, 0, ORIGIN)
+    play(machine, (ev.Close(3), []), (named, [Say.REFUSED]))
 
 
 def test_the_origin_names_the_journey_that_came_home():
@@ -122,8 +137,7 @@ def test_an_unavailable_stage_is_skipped_within_the_limit():
         (None, ["s2a"]),
     ):
         machine, claim = at("s1a", plan, fewest), left_out(plan, 1)
-        machine.handle(ev.TensorReceived(Direction.FORWARD, claim, ORIGIN), 0.0)
-        actions, asked = machine.handle(ev.Computed(claim.key, Direction.FORWARD), 0.0), []
+        actions, asked = forwarded(machine, claim, ORIGIN), []
         while sends := [a for a in actions if isinstance(a, ev.Send)]:
             asked.append(sends[0].peer)
             if sends[0].peer == ORIGIN:
@@ -138,23 +152,24 @@ def test_an_unavailable_stage_is_skipped_within_the_limit():
 
 def test_the_first_way_an_activation_came_is_kept():
     plan = make_plan(1, 1)
-    machine = at("s3a", plan, fewest=2)
+    machine, back = at("s3a", plan, fewest=2), Direction.BACKWARD
     over, around = left_out(plan, 3), left_out(plan, 3, 2)
-    assert machine.handle(ev.TensorReceived(Direction.FORWARD, around, PeerId("s1a")), 0.0)[
-        0
-    ] == ev.Answer(Say.TAKE)
-    (answer,) = machine.handle(ev.Arrived(Direction.FORWARD, over, PeerId("s2a")), 0.0)
-    assert isinstance(answer, ev.Answer)
-    assert answer.say is Say.SETTLED
-    (again,) = machine.handle(ev.Arrived(Direction.FORWARD, around, PeerId("s1a")), 0.0)
-    assert again == ev.Answer(Say.AGAIN)
-    machine.handle(ev.Computed(around.key, Direction.FORWARD), 0.0)
-    (other,) = machine.handle(ev.TensorReceived(Direction.BACKWARD, over, ORIGIN), 0.0)
-    assert isinstance(other, ev.Answer)
-    assert other.say is Say.REFUSED
-    machine.handle(ev.TensorReceived(Direction.BACKWARD, around, ORIGIN), 0.0)
-    back = machine.handle(ev.Computed(around.key, Direction.BACKWARD), 0.0)
-    assert [a.peer for a in back if isinstance(a, ev.Send)] == ["s1a"]
+    play(
+        machine,
+        (
+            ev.TensorReceived(Direction.FORWARD, around, PeerId("s1a")),
+            [Say.TAKE, ev.Compute(around.key, Direction.FORWARD)],
+        ),
+        (ev.Arrived(Direction.FORWARD, over, PeerId("s2a")), [Say.SETTLED]),
+        (ev.Arrived(Direction.FORWARD, around, PeerId("s1a")), [Say.AGAIN]),
+        (ev.Computed(around.key, Direction.FORWARD), ANYTHING),
+        (ev.TensorReceived(back, over, ORIGIN), [Say.REFUSED]),
+        (ev.TensorReceived(back, around, ORIGIN), ANYTHING),
+        (
+            ev.Computed(around.key, back),
+            [ev.FreeGraph(around.key), ev.Send(around.key, back, around.journey, 1)],
+        ),
+    )
 
 
 def test_an_input_is_given_only_for_a_path_over_the_same_stages():
@@ -167,8 +182,7 @@ def test_an_input_is_given_only_for_a_path_over_the_same_stages():
         (Hop(0, ORIGIN), Hop(1, PeerId("")), Hop(2, PeerId("s2a")), *plan.paths[0].journey[3:]),
         2,
     )
-    machine.handle(ev.TensorReceived(Direction.FORWARD, around, ORIGIN), 0.0)
-    machine.handle(ev.Computed(around.key, Direction.FORWARD), 0.0)
+    forwarded(machine, around, ORIGIN)
     ask = ev.Asked(3, plan.hash, 0, 3, PeerId("s3a"))
     assert machine.handle(ask, 0.0) == [ev.Answer(Say.REFUSED, "mine came over other stages")]
     assert machine.handle(replace(ask, skipped=(1,)), 0.0) == [ev.Answer(Say.TAKE)]
@@ -204,8 +218,8 @@ def test_the_fewest_hops_of_a_journey(stages, share, fewest):
 
 @pytest.mark.parametrize("close", [ev.Close(3), ev.AdoptPlan(None)])
 def test_closing_drops_each_micro_batch_once(close):
-    plan, machine = make_plan(2, 1), PipelineMachine(ORIGIN)
-    machine.handle(ev.AdoptPlan(plan), 0.0)
+    plan = make_plan(2, 1)
+    machine = at(ORIGIN, plan)
     machine.handle(ev.Start(0), 0.0)
     dropped = [a.index for a in machine.handle(close, 1.0) if isinstance(a, ev.Dropped)]
     assert dropped == [0]

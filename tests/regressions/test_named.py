@@ -23,9 +23,10 @@ from node.averaging.exchange.events import Began, EndStream, Forgot, Kind, Opene
 from node.averaging.exchange.groups import micro_groups
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.reducers.weights import weights
-from node.checkpoint.fetch import FetchTimeouts
-from node.checkpoint.service import NoDonor, StateKind, StateService, fetch
+from node.checkpoint.fetch import FetchTimeouts, fetch
+from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.state import NoDonor, StateKind
 from node.core.clock import SystemClock
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId, RoundId, RunId

@@ -19,8 +19,8 @@ from torch import Tensor
 from node.averaging.coding.formats import nbytes_of
 from node.averaging.coding.layouts import FAULTS, OPENERS, PIECE, WRITERS
 from node.core.errors import WireError
+from node.wire.tensors import Buffer
 
-Buffer = bytes | bytearray | memoryview
 if sys.byteorder != "little":
     raise ImportError("tensors are sent as they lie in memory, which must be little endian")
 

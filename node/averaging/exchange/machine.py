@@ -254,30 +254,33 @@ class RoundMachine:
             ]
         return []
 
-    def _uploaded(self, number: int, now: float) -> list[Action]:
+    def _in_epoch(self, number: int) -> tuple[Stream, EpochCounts] | None:
+        """A stream whose epoch is open here."""
         stream = self._streams.get(number)
-        epoch = None if stream is None else self._epochs.get(stream.began.round.epoch)
-        if stream is None or epoch is None or stream.phase is not GroupPhase.READING:
-            return []
-        began = stream.began
-        stream.phase = GroupPhase.WAITING
-        epoch.groups[began.group].given[began.peer] = began.tokens
-        return self._step_if_ready(epoch, now)
+        epoch = self._epochs.get(stream.began.round.epoch) if stream else None
+        return (stream, epoch) if stream and epoch else None
+
+    def _uploaded(self, number: int, now: float) -> list[Action]:
+        match self._in_epoch(number):
+            case Stream(began, GroupPhase.READING) as stream, epoch:
+                stream.phase = GroupPhase.WAITING
+                epoch.groups[began.group].given[began.peer] = began.tokens
+                return self._step_if_ready(epoch, now)
+        return []
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
-        stream = self._streams.get(number)
-        epoch = None if stream is None else self._epochs.get(stream.began.round.epoch)
-        if stream is None or epoch is None or stream.phase is not GroupPhase.READING:
-            return []
-        epoch.barred.add(stream.began.peer)  # what it gave to groups before is fit, and stays
-        return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
+        match self._in_epoch(number):
+            case Stream(began, GroupPhase.READING), epoch:
+                epoch.barred.add(began.peer)  # what it gave to groups before is fit, and stays
+                return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
+        return []
 
     def _ended(self, number: int, now: float) -> list[Action]:
-        stream = self._streams.pop(number, None)
-        epoch = None if stream is None else self._epochs.get(stream.began.round.epoch)
-        if stream is None or epoch is None or not stream.live or stream.phase is GroupPhase.HELD:
+        found = self._in_epoch(number)
+        self._streams.pop(number, None)
+        if found is None or found[0].phase in (GroupPhase.HELD, GroupPhase.SETTLED):
             return []
-        began = stream.began
+        began, epoch = found[0].began, found[1]
         others = [
             s.began
             for _, s in self._of_epoch(began.round.epoch)

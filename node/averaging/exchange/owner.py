@@ -248,7 +248,11 @@ class ExchangeServer:
         async with asyncio.timeout(self._settings.round_timeout_s) as patience:
             while True:
                 order = await line.orders.get()
-                patience.reschedule(loop.time() + self._deadline_s(line))
+                attempt = self._attempt(line.round)
+                patience.reschedule(
+                    loop.time()
+                    + (attempt.request.deadline_s if attempt else self._settings.round_timeout_s)
+                )
                 match order:
                     case Read():
                         await self._receive(line, requests)
@@ -263,10 +267,6 @@ class ExchangeServer:
                             )
                         await context.write(_refusal(kind, text))
                         return None
-
-    def _deadline_s(self, line: ExchangeStream) -> float:
-        attempt = self._attempt(line.round)
-        return self._settings.round_timeout_s if attempt is None else attempt.request.deadline_s
 
     async def _receive(self, line: ExchangeStream, requests: AsyncIterator[bytes]) -> None:
         """Read the tensors; give up quietly when the machine has a newer order for the stream, or

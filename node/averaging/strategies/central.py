@@ -30,27 +30,15 @@ class ParameterServer:
 @dataclass(frozen=True, slots=True)
 class Stale:
     """No barrier: pushes are applied as they come, unless more than ``bound`` others were applied
-    since the sender's pull."""
+    since the sender's pull (None: always). Hogwild has neither bound nor lock: whatever arrives is
+    added in place, coordinate by coordinate."""
 
-    bound: int
-    shards: int = 1
-
-    def meet(self, count: int, round: int, seed: int) -> Pushes:
-        return Pushes(
-            order(count, seed, "pushes", round), servers(count, self.shards, seed), self.bound
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Hogwild:
-    """Neither barrier nor lock nor bound: whatever arrives is added in place, coordinate by
-    coordinate."""
-
-    shards: int = 1
+    bound: int | None = None
+    locked: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Pushes:
         return Pushes(
-            order(count, seed, "pushes", round), servers(count, self.shards, seed), locked=False
+            order(count, seed, "pushes", round), servers(count, 1, seed), self.bound, self.locked
         )
 
 

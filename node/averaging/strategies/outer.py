@@ -136,9 +136,6 @@ def check(s: OuterSettings) -> None:
     _numbers(s)
     _strategy(s)
     _carries(s)
-    _codec(s)
-    _streaming(s)
-    _quorum(s)
 
 
 def carried(s: OuterSettings, cell: int) -> None:
@@ -250,7 +247,9 @@ def _strategy(s: OuterSettings) -> None:
 
 
 def _carries(s: OuterSettings) -> None:
+    """What is carried, by which strategy, optimizer and codec, in fragments or by a quorum."""
     partial, steps = s.strategy in PARTIAL, s.carries in ("deltas", "state")
+    made = FORMATS[s.codec]
     refuse(
         (
             s.carries == "deltas" and partial,
@@ -285,12 +284,6 @@ def _carries(s: OuterSettings) -> None:
             "the members' common direction once for each",
             'set outer.optimizer = "sgd"',
         ),
-    )
-
-
-def _codec(s: OuterSettings) -> None:
-    made = FORMATS[s.codec]
-    refuse(
         (
             made.lossy and s.carries in ("parameters", "state"),
             f"{s.codec} rounds, and {s.carries} would be rounded again in every round",
@@ -306,11 +299,6 @@ def _codec(s: OuterSettings) -> None:
             f"{s.codec} loses nothing that could be fed back",
             "set outer.feedback = false",
         ),
-    )
-
-
-def _streaming(s: OuterSettings) -> None:
-    refuse(
         (
             (s.mixing or s.fragments > 1) and s.carries != "deltas",
             f"streaming sends fragments of deltas, not {s.carries}",
@@ -321,11 +309,6 @@ def _streaming(s: OuterSettings) -> None:
             f"{s.strategy} without a barrier has no common window to send a fragment in",
             "set outer.fragments = 1",
         ),
-    )
-
-
-def _quorum(s: OuterSettings) -> None:
-    refuse(
         (
             s.quorum and s.carries != "deltas",
             f"who is late for a quorum must catch up, and {s.carries} cannot be taken late",

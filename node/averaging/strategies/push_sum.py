@@ -163,7 +163,7 @@ class PushSum:
                 self._answered(event, books)
                 return self._over(now)
             case TimePassed():
-                return self._over(now) or (self._questions(books) if self._open else [])
+                return self._over(now) or (self._questions() if self._open else [])
 
     def _begin(self, e: WindowBegan, books: Books) -> list[Action]:
         self.books = books = books.tidied(e.window)
@@ -171,9 +171,9 @@ class PushSum:
         self._givers, self._takers = frozenset(e.givers), frozenset(e.takers)
         self._portion = {stage: n // self._parts for stage, n in books.held.items()}
         self._granted, self._served, self._owed = set(), set(), {}
-        return self._questions(books)
+        return self._questions()
 
-    def _questions(self, books: Books) -> list[Action]:
+    def _questions(self) -> list[Action]:
         """What has been taken is said by books that are sure, so that no giver counts a share as
         taken that its taker forgets."""
         sure = self._sure

@@ -10,7 +10,7 @@ from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline.events import Claim
-from node.wire.tensors import Buffer, chunks, expected_head
+from node.wire.tensors import Buffer, chunks, expected_head, nbytes_of
 from protos import pipeline_pb2 as pb
 
 PEER_ID_LENGTH = 128
@@ -31,11 +31,11 @@ class FrameShape:
     width: int
     wire: str
     stages: int
-    chunk: int = CHUNK
     masked: bool = False
 
     def nbytes(self, sequences: int, length: int) -> int:
-        return sequences * length * self.width * (4 if self.wire == "fp32" else 2)
+        """Of one activation in the wire's format."""
+        return nbytes_of((sequences, length, self.width), self.wire)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +134,5 @@ def frames(
             document_ends=document_ends,
         )
     )
-    for chunk in chunks(buffer, shape.chunk):
+    for chunk in chunks(buffer, CHUNK):
         yield pb.Frame(chunk=chunk)

@@ -23,9 +23,9 @@ from node.pipeline.events import (
     Say,
     TensorReceived,
 )
+from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.frames import Incoming, frames, parse_head
 from node.pipeline.hops.outbound import EOF, read_chunks
-from node.pipeline.hops.port import PipelinePort
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
 from protos import pipeline_pb2 as pb
@@ -38,7 +38,7 @@ ForwardOnly = Callable[[Direction, PeerId, Incoming, Any], Awaitable[None]]
 class Inbound(PipelineServicer):
     """Carries no state of its own."""
 
-    def __init__(self, pipeline: PipelinePort, forward_only: ForwardOnly) -> None:
+    def __init__(self, pipeline: PipelineBase, forward_only: ForwardOnly) -> None:
         self._pipeline, self._forward_only = pipeline, forward_only
 
     async def Forward(self, request_iterator: Any, context: Any) -> None:
@@ -85,7 +85,7 @@ class Inbound(PipelineServicer):
             try:
                 async with asyncio.timeout(pipeline.hop_s):
                     await read_chunks(context.read, reader)
-                pipeline.received(caller, reader.nbytes)
+                pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
                 answer, rest = self._look(way, caller, incoming, reader, ticket)
             finally:
                 pipeline.stash.cancel(ticket)
@@ -173,7 +173,7 @@ class Inbound(PipelineServicer):
             work.document_ends,
         ):
             await context.write(frame)
-        pipeline.sent(caller, len(work.output))
+        pipeline.transport.count(caller, sent=len(work.output), plane="pipeline")
 
     async def Lost(self, request: pb.LostNote, context: Any) -> pb.LostReply:
         pipeline = self._pipeline

@@ -89,7 +89,6 @@ class Outbound:
                     held = True
                     took = self._clock.now() - began
                     self._telemetry.spent("wire", took)
-                    self._telemetry.bytes(nbytes, 0)
                     self._transport.count(peer, sent=nbytes, plane="pipeline")
                     accepted(took - max(0.0, receipt.waited_s))
                 case pb.DONE:
@@ -131,7 +130,6 @@ class Outbound:
                     raise WireError("no head")
                 reader = reader_of(first.head)
                 await read_chunks(call.read, reader)
-                self._telemetry.bytes(0, reader.nbytes)
                 self._transport.count(peer, received=reader.nbytes, plane="pipeline")
                 return reader
         except TimeoutError as e:

@@ -12,13 +12,12 @@ from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline import events as ev
 from node.pipeline.events import Claim, Direction, Key
+from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.frames import frames
 from node.pipeline.hops.outbound import AlreadyThere, Outbound
-from node.pipeline.hops.port import PipelinePort
 from node.pipeline.pace import Pace
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
-from node.pipeline.timing import Timing
 from protos import pipeline_pb2 as pb
 
 NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
@@ -30,10 +29,10 @@ class Sender:
     """The sending half of the service. One attempt for each visit and direction is under way at a
     time."""
 
-    def __init__(self, pipeline: PipelinePort) -> None:
+    def __init__(self, pipeline: PipelineBase) -> None:
         self._pipeline = pipeline
         self.outbound = Outbound(pipeline.transport, pipeline.clock, pipeline.telemetry)
-        self.pace, self.timing = Pace(), Timing()
+        self.pace = Pace()
         self.hop_seconds: dict[tuple[PeerId, Direction], tuple[int, float]] = {}
         """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
@@ -106,7 +105,7 @@ class Sender:
         )
 
         def accepted(seconds: float) -> None:
-            self.timing.sent(peer, seconds, pipeline.clock.now())
+            pipeline.timing.sent(peer, seconds, pipeline.clock.now())
             if pipeline.machine.plan is plan:
                 pipeline.do(ev.Passed(key, way, peer))
 

@@ -85,9 +85,6 @@ class PipelineMeter:
             self.worked()
         self._metrics.time_spent(kind, max(0.0, seconds))
 
-    def bytes(self, sent: int, received: int) -> None:
-        """Counted by the transport already."""
-
     def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
         """One fact; a hop that died is also an accusation."""
         self._journal.emit("pipeline", kind, text, level, **fields)

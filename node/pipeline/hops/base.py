@@ -1,0 +1,147 @@
+"""What the parts of the pipeline (sender, receiver, origin, forward requests) have of their
+service: its state, and what follows from it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from node.core.clock import Clock
+from node.core.ids import PeerId
+from node.core.journey import Path
+from node.core.tasks import Tasks
+from node.pipeline import events as ev
+from node.pipeline.device import DeviceThread
+from node.pipeline.events import Answer, Claim, Direction, Event, Key, Say
+from node.pipeline.guard import Guard
+from node.pipeline.hops.frames import FrameShape
+from node.pipeline.machine import PipelineMachine
+from node.pipeline.received import FrameReader
+from node.pipeline.settings import PipelineLimits, PipelineSettings
+from node.pipeline.stash import Stash
+from node.pipeline.telemetry import Telemetry
+from node.pipeline.timing import Timing
+from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from node.transport.port import TransportPort
+
+Waiter = asyncio.Future[tuple[bool, str, float]]
+
+
+class PipelineBase(ABC):
+    """:class:`node.pipeline.service.Pipeline` as its parts see it; it sets the fields."""
+
+    me: PeerId
+    stage: int
+    transport: TransportPort
+    device: DeviceThread
+    settings: PipelineSettings
+    limits: PipelineLimits
+    telemetry: Telemetry
+    clock: Clock
+    plan_wait_s: float
+    shape: FrameShape
+    math: StageMath
+    guard: Guard
+    machine: PipelineMachine
+    stash: Stash[Key, VisitBuffers]
+    tasks: Tasks
+
+    def __init__(self) -> None:
+        self.timing = Timing()
+        """What work and ways cost, as measured here."""
+        self.plan_changed = asyncio.Event()
+        self._handled = asyncio.Event()
+        self._plan_until = 0.0
+        self._stretch = 1.0
+        self._seconds: dict[tuple[Key, Direction], float] = {}
+        self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
+
+    @abstractmethod
+    def hold(
+        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float, ticket: int
+    ) -> tuple[Answer, list[ev.Action]]:
+        """A whole tensor is here and goes into the stash. The answer comes with what is to be done
+        once it is said."""
+
+    @abstractmethod
+    def _carry_out(self, action: ev.Action) -> None:
+        """Do what the machine decided."""
+
+    @property
+    def hop_s(self) -> float:
+        """For a hop to answer DONE: the manifest's time, as much longer as the plan gives the
+        epoch, and what this process runs late."""
+        return self._stretch * self.settings.forward_timeout_s + self.transport.patience.slack(
+            self.clock.now()
+        )
+
+    def ask(self, event: Event) -> Answer:
+        """The machine's answer to an event that has one; its other actions are carried out."""
+        answer = Answer(Say.REFUSED, "no answer")
+        self._handled.set()
+        for action in self.machine.handle(event, self.clock.now()):
+            if isinstance(action, Answer):
+                answer = action
+            else:
+                self._carry_out(action)
+        return answer
+
+    def carry_out(self, actions: Iterable[ev.Action]) -> None:
+        """Do what :meth:`hold` left to do."""
+        for action in actions:
+            self._carry_out(action)
+
+    def outcome(self, key: Key, way: Direction) -> Waiter:
+        """Resolves to (DONE or not, reason, device seconds)."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        if self.machine.told(key, way):
+            waiter.set_result((True, "", self._seconds.get((key, way), 0.0)))
+        elif key not in self.machine.visits:
+            waiter.set_result((False, "freed", 0.0))
+        else:
+            self._waiters.setdefault((key, way), []).append(waiter)
+        return waiter
+
+    def shape_of(self, index: int) -> tuple[int, ...]:
+        """(B, T, D) of a planned micro-batch."""
+        path = self.machine.paths.get(index)
+        return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
+
+    def cost(self, index: int) -> int:
+        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once that
+        is known."""
+        shape = self.shape_of(index)
+        return 2 * self.shape.nbytes(shape[0], shape[1]) + self.math.graph_bytes.get(shape, 0)
+
+    def at_origin(self, key: Key) -> bool:
+        path = self.machine.paths.get(key.index)
+        return path is not None and path.origin == self.me
+
+    def make_room(self, nbytes: int) -> bool:
+        """Whether the stash takes ``nbytes`` more; work past its deadline makes way."""
+        if self.stash.room(nbytes):
+            return True
+        for key in self.stash.expired(self.clock.now()):
+            self.do(ev.Expired(key))
+        return self.stash.room(nbytes)
+
+    def claim_for(self, key: Key, position: int) -> Claim:
+        """The claim of a frame this visit sends to ``position``."""
+        plan = self.machine.plan
+        return Claim(
+            key.epoch,
+            plan.hash if plan else "",
+            key.index,
+            tuple(self.machine.visits[key].journey),
+            position,
+        )
+
+    def time_left(self, path: Path) -> float:
+        """Seconds a micro-batch that starts now may take."""
+        return min(self.hop_s * (len(path.hops) + 1), self._plan_until - self.clock.now())
+
+    def do(self, event: Event) -> None:
+        """Give the machine an event that nobody waits to be answered."""
+        self._handled.set()
+        self.carry_out(self.machine.handle(event, self.clock.now()))
