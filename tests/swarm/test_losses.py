@@ -77,7 +77,8 @@ def test_a_killed_replica_is_replaced_by_an_invited_joiner(swarm):
         lambda: fresh.status().micro_batches > 0,
         must_run=(fresh,),
     )
-    assert fresh.events("state-fetched")[0]["fields"]["epoch"] > 0
+    # Whom its fetch did not reach in time is given everything by a round.
+    assert all(e["fields"]["epoch"] > 0 for e in fresh.events("state-fetched"))
     assert fresh.status().stage == 1
     swarm.digests_equal()
 
