@@ -336,7 +336,7 @@ def cells_of_peers(*cells: str) -> PeersAnswer:
     return answer
 
 
-def test_peers_of_the_own_cell_come_first_and_its_cover_is_shown():
+def test_peers_of_the_own_cell_come_first_and_its_cover():
     answer = cells_of_peers("c", "a", "c", "b", "a", "c")
     lines = shown(peers_table(answer))
     assert all(len(line) <= 80 for line in lines)
