@@ -45,8 +45,7 @@ def found(near: Neighbours | None) -> list[str]:
     return [cell[-1] for cell in near.sources]
 
 
-def test_everybody_reads_whom_edges_lead_from_and_where_to_fetch() -> None:
-    world = World()
+def test_everybody_reads_whom_edges_lead_from_and_their_hosts(world: World) -> None:
     walkers = [Walker(world, place, skew) for place, skew in enumerate((0.0, 1.0, -1.0))]
     looking = [w.looks() for w in walkers]
     world.run()
@@ -58,16 +57,14 @@ def test_everybody_reads_whom_edges_lead_from_and_where_to_fetch() -> None:
     assert dict(partner.hosts) == dict(walkers[1].facts.hosts)
 
 
-def test_who_is_missing_costs_its_own_edge_only() -> None:
-    world = World()
+def test_who_is_missing_costs_its_own_edge_only(world: World) -> None:
     first, last = Walker(world, 0), Walker(world, 2)
     looking = first.looks(), last.looks()
     world.run()
     assert [found(near.result()) for near in looking] == [["2"], ["0"]]
 
 
-def test_late_postings_other_changes_and_foreign_text_are_left_out() -> None:
-    world = World()
+def test_late_postings_other_changes_and_junk_are_left_out(world: World) -> None:
     me = Walker(world, 0)
     late, other, liar = Walker(world, 1), Walker(world, 2), Peer(world, "liar")
     late.posted(-2.0)
@@ -78,7 +75,7 @@ def test_late_postings_other_changes_and_foreign_text_are_left_out() -> None:
     assert looking.result() == Neighbours({}, {})
 
 
-def test_a_directory_that_takes_no_posting_is_not_asked_who_else_is_there() -> None:
+def test_a_directory_that_takes_no_posting_is_not_read() -> None:
     world = World(down=True)
     me = Walker(world, 0)
     looking = me.looks()

@@ -71,8 +71,7 @@ def test_cells_meet_in_groups_that_everybody_in_them_agrees_on(seed, count, most
     assert not [fault for leader in leaders for fault in leader.faults]
 
 
-def test_who_is_alone_under_a_key_meets_others_under_a_shorter_one():
-    world = World()
+def test_who_is_alone_under_a_key_tries_a_shorter_one(world: World):
     a, b = Leader(world, 1), Leader(world, 2)
     found = a.looks(keys=("1.4", "4")), b.looks(keys=("2.4", "4"))
     world.run()
@@ -96,8 +95,7 @@ class SilentLeader(Leader):
     finds = Silent
 
 
-def test_a_caller_that_goes_silent_costs_one_turn_and_is_barred_for_some_windows():
-    world = World()
+def test_a_caller_that_goes_silent_costs_one_turn_and_is_barred(world: World):
     first, *others = by_turn([cell_id(n) for n in range(4)])
     silent = SilentLeader(world, int(first, 16))
     leaders = [Leader(world, int(cell, 16)) for cell in others]
@@ -110,8 +108,7 @@ def test_a_caller_that_goes_silent_costs_one_turn_and_is_barred_for_some_windows
         assert event.fields["cell"] == first
 
 
-def test_a_barred_cell_is_met_again_when_the_windows_are_over():
-    world = World()
+def test_a_barred_cell_is_met_again_when_the_windows_are_over(world: World):
     first, second = by_turn([cell_id(1), cell_id(2)])
     silent, other = SilentLeader(world, int(first, 16)), Leader(world, int(second, 16))
     met: list[bool] = []
@@ -125,8 +122,7 @@ def test_a_barred_cell_is_met_again_when_the_windows_are_over():
     assert met == [False] * (BARRED_WINDOWS + 1) + [True]
 
 
-def test_who_never_answers_costs_nothing_but_itself():
-    world = World()
+def test_who_never_answers_costs_nothing_but_itself(world: World):
     leaders = [Leader(world, n) for n in range(3)]
     gone, frozen = Peer(world, "gone"), Leader(world, 8)
     gone.posts(facts(cell_id(9)), -5)
@@ -138,8 +134,7 @@ def test_who_never_answers_costs_nothing_but_itself():
     assert all(group is not None and len(group.members) == 3 for group in found.values())
 
 
-def test_a_member_that_the_naming_did_not_reach_is_told_again():
-    world = World()
+def test_a_member_that_the_naming_did_not_reach_is_told_again(world: World):
     first, second = by_turn([cell_id(1), cell_id(2)])
     caller, member = Leader(world, int(first, 16)), Leader(world, int(second, 16))
     hear, lost = member.finder.Tell, []
@@ -178,8 +173,7 @@ def test_a_directory_that_never_answers_is_not_waited_for():
 # ----------------------------------------------------------- who is asked
 
 
-def test_only_those_are_asked_that_fit():
-    world = World()
+def test_only_those_are_asked_that_fit(world: World):
     leader = Leader(world, 1, anchor="aa", change=2)
     postings = {
         "fits": facts(cell_id(2), anchor="aa", change=2),
@@ -202,16 +196,14 @@ def test_only_those_are_asked_that_fit():
     assert [e.fields["cell"] for e in leader.events("cell-led-twice")] == [leader.cell]
 
 
-def test_an_anchor_does_not_matter_to_who_has_none():
-    world = World()
+def test_an_anchor_does_not_matter_to_who_has_none(world: World):
     leader, other = Leader(world, 1), Recorder(world, "other")
     other.posts(facts(cell_id(2), anchor="bb"), -5)
     all_look([leader])
     assert other.heard
 
 
-def test_of_two_who_claim_a_cell_the_first_in_order_is_asked():
-    world = World()
+def test_of_two_who_claim_a_cell_the_first_in_order_is_asked(world: World):
     leader, a, b = Leader(world, 1), Recorder(world, "a"), Recorder(world, "b")
     for peer in (b, a):
         peer.posts(facts(cell_id(2)), -5)
@@ -221,8 +213,7 @@ def test_of_two_who_claim_a_cell_the_first_in_order_is_asked():
     assert leader.events("cell-led-twice")
 
 
-def test_a_caller_names_its_group_and_releases_who_is_not_in_it():
-    world = World()
+def test_a_caller_names_its_group_and_releases_who_is_not_in_it(world: World):
     leader = Leader(world, 1)
     quick, late = [Accepter(world, n) for n in (2, 3, 4)], Accepter(world, 5, TIMES.answers + 1)
     found = all_look([leader], most=3)[leader.cell]
@@ -249,8 +240,7 @@ def offered(peer: Peer, to: Leader, caller: CellId, at: float, **changes: Any) -
     return peer.do(peer.tell(to.me, notes.offer_note(**what)), at)
 
 
-def test_an_offer_by_somebody_who_does_not_lead_the_cell_is_refused():
-    world = World()
+def test_an_offer_by_who_does_not_lead_the_cell_is_refused(world: World):
     victim, honest, liar = Leader(world, 1), Peer(world, "honest"), Peer(world, "a-liar")
     honest.posts(facts(cell_id(2)), -5)
     victim.looks()
@@ -268,8 +258,7 @@ def test_an_offer_by_somebody_who_does_not_lead_the_cell_is_refused():
     assert victim.faults == []
 
 
-def test_an_offer_of_a_cell_that_was_posted_late_or_is_bound_is_refused():
-    world = World()
+def test_an_offer_of_a_late_or_bound_cell_is_refused(world: World):
     victim, peers = Leader(world, 1), [Peer(world, f"p{n}") for n in range(3)]
     for n, at in enumerate((-5.0, -5.0, -1.0)):
         peers[n].posts(facts(cell_id(n + 2)), at)
@@ -289,8 +278,7 @@ def test_strangers_do_not_make_a_peer_read_the_directory_often():
     assert 2 <= world.looks.count(victim.me) <= 2 + 20 / TIMES.answers
 
 
-def test_a_caller_seen_late_is_looked_for_again():
-    world = World()
+def test_a_caller_seen_late_is_looked_for_again(world: World):
     victim, caller = Leader(world, 1), Peer(world, "caller")
     victim.looks()
     world.run(START + 6.0)
@@ -300,7 +288,7 @@ def test_a_caller_seen_late_is_looked_for_again():
     assert reply.result().accepts
 
 
-def test_the_first_in_order_leads_a_cell_also_when_it_is_seen_later():
+def test_the_first_in_order_leads_a_cell_though_seen_later():
     world = World(delay=(0.1, 0.2))
     victim, a, b = Leader(world, 1), Peer(world, "a"), Peer(world, "b")
     b.posts(facts(cell_id(2)), -5)
@@ -316,8 +304,7 @@ def test_the_first_in_order_leads_a_cell_also_when_it_is_seen_later():
     assert [r.result().accepts for r in replies] == [False, False, True]
 
 
-def test_everybody_else_is_answered_busy():
-    world = World()
+def test_everybody_else_is_answered_busy(world: World):
     victim, caller = Leader(world, 1), Peer(world, "caller")
     caller.posts(facts(cell_id(2)), -5)
     replies = [offered(caller, victim, cell_id(2), 1.0)]  # it looks for nothing yet
@@ -338,8 +325,7 @@ def test_everybody_else_is_answered_busy():
     assert victim.faults == []
 
 
-def test_who_is_released_is_free_at_once():
-    world = World()
+def test_who_is_released_is_free_at_once(world: World):
     victim = Leader(world, 1)
     a, b = Peer(world, "a"), Peer(world, "b")
     for n, peer in enumerate((a, b)):
@@ -393,7 +379,7 @@ class Scene:
         return any(e.fields["cell"] == cell_id(2) for e in self.victim.events("caller-barred"))
 
 
-def test_a_group_counts_when_every_acceptance_is_signed_by_a_posted_leader():
+def test_a_group_counts_when_posted_leaders_signed_for_it():
     s = Scene()
     caller, third = s.accept(s.caller, 2), s.accept(s.third, 3)
     assert s.name(caller, third, s.own).accepts
@@ -427,7 +413,7 @@ def with_other_hosts(s: Scene) -> Acceptance:
 @pytest.mark.parametrize(
     "wrong", [forged, of_another_caller, of_another_key, of_another_run, with_other_hosts]
 )
-def test_a_group_with_a_wrong_acceptance_is_a_fault_of_its_caller(wrong):
+def test_a_wrong_acceptance_is_a_fault_of_the_groups_caller(wrong):
     s = Scene()
     assert s.name(s.accept(s.caller, 2), wrong(s), s.own) is grpc.StatusCode.INVALID_ARGUMENT
     assert [peer for peer, _ in s.victim.faults] == [s.caller.me]
@@ -435,7 +421,7 @@ def test_a_group_with_a_wrong_acceptance_is_a_fault_of_its_caller(wrong):
     assert s.barred
 
 
-def test_a_group_with_a_cell_that_nobody_posted_or_by_another_leader_does_not_count():
+def test_a_group_with_a_cell_not_posted_by_its_leader_is_void():
     for number, by in ((9, "third"), (3, "stranger")):
         s = Scene()
         peer = s.third if by == "third" else Peer(s.world, by)
@@ -445,7 +431,7 @@ def test_a_group_with_a_cell_that_nobody_posted_or_by_another_leader_does_not_co
         assert s.barred
 
 
-def test_a_group_is_named_by_its_caller_only_and_contains_the_receiver():
+def test_a_group_is_named_by_its_caller_and_has_the_receiver():
     s = Scene()
     assert not s.name(s.accept(s.caller, 2), s.own, by=s.third).accepts
     assert s.found.result() is None
@@ -461,8 +447,7 @@ def test_a_group_is_named_by_its_caller_only_and_contains_the_receiver():
     assert s.found.result() is None
 
 
-def test_a_malformed_note_is_a_fault():
-    world = World()
+def test_a_malformed_note_is_a_fault(world: World):
     leader, other = Leader(world, 1), Peer(world, "other")
     bad = other.do(other.tell(leader.me, pb.CellsNote(window=1, caller="x")), 1.0)
     world.run(START)
@@ -474,10 +459,7 @@ def test_a_malformed_note_is_a_fault():
     ("number", "signer", "window"),
     [(2, "accepter-2", WINDOW + 1), (3, "accepter-2", WINDOW), (2, "another", WINDOW)],
 )
-def test_an_acceptance_for_another_window_cell_or_by_another_leader_is_a_fault(
-    number, signer, window
-):
-    world = World()
+def test_an_acceptance_of_another_window_or_leader_is_a_fault(number, signer, window, world: World):
     leader, other = Leader(world, 1), Accepter(world, 2)
     other.says = lambda request: Accepting(SimSigner(PeerId(signer)), RUN).accept(
         facts(cell_id(number)), window, KEY, leader.cell
@@ -489,8 +471,7 @@ def test_an_acceptance_for_another_window_cell_or_by_another_leader_is_a_fault(
 # ----------------------------------------------------------- the service
 
 
-def test_one_window_at_a_time_and_not_too_late():
-    world = World()
+def test_one_window_at_a_time_and_not_too_late(world: World):
     leader, other = Leader(world, 1), Leader(world, 2)
     first, again = leader.looks(), leader.looks(window=WINDOW + 1, start=START + 5)
     late = other.looks(lead_s=0.0)
@@ -503,8 +484,7 @@ def test_one_window_at_a_time_and_not_too_late():
     assert not other.events("outer-alone")
 
 
-def test_who_is_late_for_the_first_key_tries_the_next():
-    world = World()
+def test_who_is_late_for_the_first_key_tries_the_next(world: World):
     leader, other = Leader(world, 1), Leader(world, 2)
     asked = leader.looks(keys=("1", "2")), other.looks(keys=("1", "2"), lead_s=0.0)
     world.run()
@@ -526,8 +506,7 @@ def test_who_is_late_for_the_first_key_tries_the_next():
         (4, (KEY,), {"anchor": "no hash"}),
     ],
 )
-def test_what_others_would_refuse_is_refused_here(most, keys, about):
-    world = World()
+def test_what_others_would_refuse_is_refused_here(most, keys, about, world: World):
     leader, window = Leader(world, 1), about.get("window", WINDOW)
     leader.facts = replace(leader.facts, **{k: v for k, v in about.items() if k != "window"})
     asked = leader.looks(most=most, keys=keys, window=window)
@@ -536,8 +515,7 @@ def test_what_others_would_refuse_is_refused_here(most, keys, about):
         asked.result()
 
 
-def test_closing_ends_the_search():
-    world = World()
+def test_closing_ends_the_search(world: World):
     leader, other = Leader(world, 1), Leader(world, 2)
     asked = leader.looks()
     other.looks()

@@ -107,21 +107,12 @@ def test_swarm_init_with_an_address_prints_an_invite_that_works(tutti, home):
     assert invite.admission  # private: it carries the owner's word
 
 
-def test_a_bad_field_is_named(tutti):
-    shown = tutti("swarm", "init", "--set", "model.heads=3")
-    assert shown.returncode == 2
-    assert shown.stderr.startswith("tutti: model.heads = 3 does not cut model.d_model = 128")
-
-
-def test_validate_and_inspect(tutti, home):
+def test_validate_and_inspect(tutti):
     tutti("swarm", "init", "s.toml")
     assert "signature good" in tutti("swarm", "validate", "s.toml").stdout
     document = json.loads(tutti("swarm", "inspect", "s.toml", "--json").stdout)
     assert document["model"]["layers"] == 6
     assert "signed by its owner" in tutti("swarm", "inspect", "s.toml").stdout
-    path = home.parent / "s.toml"
-    path.write_text(path.read_text().replace("# epochs = 120", "epochs = 121"))
-    refused(tutti("swarm", "validate", "s.toml"), 5, "changed after signing")
 
 
 def test_id_show(tutti, home):

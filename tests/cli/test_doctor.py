@@ -150,12 +150,6 @@ def test_a_p2p_daemon_that_may_not_be_run_is_made_executable(first, monkeypatch,
     first(ExitCode.VERSIONS_UNFIT, "versions")
 
 
-def test_the_p2p_daemon_that_is_installed_is_found():
-    binary = checks.p2p_daemon()
-    assert binary is not None
-    assert os.access(binary, os.X_OK)
-
-
 def test_a_daemon_of_another_version_is_a_warning(found, daemon):
     daemon.said.version = "0.0.1"
     said, code = found("versions")

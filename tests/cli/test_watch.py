@@ -57,11 +57,6 @@ def test_every_command_without_a_daemon_exits_with_code_three(tutti, home, words
     assert not (home / "ctl.sock").exists()
 
 
-def test_a_fault_is_one_document_when_json_was_asked_for(tutti):
-    shown = tutti("status", "--json")
-    assert (json.loads(shown.stdout)["exit_code"], shown.returncode) == (3, 3)
-
-
 def test_cells(tutti, daemon):
     own, other = tutti("cells").stdout.splitlines()[1:3]
     assert own.split()[:5] == ["aaaaaa", "training", "120", "900", "1-2"]

@@ -12,7 +12,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import Refused, UsageFault
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
-from node.training.protocol.rules import MAX_CHANGE, Rules, mark
+from node.training.protocol.rules import MAX_CHANGE, Rules
 
 DILOCO = (
     b'[averaging]\ncell = 2\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\n'
@@ -140,15 +140,6 @@ def test_a_forged_or_damaged_change_is_refused(
             read(manifest, bad)
     with pytest.raises(Refused):
         read(replace(manifest, swarm=replace(manifest.swarm, owner="")), text)  # type: ignore
-
-
-def test_a_change_names_whom_it_revokes(manifest: Manifest, owner: Identity) -> None:
-    gone = Identity.ephemeral().peer_id
-    text = signed(manifest, manifest, 3, owner, {mark(gone)})
-    rules = read(manifest, text)
-    assert rules.revokes(gone)
-    assert not rules.revokes(owner.peer_id)
-    assert not read(manifest, signed(manifest, manifest, 4, owner)).revoked
 
 
 def test_a_change_has_room_for_many_and_refuses_more(manifest: Manifest, owner: Identity) -> None:

@@ -113,23 +113,6 @@ def test_memory_is_a_share_or_a_size_within_what_exists(tmp_path, text, bytes_):
     assert NodeConfig.load({"home": tmp_path, "memory": text}, {}).memory_limit(1000) == bytes_
 
 
-def test_text_flags_are_read_as_the_setting_type(tmp_path):
-    config = NodeConfig.load(
-        {"home": tmp_path, "limits.in_flight": "3", "transport.announce": "a:1,b:2"}, {}
-    )
-    assert config.limits.in_flight == 3
-    assert config.transport.announce == ("a:1", "b:2")
-
-
-def test_files_of_a_peer_live_under_home(tmp_path):
-    config = NodeConfig.load({"home": tmp_path}, {})
-    assert config.identity_path == tmp_path / "identity.key"
-    assert config.control_socket == tmp_path / "ctl.sock"
-    assert config.manifest_path("a" * 64) == tmp_path / "swarms" / ("a" * 12) / "swarm.toml"
-    assert config.checkpoint_dir("a" * 64) == tmp_path / "swarms" / ("a" * 12) / "ckpt"
-    assert config.events_path == tmp_path / "log" / "events.jsonl"
-
-
 def test_a_long_home_gets_a_short_private_socket_and_a_pointer(tmp_path, monkeypatch):
     short = tmp_path / "run"
     short.mkdir()

@@ -19,7 +19,7 @@ from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.errors import ExitCode, TooNew, UsageFault
 from node.identity.admission import check_admission
-from node.identity.invites import PREFIX, Invite
+from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.identity.peers import peer_id_of
 from node.manifest import FORMAT, GONE, SECTIONS, Manifest, amended, read_manifest
@@ -193,15 +193,6 @@ def test_a_run_of_a_newer_protocol_is_refused_with_advice() -> None:
     with pytest.raises(TooNew, match=r"swarm\.protocol = 99") as fault:
         amended(DEMO, {"swarm.protocol": 99})
     assert "update this tutti" in fault.value.next_step
-
-
-def test_an_invite_of_a_newer_version_is_refused_with_advice() -> None:
-    with pytest.raises(TooNew, match="version 3") as fault:
-        Invite.decode("tutti3" + RUNS["signed.toml"]["invite"].removeprefix(PREFIX))
-    assert "update this tutti" in fault.value.next_step
-    with pytest.raises(UsageFault, match="version 1") as older:
-        Invite.decode("tutti1abc")
-    assert "fresh invite" in older.value.next_step
 
 
 @pytest.fixture

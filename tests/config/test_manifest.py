@@ -5,7 +5,7 @@ import pytest
 from node.core.errors import Refused, UsageFault
 from node.core.ids import RunId
 from node.identity.keys import Identity
-from node.manifest import MAX_MANIFEST, Manifest, amended, left_out
+from node.manifest import MAX_MANIFEST, Manifest, amended
 
 DEMO = Manifest.default_demo()
 
@@ -25,11 +25,6 @@ def toml_with(section: str, line: str) -> bytes:
     return "\n".join(out).encode()
 
 
-def test_a_manifest_survives_its_file():
-    assert Manifest.parse(DEMO.to_toml()) == DEMO
-    assert Manifest.parse(b"format = 2") == DEMO  # every setting has a default
-
-
 def test_the_run_id_depends_on_fields_and_not_on_formatting():
     assert (
         Manifest.parse(b"format = 2\n[optimizer]\nlr = 1").run_id
@@ -46,19 +41,7 @@ def test_the_run_id_depends_on_fields_and_not_on_formatting():
     assert len(seen) == 5
 
 
-def test_a_salt_changes_the_run_id_and_is_absent_by_default():
-    assert b"salt" not in DEMO.immutable()
-    assert b"# salt" in DEMO.to_toml()
-    salted = amended(DEMO, {"swarm.salt": "00ff" * 4})
-    assert Manifest.parse(salted.to_toml()) == salted
-    assert len({DEMO.run_id, salted.run_id, amended(DEMO, {"swarm.salt": "00fe" * 4}).run_id}) == 3
-
-
 MORE = {"training.epochs": DEMO.training.epochs + 1}
-
-
-def test_a_run_goes_on_as_what_it_was_with_more_epochs():
-    amended(DEMO, MORE).check_continues(DEMO)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +100,7 @@ def test_a_bad_field_is_reported_with_the_allowed_values(section: str, line: str
         ({"training.target_batch": 100}, "training.target_batch = 100"),
         ({"model.vocab": 100}, "model.vocab = 100"),
         ({"data.holdout": 0.0}, "data.holdout"),
+        ({"data.tokenizer_sha256": "a" * 64}, "data.tokenizer_sha256"),
         (
             {"optimizer.parameters": "bf16", "averaging.cell": 2, "outer.window_s": 20.0},
             'optimizer.parameters = "bf16"',
@@ -145,15 +129,6 @@ def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object
 def test_rubbish_from_a_stranger_is_refused_and_never_crashes(raw: bytes):
     with pytest.raises(UsageFault):
         Manifest.parse(raw)
-
-
-def test_signed_by_its_owner_it_verifies():
-    owner = Identity.ephemeral()
-    signed = Manifest.parse(DEMO.sign(owner))
-    signed.verify()
-    signed.verify(signed.run_id, owner.peer_id)
-    assert signed.swarm.owner == owner.peer_id
-    assert Manifest.parse(signed.to_toml()) == signed  # the signature survives too
 
 
 def test_one_changed_character_breaks_it():
@@ -219,24 +194,6 @@ def test_the_parameter_count_of_the_demo_is_that_of_its_shapes():
     )
 
 
-def test_fields_that_came_later_change_no_older_run_id():
-    assert b"# tokenizer_sha256" in DEMO.to_toml()
-    old = amended(
-        DEMO,
-        {
-            "data.source": "file:/srv/corpus.txt",
-            "data.tokenizer": "/srv/tokenizer.json",
-            "model.vocab": 1024,
-        },
-    )
-    new = amended(old, {"data.tokenizer_sha256": "a" * 64})
-    assert old.run_id != new.run_id
-    assert (Manifest.parse(old.to_toml()), Manifest.parse(new.to_toml())) == (old, new)
-    assert (old.data.source, old.data.tokenizer) == ("file:/srv/corpus.txt", "/srv/tokenizer.json")
-    with pytest.raises(UsageFault, match="tokenizer_sha256"):
-        amended(DEMO, {"data.tokenizer_sha256": "a" * 64})
-
-
 def test_a_signed_file_that_was_cut_anywhere_is_refused():
     whole = DEMO.sign(Identity.ephemeral())
     Manifest.parse(whole).verify()
@@ -248,19 +205,5 @@ def test_a_signed_file_that_was_cut_anywhere_is_refused():
         with pytest.raises((UsageFault, Refused)) as fault:
             Manifest.parse(whole[:at]).verify()
         assert fault.value.next_step
-    with pytest.raises(UsageFault, match="before its signature") as fault:
-        Manifest.parse(b"\n".join(whole.split(b"\n")[:20]))
-    assert "whole file" in fault.value.next_step
     with pytest.raises(UsageFault, match="middle of a line"):
         Manifest.parse(whole[: whole.index(b'owner = "') + 12])
-
-
-def test_sections_a_draft_leaves_out_are_listed():
-    assert left_out(DEMO.to_toml()) == []
-    assert left_out(
-        b"[model]\nlayers = 7\n[swarm]\n[pipeline]\n[scheduler]\n[averaging]\n[outer]\n"
-    ) == [
-        "optimizer",
-        "data",
-        "training",
-    ]

@@ -129,26 +129,6 @@ def test_reasons_to_stay(
     assert says in found if says else not found
 
 
-def test_a_change_exceeding_memory_is_reported(
-    tmp_path: Path,
-) -> None:
-    journal, diloco = (
-        Journal(),
-        Rules(1, OuterSettings("butterfly", "deltas", "nesterov", window_s=20.0), 3, "signed"),
-    )
-    d = FakeDaemon(config(tmp_path))
-    d.assembled.main_memory = 1 << 16
-    check_room(d.config, MANIFEST, d.assembled, journal)
-    assert not list(journal.recent()), "by the manifest's own settings nothing is kept"
-    d.assembled.training.standing.learns(diloco)
-    check_room(d.config, MANIFEST, d.assembled, journal)
-    (said,) = journal.recent()
-    assert (said.kind, said.fields["revision"]) == ("change-out-of-memory", 3)
-    assert "main memory" in said.text
-    assert "a machine with more" in said.text
-    assert "main memory" in d.mover.asked(2)
-
-
 RELAY = f"/ip4/9.9.9.9/tcp/1/p2p/{ME}/p2p-circuit/p2p/{ME}"
 QUIC, TCP = f"/ip4/127.0.0.1/udp/7/quic-v1/p2p/{ME}", f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"
 
@@ -199,8 +179,29 @@ class FakeDaemon:
             await asyncio.wait(list(self.tasks._tasks))
 
 
-async def test_a_move_leaves_first_and_stops_last(tmp_path: Path) -> None:
-    d = FakeDaemon(config(tmp_path))
+@pytest.fixture
+def d(tmp_path: Path) -> FakeDaemon:
+    return FakeDaemon(config(tmp_path))
+
+
+def test_a_change_exceeding_memory_is_reported(d: FakeDaemon) -> None:
+    journal, diloco = (
+        Journal(),
+        Rules(1, OuterSettings("butterfly", "deltas", "nesterov", window_s=20.0), 3, "signed"),
+    )
+    d.assembled.main_memory = 1 << 16
+    check_room(d.config, MANIFEST, d.assembled, journal)
+    assert not list(journal.recent()), "by the manifest's own settings nothing is kept"
+    d.assembled.training.standing.learns(diloco)
+    check_room(d.config, MANIFEST, d.assembled, journal)
+    (said,) = journal.recent()
+    assert (said.kind, said.fields["revision"]) == ("change-out-of-memory", 3)
+    assert "main memory" in said.text
+    assert "a machine with more" in said.text
+    assert "main memory" in d.mover.asked(2)
+
+
+async def test_a_move_leaves_first_and_stops_last(d: FakeDaemon) -> None:
     assert d.mover.asked(2) == ""
     assert d.mover.target == 2
     assert "on its way to stage 2" in d.mover.asked(3)
@@ -214,18 +215,16 @@ async def test_a_move_leaves_first_and_stops_last(tmp_path: Path) -> None:
 
 
 async def test_an_epoch_that_hangs_does_not_keep_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    d: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moving, "MOVE_S", 0.01)
-    d = FakeDaemon(config(tmp_path))
     d.mover.asked(2)
     await d.idle()
     assert d.mover.done == (2, 4001)
     assert [e.kind for e in d.journal.recent()] == ["moving", "move-hasty"]
 
 
-async def test_nobody_goes_to_the_ends_beside_somebody_there(tmp_path: Path) -> None:
-    d = FakeDaemon(config(tmp_path))
+async def test_nobody_goes_to_the_ends_beside_somebody_there(d: FakeDaemon) -> None:
     d.presence = SimpleNamespace(
         view=SimpleNamespace(ends={"somebody": None}), changed=lambda: None
     )
@@ -238,8 +237,7 @@ async def test_nobody_goes_to_the_ends_beside_somebody_there(tmp_path: Path) -> 
     assert d.log[0] == "leave: moves to the ends"
 
 
-async def test_a_drain_meanwhile_wins(tmp_path: Path) -> None:
-    d = FakeDaemon(config(tmp_path))
+async def test_a_drain_meanwhile_wins(d: FakeDaemon) -> None:
     d.mover.asked(2)
     d.draining = True
     d.calm.set()
@@ -248,8 +246,7 @@ async def test_a_drain_meanwhile_wins(tmp_path: Path) -> None:
     assert not any(line.startswith("stop") for line in d.log)
 
 
-async def test_who_changes_its_cell_finishes_nothing_and_chooses_its_stage(tmp_path: Path) -> None:
-    d = FakeDaemon(config(tmp_path))
+async def test_who_changes_its_cell_stops_at_once(d: FakeDaemon) -> None:
     d.mover.joins(CELL)
     assert (d.mover.cell, d.mover.target, d.mover.done) == (CELL, None, (None, 4001))
     assert [line.split(":")[0] for line in d.log] == ["stop"]

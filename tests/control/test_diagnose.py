@@ -23,7 +23,6 @@ from node.control.diagnose import (
     silent,
     stranded,
     this_machine,
-    unreachable,
     unresolved,
     verdict,
     watch_identity,
@@ -224,17 +223,6 @@ def test_this_machine_knows_loopback() -> None:
     assert set(here.routes) == {4, 6}
     assert here.versions <= {4, 6}
     assert no_way(LOOP, "127.0.0.1", here) is None
-
-
-def test_an_unreachable_swarm_is_one_fault_with_every_address() -> None:
-    fault = unreachable([closed(TCP), nameless(NAMED)])
-    assert isinstance(fault, NetworkFault)
-    assert fault.code is ExitCode.PORT_CLOSED
-    assert fault.next_step == closed(TCP).fix
-    first, *rest = fault.what.splitlines()
-    assert "refused" in first
-    assert rest == [f"{TCP}: {closed(TCP).cause}", f"{NAMED}: {nameless(NAMED).cause}"]
-    assert [f["code"] for f in json.loads(json.dumps(fault.details))["findings"]] == [21, 22]
 
 
 def test_a_verdict_becomes_an_error() -> None:

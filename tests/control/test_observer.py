@@ -391,19 +391,6 @@ def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str,
     ]
 
 
-def test_a_peer_of_a_newer_protocol_is_a_finding(observed_node: str) -> None:
-    (heard,) = survey([observed_node], [ping(b"newer")], 20)
-    found = heard.finding
-    assert (found.ok, found.layer, found.code) == (False, "answer", ExitCode.PROTOCOL)
-    assert (
-        found.cause
-        == f"it speaks protocols {NEWER} to {NEWER + 1} (tutti 9), this tutti {PROTOCOLS}"
-    )
-    assert "update this tutti" in found.fix
-    assert not heard.good
-    assert verdict([found]) is found
-
-
 def test_join_ends_with_what_a_newer_swarm_needs(
     observed_node: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,14 +12,9 @@ from node.control.client import ControlClient
 from node.control.quick import MAX_ANSWER, Unanswered, _frame, unary
 from node.core.errors import ExitCode, LocalFault, OutOfResources, TimedOut
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import PeersRequest, Snapshot, StatusRequest
+from protos.control_pb2 import PeersRequest
 
 STATUS, PEERS = "/tutti.v1.Control/Status", "/tutti.v1.Control/Peers"
-
-
-async def test_the_quick_client_returns_the_daemons_snapshot(socket, window):
-    raw = await asyncio.to_thread(unary, socket, STATUS, StatusRequest().SerializeToString(), 60.0)
-    assert Snapshot.FromString(raw) == window.said
 
 
 async def test_an_answer_larger_than_a_window_of_http2_comes_whole(socket, window):
@@ -101,12 +96,6 @@ def test_a_malformed_answer_counts_as_unanswered(tmp_path, says):
         unary(tmp_path / "s", STATUS, b"", 30.0)
     thread.join(10)
     assert MAX_ANSWER < 1 << 32
-
-
-def test_silence_ends_with_the_time_that_was_given(tmp_path):
-    strange(tmp_path / "s", b"", hold=True)
-    with pytest.raises(TimeoutError):
-        unary(tmp_path / "s", STATUS, b"", 0.2)
 
 
 def test_a_silent_daemon_times_out(tmp_path, monkeypatch):

@@ -36,13 +36,6 @@ async def test_status_and_invite_arrive_whole(socket, window):
     assert (await ask(socket, lambda c: c.invite())).invite == "tutti2canned"
 
 
-async def test_peers_leaves_out_the_lost_unless_all_are_wanted(socket):
-    present = await ask(socket, lambda c: c.peers())
-    everybody = await ask(socket, lambda c: c.peers(everybody=True))
-    assert {p.state for p in everybody.peers} - {p.state for p in present.peers} == {"lost"}
-    assert present.swarm.stages == 3
-
-
 async def test_a_refusal_keeps_its_sentence_next_step_and_exit_code(socket, window):
     with pytest.raises(LocalFault) as fault:
         await ask(socket, lambda c: c.ping("nobody"))
@@ -93,11 +86,6 @@ async def test_events_give_history_then_live_each_once(socket, window):
     assert await ask(socket, lambda c: list(c.events(last=0))) == []
 
 
-async def test_drain_reports_its_progress_and_ends(socket, window):
-    told = await ask(socket, lambda c: [e.kind for e in c.drain(7.0)])
-    assert (told, window.drained) == (["drain-started", "drained"], 7.0)
-
-
 async def test_a_failed_drain_raises_its_fault(socket, window):
     async def late(timeout_s: float) -> None:
         raise TimedOut("still two micro-batches in flight", "tutti stop")
@@ -106,11 +94,6 @@ async def test_a_failed_drain_raises_its_fault(socket, window):
     with pytest.raises(LocalFault) as fault:
         await ask(socket, lambda c: list(c.drain(1.0)))
     assert fault.value.code == ExitCode.TIMED_OUT
-
-
-async def test_stop_reaches_the_daemon(socket, window):
-    await ask(socket, lambda c: c.stop())
-    assert window.stopped.is_set()
 
 
 async def test_a_second_daemon_is_refused_with_the_pid_of_the_first(socket, window):
@@ -139,13 +122,6 @@ async def test_something_else_at_the_path_is_left_alone(tmp_path):
     with pytest.raises(Refused, match="not a socket"):
         clear_stale(path)
     assert path.read_text() == "precious"
-
-
-async def test_the_error_without_a_daemon_names_the_start_command(tmp_path):
-    with pytest.raises(NotRunning) as fault:
-        ControlClient(tmp_path / "ctl.sock", home=tmp_path)
-    assert fault.value.code == 3
-    assert "tutti start" in fault.value.next_step
 
 
 async def test_a_stopped_daemon_and_a_hanging_one_are_distinguished(tmp_path):

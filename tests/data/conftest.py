@@ -2,6 +2,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 
 from node.data.places import AS_NAMED, Places
@@ -39,6 +40,24 @@ async def opens() -> AsyncIterator[Callable[..., Stream]]:
     yield opened
     for one in made:
         await one.close()
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The file of a tokenizer that learnt a few words, which cuts short inputs."""
+    rust = tokenizers.Tokenizer(tokenizers.models.BPE())
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rust.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    rust.train_from_iterator(["the cat sat on the mat and the hat"] * 4, trainer)
+    rust.enable_truncation(4)
+    path = tmp_path / "tokenizer.json"
+    rust.save(str(path))
+    return path
 
 
 def open_source(

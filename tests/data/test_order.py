@@ -1,12 +1,9 @@
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.core.errors import UsageFault
-from node.core.samples import WHOLE, SampleClass, parse_cursor, rows
+from node.core.samples import WHOLE, SampleClass
 from node.data.order import SampleOrder, Sampler
 
 
@@ -58,65 +55,6 @@ def test_impossible_arguments(call, fault, says):
         call()
 
 
-class Life(RuleBasedStateMachine):
-    """Peers take, count, give back and restart, in any order."""
-
-    def __init__(self):
-        super().__init__()
-        self.sampler = Sampler()
-        self.out, self.counted, self.back, self.taken = set(), set(), set(), 0
-
-    @rule(n=st.integers(0, 9))
-    def take(self, n):
-        got = self.sampler.take(n)
-        assert len(got) == n == len(set(got))
-        again = sorted(self.back)[:n]
-        assert list(got[: len(again)]) == again
-        assert list(got[len(again) :]) == list(range(self.taken, self.taken + n - len(again)))
-        self.taken += n - len(again)
-        self.back -= set(got)
-        self.out |= set(got)
-
-    @rule(data=st.data())
-    def give_back(self, data):
-        chosen = (
-            data.draw(st.lists(st.sampled_from(sorted(self.out)), unique=True)) if self.out else []
-        )
-        self.sampler.give_back(chosen)
-        self.out -= set(chosen)
-        self.back |= set(chosen)
-
-    @rule()
-    def count(self):
-        self.counted |= self.out
-        self.out = set()
-
-    @rule()
-    def restart(self):
-        cursor = self.sampler.cursor()
-        self.sampler = Sampler(parse_cursor(json.loads(json.dumps(rows(cursor)))))
-        assert self.sampler.cursor() == cursor
-
-    @rule(position=st.integers(-3, 500))
-    def give_back_what_is_not_out(self, position):
-        if position in self.back or not 0 <= position < self.taken:
-            before = self.sampler.cursor()
-            with pytest.raises(ValueError, match="given back"):
-                self.sampler.give_back([*sorted(self.out)[:1], position])
-            assert self.sampler.cursor() == before
-
-    @invariant()
-    def conserved(self):
-        back = tuple(sorted(self.back))
-        assert self.sampler.cursor() == (SampleClass(0, 0, self.taken, back),)
-        assert self.out | self.counted | self.back == set(range(self.taken))
-        assert len(self.out) + len(self.counted) + len(self.back) == self.taken
-
-
-Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
-TestSamplerLife = Life.TestCase
-
-
 @pytest.mark.parametrize("back", [[1, 1], [2], [0, 2], [4], [-1], [1.0], [True]])
 def test_giving_back_twice_or_what_was_never_taken(back):
     sampler = Sampler(WHOLE)
@@ -136,7 +74,7 @@ def test_a_share_of_two_classes_goes_forward_evenly():
 
 
 @pytest.mark.parametrize("back", [[2], [20], [12, 19], [3, 21], [-4]])
-def test_giving_back_what_another_share_has_or_this_one_never_took(back):
+def test_giving_back_what_this_share_never_took(back):
     cursor = (SampleClass(0, 2, 20), SampleClass(1, 1, 19))
     sampler = Sampler(cursor)
     with pytest.raises(ValueError, match="never taken"):

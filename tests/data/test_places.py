@@ -101,19 +101,6 @@ def test_a_tokenizer_is_compared_too(tmp_path):
     assert "--tokenizer PATH" in missing.value.next_step
 
 
-def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
-    path, words = tmp_path / "ids.bin", tmp_path / "tokenizer.json"
-    np.arange(200, dtype="<u2").tofile(path)
-    words.write_bytes(ByteTokenizer().to_json())
-    settings = DataSettings(source=f"file:{path}", tokenizer=str(words))
-    with pytest.raises(
-        UsageFault, match=f"the tokenizer {words} has 259 token ids, the model 256"
-    ) as refused:
-        open_data(settings, 16, 256, tmp_path)
-    assert refused.value.next_step == "set model.vocab to at least 259"
-    assert open_data(settings, 16, 259, tmp_path)[0].tokens == 200
-
-
 def test_the_note_beside_an_array_of_ids_is_content(tmp_path):
     path = tmp_path / "ids.bin"
     ids = np.arange(400, dtype="<u4") % 200

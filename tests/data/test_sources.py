@@ -152,18 +152,9 @@ def test_changed_content_or_tokenizer_is_another_cache_file(tmp_path):
     assert len(list((tmp_path / "home" / "data").iterdir())) == 3
 
 
-def test_a_trained_tokenizer_over_a_text_file(tmp_path):
-    path, trained = tmp_path / "a.txt", tmp_path / "t.json"
+def test_a_trained_tokenizer_over_a_text_file(tmp_path, trained):
+    path, rust = tmp_path / "a.txt", tokenizers.Tokenizer.from_file(str(trained))
     path.write_text("the cat sat on the mat\n" * 200)
-    rust = tokenizers.Tokenizer(tokenizers.models.BPE())
-    rust.decoder = tokenizers.decoders.ByteLevel()
-    rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    rust.train_from_iterator(
-        [path.read_text()],
-        tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet),
-    )
-    rust.save(str(trained))
     corpus = open_source(
         DataSettings(source=f"file:{path}", tokenizer=str(trained)), 16, tmp_path / "home"
     )

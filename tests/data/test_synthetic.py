@@ -61,14 +61,6 @@ def test_rows_are_distributions_that_reach_every_letter(language):
     assert probabilities(language).min() > 0
 
 
-def test_frequencies_follow_the_grammar(language, text):
-    number = numbers_of(text)
-    context = number[:-2] * len(LETTERS) + number[1:-1]
-    busiest = np.bincount(context).argmax()
-    seen = np.bincount(number[2:][context == busiest], minlength=len(LETTERS))
-    assert np.abs(seen / seen.sum() - probabilities(language)[busiest]).max() < 0.05
-
-
 def test_the_same_text_on_every_machine(language):
     text = language.generate(1000)
     assert text.dtype == np.uint8

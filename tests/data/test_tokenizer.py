@@ -55,23 +55,6 @@ def test_letters_are_those_of_the_library():
     assert len(set(byte_letters())) == 256
 
 
-@pytest.fixture
-def trained(tmp_path):
-    rust = tokenizers.Tokenizer(tokenizers.models.BPE())
-    rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    rust.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    )
-    rust.train_from_iterator(["the cat sat on the mat and the hat"] * 4, trainer)
-    rust.enable_truncation(4)
-    path = tmp_path / "tokenizer.json"
-    rust.save(str(path))
-    return path
-
-
 def test_a_trained_tokenizer_is_loaded_and_exported_unchanged(trained):
     ours = open_tokenizer(DataSettings(tokenizer=str(trained)))
     text = "the cat sat on the mat\n" * 3

@@ -10,19 +10,6 @@ from node.core.ids import PeerId
 from node.dht.record import MAX_BODY, PeerBody, PeerEntry
 
 
-def test_a_body_survives_the_way(body) -> None:
-    one = body(
-        "Zoë 🎻",
-        stage=0,
-        role="ends",
-        tokens_per_s=1.5,
-        speed=2,
-        maddrs=("/ip4/1.2.3.4/tcp/5",),
-        started=1e9,
-    )
-    assert PeerBody.parse(one.pack()) == one
-
-
 def test_open_to_and_settled_are_optional_in_a_record(body) -> None:
     one = body(open_to="auto", settled=False)
     assert PeerBody.parse(one.pack()) == one

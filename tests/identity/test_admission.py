@@ -117,16 +117,6 @@ def test_admissions_fit_an_invite_and_a_record() -> None:
         assert len(made) <= MAX_ADMISSION
 
 
-def test_an_open_gate_admits_all_and_a_private_one_tokens_only() -> None:
-    assert Gate(RUN, OWNER.peer_id, False).admit(STRANGER.peer_id, b"", NOW) == math.inf
-    gate = Gate(RUN, OWNER.peer_id, True)
-    assert gate.admit(OWNER.peer_id, b"", NOW) == math.inf
-    assert gate.admit(GUEST.peer_id, TOKEN, NOW) == NOW + 60
-    for peer, token in ((GUEST.peer_id, b""), (STRANGER.peer_id, TOKEN), (GUEST.peer_id, GRANT)):
-        with pytest.raises(Refused):
-            gate.admit(peer, token, NOW)
-
-
 def test_the_gate_checks_a_token_once_and_its_time_always(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, checks = Gate(RUN, OWNER.peer_id, True), []
 

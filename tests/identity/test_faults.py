@@ -12,29 +12,6 @@ from node.identity.faults import FaultBook
 A, B = PeerId("a"), PeerId("b")
 
 
-def test_the_third_strike_bans_only_its_peer() -> None:
-    book = FaultBook()
-    assert [book.count(A, 1, t) for t in (0.0, 1.0, 2.0)] == [0, 0, 10]
-    assert book.banned(A, 2.0) == 10
-    assert book.banned(A, 11.5) == 0.5
-    assert book.banned(A, 12.0) == 0
-    assert book.banned(B, 2.0) == 0
-
-
-@pytest.mark.parametrize(
-    ("faults", "lengths"),
-    [
-        ([(1, 0.0), (1, 50.0), (1, 100.0), (1, 149.0)], [0, 0, 0, 10]),
-        ([(0.5, 0.0), (2.5, 0.0)], [0, 10]),
-        ([(5, 0.0)], [10]),
-    ],
-    ids=["old ones do not count", "weights add up", "one may be enough"],
-)
-def test_a_ban_comes_when_weights_reach_the_threshold(faults, lengths) -> None:
-    book = FaultBook()
-    assert [book.count(A, weight, now) for weight, now in faults] == lengths
-
-
 def test_nobodys_fault_leaves_no_trace() -> None:
     book = FaultBook()
     for _ in range(100):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.errors import ExitCode, OutOfResources, Refused, WireError
+from node.core.errors import OutOfResources, Refused, WireError
 from node.core.ids import PeerId
 from node.identity import keys
 from node.identity.keys import Identity, verify
@@ -56,13 +56,6 @@ def test_peer_id_of_a_known_key() -> None:
     assert public_key_of(peer) == public
 
 
-def test_loading_gives_the_same_peer(path: Path) -> None:
-    made, again = Identity.load_or_create(path), Identity.load(path)
-    assert (again.peer_id, again.name) == (made.peer_id, made.name)
-    assert again.sign(b"x", "d") == made.sign(b"x", "d")
-    assert Identity.load_or_create(path).peer_id == made.peer_id
-
-
 def test_the_slower_of_two_creators_takes_the_other_key(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,13 +77,6 @@ def test_create_never_replaces_a_key(path: Path) -> None:
     with pytest.raises(Refused, match="exists already"):
         Identity.create(path)
     assert (path.read_bytes(), os.listdir(path.parent)) == (before, ["identity.key"])
-
-
-def test_a_missing_key_error_names_the_next_step(path: Path) -> None:
-    with pytest.raises(Refused, match="no identity key at") as caught:
-        Identity.load(path)
-    assert "backup" in caught.value.next_step
-    assert caught.value.code is ExitCode.REFUSED
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o610])
@@ -195,10 +181,6 @@ def test_the_secret_is_not_in_the_repr() -> None:
 
 ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
 SIGNED = ME.sign(b"data", "plan")
-
-
-def test_a_signature_holds_for_its_key_data_and_domain() -> None:
-    verify(ME.peer_id, b"data", SIGNED, "plan")
 
 
 @pytest.mark.parametrize(

@@ -110,21 +110,6 @@ def test_what_several_devices_cannot_do_is_refused_at_start(tmp_path, change, sa
     assert "--local-devices 1" in fault.value.next_step
 
 
-@pytest.mark.parametrize(
-    ("file", "environ", "flags", "found"),
-    [
-        ("", {}, {}, 1),
-        ("local_devices = 2", {}, {}, 2),
-        ("local_devices = 2", {"TUTTI_LOCAL_DEVICES": "4"}, {}, 4),
-        ("local_devices = 2", {}, {"local_devices": 8}, 8),
-    ],
-)
-def test_local_devices_comes_from_file_environment_or_flag(tmp_path, file, environ, flags, found):
-    (tmp_path / "config.toml").write_text(file)
-    config = NodeConfig.load(flags, {"TUTTI_HOME": str(tmp_path), **environ})
-    assert config.node.local_devices == found
-
-
 @pytest.mark.parametrize("value", ["0", "65", "two"])
 def test_a_wrong_number_on_the_command_line_is_a_usage_error(tmp_path, capsys, value):
     assert cli.main(["--home", str(tmp_path), "start", "--local-devices", value]) == 2

@@ -161,14 +161,6 @@ async def test_a_request_is_sent_again(router: FakeRouter, quick: None) -> None:
     assert router.heard == [pmp_address()] * 4
 
 
-async def test_silence(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(natpmp, "WAITS_S", (0.01, 0.02))
-    router.lose = 9
-    with pytest.raises(RouterFault, match=f"does not answer on port {router.port}"):
-        await exchange(pmp_address(), read_pmp, "127.0.0.1", router.port)
-    assert len(router.heard) == 2
-
-
 async def test_a_closed_port() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
         bound.bind(("127.0.0.1", 0))
@@ -203,9 +195,8 @@ async def test_only_the_gateway_is_heard(router: FakeRouter, quick: None) -> Non
 
 
 async def test_malformed_answers_are_passed_over(router: FakeRouter) -> None:
-    router.before = [b"", b"\x00", b"\x00\x80", bytes(1000), b"\xff" * 60, b"\x02\x81" + bytes(3)]
+    router.before = [b"", b"\xff" * 60, b"\x02\x81" + bytes(3)]
     way = Pcp(HERE, NONCE, router.port)
-    router.before = [junk for junk in router.before if junk[:1] != b"\x00"]
     await way.probe()
     assert await way.map(PORTS[:1], 60.0) == (
         (Mapping("tcp", 31337, "203.0.113.7", 31337, "PCP"),),
@@ -224,12 +215,14 @@ async def way(request: pytest.FixtureRequest, router: FakeRouter) -> GatewayProt
     return made
 
 
-async def test_map_check_renew_remove(way: GatewayProtocol, router: FakeRouter) -> None:
+async def test_map_check_renew_change_remove(way: GatewayProtocol, router: FakeRouter) -> None:
     mapped, lease = await way.map(PORTS, 3600.0)
     assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], way.name) for p in PORTS)
     assert (lease, set(router.table)) == (3600, set(PORTS))
     assert await way.check()
     assert await way.map(PORTS, 3600.0) == (mapped, lease)
+    await way.map(PORTS[2:], 3600.0)
+    assert set(router.table) == {PORTS[2]}
     await way.remove()
     assert not router.table
     assert not way.held
@@ -245,14 +238,6 @@ async def test_another_port_outside_and_a_shorter_lease(
     router.restart()
     again, _ = await way.map(PORTS[:1], 3600.0)
     assert again == mapped, "it asks for the port it had"
-
-
-async def test_ports_change(way: GatewayProtocol, router: FakeRouter) -> None:
-    await way.map(PORTS, 3600.0)
-    await way.map(PORTS[2:], 3600.0)
-    assert set(router.table) == {PORTS[2]}
-    await way.map((), 3600.0)
-    assert not router.table
 
 
 async def test_state_that_is_lost_is_noticed(way: GatewayProtocol, router: FakeRouter) -> None:

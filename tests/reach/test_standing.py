@@ -1,6 +1,8 @@
 """Whether others can dial this peer: what they report decides, and those far away decide more than
 the LAN."""
 
+import pytest
+
 from node.core.ids import PeerId
 from node.reach.standing import AGAIN_S, AGAIN_SOON_S, DOUBTS, STALE_S, Reach, ReachReport, Standing
 
@@ -19,14 +21,14 @@ def report(
     return ReachReport(by, host, port, frozenset({4001, 5001} if open else ()), far, at)
 
 
-def reach() -> Reach:
+@pytest.fixture
+def r() -> Reach:
     made = Reach()
     made.listens(4001, 5001)
     return made
 
 
-def test_most_of_those_far_away_decide() -> None:
-    r = reach()
+def test_most_of_those_far_away_decide(r: Reach) -> None:
     assert r.standing(0.0) is Standing.UNKNOWN, "nobody tried yet"
     r.reported(report(A, open=False, far=False))
     assert r.standing(1.0) is Standing.CLOSED
@@ -42,8 +44,7 @@ def test_most_of_those_far_away_decide() -> None:
     assert r.bulk_open(3.0)
 
 
-def test_a_moment_of_trouble_closes_nothing() -> None:
-    r = reach()
+def test_a_moment_of_trouble_closes_nothing(r: Reach) -> None:
     r.reported(report(A))
     assert r.whom_to_ask([A], 0.0) == [A]
     for tries in range(1, DOUBTS):
@@ -58,8 +59,7 @@ def test_a_moment_of_trouble_closes_nothing() -> None:
     assert r.standing(140.0) is Standing.CLOSED
 
 
-def test_reports_grow_stale_and_other_ports_make_them_void() -> None:
-    r = reach()
+def test_reports_grow_stale_and_other_ports_make_them_void(r: Reach) -> None:
     r.reported(report(A))
     assert r.standing(STALE_S - 1) is Standing.OPEN
     assert r.standing(STALE_S + 1) is Standing.UNKNOWN
@@ -71,8 +71,7 @@ def test_reports_grow_stale_and_other_ports_make_them_void() -> None:
     assert not r.bulk_open(402.0), "the libp2p port answers, the gRPC port does not"
 
 
-def test_who_is_asked_and_how_often() -> None:
-    r = reach()
+def test_who_is_asked_and_how_often(r: Reach) -> None:
     assert r.whom_to_ask([A, B, C, D], 0.0) == [A, B, C]
     assert r.whom_to_ask([A, B, C, D], 1.0) == [], "three at a time"
     assert r.whom_to_ask([A, B, C, D], AGAIN_SOON_S) == [D, A, B], "who was never asked comes first"
@@ -81,8 +80,7 @@ def test_who_is_asked_and_how_often() -> None:
     assert r.whom_to_ask([A, B, C, D], 6.0 + AGAIN_S)
 
 
-def test_where_it_is_seen() -> None:
-    r = reach()
+def test_where_it_is_seen(r: Reach) -> None:
     r.reported(report(A, port=777))
     r.reported(report(B, port=888, at=1.0))
     r.reported(report(C, host="192.168.1.4", at=2.0))

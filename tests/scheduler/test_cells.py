@@ -83,23 +83,25 @@ class Peer:
         return None
 
 
-def test_a_peer_leaves_a_cell_that_has_stood_still_for_a_cell_at_work() -> None:
-    peer = Peer()
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+def test_a_peer_leaves_a_cell_at_rest_for_a_cell_at_work(peer: Peer) -> None:
     assert peer.looks(500, A, B) is None
     assert peer.looks(PATIENCE_S - 1, B) is None
     assert peer.looks(2, B) == B
 
 
-def test_a_leader_that_comes_back_in_time_keeps_its_cell() -> None:
-    peer = Peer()
+def test_a_leader_that_comes_back_in_time_keeps_its_cell(peer: Peer) -> None:
     peer.looks(5, A, B)
     assert peer.looks(PATIENCE_S - 1, B) is None
     assert peer.looks(1, A, B) is None
     assert peer.looks(PATIENCE_S - 1, B) is None
 
 
-def test_a_plan_says_that_the_cell_works_whatever_the_directory_shows() -> None:
-    peer = Peer()
+def test_a_plan_says_that_the_cell_works(peer: Peer) -> None:
     peer.looks(5, A, B)
     for _ in range(5):
         assert peer.looks(PATIENCE_S - 1, B) is None
@@ -107,20 +109,17 @@ def test_a_plan_says_that_the_cell_works_whatever_the_directory_shows() -> None:
     assert peer.looks(PATIENCE_S + 1, B) == B
 
 
-def test_nobody_leaves_where_no_other_cell_works() -> None:
-    peer = Peer()
+def test_nobody_leaves_where_no_other_cell_works(peer: Peer) -> None:
     assert peer.looks(10 * START_S) is None
     assert peer.looks(1, B) == B
 
 
-def test_who_has_just_started_waits_for_its_cell_longer() -> None:
-    peer = Peer()
+def test_who_has_just_started_waits_for_its_cell_longer(peer: Peer) -> None:
     assert peer.looks(START_S - 1, B) is None
     assert peer.looks(1, B) == B
 
 
-def test_who_is_about_to_take_part_is_waited_for_but_not_for_ever() -> None:
-    peer = Peer()
+def test_who_is_about_to_take_part_is_waited_for_a_while(peer: Peer) -> None:
     peer.looks(5, A, B)
     assert peer.looks(COMING_S - 1, B, coming=True) is None
     assert peer.looks(2, B, coming=True) == B

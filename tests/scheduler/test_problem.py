@@ -36,14 +36,6 @@ def small(**changes):
     return document | changes
 
 
-def test_a_good_document():
-    problem = parse(small())
-    assert problem.total == 6
-    assert problem.hops == 2
-    assert problem.slots == (2,) * 8
-    assert problem.stage_of[5] == 2
-
-
 def row(value):
     rows = small()["delays_s"]
     rows[2][3] = value

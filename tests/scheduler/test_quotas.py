@@ -12,10 +12,6 @@ def peers(*speeds: float) -> list[tuple[PeerId, float]]:
     return [(PeerId(f"p{i}"), speed) for i, speed in enumerate(speeds)]
 
 
-def test_quotas_are_proportional_when_that_is_possible() -> None:
-    assert quotas(12, peers(1, 2, 3)) == {"p0": 2, "p1": 4, "p2": 6}
-
-
 @given(st.integers(0, 40), st.lists(st.floats(0.01, 100), min_size=1, max_size=4))
 def test_quotas_sum_to_the_total_with_the_least_makespan(total: int, speeds: list[float]) -> None:
     got = quotas(total, peers(*speeds))

@@ -54,12 +54,6 @@ def test_totals_show_where_the_time_went() -> None:
         metrics.time_spent("lunch", 1.0)
 
 
-def test_two_daemons_in_one_process_do_not_share_numbers() -> None:
-    a, b = Metrics(), Metrics()
-    a.epoch.set(1)
-    assert b.values()["tutti_epoch"] == 0
-
-
 def test_threads_lose_no_count() -> None:
     metrics = Metrics()
 

@@ -101,24 +101,6 @@ def test_events_keep_a_given_plan_or_make_one(capsys, tmp_path):
     assert "makespan with events" in out
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"path_length": 9}, "path_length"),
-        ({"microbatches_per_end": [6, 6, 6, 6, 5]}, "equal visits"),
-        ({"max_jump": 1, "max_swaps": 0}, "max_jump"),
-        ({"delays_s": [[0.0]]}, "delays_s"),
-    ],
-)
-def test_the_impossible_is_refused_with_a_next_step(capsys, tmp_path, change, word):
-    document = json.loads((DATA / "skippipe_B.json").read_text()) | change
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(document))
-    code, out, err = ask(capsys, str(path))
-    assert (code, out) == (2, "")
-    assert word in err
-
-
 @pytest.mark.parametrize("text", ["", "{", "[1, 2", '{"delays_s": NaN}', "\x00"])
 def test_what_is_no_json_is_refused(capsys, tmp_path, text):
     path = tmp_path / "p.json"

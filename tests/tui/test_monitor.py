@@ -24,7 +24,8 @@ async def service(tmp_path, window):
     await service.close(0.0)
 
 
-def monitor(service: ControlService) -> Monitor:
+@pytest.fixture
+async def app(service: ControlService) -> Monitor:
     return Monitor(ControlClient(service.path), every_s=0.05)
 
 
@@ -43,9 +44,8 @@ def words(app: Monitor, box: str) -> str:
     )
 
 
-async def test_it_shows_node_swarm_curve_peers_and_events(service, window):
+async def test_it_shows_node_swarm_curve_peers_and_events(window, app):
     window.journal.emit("training", "epoch-committed", "epoch 120 committed")
-    app = monitor(service)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: app.query_one("#peers", DataTable).row_count == 6)
         await until(pilot, lambda: len(app.query_one("#events", RichLog).lines) == 1)
@@ -56,8 +56,7 @@ async def test_it_shows_node_swarm_curve_peers_and_events(service, window):
         assert "epoch 120 committed" in app.query_one("#events", RichLog).lines[0].text
 
 
-async def test_where_cells_lead_themselves_they_have_a_column_and_a_line(service, window):
-    app = monitor(service)
+async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app):
     async with app.run_test(size=(80, 24)) as pilot:
         table = app.query_one("#peers", DataTable)
         await until(pilot, lambda: table.row_count == 6)
@@ -74,8 +73,7 @@ async def test_where_cells_lead_themselves_they_have_a_column_and_a_line(service
         assert [str(table.get_row_at(i)[2]) for i in range(6)] == ["cccccc"] * 3 + ["aaaaaa"] * 3
 
 
-async def test_it_follows_the_daemon(service, window):
-    app = monitor(service)
+async def test_it_follows_the_daemon(window, app):
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "TRAINING" in words(app, "#node"))
         window.said = training_snapshot(
@@ -90,16 +88,15 @@ async def test_it_follows_the_daemon(service, window):
         )
 
 
-async def test_an_answer_during_shutdown_is_dropped(service):
-    app, calls = monitor(service), []
+async def test_an_answer_during_shutdown_is_dropped(app):
+    calls = []
     async with app.run_test(size=(80, 24)):
         app.tell(calls.append, "shown")
     app.tell(calls.append, "late")
     assert calls == ["shown"]
 
 
-async def test_q_leaves_the_daemon_running(service, window):
-    app = monitor(service)
+async def test_q_leaves_the_daemon_running(window, app):
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "TRAINING" in words(app, "#node"))
         await pilot.press("q")
@@ -107,8 +104,7 @@ async def test_q_leaves_the_daemon_running(service, window):
     assert not window.stopped.is_set()
 
 
-async def test_d_asks_first_and_drains_only_after_a_yes(service, window):
-    app = monitor(service)
+async def test_d_asks_first_and_drains_only_after_a_yes(window, app):
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "TRAINING" in words(app, "#node"))
         await pilot.press("d")
@@ -124,8 +120,7 @@ async def test_d_asks_first_and_drains_only_after_a_yes(service, window):
     assert "drained" in (app.return_value or "")
 
 
-async def test_a_question_mark_helps(service):
-    app = monitor(service)
+async def test_a_question_mark_helps(app):
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, Question))
@@ -133,8 +128,7 @@ async def test_a_question_mark_helps(service):
         await until(pilot, lambda: not isinstance(app.screen, Question))
 
 
-async def test_a_terminal_that_is_too_small_shows_its_needed_size(service):
-    app = monitor(service)
+async def test_a_terminal_that_is_too_small_shows_its_needed_size(app):
     async with app.run_test(size=(50, 12)) as pilot:
         await until(pilot, lambda: app.screen.has_class("small"))
         assert "50x12" in words(app, "#small")
@@ -144,8 +138,7 @@ async def test_a_terminal_that_is_too_small_shows_its_needed_size(service):
         await until(pilot, lambda: app.query_one("#peers").display)
 
 
-async def test_a_lost_daemon_is_reported_and_waited_for(service, window, tmp_path):
-    app = monitor(service)
+async def test_a_lost_daemon_is_reported_and_waited_for(service, window, tmp_path, app):
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "TRAINING" in words(app, "#node"))
         await service.close(0.0)
