@@ -3,17 +3,16 @@ never an error."""
 
 import asyncio
 import json
-import os
 import threading
 
 import pytest
 import torch
 
 from node.app import tuning
-from node.app.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth, write_times
+from node.app.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
-from node.optim.kernel_rule import CPU, KernelTrial, following, rule_from
+from node.optim.kernel_rule import CPU, following, rule_from
 from node.optim.newton_schulz import follow, followed
 from node.telemetry.events import Journal
 from tests.optim.test_kernel_rule import UNITS, machine, measured
@@ -181,15 +180,6 @@ def test_waiting_for_another_process_ends_when_stopped(tmp_path):
         stop.set()
         assert tune(tmp_path, stop, Counting({})).rule == CPU
     assert not list(tmp_path.glob("kernels-*.json"))
-
-
-def test_times_are_written_as_they_were(tmp_path):
-    path = tmp_path / "some" / "file.json"
-    write_times(path, "this", TIMES)
-    assert read_times(path, "this") == TIMES
-    assert read_times(path, "that") is None
-    assert os.listdir(path.parent) == ["file.json"]
-    assert all(type(trial) is KernelTrial for trial in read_times(path, "this") or [])
 
 
 def demo(**changes):
