@@ -155,15 +155,6 @@ async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits,
     assert bits(*results)
 
 
-async def test_a_silent_owner_costs_no_more_than_the_deadline(cell_of, bits):
-    cell, p0, p1 = await with_peers(cell_of(2))
-    cell.net.mute(p1)
-    outcome = await asyncio.wait_for(cell.run(cell.request(p0, deadline_s=0.5), p0), 20)
-    assert set(outcome.failed) == {p1}
-    expected = cell.expected([p0])
-    assert bits(outcome.fresh, {n: expected[n] for n, o in cell.owners().items() if o == p0})
-
-
 async def test_requests_that_contradict_themselves_are_ours_to_fix(cell_of, grads):
     cell, p0, p1 = await with_peers(cell_of(2))
     wrong = grads(p0) | {"a.weight": torch.zeros(4, 6)}
