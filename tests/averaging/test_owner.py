@@ -165,10 +165,9 @@ async def test_a_replaced_exchange_is_released(duel, bits):
 
 
 async def test_a_stranger_is_refused(duel):
-    running = duel.begin(members=(duel.p0,))
-    kind, _, _ = await send(duel.cell, duel.p1, duel.p0, duel.messages())
+    (kind, _, _), outcome = await duel.against(duel.messages(), members=(duel.p0,))
     assert kind == "STRANGER"
-    assert not (await running).missing
+    assert not outcome.missing
 
 
 async def test_streams_of_an_unopened_round_are_bounded(cell_of, grads):

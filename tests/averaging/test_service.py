@@ -173,6 +173,8 @@ async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
     await cell.run_all({p: cell.request(p) for p in cell.peers})
     for peer in cell.peers:
         cell.rounds[peer].forget(9)
+        with pytest.raises(ValueError, match="over"):
+            await cell.run(cell.request(peer), peer)
         cell.rounds[peer].void(7)
     twice = {p: {n: 2 * g for n, g in cell.request(p).gradients.items()} for p in cell.peers}
     outcomes = await cell.run_all(
