@@ -31,7 +31,7 @@ from node.averaging.exchange.groups import LET_IN, contribute_until, micro_group
 from node.averaging.exchange.machine import RoundMachine
 from node.core.ids import PeerId, RoundId
 from tests.averaging import test_machine
-from tests.averaging.test_machine import ANYTHING, OPEN, R0, R1, A, B, C, D, feed, play
+from tests.averaging.test_machine import ANYTHING, OPEN, R0, R1, A, B, C, D, play
 
 FIVE = micro_groups({f"p{i}": 4 for i in range(5)}, 4)
 
@@ -178,6 +178,9 @@ SCRIPTS = {
         ((done(1),), [Serve(5, ("p1",))]),
         ((began(6, B, 0, MORE, R1),), [Serve(6, ("p0", "p1"))]),
     ],
+    "a listener of other groups is refused": [
+        ((opened(), began(1, B, 0, tokens=0, digest="x")), [(1, Kind.GROUPS)]),
+    ],
     "a step running when an attempt opens is not repeated": [
         ((opened(members=(A, B)), began(0, B, 0), Uploaded(0)), [Read(0), step(0, A, B)]),
         ((began(1, B, 1), began(2, B, 2)), ANYTHING),
@@ -195,23 +198,6 @@ SCRIPTS = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_an_owner_decides_group_by_group(name):
     play(RoundMachine(), SCRIPTS[name])
-
-
-def test_a_group_of_other_parts_is_refused_by_its_kind():
-    machine, other = RoundMachine(), micro_groups({f"p{i}": 4 for i in range(5)}, 8)
-    feed(machine, opened())
-    for bad in (
-        began(1, B, 0, digest="x"),
-        began(2, B, 0, groups=other),
-        replace(began(3, B, 0), group=5),
-        began(4, B, 1, digest=FIVE[0].digest),
-    ):
-        (refused,) = feed(machine, bad)
-        assert (refused.kind, refused.weight) == (Kind.GROUPS, 0.0)
-    (refused,) = feed(machine, began(5, B, 0, tokens=0, digest="x"))
-    assert refused.kind is Kind.GROUPS, "a listener's too"
-    (refused,) = feed(machine, began(6, B, 0, names=("p0", "p1")))
-    assert (refused.kind, refused.weight) == (Kind.HEADS, 1.0)
 
 
 # Schedules

@@ -85,16 +85,6 @@ def tokens(outcome):
     return {part.tokens for part in outcome.parts.values()}
 
 
-async def test_the_honest_get_todays_bits_with_the_caps_of_the_plan(lair, bits, grads):
-    outcomes, answers = await lair.round({})
-    assert bits(agree(bits, outcomes), lair.cell.expected(lair.cell.peers))
-    assert not any(isinstance(a, PeerFault) for a in answers.values())
-    assert all(
-        not lair.counted(p) and not o.quarantined and tokens(o) == {100}
-        for p, o in outcomes.items()
-    )
-
-
 async def test_a_loud_one_is_left_out_and_counted_but_gets_the_parts(lair, bits, grads):
     outcomes, answers = await lair.round({"gradients": times(grads(lair.liar), 2000.0)})
     fresh = agree(bits, outcomes)

@@ -143,19 +143,6 @@ async def test_heads_of_other_shapes_are_refused_before_allocation(duel, monkeyp
     assert (await duel.refused(messages))[0] == "HEADS"
 
 
-async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits):
-    running = duel.begin(deadline_s=300.0)
-    call = (await duel.stub()).Exchange()
-    await call.write(duel.messages()[0])
-    await call.write(duel.messages()[1])
-    while not duel.cell.rounds[duel.p0]._owner._machine._streams:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
-    call.cancel()
-    outcome = await asyncio.wait_for(running, 20)
-    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
-    assert outcome.contributors == {duel.p0}
-
-
 async def test_a_replaced_exchange_is_released(duel, bits):
     running, stub = duel.begin(deadline_s=300.0), await duel.stub()
     lines, calls = duel.cell.rounds[duel.p0]._owner._lines, []
@@ -178,10 +165,9 @@ async def test_a_replaced_exchange_is_released(duel, bits):
 
 
 async def test_a_stranger_is_refused(duel):
-    running = duel.begin(members=(duel.p0,))
-    kind, _, _ = await send(duel.cell, duel.p1, duel.p0, duel.messages())
+    (kind, _, _), outcome = await duel.against(duel.messages(), members=(duel.p0,))
     assert kind == "STRANGER"
-    assert not (await running).missing
+    assert not outcome.missing
 
 
 async def test_streams_of_an_unopened_round_are_bounded(cell_of, grads):

@@ -89,23 +89,6 @@ async def test_listeners_and_spoiled_members_get_every_group(cut, bits, grads):
     assert "not finite" in outcomes[p2].refused[p2]
 
 
-async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
-    cell, p0, p1 = await with_peers(cut(2))
-    owners, gates = cell.owners([p0]), Gates(cell.step_of(p0))
-    running = [
-        asyncio.ensure_future(cell.rounds[p0].run_round(cell.request(p0, owners=owners), gates))
-    ]
-    running.append(asyncio.ensure_future(cell.run(cell.request(p1, owners=owners), p1)))
-    gates.open(0)
-    await gates.seen[1].wait()
-    while not cell.rounds[p1]._owner.held(7):  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
-    assert len(cell.rounds[p1]._owner.held(7)) == 1
-    gates.open()
-    for outcome in await asyncio.gather(*running):
-        assert bits(outcome.fresh, cell.expected(cell.peers))
-
-
 async def test_an_owner_killed_mid_round_leaves_its_finished_groups(cut, bits):
     cell, p0, p1, p2 = await with_peers(cut(3))
     owners, gates = cell.owners([p2]), Gates(cell.step_of(p2))

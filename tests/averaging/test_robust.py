@@ -140,17 +140,6 @@ def test_the_order_of_arrival_changes_no_bit(name, count, random):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(ALL), st.integers(3, 9), st.permutations(range(9)))
-def test_the_order_of_contributions_does_not_change_the_result(name, count, order):
-    order = [i for i in order if i < count]
-    plain = made_by(
-        name, gathered([contribution(i) for i in range(count)], [2 + i for i in range(count)])
-    )
-    mixed = made_by(name, gathered([contribution(i) for i in order], [2 + i for i in order]))
-    torch.testing.assert_close(flat(plain.means, 1), flat(mixed.means, 1), rtol=1e-4, atol=1e-6)
-
-
-@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(ALL), st.integers(3, 9), st.integers(-30, 30))
 def test_all_things_scale_together(name, count, power):
     given_ = [contribution(i) for i in range(count)]

@@ -213,16 +213,6 @@ def test_a_ring_contracts_by_its_second_eigenvalue() -> None:
 # ------------------------------------------------------------ push-sum
 
 
-@pytest.mark.parametrize("bits", [1, 3, 6, 9])
-def test_one_peer_exponential_graph_is_exact_after_log2_rounds(bits: int) -> None:
-    count = 1 << bits
-    values, mean = values_of(count), values_of(count).mean()
-    for number in range(bits):
-        assert values.var() > 1e-6
-        values = mixing(Exponential().meet(count, number, 0), everybody(count)) @ values
-    assert np.abs(values - mean).max() < 1e-14
-
-
 # ------------------------------------------------------------ servers
 
 

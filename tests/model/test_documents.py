@@ -65,13 +65,6 @@ def test_a_packed_document_is_as_it_is_alone(qk_norm: bool, recompute: bool) -> 
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_without_the_mask_documents_do_see_each_other() -> None:
-    model, (tokens, _) = Unsplit(SMALL), packed()
-    apart, mixed = model.logits(tokens, ENDS), model.logits(tokens)
-    assert torch.allclose(apart[:, :5], mixed[:, :5], atol=1e-5)
-    assert not torch.allclose(apart[0, 6:13], mixed[0, 6:13], atol=1e-3)
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_packed_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     there = made(kind, tmp_path)

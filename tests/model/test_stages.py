@@ -28,7 +28,7 @@ def tokens_of(settings, batch=3, length=None):
 def test_every_cut_holds_the_bits_of_the_unsplit_model(settings, stages):
     whole = dict(Unsplit(settings).named_parameters())
     assert {name: tuple(p.shape) for name, p in whole.items()} == all_shapes(settings)
-    seen = set()
+    seen = []
     for stage in range(stages + 1):
         module = build(settings, stages, stage)
         shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
@@ -36,8 +36,8 @@ def test_every_cut_holds_the_bits_of_the_unsplit_model(settings, stages):
         assert set(module.state_dict()) == set(shapes)
         for name, parameter in module.named_parameters():
             assert torch.equal(parameter, whole[name])
-            seen.add(name)
-    assert seen == set(whole)
+            seen.append(name)
+    assert sorted(seen) == sorted(whole), "each of them in one stage"
 
 
 def test_initial_values_are_normal_and_equal_on_every_machine():
@@ -133,33 +133,12 @@ def test_loss_in_pieces_is_the_loss(monkeypatch, at_once):
         torch.testing.assert_close(p.grad, q.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_the_future_does_not_leak():
-    model = Unsplit(SMALL)
-    tokens, _ = tokens_of(SMALL)
-    changed = tokens.clone()
-    changed[:, 9] = (changed[:, 9] + 1) % SMALL.vocab
-    with torch.no_grad():
-        a, b = model.logits(tokens), model.logits(changed)
-    torch.testing.assert_close(a[:, :9], b[:, :9])
-    assert (a[:, 9:] - b[:, 9:]).abs().amax(-1).min() > 1e-4
-
-
 def test_a_sequence_may_be_shorter_or_longer_than_seq_len():
     model = Unsplit(SMALL)
     tokens, _ = tokens_of(SMALL, length=40)
     with torch.no_grad():
         long, short = model.logits(tokens), model.logits(tokens[:, :5])
     torch.testing.assert_close(long[:, :5], short, atol=1e-5, rtol=1e-5)
-
-
-def test_unsplit_shares_its_parameters_with_its_parts():
-    model = Unsplit(SMALL)
-    model.load_state_dict(Unsplit(replace(SMALL, init_seed=5)).state_dict())
-    assert torch.equal(
-        model.ends.model.embed_tokens.weight,
-        Ends(replace(SMALL, init_seed=5)).model.embed_tokens.weight,
-    )
-    assert len(list(model.parameters())) == len(all_shapes(SMALL))
 
 
 def test_rotary_tables_follow_the_number_format():

@@ -49,18 +49,6 @@ def test_nearly_singular_input_stays_within_the_bound_of_fp32():
     assert distance(newton_schulz(m), reference(m)) < 1e-3
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_singular_values_come_near_one_and_vectors_stay(seed):
-    m = matrix((32, 96), seed)
-    x = newton_schulz(m).double()
-    values = torch.linalg.svdvals(x)
-    assert values.min() > 0.65
-    assert values.max() < 1.2
-    u, _, vt = torch.linalg.svd(m.double(), full_matrices=False)
-    rotated = u.T @ x @ vt.T
-    assert torch.linalg.vector_norm(rotated - torch.diag(torch.diagonal(rotated))) < 1e-4
-
-
 def test_newton_schulz_ignores_transposition_scale_and_strides():
     m = matrix((96, 32))
     assert torch.allclose(newton_schulz(m), newton_schulz(m.mT.contiguous()).mT, atol=1e-6)
@@ -96,16 +84,6 @@ def test_the_input_is_left_alone():
         newton_schulz_all([m, m], 5, True)
         assert torch.equal(m, before)
     assert not newton_schulz(torch.ones(4, 8, requires_grad=True)).requires_grad
-
-
-def test_bf16_agrees_with_torchs_own():
-    from torch.optim._muon import _zeropower_via_newtonschulz
-
-    for shape in SHAPES:
-        m = matrix(shape)
-        theirs = _zeropower_via_newtonschulz(m, (3.4445, -4.7750, 2.0315), 5, 1e-7)
-        # Each rounds 1 to 2 % of the norm, in another place.
-        assert distance(newton_schulz(m, dtype=torch.bfloat16), theirs.double()) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -191,14 +169,6 @@ def test_each_set_brings_singular_values_to_one(name, steps, least, low, high):
     assert max(after) < high
     m = matrix((24, 32))
     assert distance(newton_schulz(m, steps, coefficients=name), reference(m, steps, name)) < 1e-4
-    expected = sorted(
-        applied(float(s), chosen)
-        for s in torch.linalg.svdvals(m.double()) / torch.linalg.matrix_norm(m.double())
-    )
-    found = sorted(
-        torch.linalg.svdvals(newton_schulz(m, steps, torch.float64, coefficients=name)).tolist()
-    )
-    assert torch.allclose(torch.tensor(found), torch.tensor(expected), atol=1e-9)
 
 
 @pytest.mark.parametrize(

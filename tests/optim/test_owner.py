@@ -56,27 +56,6 @@ def test_any_partition_is_bit_equal_to_one_process(where, stack):
         assert same(dict(sorted(reference.items())), dict(sorted(split.items())))
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-@matrix_by_matrix()
-def test_matrices_that_are_stacked_are_bit_equal_at_any_owner(decay):
-    shapes = {
-        f"model.layers.{i}.{n}": s
-        for i in range(5)
-        for n, s in {"q": (64, 64), "up": (256, 64), "o": (160, 96)}.items()
-    }
-    g = torch.Generator().manual_seed(0)
-    start, *means = ({n: torch.randn(s, generator=g) for n, s in shapes.items()} for _ in range(4))
-    settings = replace(SETTINGS, weight_decay=decay)
-    whole, shares = Owner(settings, 8), [Owner(settings, 8) for _ in range(4)]
-    reference = split = start
-    for epoch, mean in enumerate(means):
-        reference, fresh = step_all(whole, reference, mean, epoch), {}
-        for i, owner in enumerate(shares):
-            fresh |= step_all(owner, split, dict(list(mean.items())[i::4]), epoch)
-        split = fresh
-        assert same(dict(sorted(reference.items())), dict(sorted(split.items())))
-
-
 def test_nothing_given_is_changed():
     owner, parameters, gradients = Owner(SETTINGS, 8), numbers(0), numbers(1)
     step_all(owner, parameters, gradients, 0)
@@ -203,9 +182,3 @@ def test_a_gradient_that_cannot_be_stages_nothing(bad, why):
         owner.step_parts(numbers(0), numbers(1) | bad, 0)
     assert fault.value.next_step
     assert owner.staged(0) == frozenset()
-
-
-def test_adamw_for_everything_when_so_named():
-    owner = Owner(OptimSettings(name="adamw"), 8)
-    step_all(owner, numbers(0), numbers(1), 0)
-    assert set(owner.state(UP)) == {"exp_avg", "exp_avg_sq", "steps"}

@@ -84,17 +84,3 @@ def test_decay_over_all_but_the_warm_up_ends_at_the_floor(schedule):
     assert (max(rates), rates[9:11], rates[-1]) == (1.0, [1.0, 1.0], 0.2)
     plain = [share(replace(settings, floor=0.0), e, 50) for e in range(10, 50)]
     assert rates[10:] == pytest.approx([0.2 + 0.8 * rate for rate in plain])
-
-
-def test_a_cosine_is_that_of_torch():
-    settings, epochs = OptimSettings(warmup=0, decay=1.0, schedule="cosine", floor=0.0), 50
-    weight = torch.nn.Parameter(torch.zeros(1))
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(
-        optimizer := torch.optim.SGD([weight], lr=1.0), epochs - 1
-    )
-    for epoch in range(epochs):
-        assert share(settings, epoch, epochs) == pytest.approx(
-            optimizer.param_groups[0]["lr"], abs=1e-9
-        )
-        optimizer.step()
-        theirs.step()

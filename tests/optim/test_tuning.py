@@ -3,17 +3,16 @@ never an error."""
 
 import asyncio
 import json
-import os
 import threading
 
 import pytest
 import torch
 
 from node.app import tuning
-from node.app.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth, write_times
+from node.app.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
-from node.optim.kernel_rule import CPU, KernelTrial, following, rule_from
+from node.optim.kernel_rule import CPU, following, rule_from
 from node.optim.newton_schulz import follow, followed
 from node.telemetry.events import Journal
 from tests.optim.test_kernel_rule import UNITS, machine, measured
@@ -57,15 +56,6 @@ def file_in(folder):
     return path
 
 
-def altered(change):
-    def write(path):
-        found = json.loads(path.read_text())
-        change(found)
-        path.write_text(json.dumps(found))
-
-    return write
-
-
 def signed_again(change):
     """The same with a digest that fits."""
 
@@ -90,7 +80,6 @@ DAMAGE = {
     "nested": lambda path: path.write_text("[" * 60_000),
     "another value": lambda path: path.write_text("[1, 2]"),
     "a number": lambda path: path.write_text("1"),
-    "a time is altered": altered(lambda found: found["times"][0].__setitem__(5, 1e-9)),
     "another machine": signed_again(lambda found: found.update(machine="a faster one")),
     "a later format": signed_again(lambda found: found.update(format=tuning.FORMAT + 1)),
     "one field more": signed_again(lambda found: found.update(more=1)),
@@ -181,15 +170,6 @@ def test_waiting_for_another_process_ends_when_stopped(tmp_path):
         stop.set()
         assert tune(tmp_path, stop, Counting({})).rule == CPU
     assert not list(tmp_path.glob("kernels-*.json"))
-
-
-def test_times_are_written_as_they_were(tmp_path):
-    path = tmp_path / "some" / "file.json"
-    write_times(path, "this", TIMES)
-    assert read_times(path, "this") == TIMES
-    assert read_times(path, "that") is None
-    assert os.listdir(path.parent) == ["file.json"]
-    assert all(type(trial) is KernelTrial for trial in read_times(path, "this") or [])
 
 
 def demo(**changes):

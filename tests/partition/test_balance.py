@@ -18,7 +18,7 @@ from benchmarks.reference.sharing import break_even, who_computes
 from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
 from node.partition.balance import balance, longest_first
-from node.partition.bounds import ideal, lower_bound
+from node.partition.bounds import lower_bound
 from node.partition.cost import muon_flops, units_of
 from node.partition.exact import KINDS, _branched, _packed, settle
 from node.partition.matrices import Matrix, Unit
@@ -262,10 +262,6 @@ def test_speeds_are_rounded_down_in_steps(speed, rounded):
     assert all(quantised(quantised(x)) == quantised(x) > x * 0.88 for x in (0.017, 5.3, 1e9))
     with pytest.raises(UsageFault):
         quantised(-1.0)
-
-
-def test_ideal_is_work_over_speed():
-    assert ideal([3, 5], [1.0, 3.0]) == 2.0
 
 
 def test_who_computes():

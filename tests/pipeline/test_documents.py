@@ -37,15 +37,6 @@ async def ready(make_swarm, replicas=2, count=6, **settings):
     return await begun(swarm.fill(replicas=replicas, document_mask=True), count)
 
 
-async def test_gradients_and_loss_are_those_of_one_process(make_swarm):
-    swarm, plan = await ready(make_swarm)
-    done = await swarm.run(plan, counted=True)
-    assert all(r.tokens == (swarm.batch(plan.paths[i])[1] >= 0).sum() for i, r in done.items())
-    assert all(r.tokens <= 28 for r in done.values())
-    await swarm.check(plan)
-    assert all(not ear.events for ear in swarm.ears.values())
-
-
 @pytest.mark.parametrize(
     ("event", "way"),
     [
@@ -81,15 +72,6 @@ async def test_a_hop_that_is_left_out_loses_no_document(make_swarm):
         loss, count = model.ends.loss(h, targets)
         assert done[path.index].tokens == count
         assert done[path.index].loss_sum == pytest.approx(loss.item(), rel=1e-5)
-
-
-async def test_evaluation_keeps_documents_apart(make_swarm):
-    swarm, plan = await ready(make_swarm, replicas=1, count=1)
-    tokens, targets = swarm.batch(plan.paths[0])
-    total, n = await swarm.pipelines["s0a"].evaluate(plan.paths[0].hops, tokens, targets)
-    wanted, count = swarm.unsplit.loss(tokens, targets)
-    assert n == count < 32
-    assert total == pytest.approx(wanted.item(), rel=1e-5)
 
 
 WRONG = ([32], [5, 5], [9, 4], list(range(33)), [0, 1 << 31])

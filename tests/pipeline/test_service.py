@@ -165,22 +165,6 @@ async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm):
     assert (await swarm.gradients())[1] == {0: 64, 1: 0, 2: 64, 3: 64}
 
 
-async def test_a_name_whose_sending_fails_once_is_resent(make_swarm):
-    swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
-    kept, failed = swarm.pipelines["s0a"].sender.outbound.counted, []
-
-    async def once(peer, *rest):
-        if peer not in failed:
-            failed.append(peer)
-            raise PeerFault(peer, "a reset connection")
-        await kept(peer, *rest)
-
-    swarm.pipelines["s0a"].sender.outbound.counted = once
-    await swarm.run(plan)
-    assert sorted(failed) == ["s1a", "s2a", "s3a"]
-    await swarm.check(plan)
-
-
 async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s3a"))

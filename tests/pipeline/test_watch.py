@@ -9,7 +9,7 @@ import torch
 
 from node.core.ids import PeerId
 from node.pipeline.guard import ABSURD_RMS, NotFinite, check_output, check_share, rms
-from node.pipeline.watch import LONE, RECENT, YOUNG, ActivationGuard, Track
+from node.pipeline.watch import LONE, RECENT, YOUNG, ActivationGuard
 from node.wire.tensors import encode
 
 A, B, C, D = (PeerId(x) for x in "abcd")
@@ -81,14 +81,6 @@ def test_lanes_are_apart_and_zero_switches_it_off():
     assert not watch.odd((2, "backward"), A, 1e4)
     off = fed((A, B), limit=0.0)
     assert not off.odd(LANE, A, 1e5)
-
-
-def test_a_track_finds_mean_and_mean_absolute_deviation():
-    track, dice = Track(), random.Random(1)
-    for _ in range(5000):
-        track.learn(dice.gauss(3.0, 0.5))
-    assert track.mean == pytest.approx(3.0, abs=0.2)
-    assert track.spread == pytest.approx(0.5 * math.sqrt(2 / math.pi), rel=0.3)
 
 
 def test_the_root_mean_square_and_what_no_receiver_takes():

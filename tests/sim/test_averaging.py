@@ -44,9 +44,7 @@ def test_a_plain_all_reduce_fails_exactly_as_published(
     assert found.rounds[0] == found.rounds[1] == pytest.approx(published, abs=1e-9)
 
 
-def test_a_full_grid_is_exact_and_a_packed_one_beats_published() -> None:
-    assert simulate("moshpit", AveragingTrial(1024, (32, 32), seeds=2)).rounds == (2.0, 2.0)
-    assert simulate("moshpit", AveragingTrial(512, (8, 8, 8), seeds=2)).rounds == (3.0, 3.0)
+def test_a_packed_grid_beats_the_published_one() -> None:
     packed, fixed = (
         simulate(n, AveragingTrial(512, (32, 32), 0.01, seeds=8)).rounds
         for n in ("moshpit", "moshpit-fixed")

@@ -1,7 +1,7 @@
 """Cells along edges, in the simulated swarm: nobody agrees to anything, whoever is missing costs
 its own edge, and push-sum loses no mass."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -13,14 +13,9 @@ from node.sim.faults import Schedule
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
-from node.sim.world.loop import quiet
 from tests.sim.outcomes import finished
 
-
-@pytest.fixture(autouse=True)
-def silence() -> Iterator[None]:
-    with quiet():
-        yield
+pytestmark = pytest.mark.usefixtures("silence")
 
 
 def setup(

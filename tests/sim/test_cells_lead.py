@@ -12,7 +12,6 @@ from node.sim.faults import Schedule
 from node.sim.setup import LinkProfile, Setup, toy_parts
 from node.sim.show import svg, timeline
 from node.sim.swarm import SimSwarm
-from node.sim.world.loop import bury, quiet
 from tests.sim.outcomes import finished
 
 NEAR = Setup(
@@ -75,6 +74,7 @@ def test_simulate_runs_a_manifest_of_such_cells(
     assert "windows   partners found" in text
 
 
+@pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("codec", ["fp32", "top-k"])
 def test_cells_that_give_differences_keep_equal_anchors(codec: str) -> None:
     deltas = OuterSettings(
@@ -86,15 +86,13 @@ def test_cells_that_give_differences_keep_equal_anchors(codec: str) -> None:
         codec=codec,
         feedback=codec == "top-k",
     )
-    with quiet():
-        swarm = SimSwarm(replace(NEAR, ends=3, replicas=3, epochs=1000, outer=deltas), 1)
-        anchors: list[set[str]] = []
-        for second in range(20, 75):
-            swarm.world.run(float(second), None)
-            anchors.append({p.work.anchor.name for p in swarm.live(1)})
-        cells = {p.training.cell for p in swarm.live()}
-        rounds = sum(c.cell != "" and not c.tokens for c in swarm.watch.commits)
-        bury()
+    swarm = SimSwarm(replace(NEAR, ends=3, replicas=3, epochs=1000, outer=deltas), 1)
+    anchors: list[set[str]] = []
+    for second in range(20, 75):
+        swarm.world.run(float(second), None)
+        anchors.append({p.work.anchor.name for p in swarm.live(1)})
+    cells = {p.training.cell for p in swarm.live()}
+    rounds = sum(c.cell != "" and not c.tokens for c in swarm.watch.commits)
     assert len(cells) == 3
     assert rounds >= 6, "every cell steps in most windows"
     equal = {min(a) for a in anchors if len(a) == 1 and a != {""}}

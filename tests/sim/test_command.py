@@ -104,11 +104,6 @@ def test_a_file_that_is_no_schedule(text: str) -> None:
         Schedule.from_json(text)
 
 
-def test_a_schedule_survives_its_file() -> None:
-    schedule = Schedule(9, (Fault(1.5, "partition", 3, -1, 2.0, 0.5), Fault(2.0, "join", 1)))
-    assert Schedule.from_json(schedule.to_json()) == schedule
-
-
 def test_a_broken_invariant_is_shown_with_its_schedule(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

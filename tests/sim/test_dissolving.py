@@ -2,7 +2,7 @@
 but more peers; who can go on stays."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -13,16 +13,12 @@ from node.sim.process import SimPeer
 from node.sim.setup import Setup, WorkTimes
 from node.sim.swarm import SimSwarm
 from node.sim.world.links import Wall
-from node.sim.world.loop import quiet
 
 SLOW = WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05)
 """Epochs of some seconds: there are minutes to wait for."""
 
 
-@pytest.fixture(autouse=True)
-def silence() -> Iterator[None]:
-    with quiet():
-        yield
+pytestmark = pytest.mark.usefixtures("silence")
 
 
 class Swarm(SimSwarm):

@@ -14,11 +14,12 @@ from node.core.journey import Version
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup
 from node.sim.swarm import MachineFactory, SimSwarm
-from node.sim.world.loop import bury, quiet
 from node.sim.world.signing import SimSigner
 from node.training.protocol import notes
 from node.training.protocol.votes import DoubleVote, Vote, names, vote_domain
 from protos import training_pb2 as pb
+
+pytestmark = pytest.mark.usefixtures("silence")
 
 LIAR = PeerId("s01-001")
 SETUP = Setup(ends=2, epochs=100_000, replicas=3, links=LinkProfile(0.002, 0.002))
@@ -55,18 +56,16 @@ def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
 
 
 def test_who_votes_twice_is_barred_and_votes_no_more() -> None:
-    with quiet():
-        swarm = SimSwarm(replace(SETUP), 3, VotesTwice())
-        swarm.world.run(60.0, None)
-        others = [p for p in swarm.live() if p.name != LIAR]
-        assert all(LIAR in p.training.trust.doubles for p in others), "the leader tells the rest"
-        plan = others[0].member.plan
-        assert plan is not None
-        assert plan.epoch > 40
-        assert LIAR not in plan.electorate.voters
-        assert set(plan.electorate.voters) == {p.name for p in others}
-        assert not any(p.name in q.training.trust.doubles for p in others for q in others)
-        bury()
+    swarm = SimSwarm(replace(SETUP), 3, VotesTwice())
+    swarm.world.run(60.0, None)
+    others = [p for p in swarm.live() if p.name != LIAR]
+    assert all(LIAR in p.training.trust.doubles for p in others), "the leader tells the rest"
+    plan = others[0].member.plan
+    assert plan is not None
+    assert plan.epoch > 40
+    assert LIAR not in plan.electorate.voters
+    assert set(plan.electorate.voters) == {p.name for p in others}
+    assert not any(p.name in q.training.trust.doubles for p in others for q in others)
 
 
 def _proof(of: PeerId, forged: bool = False) -> DoubleVote:
@@ -78,26 +77,22 @@ def _proof(of: PeerId, forged: bool = False) -> DoubleVote:
 
 
 def test_what_one_member_can_prove_all_learn() -> None:
-    with quiet():
-        swarm = SimSwarm(SETUP, 3)
-        swarm.world.run(20.0, None)
-        first, *others = [p for p in swarm.live() if p.name != LIAR and p.training.leader is None]
-        assert first.training.trust.doubles.shown(_proof(LIAR))
-        swarm.world.run(40.0, None)
-        assert all(LIAR in p.training.trust.doubles for p in others)
-        bury()
+    swarm = SimSwarm(SETUP, 3)
+    swarm.world.run(20.0, None)
+    first, *others = [p for p in swarm.live() if p.name != LIAR and p.training.leader is None]
+    assert first.training.trust.doubles.shown(_proof(LIAR))
+    swarm.world.run(40.0, None)
+    assert all(LIAR in p.training.trust.doubles for p in others)
 
 
 def test_a_forged_proof_is_the_fault_of_who_shows_it() -> None:
-    with quiet():
-        swarm = SimSwarm(SETUP, 3)
-        swarm.world.run(10.0, None)
-        leader = next(p for p in swarm.live() if p.training.leader is not None)
-        other = next(p for p in swarm.live() if p is not leader and p.name != LIAR)
-        word = replace(other.training._heard(), doubles=(_proof(LIAR, forged=True),))
-        read = pb.Note.FromString(notes.ready_note(word).SerializeToString())
-        hear = leader.training._hear(other.name, read)
-        with pytest.raises(WireError, match="prove"):
-            hear.send(None)
-        assert LIAR not in leader.training.trust.doubles
-        bury()
+    swarm = SimSwarm(SETUP, 3)
+    swarm.world.run(10.0, None)
+    leader = next(p for p in swarm.live() if p.training.leader is not None)
+    other = next(p for p in swarm.live() if p is not leader and p.name != LIAR)
+    word = replace(other.training._heard(), doubles=(_proof(LIAR, forged=True),))
+    read = pb.Note.FromString(notes.ready_note(word).SerializeToString())
+    hear = leader.training._hear(other.name, read)
+    with pytest.raises(WireError, match="prove"):
+        hear.send(None)
+    assert LIAR not in leader.training.trust.doubles

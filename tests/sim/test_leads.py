@@ -4,13 +4,16 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, toy_parts
 from node.sim.swarm import MachineFactory, SimSwarm
-from node.sim.world.loop import bury, quiet
 from node.training.protocol.facts import RunFacts
+
+pytestmark = pytest.mark.usefixtures("silence")
 
 ONE = Setup(ends=4, epochs=100_000, links=LinkProfile(0.002, 0.002))
 CELLS = replace(
@@ -62,41 +65,33 @@ def chosen(setup: Setup, *numbers: int) -> Chosen:
 
 
 def test_only_those_lead_who_may() -> None:
-    with quiet():
-        swarm = chosen(ONE, 1, 3)
-        swarm.world.run(15.0, None)
-        assert swarm.led() == {"": {"e00-001"}}
-        swarm.peers[PeerId("e00-001")].kill()
-        swarm.world.run(40.0, None)
-        assert swarm.led(20.0) == {"": {"e00-003"}}
-        bury()
+    swarm = chosen(ONE, 1, 3)
+    swarm.world.run(15.0, None)
+    assert swarm.led() == {"": {"e00-001"}}
+    swarm.peers[PeerId("e00-001")].kill()
+    swarm.world.run(40.0, None)
+    assert swarm.led(20.0) == {"": {"e00-003"}}
 
 
 def test_nobody_leads_where_none_of_them_is_left() -> None:
-    with quiet():
-        swarm = chosen(ONE, 0)
-        swarm.world.run(15.0, None)
-        swarm.peers[PeerId("e00-000")].kill()
-        swarm.world.run(40.0, None)
-        assert swarm.led(20.0) == {}
-        bury()
+    swarm = chosen(ONE, 0)
+    swarm.world.run(15.0, None)
+    swarm.peers[PeerId("e00-000")].kill()
+    swarm.world.run(40.0, None)
+    assert swarm.led(20.0) == {}
 
 
 def test_a_cell_divides_only_where_both_parts_have_a_leader() -> None:
-    with quiet():
-        one, two = chosen(CELLS, 2), chosen(CELLS, 1, 2)
-        for swarm in (one, two):
-            swarm.world.run(20.0, None)
-        assert list(one.led().values()) == [{"e00-002"}], "one cell"
-        assert sorted(two.led().values()) == [{"e00-001"}, {"e00-002"}]
-        bury()
+    one, two = chosen(CELLS, 2), chosen(CELLS, 1, 2)
+    for swarm in (one, two):
+        swarm.world.run(20.0, None)
+    assert list(one.led().values()) == [{"e00-002"}], "one cell"
+    assert sorted(two.led().values()) == [{"e00-001"}, {"e00-002"}]
 
 
 def test_nobody_follows_who_claims_it_nevertheless() -> None:
-    with quiet():
-        swarm = Chosen(ONE, {PeerId("e00-001")}, Claims())
-        swarm.world.run(30.0, None)
-        claims: Any = swarm.peers[FIRST]
-        assert claims.training.leader is not None, "it takes itself for the leader"
-        assert swarm.led() == {"": {"e00-001"}}
-        bury()
+    swarm = Chosen(ONE, {PeerId("e00-001")}, Claims())
+    swarm.world.run(30.0, None)
+    claims: Any = swarm.peers[FIRST]
+    assert claims.training.leader is not None, "it takes itself for the leader"
+    assert swarm.led() == {"": {"e00-001"}}

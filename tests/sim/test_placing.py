@@ -1,55 +1,18 @@
 """Joiners of one moment, and stages that nobody has taken, in the simulated swarm."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from node.core.ids import ENDS, PeerId
-from node.scheduler.choosing import WITHOUT_ENDS_S, Choosing, Placed
-from node.scheduler.placement import choose_stage
-from node.sim.process import SimPeer
+from node.core.ids import ENDS
+from node.scheduler.choosing import WITHOUT_ENDS_S
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
-from node.sim.swarm import MachineFactory, SimSwarm
-from node.training.leader.leader import Leader
-from node.training.protocol.facts import RunFacts
+from node.sim.swarm import SimSwarm
 from tests.sim.outcomes import finished
 
 THREE = Setup(stages=3, replicas=0, parts=toy_parts(3, 2), epochs=40)
-
-
-class Once(Choosing):
-    """What joiners did before: one look, one stage, and no more."""
-
-    def look(self, others: Mapping[PeerId, Placed], now: float, **more: bool) -> int | None:
-        if self.stage is not None:
-            return None
-        self.stage = choose_stage(self._view(others), self.able, self.me)
-        self.may_build = self.settled = True
-        return self.stage
-
-
-class NeverMends(Leader):
-    """It waits for the stages that it lacks."""
-
-    def _mend(self, thin: Any, now: float) -> list[Any]:
-        return []
-
-
-class Before(MachineFactory):
-    """As it was, with either of the two things mended."""
-
-    def __init__(self, spreads: bool = False, mends: bool = False) -> None:
-        self.spreads, self.mends = spreads, mends
-
-    def choosing(self, peer: SimPeer, *args: Any) -> Choosing:
-        return (Choosing if self.spreads else Once)(*args)
-
-    def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
-        return (Leader if self.mends else NeverMends)(me, facts, **history)
 
 
 def come(swarm: SimSwarm, count: int, open_to: str = "auto") -> None:
@@ -81,21 +44,6 @@ def test_a_swarm_begins_with_those_who_come_in_one_second(count: int, spread_s: 
     assert max(found.values()) - min(found[s] for s in range(4)) <= 1, found
     assert until(swarm, 2, 20.0)
     assert not swarm.watch.counts.get("moves"), "nobody has built what it has to leave"
-
-
-def test_as_it_was_two_joiners_take_one_stage_and_wait_for_ever() -> None:
-    setup = Setup(ends=1, replicas=0)
-    begins = {way: list[bool]() for way in ("before", "spreads", "mends")}
-    for way in begins:
-        for seed in range(6):
-            swarm = SimSwarm(setup, seed, Before(spreads=way == "spreads", mends=way == "mends"))
-            swarm.world.run(2.0)
-            swarm.come("stage")
-            swarm.come("stage")
-            begins[way].append(until(swarm, 1, 300.0))
-    assert not all(begins["before"])
-    assert all(begins["spreads"]), "either of the two is enough"
-    assert all(begins["mends"])
 
 
 def test_a_leader_fetches_a_peer_for_a_stage_that_nobody_took() -> None:

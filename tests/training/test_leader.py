@@ -340,13 +340,6 @@ def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     assert the_plan(leader.handle(ev.ClockTick(), 14.0)) is not None, "and so it begins"
 
 
-def test_a_young_swarm_waits_for_those_who_are_coming() -> None:
-    leader = led(facts(late_s=1e9), [heard(E), heard(S1), heard(T1)])
-    for coming in ({S2: 2}, {S2: None}):
-        assert moved(leader.handle(ev.ClockTick(coming), 30.0)) == []
-    assert len(moved(leader.handle(ev.ClockTick(), 30.0))) == 1
-
-
 def test_a_stage_below_min_replicas_gets_a_peer() -> None:
     U1 = PeerId("stage1c")
     leader = led(facts(min_replicas=2, late_s=1e9), [heard(E), heard(S1), heard(T1), heard(S2)])
@@ -417,24 +410,6 @@ def test_members_receive_the_list_of_the_dead() -> None:
     assert [a for a in done if isinstance(a, ev.SendLost)] == [
         ev.SendLost((E, S1, S2), plan, (T2,))
     ]
-
-
-def test_an_epoch_whose_stage_has_died_out_ends_at_once() -> None:
-    leader, plan = begun()
-    done = leader.handle(ev.Unreachable(S2), 2.5)
-    assert leader.phase is Phase.GATHER
-    assert kinds(done) == [
-        "peer-lost",
-        "epoch-abandoned",
-    ]
-    assert leader.plan is None
-    again = next_plan(leader.handle(heard(T2), 3.0) + leader.handle(ev.ClockTick(), 4.5))
-    assert again.cursor == plan.cursor
-    assert again.term > plan.term
-
-
-def test_equal_inputs_make_equal_plans() -> None:
-    assert begun()[1].hash == begun()[1].hash
 
 
 def test_a_leaving_peer_has_no_vote_on_its_stages_version() -> None:

@@ -72,21 +72,6 @@ def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings)
     assert not torch.equal(made[0]["w"], before["w"])
 
 
-def test_what_coding_loses_is_owed_and_taken_back_with_the_round() -> None:
-    keeper = Keeper(SPARSE, drawn(7))
-    merge, local = OuterSteps(keeper, SPARSE, SHAPES, 1), drawn(8)
-    said = merge.opens(merge.gives(local) or {})
-    again = merge.opens(merge.gives(local) or {})
-    assert all(torch.equal(said[n], again[n]) for n in said), "asked again it is the same"
-    keeper.residual.spoken()
-    keeper.residual.moved()
-    for name, value in drawn(7).items():
-        whole = value - local[name]
-        assert torch.equal(keeper.residual.words[name], whole - said[name])
-    keeper.residual.rolled_back()
-    assert not keeper.residual.words
-
-
 def test_bytes_that_nobody_writes_are_refused() -> None:
     merge = OuterSteps(Keeper(SPARSE, drawn(7)), SPARSE, SHAPES, 1)
     given = merge.gives(drawn(8)) or {}

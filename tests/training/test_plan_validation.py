@@ -16,12 +16,13 @@ E, S, T = (PeerId(p) for p in ("ends", "first", "second"))
 OWN, PARENT = CellId("ab" * 8), CellId("cd" * 8)
 SHAPES = {"w": (2, 2), "b": (2,)}
 PIPELINE = PipelineSettings(stages=1, micro_batch=1)
+PATH = Path(0, E, (5,), (Hop(1, S),))
 PLAN = Plan(
     7,
     1,
     E,
     (PlanMember(E, 0, 1.0), PlanMember(S, 1, 1.0), PlanMember(T, 1, 1.0, current=False)),
-    (Path(0, E, (5,), (Hop(1, S),)),),
+    (PATH,),
     {"w": S, "b": S},
     cell_id=OWN,
 )
@@ -70,13 +71,17 @@ def test_what_a_leader_plans_is_followed(plan: Plan) -> None:
         (replace(FOUNDS, outer=7, window=MEANS.window), "has work in it"),
         (replace(FOUNDS, parent=OWN), "founds no other cell"),
         (replace(FOUNDS, members=PLAN.members[1:2]), "lacks a stage"),
+        (replace(PLAN, paths=(replace(PATH, samples=()),)), "of the wrong size"),
+        (replace(PLAN, paths=(replace(PATH, origin=S),)), "without an ends peer"),
+        (replace(PLAN, paths=(replace(PATH, hops=()),)), "not visit enough block stages"),
+        (replace(PLAN, paths=(replace(PATH, hops=(Hop(1, T),)),)), "no current member"),
     ],
 )
-def test_windows_and_cells_that_no_leader_plans_are_refused(plan: Plan, why: str) -> None:
+def test_what_no_leader_plans_is_refused(plan: Plan, why: str) -> None:
     assert why in says(plan)
 
 
-@pytest.mark.parametrize("owners", [{"w": S}, {"w": S, "b": E}, {"w": S, "b": T}])
+@pytest.mark.parametrize("owners", [{"w": S}, {}, {"w": S, "b": E}, {"w": S, "b": T}])
 def test_every_part_of_the_own_stage_has_an_owner_who_can_step_it(owners: dict) -> None:
     assert "has no owner" in says(replace(PLAN, owners=owners))
     assert "has no owner" in says(replace(MEANS, owners=owners))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.core.errors import OutOfResources, StepFault
+from node.core.errors import StepFault
 from node.optim.parts import SCRATCH_KEPT, parts_of, step_scratch
 from node.optim.settings import OptimSettings
 from tests.training.conftest import Alone, Rig, shared
@@ -186,11 +186,6 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
     assert needed["soap", 1000].needed == shared.total, (
         "however many share the rest, somebody has all of the largest"
     )
-    verdict = check_memory(config, demo, 1, alone["muon"])
-    assert not verdict.ok
-    with pytest.raises(OutOfResources) as fault:
-        verdict.require()
-    assert fault.value.next_step
     # What is left for state is what makes it fit: a peer says so to the leader.
     spare = check_memory(config, demo, 1, 1 << 40).spare
     assert 0 < spare < int((1 << 40) * 0.9) - alone["muon"]

@@ -47,11 +47,6 @@ async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: 
     assert plan.epoch == 4
 
 
-async def test_no_copies_are_made_when_the_manifest_disables_them(rig: Any) -> None:
-    a, b, c, _ = await rig.trained(CELL, 3, buddy_every=0)
-    assert [p.spares.versions() for p in (a, b, c)] == [{}, {}, {}]
-
-
 @pytest.mark.parametrize("heir", ["b", "c"])
 async def test_a_dead_owners_successor_steps_with_the_spare(
     rig: Any, alone: Any, heir: str

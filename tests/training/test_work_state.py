@@ -134,14 +134,6 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     assert ((c.work.version, c.work.tokens), c.work.fetching) == ((made, last.tokens + 30), 1.0)
 
 
-async def test_a_joiner_learns_the_version_with_the_bytes(rig: Any) -> None:
-    a, b, plan = await rig.trained("ab", 2)
-    (c,) = await rig.add("c")
-    await c.work.join((a.me, b.me), None, a.work.stage.digest)
-    assert c.work.version == a.work.version == makes(plan, ())
-    assert c.work.stage.digest == a.work.stage.digest
-
-
 class Breaks(StateService):
     """Gives only its largest tensor whole."""
 
