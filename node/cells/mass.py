@@ -18,7 +18,7 @@ from node.cells.postings import parse_cell
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.mass import MOST_STAGES, Shares, Units
+from node.core.mass import MOST_STAGES, MOST_UNITS, Shares, Units
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from node.telemetry.events import Journal
@@ -28,7 +28,6 @@ from protos import cells_pb2_grpc as rpc
 
 AGAIN_S = 1.0
 """Between two questions to who is not ready yet."""
-MOST_UNITS = 1 << 62
 
 
 class MassExchange(rpc.CellsServicer):
