@@ -690,7 +690,7 @@ class Training(rpc.TrainingServicer):
                 return
             await asyncio.sleep(TICK_S)
 
-    def accuse(self, peer: PeerId, reason: str) -> None:
+    def accuse(self, peer: PeerId) -> None:
         """An engine could not get an answer from ``peer``: let the leader find out whether it is
         dead."""
         plan, now = self.member.plan, self.clock.now()
@@ -704,11 +704,7 @@ class Training(rpc.TrainingServicer):
         self.tasks.spawn(
             self._tell_leader(
                 plan,
-                pb.Note(
-                    epoch=plan.epoch,
-                    term=plan.term,
-                    fault=pb.FaultNote(about=peer, reason=reason[:200]),
-                ),
+                pb.Note(epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer)),
             ),
             "accuse",
         )
@@ -801,7 +797,7 @@ class Training(rpc.TrainingServicer):
                 )
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
-                    self.accuse(peer, "its fresh parts did not come")
+                    self.accuse(peer)
                 self.tasks.spawn(
                     self._tell_leader(plan, notes.incomplete_note(action)), "incomplete"
                 )

@@ -153,7 +153,7 @@ def test_notes_of_members_reach_the_leader() -> None:
             ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,)),
         ),
         (notes.ready_note(stands), stands),
-        (pb.Note(fault=pb.FaultNote(about=B, reason="silent")), ev.Accused(B, C, "silent")),
+        (pb.Note(fault=pb.FaultNote(about=B)), ev.Accused(B, C)),
     ):
         assert notes.leader_event(through(note), C) == event
 

@@ -181,7 +181,7 @@ class Leader:
                     if current
                     else []
                 )
-            case ev.Accused(about, by, _):
+            case ev.Accused(about, by):
                 known = self.roster.candidates
                 return (
                     [ev.ProbePeer(about)]
