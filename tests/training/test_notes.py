@@ -236,6 +236,7 @@ HUGE = [math.inf, -1.0, math.nan, 1e300]
         pb.ReadyNote(digest="x" * 65),
         pb.ReadyNote(reachable=[pb.VersionNote(epoch=2**64 - 1)]),
         pb.ReadyNote(tokens=2**63),
+        pb.ReadyNote(seen={"b": math.inf}),
         pb.ReadyNote(at=pb.VersionNote(lineage="x" * 32)),
         pb.ReadyNote(at=pb.VersionNote(lineage="ab")),
         pb.FinishedNote(results=[pb.MicroBatchResult(tokens=2**63)]),
