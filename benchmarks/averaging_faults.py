@@ -256,7 +256,7 @@ def _row(report: Report, name: str, rows: list[Played], how: str, holds: bool = 
         f"at most {worst:.3f} s; {min(row.kept for row in rows)} of {meeting.PARTS} parts at every "
         "survivor, all after a repair of "
         f"{median(row.repair_s for row in rows):.3f} s; {how}",
-        f"ends by the deadline of {DEADLINE_S:g} s, survivors identical, all there is the mean of "
-        "those it names",
+        f"ends by the deadline of {DEADLINE_S:g} s, survivors identical, all there is a mean of "
+        "all survivors' contributions",
         holds and in_time and not faults,
     )

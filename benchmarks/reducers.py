@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.lab.slow import TWINS, flat
+from benchmarks.lab.slow import TWINS, flat, means_of
 from benchmarks.report import Report
 from node.averaging.coding.codecs import Coded
 from node.averaging.reducers.reduce import means
@@ -185,7 +185,7 @@ def _train(
             sums[peer] = [Coded.of((lie(gradient) if i == 0 else gradient) * 64)]
         reduced = reducer.reduce(Gathered(epoch, ("at",), dict.fromkeys(peers, 64), sums))
         reducer.remember(reduced)
-        at = at - RATE * reduced.means[0]
+        at = at - RATE * means_of(reduced)[0]
         if not bool(torch.isfinite(at).all()):
             return float("inf")
     return float(model.loss(at, torch.arange(len(model.y))))

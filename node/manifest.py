@@ -368,11 +368,6 @@ class Manifest:
             ),
         )
 
-    @property
-    def divide(self) -> int:
-        """Most replicas of a stage before a cell divides; 0: never."""
-        return self.averaging.peers
-
     def check_continues(self, before: Manifest) -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
         for name, old, new in (

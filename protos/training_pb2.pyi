@@ -174,20 +174,18 @@ class RoundNote(_message.Message):
     def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class CommittedNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "digest", "tokens", "speed", "vote")
+    __slots__ = ("plan_hash", "attempt", "digest", "speed", "vote")
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     digest: str
-    tokens: int
     speed: float
     vote: bytes
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., speed: _Optional[float] = ..., vote: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., vote: _Optional[bytes] = ...) -> None: ...
 
 class IncompleteNote(_message.Message):
     __slots__ = ("plan_hash", "attempt", "holds", "failed")
@@ -202,12 +200,10 @@ class IncompleteNote(_message.Message):
     def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., holds: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FaultNote(_message.Message):
-    __slots__ = ("about", "reason")
+    __slots__ = ("about",)
     ABOUT_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     about: str
-    reason: str
-    def __init__(self, about: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, about: _Optional[str] = ...) -> None: ...
 
 class ReadyNote(_message.Message):
     __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "change", "window", "mean", "orphan", "anchor", "supports_at", "supports", "doubles")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from node.averaging.reducers.reducer import Reduced
+
 
 def mean(v: Tensor, w: Sequence[float]) -> Tensor:
     """Weighted mean of the rows of ``v`` [n, numbers]; so for all below."""
@@ -72,6 +74,11 @@ TWINS: dict[str, Callable[..., Tensor]] = {
 def flat(tensors: Sequence[Tensor], tokens: float) -> Tensor:
     """One row: a contribution's gradient per token."""
     return torch.cat([t.reshape(-1) for t in tensors]) / tokens
+
+
+def means_of(reduced: Reduced) -> list[Tensor]:
+    """What a reduction made, in memory."""
+    return [each.whole() for each in reduced.numbers]
 
 
 def length(v: Tensor) -> float:

@@ -376,7 +376,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         ledger=o.ledger,
     )
     o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
-    o.transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
+    o.transport.on_lost(training.accuse)
     o.transport.on_lost(cell.gone)
     training.cell, training.on_cell = o.presence.cell, o.presence.enter
     meetings = _meetings(manifest, o, training) if manifest.outer.windows else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from node.averaging.exchange.groups import LET_IN
 from node.config import NodeConfig
@@ -28,14 +28,8 @@ from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
 from node.pipeline.settings import STASH
 from node.training.rounds.memory import outer_bytes
 
-
-class DeviceMemory(Protocol):
-    """:class:`node.model.device.Device`, which says what these are."""
-
-    @property
-    def is_cuda(self) -> bool: ...
-    def memory_limit(self) -> int: ...
-    def memory_free(self) -> int: ...
+if TYPE_CHECKING:
+    from node.model.device import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,7 @@ class Room:
     said: str = ""
 
 
-def room_on(config: NodeConfig, devices: Sequence[DeviceMemory], held: int = 0) -> Room:
+def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> Room:
     """What a stage on these devices, all alike, may take. Of a GPU that is no more than is free
     now, so that what others use, a desktop for instance, is not planned; ``held`` bytes of each are
     taken by this peer itself, and count as free."""

@@ -107,7 +107,7 @@ def read(manifest: Manifest, change: str) -> Rules:
     """The settings in a change, "" for the manifest's own. Raises Refused, with the reason, for one
     that nobody may follow."""
     if not change:
-        return Rules(manifest.divide, manifest.outer)
+        return Rules(manifest.averaging.peers, manifest.outer)
     if len(change) > MAX_CHANGE:
         raise Refused(
             f"a change of {len(change)} characters, at most {MAX_CHANGE} are read", _AGAIN
@@ -133,7 +133,7 @@ def read(manifest: Manifest, change: str) -> Rules:
         raise Refused(
             f"not a change that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e
-    return Rules(changed.divide, changed.outer, revision, change, revoked)
+    return Rules(changed.averaging.peers, changed.outer, revision, change, revoked)
 
 
 def _marked(told: Any) -> str:

@@ -225,7 +225,7 @@ class Daemon:
             )
             return
         ends = solo or self.role == "ends"
-        if self.manifest.divide:
+        if self.manifest.averaging.peers:
             kept, company = self.config.cell(self.manifest.run_id), bool(bootstrap)
             self.presence.enter(
                 await find_cell(self.presence, self.manifest, kept=kept, company=company)
@@ -289,7 +289,7 @@ class Daemon:
         a.training.start()
         if a.meetings is not None:
             a.meetings.start()
-        if self.manifest.divide:
+        if self.manifest.averaging.peers:
             first = first_cell(self.manifest.run_id)
             self.tasks.spawn(watch_cell(self, self.presence, stages, first), "cell", eternal=True)
         self.presence.changed()

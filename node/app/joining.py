@@ -254,12 +254,12 @@ def with_hashes(
     return amended(manifest, hashes), corpus
 
 
-def on_the_lan(seconds: float = LAN_S) -> list[Found]:
+def on_the_lan() -> list[Found]:
     """Peers of open runs that announce themselves on this LAN. Raises NetworkFault when no
     interface can take part."""
     from node.reach.nearby import look as listen
 
-    return asyncio.run(listen(seconds))
+    return asyncio.run(listen(LAN_S))
 
 
 def lan_lines(found: Sequence[Found]) -> list[str]:

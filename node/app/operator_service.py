@@ -77,7 +77,7 @@ class OperatorService(SnapshotBuilder, Window):
         d = self._d
         if d.manifest is None or d.presence is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
-        if not d.manifest.divide:
+        if not d.manifest.averaging.peers:
             raise UsageFault("all peers of this run are one cell", "see  tutti peers")
         reader, own = CellReader(d.presence.directory), d.presence.cell
         counts = await reader.counts()

@@ -15,8 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import grpc
-
 from node.averaging.strategies import group_forming as machine
 from node.cells import notes
 from node.cells.board import WindowBoard
@@ -28,7 +26,7 @@ from node.core.ids import CellId, PeerId, short
 from node.core.journey import Partner
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer
-from node.transport.port import TransportPort, answers, printable
+from node.transport.port import TransportPort, answers, blamed, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
@@ -327,12 +325,8 @@ class GroupFinder(rpc.CellsServicer):
         """A note of another cell's leader. One that nobody could mean counts as a fault of its
         sender."""
         peer = self.transport.caller(context)
-        try:
+        async with blamed(self.transport, peer, context):
             return await self._hear(peer, notes.parse_note(request))
-        except WireError as e:
-            self.transport.fault(peer, str(e), 1.0)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
-            raise
 
     async def _hear(
         self, peer: PeerId, told: notes.OfferTold | notes.GroupTold | notes.ReleaseTold

@@ -9,8 +9,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import grpc
-
 from node.averaging.strategies import push_sum as machine
 from node.averaging.strategies.push_sum import PushSum
 from node.cells.edges import Neighbours
@@ -18,17 +16,16 @@ from node.cells.postings import parse_cell
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.mass import MOST_STAGES, Shares, Units
+from node.core.mass import MOST_STAGES, MOST_UNITS, Shares, Units
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer
 from node.telemetry.events import Journal
-from node.transport.port import TransportPort, answers, printable
+from node.transport.port import TransportPort, answers, blamed
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
 
 AGAIN_S = 1.0
 """Between two questions to who is not ready yet."""
-MOST_UNITS = 1 << 62
 
 
 class MassExchange(rpc.CellsServicer):
@@ -133,12 +130,8 @@ class MassExchange(rpc.CellsServicer):
     async def Take(self, request: pb.TakeNote, context: Any) -> pb.GrantNote:
         """A taker's question. One that nobody could mean counts as a fault of its sender."""
         peer = self._transport.caller(context)
-        try:
+        async with blamed(self._transport, peer, context):
             return self._hear(peer, request)
-        except WireError as e:
-            self._transport.fault(peer, str(e), 1.0)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e)))
-            raise
 
     def _hear(self, peer: PeerId, note: pb.TakeNote) -> pb.GrantNote:
         taker, giver, units = parse_cell(note.taker), parse_cell(note.giver), _units(note.units)

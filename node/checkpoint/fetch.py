@@ -24,7 +24,6 @@ import torch
 from node.checkpoint.partial import Partial
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import WIRE, NoDonor, StateKind, StateSnapshot
-from node.core.clock import SystemClock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Version, lineage
@@ -169,7 +168,7 @@ class _Fetch:
         self.partial, self.patience, self.gate = partial, patience, gate
         self.shapes = {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
         self.total = sum(nbytes_of(shape, WIRE) for shape in self.shapes.values())
-        self.clock = SystemClock()
+        self.now = asyncio.get_running_loop().time
         self.reasons: dict[PeerId, str] = {}
         self.sources: Counter[PeerId] = Counter()
         self.done_bytes = 0
@@ -188,7 +187,7 @@ class _Fetch:
         what = f"{self.kind} of stage {self.stage}" + (
             "" if epoch is None else f" at epoch {epoch}"
         )
-        self.began = self.clock.now()
+        self.began = self.now()
         begun = self.partial.version
         try:
             groups = await self._offers(donors, epoch, expected)
@@ -368,7 +367,7 @@ class _Fetch:
         failed = 0  # in a row
         while not donor.out and (piece := await self._next(donor)) is not None:
             piece.asked.add(donor.peer)
-            piece.since = self.clock.now()
+            piece.since = self.now()
             came = await self._take(offer, piece, donor)
             piece.asked.discard(donor.peer)
             failed = 0 if came else failed + 1
@@ -390,7 +389,7 @@ class _Fetch:
             oldest = min(slow, key=lambda p: (p.since, p.name, p.offset), default=None)
             wait = self.patience.again_s
             if oldest is not None:
-                wait -= self.clock.now() - oldest.since
+                wait -= self.now() - oldest.since
                 if wait <= 0:
                     return oldest
             with contextlib.suppress(TimeoutError):
@@ -471,7 +470,7 @@ class _Fetch:
         self.came += size
         self.transport.count(donor.peer, received=size, plane="state")
         if self.progress is not None:
-            rate = self.came / max(self.clock.now() - self.began, 1e-3)
+            rate = self.came / max(self.now() - self.began, 1e-3)
             self.progress(min(self.done_bytes, self.total), self.total, rate, donor.peer)
 
     def _failed(self, fault: PeerFault) -> None:

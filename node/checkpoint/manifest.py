@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.core.errors import Refused
+from node.core.numbers import whole
 
 FORMAT = 2
 """1 named parameters by another digest; its files are hashed alike, and it is still read."""
@@ -76,15 +77,15 @@ class CheckpointManifest:
                     f"its manifest has format {body['format']}, this software reads 1 and {FORMAT}"
                 )
             files = {
-                str(name): FileEntry(_natural(f["size"]), _hex(f["sha256"]))
+                str(name): FileEntry(whole(f["size"]), _hex(f["sha256"]))
                 for name, f in body["files"].items()
             }
             if not isinstance(body["meta"], dict):
                 raise ValueError("meta is no object")
             return cls(
                 str(body["run_id"]),
-                _natural(body["stage"]),
-                _natural(body["epoch"]),
+                whole(body["stage"]),
+                whole(body["epoch"]),
                 _hex(body["digest"]) if body["format"] == FORMAT else "",
                 files,
                 body["meta"],
@@ -96,12 +97,6 @@ class CheckpointManifest:
 def _hash(body: Any) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _natural(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError("expected a natural number")
-    return value
 
 
 def _hex(value: Any) -> str:

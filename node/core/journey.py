@@ -11,6 +11,7 @@ from typing import Any
 
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId, is_cell
 from node.core.mass import Books, Shares, parse_books, parse_units
+from node.core.numbers import whole
 from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
 
@@ -290,20 +291,20 @@ class Plan:
                 return names[i]
 
             return cls(
-                epoch=_natural(body["epoch"]),
+                epoch=whole(body["epoch"]),
                 lineage=lineage(body["lineage"]),
-                term=_natural(body["term"]),
+                term=whole(body["term"]),
                 leader=name(body["leader"]),
                 members=tuple(
-                    PlanMember(names[i], _natural(s), _finite(v), bool(c))
+                    PlanMember(names[i], whole(s), _finite(v), bool(c))
                     for i, (s, v, c) in enumerate(body["members"])
                 ),
                 paths=tuple(
                     Path(
-                        _natural(i),
+                        whole(i),
                         name(o),
-                        tuple(_natural(s) for s in samples),
-                        tuple(Hop(_natural(s), name(p)) for s, p in hops),
+                        tuple(whole(s) for s in samples),
+                        tuple(Hop(whole(s), name(p)) for s, p in hops),
                     )
                     for i, o, samples, hops in body["paths"]
                 ),
@@ -315,9 +316,9 @@ class Plan:
                 cursor=parse_cursor(body["cursor"]),
                 loss=_finite(loss),
                 loss_val=_finite(loss_val),
-                tokens=_natural(tokens),
+                tokens=whole(tokens),
                 forecast=(_finite(run_s), _finite(round_s)),
-                outer=_natural(body["outer"]),
+                outer=whole(body["outer"]),
                 cell_id=CellId(cell),
                 parent=CellId(parent),
                 founds=CellId(founds),
@@ -326,7 +327,7 @@ class Plan:
                     _once(map(name, voters)), _once(map(name, elders)), bool(orphan)
                 ),
                 stood={
-                    int(k): Version(_natural(e), lineage(line))
+                    int(k): Version(whole(e), lineage(line))
                     for k, (e, line) in body["stood"].items()
                 },
             )
@@ -361,7 +362,7 @@ _LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
 def _window(body: Any, books: Any, shares: Any) -> Window:
     number, partners, within_s, means, copies = body
     return Window(
-        _natural(number),
+        whole(number),
         tuple(
             Partner(
                 CellId(_cell(cell)),
@@ -415,12 +416,6 @@ def _once(peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
     if len(set(found)) != len(found):
         raise ValueError("a voter is named twice")
     return found
-
-
-def _natural(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError("expected a natural number")
-    return value
 
 
 def _finite(value: Any) -> float:

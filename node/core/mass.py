@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.core.ids import CellId, is_cell
+from node.core.numbers import whole
 
 WHOLE_MASS = 1 << 40
 """Units of a stage, over all cells of a run."""
@@ -196,7 +197,7 @@ def parse_books(rows: Any) -> Books:
         if max(len(given), len(taken)) > 2 * MOST:
             raise ValueError(f"push-sum's books have at most {2 * MOST} accounts of a kind")
         return Books(
-            {stage: _whole(n, negative=True) for stage, n in _stages(held)},
+            {stage: whole(n, -MOST_UNITS, MOST_UNITS) for stage, n in _stages(held)},
             _whole(serial),
             _whole(floor),
             dict(map(_parsed, given)),
@@ -222,6 +223,7 @@ def _stages(rows: Any) -> list[tuple[int, Any]]:
 
 
 MOST_STAGES = 1024
+MOST_UNITS = 1 << 62
 
 
 def _parsed(row: Any) -> tuple[CellId, Account]:
@@ -240,10 +242,8 @@ def _told(units: Units) -> dict[str, int]:
     return {str(stage): n for stage, n in units.items()}
 
 
-def _whole(value: Any, *, negative: bool = False) -> int:
-    if type(value) is not int or not (-(1 << 62) if negative else 0) <= value < 1 << 62:
-        raise ValueError("expected a whole number below 2^62")
-    return value
+def _whole(value: Any) -> int:
+    return whole(value, below=MOST_UNITS)
 
 
 def _sum(a: Units, b: Units) -> dict[int, int]:

@@ -12,6 +12,7 @@ from node.core.ids import PeerId
 from node.core.newest import Newest
 
 _REMEMBERED = 64  # faults of one peer that count at once
+WINDOW_S, FIRST_BAN_S = 100.0, 10.0
 
 
 @dataclass(slots=True)
@@ -23,8 +24,8 @@ class _Page:
 
 
 class FaultBook:
-    """Bans for ``base_ban_s`` when weights within ``window_s`` reach ``threshold``; twice as long
-    each time after that.
+    """Bans for :data:`FIRST_BAN_S` when weights within :data:`WINDOW_S` reach ``threshold``; twice
+    as long each time after that.
 
     A ban is at most ``max_ban_s`` long. A peer that behaved for ``forgive_s`` after its ban starts
     afresh. Only the ``max_peers`` peers heard of last are remembered, so strangers with many keys
@@ -34,15 +35,12 @@ class FaultBook:
     def __init__(
         self,
         threshold: float = 3.0,
-        window_s: float = 100.0,
-        base_ban_s: float = 10.0,
         *,
         max_ban_s: float = 3600.0,
         forgive_s: float = 3600.0,
         max_peers: int = 4096,
     ) -> None:
-        self._threshold, self._window = threshold, window_s
-        self._base, self._longest, self._forgive = base_ban_s, max_ban_s, forgive_s
+        self._threshold, self._longest, self._forgive = threshold, max_ban_s, forgive_s
         self._pages: Newest[PeerId, _Page] = Newest(max_peers)
         self.revoked: Callable[[PeerId], bool] = lambda peer: False
         """Whom the owner of the run has put out of it: refused until the owner says otherwise."""
@@ -67,9 +65,9 @@ class FaultBook:
         if page.bans and now - page.until >= self._forgive:
             page.bans = 0
         page.recent.append((now, weight))
-        if sum(w for at, w in page.recent if now - at < self._window) < self._threshold:
+        if sum(w for at, w in page.recent if now - at < WINDOW_S) < self._threshold:
             return 0.0
-        length = min(self._longest, self._base * 2.0 ** min(page.bans, 60))
+        length = min(self._longest, FIRST_BAN_S * 2.0 ** min(page.bans, 60))
         page.recent.clear()
         page.bans += 1
         page.until = now + length

@@ -29,7 +29,6 @@ class SignedRecord:
     """What an opened record says. ``not_after`` in Unix seconds. Whether ``seq`` is news is for the
     reader to know."""
 
-    writer: PeerId
     seq: int
     not_after: float
     body: bytes
@@ -72,7 +71,7 @@ def open_record(
         verify(writer, _signed(key, head, body), signature, _DOMAIN)
     except Refused as e:
         raise WireError(str(e)) from e
-    return SignedRecord(writer, seq, not_after, body)
+    return SignedRecord(seq, not_after, body)
 
 
 def milliseconds(wall: float) -> int:

@@ -7,7 +7,6 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from node.core.errors import UsageFault
@@ -24,18 +23,6 @@ MOST_CHOICES, MOST_BATCHES = 1000, 10_000
 CHOICES = 8
 TOGETHER = 4
 """Batches under way at once."""
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """One choice of missing stages, those ``asked`` for and the ``dead``: ``loss`` in nats per
-    token over ``tokens``."""
-
-    asked: tuple[int, ...]
-    dead: tuple[int, ...]
-    stages: int
-    loss: float
-    tokens: int
 
 
 def choose(
@@ -90,9 +77,9 @@ async def evaluate(
     share: float,
     choices: int,
     batches: int,
-) -> AsyncIterator[EvaluationResult]:
+) -> AsyncIterator[pb.Evaluated]:
     """The loss without ``asked`` (and what is dead), then, with a ``share``, that of choices of so
-    many missing stages.
+    many missing stages; without ``epoch``.
 
     ``around(stages)`` makes the way without these stages. Raises UsageFault when nothing is held
     out or a share is no share, NetworkFault when a stage has nobody and may not be left out.
@@ -104,7 +91,8 @@ async def evaluate(
     yield whole
     if not share:
         return
-    missing, stages = (*whole.asked, *whole.dead), whole.stages
+    missing = (*whole.missing.asked, *whole.missing.dead)
+    stages = whole.missing.stages
     wanted = missing_count(stages, share)
     if wanted < len(missing):
         what = (
@@ -117,7 +105,7 @@ async def evaluate(
     for chosen in choose(stages, missing, wanted, min(choices or CHOICES, MOST_CHOICES)):
         # What is dead is left out by name: whoever asks for a share has said that so many may be
         # missing.
-        yield await _loss(pipeline, text, around(chosen), count, frozenset(whole.dead))
+        yield await _loss(pipeline, text, around(chosen), count, frozenset(whole.missing.dead))
 
 
 async def answer(
@@ -139,18 +127,13 @@ async def answer(
     async for found in evaluate(
         a.pipeline, text, around, asked, request.share, request.choices, batches
     ):
-        missing = pb.Missing(asked=found.asked, dead=found.dead, stages=found.stages)
-        yield pb.Evaluated(
-            missing=missing,
-            loss=found.loss,
-            tokens=found.tokens,
-            epoch=max(0, a.stage.version.epoch),
-        )
+        found.epoch = max(0, a.stage.version.epoch)
+        yield found
 
 
 async def _loss(
     pipeline: Pipeline, text: Samples, way: ForwardRouter, count: int, dead: frozenset[int]
-) -> EvaluationResult:
+) -> pb.Evaluated:
     """Over the first ``count`` batches, all without the same stages."""
     try:
         before = await way.look()
@@ -165,13 +148,12 @@ async def _loss(
             now = way.reroute
             if now.missing == before.missing:
                 fell = dead & set(now.asked) | set(now.dead)
-                return EvaluationResult(
-                    tuple(s for s in now.asked if s not in fell),
-                    tuple(sorted(fell)),
-                    now.stages,
-                    total / max(1, tokens),
-                    tokens,
+                missing = pb.Missing(
+                    asked=[s for s in now.asked if s not in fell],
+                    dead=sorted(fell),
+                    stages=now.stages,
                 )
+                return pb.Evaluated(missing=missing, loss=total / max(1, tokens), tokens=tokens)
             # A stage died or came back on the way: the sum is of two different models.
             before = now
     finally:

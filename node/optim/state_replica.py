@@ -37,20 +37,22 @@ class StateReplica:
     state: dict[str, torch.Tensor]
 
 
+TRAIL = 1024
+
+
 class VersionTrail:
     """The versions the parameters here came through, as far as this peer was there; the newest
-    ``length`` of them."""
+    :data:`TRAIL` of them."""
 
-    def __init__(self, length: int = 1024) -> None:
-        self._length, self._past = length, dict[int, str]()
-        self._end = 0
+    def __init__(self) -> None:
+        self._past, self._end = dict[int, str](), 0
 
     def stand(self, version: Version) -> None:
         """``version`` is in place."""
         # Another lineage at the same epoch is another history: what was remembered of ours says
         # nothing about it.
         same = self._past.get(version.epoch, version.lineage) == version.lineage
-        oldest = version.epoch - self._length
+        oldest = version.epoch - TRAIL
         self._past = {
             e: line for e, line in self._past.items() if same and oldest < e < version.epoch
         }

@@ -67,7 +67,7 @@ def heard(peer: SimPeerPort, h: ev.Heartbeat) -> ev.Heartbeat:
             plan = peer.member.plan
             for m in plan.members if plan else ():
                 if m.peer != peer.name:
-                    peer.training.accuse(m.peer, "forged")
+                    peer.training.accuse(m.peer)
     return h
 
 

@@ -158,7 +158,7 @@ class SimPeer:
             self._failed,
         )
         presence.start()
-        if manifest.divide:
+        if manifest.averaging.peers:
             presence.enter(await find_cell(presence, manifest, kept=self.disk.cell, company=True))
         stages = manifest.pipeline.stages
         stage = await self.placing.take(presence, stages, ends=False, company=True)
@@ -176,7 +176,7 @@ class SimPeer:
         a.training.start()
         if a.meetings is not None:
             a.meetings.start()
-        if manifest.divide:
+        if manifest.averaging.peers:
             first = first_cell(manifest.run_id)
             self.tasks.spawn(watch_cell(self, presence, stages, first), "cell", eternal=True)
         presence.changed()

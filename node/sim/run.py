@@ -194,7 +194,7 @@ def _common(swarm: SimSwarm) -> set[Version]:
 def _finished(swarm: SimSwarm) -> bool:
     """Whether every cell has committed its last epoch. A cell in which nobody is left at some stage
     is not waited for."""
-    if not swarm.manifest.divide:
+    if not swarm.manifest.averaging.peers:
         return bool(swarm.watch.ended)
     whole = swarm.cells()
     return bool(whole) and swarm.watch.ended >= whole

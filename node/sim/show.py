@@ -40,9 +40,11 @@ MARKS = {
 }
 """One letter for each kind of fault."""
 RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
+HEIGHT = 6
+"""Lines of the curve."""
 
 
-def timeline(o: ScheduleOutcome, width: int, height: int = 6, colour: bool = False) -> list[str]:
+def timeline(o: ScheduleOutcome, width: int, colour: bool = False) -> list[str]:
     """Lines of at most ``width`` characters: epochs over virtual seconds, of the cell that is
     furthest, below them the faults that struck."""
     columns = max(10, width - 8)
@@ -55,11 +57,11 @@ def timeline(o: ScheduleOutcome, width: int, height: int = 6, colour: bool = Fal
         levels[i] = max(levels[i], levels[i - 1]) if o.cells_lead else levels[i] or levels[i - 1]
     red, green, dim, plain = (RED, GREEN, DIM, PLAIN) if colour else ("", "", "", "")
     lines = []
-    for row in range(height, 0, -1):
+    for row in range(HEIGHT, 0, -1):
         cells = "".join(
-            BLOCKS[min(8, max(0, round((level / top * height - row + 1) * 8)))] for level in levels
+            BLOCKS[min(8, max(0, round((level / top * HEIGHT - row + 1) * 8)))] for level in levels
         )
-        name = f"{top:>6} " if row == height else f"{0:>6} " if row == 1 else " " * 7
+        name = f"{top:>6} " if row == HEIGHT else f"{0:>6} " if row == 1 else " " * 7
         lines.append(f"{dim}{name}{plain}{green}{cells.rstrip()}{plain}")
     marks = [" "] * columns
     for at, kind, *_ in o.struck:

@@ -125,7 +125,7 @@ class SimSwarm:
     def read(self, change: str) -> Rules:
         """A change as peers read it. Raises Refused for what the owner has not signed."""
         if not change:
-            return Rules(self.manifest.divide, self.setup.outer)
+            return Rules(self.manifest.averaging.peers, self.setup.outer)
         if change not in self.changes:
             raise Refused("not a change that the owner signed for this run", "")
         return self.changes[change]

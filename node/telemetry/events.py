@@ -202,11 +202,11 @@ class Journal:
 
 
 class JournalHandler(logging.Handler):
-    """Leads the log lines of libraries into a journal: component is the logger's first name, kind
-    "log"."""
+    """Leads the warnings of libraries, and what is worse, into a journal: component is the logger's
+    first name, kind "log"."""
 
-    def __init__(self, journal: Journal, level: int = logging.WARNING) -> None:
-        super().__init__(level)
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logging.WARNING)
         self._journal = journal
         self._inside = threading.local()
 

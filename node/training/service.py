@@ -11,9 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
@@ -63,7 +60,7 @@ from node.training.protocol.votes import (
 from node.training.protocol.ways import whom_to_measure
 from node.training.stage_runtime import StageRuntime
 from node.training.state.ledger import VoteLedger
-from node.transport.port import TransportPort, answers
+from node.transport.port import TransportPort, answers, blamed
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
@@ -618,13 +615,9 @@ class Training(rpc.TrainingServicer):
     async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
         """What this peer remembers of a version."""
         peer = self.transport.caller(context)
-        try:
+        async with blamed(self.transport, peer, context):
             remembered = self.member.remembers(notes.parse_version(request.version))
             return self.past.reply(*remembered, self.trust.certificate)
-        except WireError as e:
-            self.transport.fault(peer, str(e), 1.0)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
-            raise
 
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
         """The leader has found members dead; a reason when ``peer`` does not lead here."""
@@ -690,7 +683,7 @@ class Training(rpc.TrainingServicer):
                 return
             await asyncio.sleep(TICK_S)
 
-    def accuse(self, peer: PeerId, reason: str) -> None:
+    def accuse(self, peer: PeerId) -> None:
         """An engine could not get an answer from ``peer``: let the leader find out whether it is
         dead."""
         plan, now = self.member.plan, self.clock.now()
@@ -704,11 +697,7 @@ class Training(rpc.TrainingServicer):
         self.tasks.spawn(
             self._tell_leader(
                 plan,
-                pb.Note(
-                    epoch=plan.epoch,
-                    term=plan.term,
-                    fault=pb.FaultNote(about=peer, reason=reason[:200]),
-                ),
+                pb.Note(epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer)),
             ),
             "accuse",
         )
@@ -801,7 +790,7 @@ class Training(rpc.TrainingServicer):
                 )
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
-                    self.accuse(peer, "its fresh parts did not come")
+                    self.accuse(peer)
                 self.tasks.spawn(
                     self._tell_leader(plan, notes.incomplete_note(action)), "incomplete"
                 )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from node.core.errors import PeerFault
+from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.patience import Patience
 
@@ -156,6 +156,18 @@ async def answers(peer: PeerId, timeout: float) -> AsyncIterator[None]:
         raise PeerFault(peer, "no answer in time") from e
     except grpc.aio.AioRpcError as e:
         raise translate(peer, e) from e
+
+
+@asynccontextmanager
+async def blamed(transport: TransportPort, peer: PeerId, context: Any) -> AsyncIterator[None]:
+    """Around a servicer's reading of what ``peer`` sent: a WireError counts as its fault, and ends
+    the call with INVALID_ARGUMENT."""
+    try:
+        yield
+    except WireError as e:
+        transport.fault(peer, str(e), 1.0)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, printable(str(e)))
+        raise
 
 
 def translate(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFault:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
+from node.averaging.exchange.ledger import FreshPart
 from node.averaging.exchange.request import RoundOutcome, RoundRequest, WeightCaps
 from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
@@ -107,6 +108,11 @@ class Cell:
 
     async def run(self, request: RoundRequest, peer: PeerId) -> RoundOutcome:
         return await self.rounds[peer].run_round(request, self.step_of(peer))
+
+    def made(self, peer: PeerId, outcome: RoundOutcome) -> dict[str, FreshPart]:
+        """How each part of its outcome was made."""
+        held = self.rounds[peer]._owner.held(7)
+        return {name: held[name] for name in outcome.fresh}
 
     async def run_all(self, requests: Mapping[PeerId, RoundRequest]) -> dict[PeerId, RoundOutcome]:
         outcomes = await asyncio.gather(

@@ -80,9 +80,9 @@ def agree(bits, outcomes):
     return first.fresh
 
 
-def tokens(outcome):
+def tokens(lair, peer, outcome):
     """Behind the parts."""
-    return {part.tokens for part in outcome.parts.values()}
+    return {part.tokens for part in lair.cell.made(peer, outcome).values()}
 
 
 async def test_a_loud_one_is_left_out_and_counted_but_gets_the_parts(lair, bits, grads):
@@ -92,7 +92,10 @@ async def test_a_loud_one_is_left_out_and_counted_but_gets_the_parts(lair, bits,
     for owner, answer in answers.items():
         assert set(outcomes[owner].quarantined) == {lair.liar}
         assert outcomes[owner].contributors == set(lair.honest)
-        assert (tokens(outcomes[owner]), lair.counted(owner)) == ({60}, [(lair.liar, WEIGHT)])
+        assert (tokens(lair, owner, outcomes[owner]), lair.counted(owner)) == (
+            {60},
+            [(lair.liar, WEIGHT)],
+        )
         assert bits(
             {n: h.tensor for n, h in answer.parts.items()}, {n: fresh[n] for n in answer.parts}
         )
@@ -116,7 +119,7 @@ async def test_a_repair_counts_the_same_offence_once(lair, bits, grads):
 async def test_more_tokens_than_it_was_given_weigh_what_it_was_given(lair, bits, grads):
     outcomes, _ = await lair.round({"gradients": times(grads(lair.liar), 2.5), "tokens": 100})
     fresh = agree(bits, outcomes)
-    assert all(tokens(o) == {100} for o in outcomes.values())
+    assert all(tokens(lair, p, o) == {100} for p, o in outcomes.items())
     expected = lair.cell.expected(lair.cell.peers)
     assert all(torch.allclose(fresh[n], expected[n], atol=1e-5) for n in expected)
 

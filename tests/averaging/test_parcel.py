@@ -96,12 +96,11 @@ async def test_members_and_owners_end_with_equal_bits_in_every_format(cell_of, g
         exact = (sent[0] + sent[1] + sent[2]) / total
         expected = settle(exact, down)[1]
         assert all(torch.equal(o.fresh[name], expected) for o in outcomes)
-    assert all(o.parts[n].owner == q for o in outcomes for n, q in cell.owners().items())
-    assert all(
-        o.parts[n].contributors == tuple(cell.peers) and o.parts[n].tokens == total
-        for o in outcomes
-        for n in o.fresh
-    )
+    for peer, outcome in zip(requests, outcomes, strict=True):
+        made = cell.made(peer, outcome)
+        assert {n: part.source for n, part in made.items()} == cell.owners()
+        assert all(part.contributors == tuple(cell.peers) for part in made.values())
+        assert all(part.tokens == total for part in made.values())
 
 
 async def test_a_survivor_serves_the_dead_owners_bytes(cell_of, bits):

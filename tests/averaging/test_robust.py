@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lab.slow import TWINS, flat, length
+from benchmarks.lab.slow import TWINS, flat, length, means_of
 from node.averaging.coding.codecs import Coded
 from node.averaging.reducers import robust
 from node.averaging.reducers.network import merge_exchange, selection
@@ -97,7 +97,7 @@ def test_the_fast_one_gives_what_the_slow_one_gives(name, count):
     loud = [contribution(i, scale=20.0 if i == 1 else 1.0) for i in range(count)]
     g = gathered(loud, claims)
     torch.testing.assert_close(
-        flat(made_by(name, g).means, 1), TWINS[name](rows(g), claims), rtol=1e-4, atol=1e-5
+        flat(means_of(made_by(name, g)), 1), TWINS[name](rows(g), claims), rtol=1e-4, atol=1e-5
     )
 
 
@@ -108,18 +108,20 @@ def test_centered_clip_starts_where_the_epoch_before_ended():
     second = gathered(loud, epoch=8)
     before = reducer.reduce(gathered([contribution(i) for i in range(5)], epoch=7))
     reducer.remember(before)
-    before.means[0].fill_(1e9)  # what the optimizer does with it is its own affair
+    means_of(before)[0].fill_(1e9)  # what the optimizer does with it is its own affair
     center = twin(rows(gathered([contribution(i) for i in range(5)])), [4] * 5, iterations=1)
     alone = twin(rows(second), [4] * 5, iterations=1)
-    got = flat(reducer.reduce(second).means, 1)
+    got = flat(means_of(reducer.reduce(second)), 1)
     torch.testing.assert_close(
         got, twin(rows(second), [4] * 5, iterations=1, center=center), rtol=1e-4, atol=1e-5
     )
     assert not torch.allclose(got, alone, rtol=1e-3, atol=1e-3)
-    skipped = flat(reducer.reduce(gathered(loud, epoch=9)).means, 1)
+    skipped = flat(means_of(reducer.reduce(gathered(loud, epoch=9))), 1)
     torch.testing.assert_close(skipped, alone, rtol=1e-4, atol=1e-5)
     reducer.void(7)
-    torch.testing.assert_close(flat(reducer.reduce(second).means, 1), alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        flat(means_of(reducer.reduce(second)), 1), alone, rtol=1e-4, atol=1e-5
+    )
 
 
 # Promises
@@ -135,7 +137,7 @@ def test_the_order_of_arrival_changes_no_bit(name, count, random):
         0, NAMES, {p: g.claims[p] for p in peers}, {p: g.gradients[p] for p in reversed(peers)}
     )
     a, b = made_by(name, g), made_by(name, shuffled)
-    assert all(torch.equal(x, y) for x, y in zip(a.means, b.means, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(means_of(a), means_of(b), strict=True))
     assert a.contributors == b.contributors == tuple(sorted(peers))
 
 
@@ -143,8 +145,10 @@ def test_the_order_of_arrival_changes_no_bit(name, count, random):
 @given(st.sampled_from(ALL), st.integers(3, 9), st.integers(-30, 30))
 def test_all_things_scale_together(name, count, power):
     given_ = [contribution(i) for i in range(count)]
-    plain = flat(made_by(name, gathered(given_)).means, 1)
-    scaled = flat(made_by(name, gathered([[t * 2.0**power for t in g] for g in given_])).means, 1)
+    plain = flat(means_of(made_by(name, gathered(given_))), 1)
+    scaled = flat(
+        means_of(made_by(name, gathered([[t * 2.0**power for t in g] for g in given_]))), 1
+    )
     torch.testing.assert_close(scaled, plain * 2.0**power, rtol=1e-4, atol=1e-6 * 2.0**power)
 
 
@@ -153,7 +157,7 @@ def test_all_things_scale_together(name, count, power):
 def test_equal_inputs_come_out_as_they_are(name, count):
     g = gathered([contribution(5)] * count, [1 + 3 * i for i in range(count)])
     torch.testing.assert_close(
-        flat(made_by(name, g).means, 1), flat(contribution(5), 1), rtol=1e-5, atol=1e-6
+        flat(means_of(made_by(name, g)), 1), flat(contribution(5), 1), rtol=1e-5, atol=1e-6
     )
 
 
@@ -174,7 +178,7 @@ def test_a_minority_cannot_leave_the_range_of_the_others(name, count, data):
     liars = (count - 1) // 2 if name == "median" else robust.trimmed(count, 0.25)
     lies = [[torch.full(s, data.draw(HUGE)) for s in SHAPES] for _ in range(liars)]
     honest = [contribution(i) for i in range(count - liars)]
-    got = flat(made_by(name, gathered(lies + honest)).means, 1)
+    got = flat(means_of(made_by(name, gathered(lies + honest))), 1)
     truth = torch.stack([flat(g, 1) for g in honest])
     slack = 1e-5 * truth.abs().max()
     assert bool(((got >= truth.min(0).values - slack) & (got <= truth.max(0).values + slack)).all())
@@ -191,7 +195,9 @@ def test_a_minority_moves_a_clipped_mean_at_most_by_the_radius(name, count, lie,
     liars = (count - 1) // 2
     honest = [contribution(i) for i in range(count - liars)]
     lies = [[t * lie for t in contribution(99)] for _ in range(liars)]
-    got = length(flat(made_by(name, gathered(lies + honest), clip_iterations=iterations).means, 1))
+    got = length(
+        flat(means_of(made_by(name, gathered(lies + honest), clip_iterations=iterations)), 1)
+    )
     # The median of the distances is an honest one; each iteration moves by at most the radius, and
     # so does all of it.
     reach = sum(3.0**i for i in range(iterations if name == "centered-clip" else 1))
@@ -202,11 +208,12 @@ def test_one_liar_of_nine_moves_a_centered_clip_hardly_at_all():
     honest = [[t + 1 for t in contribution(i, 0.1)] for i in range(8)]
     truth = torch.stack([flat(g, 1) for g in honest]).mean(0)
     got = flat(
-        made_by("centered-clip", gathered([*honest, [t * -1e6 for t in honest[0]]])).means, 1
+        means_of(made_by("centered-clip", gathered([*honest, [t * -1e6 for t in honest[0]]]))), 1
     )
     assert length(got - truth) < 0.5 * length(truth)
     assert length(
-        flat(made_by("mean", gathered([*honest, [t * -1e6 for t in honest[0]]])).means, 1) - truth
+        flat(means_of(made_by("mean", gathered([*honest, [t * -1e6 for t in honest[0]]]))), 1)
+        - truth
     ) > 1e4 * length(truth)
 
 
@@ -217,7 +224,7 @@ def test_fewer_than_three_are_averaged_with_a_report(name, count):
     got, expected = made_by(name, g), made_by("mean", g)
     assert got.fell_back
     assert not expected.fell_back
-    assert all(torch.equal(a, b) for a, b in zip(got.means, expected.means, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(means_of(got), means_of(expected), strict=True))
     assert not made_by(name, gathered([contribution(i) for i in range(3)])).fell_back
 
 
@@ -230,11 +237,13 @@ def test_how_many_are_trimmed():
 def test_nothing_overflows_below_the_largest_norm_there_may_be():
     for name in ROBUST:
         g = gathered([contribution(i, 1e16) for i in range(5)])
-        assert all(bool(torch.isfinite(t).all()) for t in made_by(name, g).means)
+        assert all(bool(torch.isfinite(t).all()) for t in means_of(made_by(name, g)))
         assert math.isfinite(
             length(
-                flat(made_by(name, gathered([contribution(i, 1e-20) for i in range(5)])).means, 1)
+                flat(
+                    means_of(made_by(name, gathered([contribution(i, 1e-20) for i in range(5)]))), 1
+                )
             )
         )
     zero = gathered([[torch.zeros(s) for s in SHAPES]] * 4)
-    assert all(not flat(made_by(name, zero).means, 1).any() for name in ALL)
+    assert all(not flat(means_of(made_by(name, zero)), 1).any() for name in ALL)

@@ -20,7 +20,7 @@ async def test_everybody_holds_the_same_weighted_mean_step(cell_of, bits, count)
         assert not outcome.failed
         assert outcome.contributors == set(cell.peers)
         total = sum(map(cell.tokens, cell.peers))
-        assert all(part.tokens == total for part in outcome.parts.values())
+        assert all(part.tokens == total for part in cell.made(peer, outcome).values())
         stepped = {n for names in cell.steps[peer] for n in names}
         assert stepped == {n for n, o in cell.owners().items() if o == peer}
     assert all(len(steps) <= 1 for steps in cell.steps.values())
@@ -104,8 +104,8 @@ async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bit
     requests = {p: cell.repair(p, [p0, p2, late], alone, **again) for p in (p0, p2)}
     requests[late] = cell.repair(late, [p0, p2, late], alone, gradients=None, tokens=0, **again)
     outcomes = await cell.run_all(requests)
-    for outcome in outcomes.values():
-        for name, part in outcome.parts.items():
+    for peer, outcome in outcomes.items():
+        for name, part in cell.made(peer, outcome).items():
             by = (p0, p2) if name in p1_owns else (p0, p1, p2)
             assert (part.contributors, part.tokens) == (by, sum(map(cell.tokens, by)))
             assert bits({name: outcome.fresh[name]}, cell.expected(list(by), [name]))

@@ -49,6 +49,7 @@ def test_only_as_many_addresses_travel_as_fit(body) -> None:
         {"tokens_per_s": float("inf")},
         {"tokens_per_s": float("nan")},
         {"speed": -1},
+        {"speed": float("inf")},
         {"speed": 10**400},
         {"speed": "1"},
         {"started": 1e16},

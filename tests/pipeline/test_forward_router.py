@@ -208,7 +208,10 @@ async def test_the_loss_without_stages_is_that_without_their_layers(make_swarm, 
 
     async def measured(*asked: int, share: float = 0.0) -> list[tuple]:
         found = [f async for f in evaluate(pipeline, text, through, asked, share, 8, 3)]
-        return [(f.asked, f.dead, pytest.approx(f.loss, abs=5e-6)) for f in found]
+        return [
+            (tuple(f.missing.asked), tuple(f.missing.dead), pytest.approx(f.loss, abs=5e-6))
+            for f in found
+        ]
 
     assert await measured() == [((), (), text.loss(swarm, 1, 2, 3))]
     assert await measured(1, 3) == [((1, 3), (), text.loss(swarm, 2))]

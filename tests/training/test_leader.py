@@ -19,7 +19,7 @@ from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_C
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import PlanContext
-from node.training.protocol.rules import Rules
+from node.training.protocol.rules import Rules, mark
 from tests.training.run_facts import facts
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
@@ -527,6 +527,20 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
     tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
     for plan in (again, the_plan(other.handle(ev.ClockTick(), 2.0))):
         assert (plan.base, plan.change) == (first.base, "signed")
+
+
+def test_whom_a_recalled_change_revokes_votes_no_more() -> None:
+    rules = Rules(revision=1, change="signed", revoked=frozenset({mark(S2)}))
+    past = PlanContext((SampleClass(0, 0, 40),), {}, 0, change="signed")
+    leader, plan = begun(
+        [heard(p, A, 500) for p in (E, S1, S2)],
+        read=lambda change: rules if change else Rules(),
+        recall=lambda version: past,
+    )
+    assert (plan.change, set(plan.electorate.voters)) == ("signed", {E, S1, S2})
+    leader.handle(ev.Unreachable(S2), 3.0)
+    again = next_plan(tell(leader, [heard(T2, A, 500)], 4.0))
+    assert (again.base, set(again.electorate.voters)) == (A, {E, S1})
 
 
 def test_a_change_reported_by_a_stranger_is_verified() -> None:

@@ -234,6 +234,10 @@ def test_a_token_speaks_for_its_peer_only_after_it_was_accepted():
     assert tokens.issue(A).hex() == token
     assert tokens.owner(token[:-2]) is None
     assert tokens.owner("ü") is None
+    another = Tokens()
+    another.issue(A)
+    another.accept(A)
+    assert another.owner(token) is None, "another node gave it another token"
     tokens.revoke(A)
     assert tokens.owner(token) is None
     for i in range(PEERS_KEPT + 1):

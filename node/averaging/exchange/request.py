@@ -83,16 +83,6 @@ class RoundRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PartOrigin:
-    """How one fresh part was made: at which owner, over how many tokens, from whose
-    contributions."""
-
-    owner: PeerId
-    tokens: int
-    contributors: tuple[PeerId, ...]
-
-
 @dataclass(frozen=True)
 class RoundOutcome:
     """What one attempt brought.
@@ -104,7 +94,7 @@ class RoundOutcome:
     own step failed). ``refused``: whose contributions were refused here for their values, and why;
     this peer's own is found out before it is sent. ``quarantined``: whose were left out here
     because they were far larger than the others'. ``contributors``: behind the parts' means, all of
-    them. ``parts``: how each fresh part was made. ``nbytes``: tensor bytes sent and received.
+    them. ``nbytes``: tensor bytes sent and received.
     """
 
     fresh: dict[str, torch.Tensor]
@@ -115,4 +105,3 @@ class RoundOutcome:
     missing: tuple[str, ...] = ()
     refused: dict[PeerId, str] = field(default_factory=dict)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
-    parts: dict[str, PartOrigin] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from node.averaging.exchange.member import (
     Unwelcome,
 )
 from node.averaging.exchange.owner import ExchangeServer
-from node.averaging.exchange.request import PartOrigin, RoundOutcome, RoundRequest, Step
+from node.averaging.exchange.request import RoundOutcome, RoundRequest, Step
 from node.averaging.reducers.reduce import norms_of, unfit
 from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
@@ -239,9 +239,6 @@ class CellRound:
             missing=tuple(sorted(request.owners.keys() - parts.keys())),
             refused=dict(attempt.refused),
             quarantined=self._owner.quarantined(request.round.epoch),
-            parts={
-                name: PartOrigin(h.source, h.tokens, h.contributors) for name, h in parts.items()
-            },
         )
 
     def _say(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:

@@ -53,11 +53,6 @@ class Reduced:
     typical: Size
     center: list[torch.Tensor] | None = None
 
-    @property
-    def means(self) -> list[torch.Tensor]:
-        """The numbers [shape] fp32, in memory."""
-        return [each.whole() for each in self.numbers]
-
 
 class Reducer:
     """Reduces by the manifest. :meth:`reduce` changes nothing, so it may run on any thread and be

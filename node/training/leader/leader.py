@@ -108,9 +108,9 @@ class Leader:
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
         self.deadlines = Deadlines(facts)
-        self._rules = rules or make.read("")
-        self.planning = Planning(me, facts, self.routing, self.deadlines, self._rules, cell)
-        self.windows = Windows(self._rules.outer)
+        known_rules = rules or make.read("")
+        self.planning = Planning(me, facts, self.routing, self.deadlines, known_rules, cell)
+        self.windows = Windows(known_rules.outer)
         self._voting = Voting(me)
         self._heard_from = 0.0
         """When a round was last done again without the dead: they may have done it with others, on
@@ -181,7 +181,7 @@ class Leader:
                     if current
                     else []
                 )
-            case ev.Accused(about, by, _):
+            case ev.Accused(about, by):
                 known = self.roster.candidates
                 return (
                     [ev.ProbePeer(about)]
@@ -200,7 +200,7 @@ class Leader:
                 self._balance.refused(peer, now)
             case ev.Changed(rules):
                 self.planning.learns(rules)
-                return self._revoke(rules, now)
+                return self._revoke(now)
             case ev.Grouped():
                 self.windows.grouped(event)
             case ev.Searched(job, routes, makespan):
@@ -212,10 +212,10 @@ class Leader:
 
     # ----------------------------------------------------------- who is there
 
-    def _revoke(self, rules: Rules, now: float) -> list[Any]:
+    def _revoke(self, now: float) -> list[Any]:
         """Whom the owner has put out is gone, and votes no more."""
-        self._rules, done = rules, list[Any]()
-        for peer in [p for p in self.roster.candidates if rules.revokes(p)]:
+        done: list[Any] = []
+        for peer in [p for p in self.roster.candidates if self.planning.rules.revokes(p)]:
             done += self._gone(peer, now, "is revoked by the owner of the run")
         return done
 
@@ -476,7 +476,7 @@ class Leader:
         self._left |= {p for p, c in here.items() if c.leaving}
         self._left -= there
         left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
-        left = self._left | {p for p in left if self._rules.revokes(p)}
+        left = self._left | {p for p in left if self.planning.rules.revokes(p)}
         votes = self._voting.electorate(h, current, left)
         epoch_s = sum(h.forecast) if h is not None else 0.0
         return self._voting.lacks(votes, there, now, epoch_s)

@@ -46,20 +46,14 @@ class Planning:
         rules: Rules,
         cell: CellId = NO_CELL,
     ) -> None:
-        self._me, self._facts, self._routing, self._deadlines, self._rules = (
-            me,
-            facts,
-            routing,
-            deadlines,
-            rules,
-        )
-        self._cell = cell
+        self._me, self._facts, self._routing, self._deadlines = me, facts, routing, deadlines
+        self.rules, self._cell = rules, cell
         self._left_out: tuple[int, ...] = ()
         self._departed: dict[PeerId, float] = {}
 
     def learns(self, rules: Rules) -> None:
         """The owner has changed how cells average; of two changes the higher revision counts."""
-        self._rules = max(self._rules, rules, key=lambda r: r.revision)
+        self.rules = max(self.rules, rules, key=lambda r: r.revision)
 
     def departed(self, peer: PeerId, now: float) -> None:
         """A peer has left, and for a while still gives what it held."""
@@ -148,9 +142,9 @@ class Planning:
             before = self._facts.make.read(past.change)
         except Refused:
             before = self._facts.make.read("")
-        if before.revision >= self._rules.revision:
-            self._rules = before
-        return self._rules
+        if before.revision >= self.rules.revision:
+            self.rules = before
+        return self.rules
 
     def _draft(self, roster: Roster, base: Version, past: PlanContext) -> Draft:
         """Raises OutOfResources when the members' memory does not hold the optimizer's state."""

@@ -132,7 +132,6 @@ class Accused:
 
     about: PeerId
     by: PeerId
-    reason: str
 
 
 @dataclass(frozen=True)

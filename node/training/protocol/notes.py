@@ -394,7 +394,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             i = note.incomplete
             return ev.Incomplete(peer, i.plan_hash, i.attempt, _few(i.holds), _peers(i.failed))
         case "fault":
-            return ev.Accused(PeerId(note.fault.about), peer, note.fault.reason[:200])
+            return ev.Accused(PeerId(note.fault.about), peer)
     return None
 
 

@@ -22,12 +22,11 @@ ACCUSING = (Trouble.FAILED.value,)
 
 
 class PipelineMeter:
-    """The pipeline's telemetry port. ``accuse(peer, reason)`` is told of peers that did not
-    answer."""
+    """The pipeline's telemetry port. ``accuse(peer)`` is told of peers that did not answer."""
 
     def __init__(self, journal: Journal, metrics: Metrics, clock: Clock | None = None) -> None:
         self._journal, self._metrics, self._clock = journal, metrics, clock or SystemClock()
-        self.accuse: Callable[[PeerId, str], None] = lambda peer, reason: None
+        self.accuse: Callable[[PeerId], None] = lambda peer: None
         self.timer: Callable[[], float] = time.perf_counter
         """Seconds of the clock by which work on the device is timed."""
         self.compute_s = 0.0
@@ -89,4 +88,4 @@ class PipelineMeter:
         """One fact; a hop that died is also an accusation."""
         self._journal.emit("pipeline", kind, text, level, **fields)
         if kind == "hop-turned" and fields.get("trouble") in ACCUSING and "peer" in fields:
-            self.accuse(PeerId(str(fields["peer"])), text)
+            self.accuse(PeerId(str(fields["peer"])))
