@@ -5,6 +5,7 @@ import torch
 
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.optim import state_replica
 from node.optim.state_replica import Spares, VersionTrail, buddy, wards
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -79,8 +80,11 @@ def test_copies_of_one_version_are_shown_together() -> None:
         (Version(2, OTHER), True),  # too long ago to be remembered
     ],
 )
-def test_a_trail_knows_what_led_here(version: Version, led: bool) -> None:
-    trail = VersionTrail(length=3)
+def test_a_trail_knows_what_led_here(
+    version: Version, led: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_replica, "TRAIL", 3)
+    trail = VersionTrail()
     for epoch in range(1, 6):
         trail.stand(Version(epoch, LINE))
     assert trail.leads_from(version) is led
