@@ -19,6 +19,13 @@ def mismatches(transport) -> list:
     return [e for e in transport._journal.recent() if e.kind == "protocol-mismatch"]
 
 
+async def has_met(transport, other) -> None:
+    """``transport`` was called by ``other``; it notes so only after its answer was sent."""
+    async with asyncio.timeout(10):
+        while other.peer_id not in transport._met:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def of_today(transport) -> None:
     """Make it speak as software that knows no windows: one version in its Hello, none elsewhere,
     and no other version understood."""
@@ -48,9 +55,7 @@ async def test_two_peers_speak_the_newest_that_both_do(swarm, here, there, agree
     b = await swarm(protocols=Protocols(*there))
     introduce(a, b)
     await a.channel(b.peer_id)
-    async with asyncio.timeout(10):
-        while a.peer_id not in b._met:  # noqa: ASYNC110 - noted only after the answer was sent
-            await asyncio.sleep(0.01)
+    await has_met(b, a)
     assert (a._met[b.peer_id].protocol, b._met[a.peer_id].protocol) == (agreed, agreed)
     assert mismatches(a) == mismatches(b) == []
 
@@ -109,6 +114,7 @@ async def test_a_peer_that_was_updated_is_met_at_once(swarm):
     b._handshake._facts = lambda: facts
     b._incompatible.clear()  # it is a new process
     await b.channel(a.peer_id)
+    await has_met(a, b)
     await a.channel(b.peer_id)
     assert a._met[b.peer_id].protocol == 2
 
