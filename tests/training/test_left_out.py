@@ -8,6 +8,7 @@ from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import MISSED_S
+from node.training.leader.voting import ALONE_S
 from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
 from node.training.protocol.facts import RunFacts
@@ -165,6 +166,23 @@ def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
         assert visited(following) == {1, 3}
         assert following.member(fresh.peer) is None
         plan = following
+
+
+def test_voters_whose_stage_is_left_out_do_not_count_as_here() -> None:
+    """They could not follow the plan, so each would be given up at once, and planned again."""
+    lost = [PeerId(f"stage2{c}") for c in "abcd"]
+    leader = led(skipping(), [heard(p) for p in (E, S1, *lost, S3)])
+    first = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    plan = next_plan(commits(leader, first, 3.0))
+    assert len(plan.electorate.voters) == 7
+    for p in lost:
+        leader.handle(ev.Unreachable(p), 5.0)
+    tell(leader, [heard(p) for p in lost], 6.0)  # again, from disks that have nothing
+    assert waits(leader, 20.0) == "more than half of the voters (3 of 7 are here)"
+    alone = next_plan(leader.handle(ev.ClockTick(), 21.0 + ALONE_S))
+    assert visited(alone) == {1, 3}
+    assert alone.electorate.orphan
+    assert alone.electorate.voters == (E, S1, S3), "who can follow it"
 
 
 def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:

@@ -72,3 +72,20 @@ def test_an_undone_version_is_no_start_and_no_richer_side() -> None:
     assert r.undone == {made, again}
     r.undo(Version(4, "a" * 32))
     assert len(r.undone) == 1, "those of older epochs are forgotten"
+
+
+def test_an_orphan_side_does_not_go_back_to_the_beginning() -> None:
+    """Peers that have just come stand where every run begins, which nobody has voted for."""
+    far = [
+        ev.Heartbeat(p, s, Version(9, "a" * 32), "d", 1.0, tokens=90, orphan=True)
+        for s, p in enumerate("ABC")
+    ]
+    fresh = [ev.Heartbeat(PeerId(p), s, Version(0), "d", 1.0) for s, p in enumerate("DEF")]
+    r = roster(*far, *fresh)
+    assert r.startable()[0] == Version(9, "a" * 32)
+    assert r.richer(90, Version(9, "a" * 32)) == []
+    voted = [
+        ev.Heartbeat(PeerId(p), s, Version(4, "b" * 32), "d", 1.0, tokens=40)
+        for s, p in enumerate("GHI")
+    ]
+    assert roster(*far, *fresh, *voted).startable()[0] == Version(4, "b" * 32)

@@ -460,21 +460,19 @@ class Leader:
         self.after = h.hash if h is not None else ""
         if h is not None and h.last:
             return h.electorate
-        current = [
+        bare = self.roster.bare(base)  # whose peers a plan leaves out, so they could not follow it
+        members = [
             p
-            for of in self.roster.replicas().values()
-            for p in of
-            if self.roster.can_start(p, base) and p not in self._void
+            for stage, peers in self.roster.replicas().items()
+            for p in peers
+            if stage not in bare and p not in self._void
         ]
+        current = [p for p in members if self.roster.can_start(p, base)]
         there = {
-            p
-            for p, c in here.items()
-            if (p == self.me or self.roster.heard.get(p, now) >= self._heard_from)
-            and not c.leaving
-            and p not in self._void
+            p for p in members if p == self.me or self.roster.heard.get(p, now) >= self._heard_from
         }
-        self._left |= {p for p, c in here.items() if c.leaving}
-        self._left -= there
+        for p, c in here.items():
+            (self._left.add if c.leaving else self._left.discard)(p)
         left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
         left = self._left | {p for p in left if self.planning.rules.revokes(p)}
         votes = self._voting.electorate(h, current, left)

@@ -264,7 +264,7 @@ class Roster:
         return [
             p
             for p, c in others
-            if (not c.orphan, c.tokens) > (bool(self.certain(best)), tokens)
+            if (_certain(c), c.tokens) > (bool(self.certain(best)), tokens)
             and not {best, *self.undone, *self.unproven} & {c.at, *c.reachable}
         ]
 
@@ -272,7 +272,7 @@ class Roster:
         """Whether a version is of a lineage that always had a majority of its voters, which goes on
         before all others, however many tokens these have counted: what most say who stand at it;
         None when nobody does."""
-        said = {p: not c.orphan for p, c in self.candidates.items() if c.at == version}
+        said = {p: _certain(c) for p, c in self.candidates.items() if c.at == version}
         return majority(said) if said else None
 
     def tokens_of(self, version: Version) -> int:
@@ -401,6 +401,12 @@ class Roster:
     @staticmethod
     def _present(stages: Mapping[int, Sequence[PeerId]]) -> list[PeerId]:
         return [p for peers in stages.values() for p in peers]
+
+
+def _certain(c: ev.Heartbeat) -> bool:
+    """Whether a peer says that its lineage always had a majority. What a run begins with was made
+    by no vote, so nothing is given up for it."""
+    return not c.orphan and c.at.epoch > 0
 
 
 def majority(said: Mapping[PeerId, H]) -> H:
