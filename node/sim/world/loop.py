@@ -89,13 +89,16 @@ class VirtualTime:
     def close(self) -> None:
         """Nothing of it goes on: what its coroutines hold is given back."""
         for loop in self.loops:
-            for task in loop.living():
-                coro: Any = task.get_coro()
-                events._set_running_loop(loop)
-                for _ in range(2):  # the first time, some want to wait for others to end
-                    with suppress(RuntimeError):
-                        coro.close()
-                events._set_running_loop(None)
+            events._set_running_loop(loop)
+            ended: set[asyncio.Task[Any]] = set()
+            while left := loop.living() - ended:  # some begin others as they end
+                for task in left:
+                    coro: Any = task.get_coro()
+                    for _ in range(2):  # the first time, some want to wait for others to end
+                        with suppress(RuntimeError):
+                            coro.close()
+                ended |= left
+            events._set_running_loop(None)
         self.loops.clear()
 
     def soon(self, handle: TimerHandle) -> None:
