@@ -47,7 +47,7 @@ def test_where_there_is_one_key_everybody_looks_under_it(s, count, window, most)
     assert keys_of(s, cell_id(0, 1), cells(count), window) == ((EVERYBODY,), most)
 
 
-def test_pairs_of_many_are_drawn_anew_among_fewer_than_a_key_takes_writers() -> None:
+def test_pairs_of_many_are_drawn_anew_in_every_window() -> None:
     gossip = OuterSettings("gossip", window_s=60.0)
     mates = defaultdict[CellId, set[CellId]](set)
     for window in range(4):
@@ -64,7 +64,7 @@ def test_pairs_of_many_are_drawn_anew_among_fewer_than_a_key_takes_writers() -> 
     ("grid", "count"),
     [((8, 8), 64), ((8, 8), 49), ((8, 8, 8), 100), ((32, 32), 300), ((4, 4), 36)],
 )
-def test_in_as_many_windows_as_axes_a_full_grid_has_averaged_exactly(grid, count: int) -> None:
+def test_a_full_grid_averages_exactly_in_a_window_per_axis(grid, count: int) -> None:
     s = OuterSettings("moshpit", grid=grid, window_s=60.0)
     axes = {key.partition("-")[0] for window in range(9) for key in groups(s, count, window)}
     value = {cell: float(n) for n, cell in enumerate(cells(count))}
@@ -96,7 +96,7 @@ def test_the_directory_takes_every_key(grid) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_machines_form_the_lines_of_the_grid_however_slow_the_directory(seed: int) -> None:
+def test_a_slow_directory_still_forms_the_lines_of_the_grid(seed: int) -> None:
     looking = {c: keys_of(GRID, c, cells(64), seed) for c in cells(64)}
     found = Window(looking, seed, random.Random(seed)).run()
     assert len(found) == 64

@@ -30,7 +30,7 @@ def test_no_unit_is_made_or_lost(seed: int) -> None:
     assert play.moved > 0
 
 
-def test_what_the_dead_held_and_what_was_granted_to_them_is_known_by_name() -> None:
+def test_what_the_dead_held_is_known_by_name() -> None:
     play = Play(replace(ROUGH, cells=8, windows=30, cell_dies=0.05, divides=0.0), 3, exact)
     play.run()
     dead = {name: play.books[name].held for name in play.dead}
@@ -57,7 +57,7 @@ def test_cells_agree_on_the_mean() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cells_that_return_to_older_books_are_told_what_they_forgot(seed: int) -> None:
+def test_cells_with_older_books_are_told_what_they_forgot(seed: int) -> None:
     went = replace(ROUGH, windows=30, returns=0.1, cell_dies=0.0, divides=0.0)
     play = Play(went, seed)
     play.run()
@@ -116,7 +116,7 @@ def told(p: PushSum, *script: tuple) -> PushSum:
     return p
 
 
-def test_a_taker_is_answered_once_its_grant_is_in_a_committed_plan() -> None:
+def test_a_taker_is_answered_once_its_grant_is_committed() -> None:
     p = told(
         leader(),
         (30.0, begins(3, takers=(B,)), []),
@@ -136,7 +136,7 @@ def test_a_taker_is_answered_once_its_grant_is_in_a_committed_plan() -> None:
     )
 
 
-def test_who_is_no_target_gets_nothing_and_who_has_not_confirmed_no_more() -> None:
+def test_only_targets_that_confirm_are_given_more() -> None:
     told(
         leader(),
         (30.0, begins(3, takers=(B,)), []),
@@ -192,7 +192,7 @@ def test_a_window_does_not_wait_for_who_says_nothing() -> None:
     assert p.books.held == {0: 64}, "the cell has given already"
 
 
-def test_books_forget_what_both_sides_agree_on_and_keep_what_is_open() -> None:
+def test_books_keep_only_what_is_open() -> None:
     books = Books.begin(0, 64).grants(B, 3, {0: 8}).grants(C, 3, {0: 8})
     books = books.receipt(B, 4, 3, {0: 8})
     tidy = books.tidied(4 + KEEP + 1)
@@ -203,7 +203,7 @@ def test_books_forget_what_both_sides_agree_on_and_keep_what_is_open() -> None:
     assert len(tidy.given) == MOST
 
 
-def test_a_taker_that_forgot_an_account_is_not_given_the_same_again() -> None:
+def test_a_taker_that_forgot_is_not_given_the_same_again() -> None:
     """The giver has granted once more, and the two have not met since."""
     taker = Books.begin(0, 8).answered(A, 3, 3, {}).took({0: {A: 5}}).answered(A, 4, 3, {0: 5})
     later = taker.tidied(4 + 2 * KEEP + 1)

@@ -139,7 +139,7 @@ def test_a_cell_that_is_gone_is_no_longer_counted(world: World) -> None:
     assert {c: r.standing() for c, r in world.registers.items()} == standings(left)
 
 
-def test_of_a_prefix_two_cells_tell_the_counts_and_the_second_does_alone(world: World) -> None:
+def test_two_cells_of_a_prefix_tell_its_counts(world: World) -> None:
     prefix = prefix_of(cell_id(6, 0))
     mates = sorted(c for n in range(2000) if prefix_of(c := cell_id(6, n)) == prefix)[:5]
     for cell in mates:
@@ -160,7 +160,7 @@ def test_of_a_prefix_two_cells_tell_the_counts_and_the_second_does_alone(world: 
     assert {r.told[prefix] for r in world.registers.values()} == {4}
 
 
-def test_a_hundred_writers_of_one_prefix_leave_room_for_no_more_than_it_has(world: World) -> None:
+def test_a_hundred_writers_of_one_prefix_stay_in_its_room(world: World) -> None:
     topic, strangers = cells_topic(7), [world.directory(f"stranger-{n}") for n in range(100)]
     taken = [
         world.do(board.post(topic, record(cell_id(3, n)).pack(), 600.0))
@@ -171,7 +171,7 @@ def test_a_hundred_writers_of_one_prefix_leave_room_for_no_more_than_it_has(worl
     assert world.do(strangers[0].post(topic, record(cell_id(3, 0)).pack(), 600.0)), "its own place"
 
 
-def test_a_joiner_takes_the_neediest_of_the_cells_it_sees_and_reads_no_others(
+def test_a_joiner_takes_the_neediest_of_the_cells_it_sees(
     world: World,
 ) -> None:
     cells = [cell_id(4, n) for n in range(30)]
@@ -214,7 +214,7 @@ def test_a_record_of_another_prefix_is_not_taken(world: World) -> None:
     assert not world.do(CellReader(world.directory("reader")).prefix(other))
 
 
-def test_what_is_no_record_is_refused_and_what_is_no_count_is_dropped() -> None:
+def test_bad_records_are_refused_and_bad_counts_dropped() -> None:
     good = record(cell_id(0, 0), 2, 1, 3, counts=(1,) * PREFIXES)
     assert (CellRecord.parse(good.pack()), good.stages) == (good, [0, 0, 1, 2, 2, 2])
     body = json.loads(good.pack())
@@ -239,7 +239,7 @@ def test_what_is_no_record_is_refused_and_what_is_no_count_is_dropped() -> None:
     assert (counts[35], sum(counts)) == (7, 7)
 
 
-def test_of_a_thousand_cells_no_answer_is_longer_than_of_the_peers_of_one(world: World) -> None:
+def test_answers_of_a_thousand_cells_stay_short(world: World) -> None:
     near: dict[CellId, Counts] = {}
     cells = [cell_id(0, n) for n in range(1000)]
     counts = tuple(sum(prefix_of(c) == prefix for c in cells) for prefix in range(PREFIXES))

@@ -90,7 +90,7 @@ def test_hosts_are_cut_to_what_a_note_has_room_for():
     assert notes.fitted(odd) == {0: (Host(PeerId("p"), ("/ok",)),)}
 
 
-def test_an_acceptance_is_for_one_run_window_key_caller_cell_and_its_hosts():
+def test_an_acceptance_names_all_that_it_is_for():
     identity, other = Identity.ephemeral(), Identity.ephemeral()
     mine = notes.Accepting(identity, "run")
     shown = mine.accept(CellFacts(A, VERSION, HOSTS), 3, "4", B)

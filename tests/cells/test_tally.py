@@ -36,7 +36,7 @@ def test_a_window_is_by_the_wall_clock(tally: CellTally) -> None:
     assert (now.cell, now.peers, now.cells) == (CELL, 2, 2)
 
 
-def test_alone_is_who_found_nobody_in_a_window_that_was_seen_whole(tally: CellTally) -> None:
+def test_alone_means_nobody_found_in_a_whole_window(tally: CellTally) -> None:
     assert not line(tally, 665.0).alone, "window 10 had begun before"
     assert line(tally, 725.0).alone
     assert line(tally, 726.0).alone_windows == 1, "a window counts once"
@@ -56,7 +56,7 @@ def test_a_group_and_then_its_mean(tally: CellTally) -> None:
     assert line(tally, 726.0, news).averaged_windows == 1
 
 
-def test_who_is_busy_with_the_mean_of_the_window_before_was_not_alone(tally: CellTally) -> None:
+def test_who_still_makes_the_last_mean_was_not_alone(tally: CellTally) -> None:
     tally.planned(plan(11), EVERY, 690.0)
     tally.planned(plan(outer=11), EVERY, 721.0)
     assert not line(tally, 785.0).alone

@@ -48,7 +48,7 @@ def test_what_cannot_be_streamed_is_refused(tutti, home, web):
     assert not (home.parent / "swarm.toml").exists()
 
 
-def test_a_cap_that_is_too_small_is_refused_with_one_that_would_do(tutti, home, web):
+def test_too_small_a_cap_is_refused_with_one_that_would_do(tutti, home, web):
     (web.directory / "a.jsonl.zst").write_bytes(b"x" * (80 << 20))
     home.mkdir()
     (home / "config.toml").write_text(f"data_disk = {1 << 27}\n")

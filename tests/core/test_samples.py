@@ -72,7 +72,7 @@ def test_halves_that_were_taken_from_equally_far_are_joined(a, b, whole) -> None
     assert merged(a, b) == whole
 
 
-def test_classes_that_went_unequally_far_are_joined_once_the_one_behind_has_caught_up() -> None:
+def test_unequal_classes_are_joined_once_one_has_caught_up() -> None:
     sampler = Sampler(merged((SampleClass(0, 1, 40),), (SampleClass(1, 1, 3),)))
     sampler.take(30)
     assert split(sampler.cursor()) == ((SampleClass(0, 1, 52),), (SampleClass(1, 1, 51),))
@@ -167,7 +167,7 @@ class Owner:
 
 
 @given(st.integers(0, 2**32))
-def test_every_position_is_out_or_given_back_or_counted_once_and_none_is_skipped(seed: int) -> None:
+def test_every_position_is_out_given_back_or_counted_once(seed: int) -> None:
     rng = random.Random(seed)
     owners, counted = [Owner(WHOLE, set())], Counter[int]()
     for _ in range(60):

@@ -104,9 +104,7 @@ async def test_postings_are_seen_under_their_topic_alone(three, body, eventually
     assert all(entry.body == body() for entry in (await third.read()).values())
 
 
-async def test_a_newer_posting_replaces_the_older_though_it_is_shorter_lived(
-    three, eventually
-) -> None:
+async def test_a_newer_posting_that_expires_sooner_replaces_the_older(three, eventually) -> None:
     writer, reader = three.directories[:2]
     for said, life in ((b"1", 60.0), (b"2", 30.0), (b"3", 90.0)):
         assert await writer.post("outer/7/all", said, life)

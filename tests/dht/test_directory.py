@@ -326,7 +326,7 @@ async def test_looks_at_different_topics_do_not_wait_for_each_other(eventually) 
         await directory.close()
 
 
-async def test_of_topics_no_longer_asked_for_nothing_stays_beyond_its_expiry() -> None:
+async def test_nothing_stays_of_topics_no_longer_asked_for() -> None:
     clock = VirtualClock()
     directory = Directory(
         Identity.ephemeral(), DirectorySettings(), clock, RunId("ab" * 32), Journal()

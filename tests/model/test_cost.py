@@ -67,7 +67,7 @@ def test_stage_bytes_add_up_over_the_model():
         )
 
 
-def test_a_stage_takes_the_larger_of_its_micro_batches_and_its_rounds() -> None:
+def test_memory_is_the_larger_of_micro_batches_and_rounds() -> None:
     """The stash is empty in a round: what one takes is there for the other."""
     settings = ModelSettings(layers=2, d_model=64, heads=2, kv_heads=2, d_ff=256, seq_len=64)
     rounds = RoundBytes(optimizer=100, staged=50, exchange=7 << 20, step=30, shelf=20, outer=4)

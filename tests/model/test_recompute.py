@@ -42,7 +42,7 @@ def test_nothing_of_a_micro_batch_is_left_behind(mode: str) -> None:
     assert all(p.grad is None for p in math.module.parameters())
 
 
-def test_what_is_kept_is_the_input_of_the_stage_or_of_every_layer() -> None:
+def test_what_is_kept_is_the_stages_or_every_layers_input() -> None:
     entry = 4 * 2 * 16 * 32
     assert stash_bytes(SMALL, 1, 1, 2, "stage") == entry
     assert stash_bytes(SMALL, 1, 1, 2, "layers") == 3 * entry + entry  # and the output
@@ -130,7 +130,7 @@ def test_other_errors_shrink_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw", "soap", "shampoo"])
-def test_a_step_that_runs_out_of_memory_takes_one_matrix_at_a_time(
+def test_a_step_out_of_memory_takes_one_matrix_at_a_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters = {n: p.data for n, p in build(SMALL, 1, 1).named_parameters()}

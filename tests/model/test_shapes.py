@@ -42,7 +42,7 @@ def test_cut_is_contiguous_even_and_complete(layers, data):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_published_shape_has_the_names_and_sizes_of_transformers(name):
+def test_published_shapes_match_those_of_transformers(name):
     transformers = pytest.importorskip("transformers")
     settings = ModelSettings(**shape_named(name))
     config = transformers.AutoConfig.for_model(**config_of(settings))

@@ -38,7 +38,7 @@ def test_without_measured_ways_the_fast_and_the_slow_are_spread():
     assert away == {PeerId(f"p{s}{i}"): s for s in range(3) for i in (1, 3)}
 
 
-def test_near_peers_part_where_all_the_fast_ones_are_at_one_site():
+def test_near_peers_part_where_one_site_has_all_fast_ones():
     rows = {s: [(PeerId(f"p{s}0a"), 9.0), (PeerId(f"p{s}1a"), 9.0),
                 (PeerId(f"p{s}2b"), 1.0), (PeerId(f"p{s}3b"), 1.0)] for s in range(2)}  # fmt: skip
     me = PeerId("p00a")

@@ -28,7 +28,7 @@ NEAR = Setup(
 """Becomes two cells. A directory and lines that are quick enough for so short windows."""
 
 
-def test_the_run_is_over_when_every_cell_is_and_says_what_cells_did() -> None:
+def test_the_run_is_over_when_every_cell_is() -> None:
     outcome = finished(NEAR, Schedule(1, ()))
     said = outcome.summary()
     assert (said["cells"], said["divisions"]) == (2, 1)
@@ -43,7 +43,7 @@ def test_the_run_is_over_when_every_cell_is_and_says_what_cells_did() -> None:
     assert "40" in levels[0]
 
 
-def test_an_answer_of_the_old_leader_makes_it_no_leader_of_the_new_cell() -> None:
+def test_the_old_cells_leader_does_not_lead_the_new_one() -> None:
     slow = replace(NEAR, epochs=8, links=LinkProfile(0.3, 0.1))
     outcome = finished(slow, Schedule(2, ()))
     assert set(outcome.cells.values()) == {slow.epochs}, "both cells train"

@@ -186,7 +186,7 @@ def test_the_last_holder_of_a_stage_is_not_killed() -> None:
     assert finished(Setup(replicas=1, ends=1), Schedule(0, kills)).struck == []
 
 
-def test_a_partition_lets_one_side_go_on_and_nothing_is_repeated() -> None:
+def test_a_partition_lets_one_side_go_on_without_repeats() -> None:
     setup = Setup(ends=2, replicas=4, epochs=20)
     for seed in range(8):
         parted = Fault(5.0, "partition", who=seed * 37, seconds=14.0, size=0.5)

@@ -129,9 +129,7 @@ async def test_once_the_swarm_trains_nobody_asks_for_the_beginning(
     assert (c.work.version, c.work.stage.empty) == (a.work.version, False)
 
 
-async def test_a_late_joiner_of_adapters_fetches_the_weights_beside_them_too(
-    rig: Any, tmp_path: Path
-) -> None:
+async def test_a_late_joiner_of_adapters_fetches_the_weights_too(rig: Any, tmp_path: Path) -> None:
     a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     base = {"w": torch.arange(6.0), "v": torch.ones(2, 2)}

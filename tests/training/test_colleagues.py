@@ -48,7 +48,7 @@ def test_who_works_along_for_long_enough_is_a_colleague() -> None:
     assert known.all == {LEADER, STAGE}
 
 
-def test_who_was_met_at_first_is_a_colleague_though_it_was_parted() -> None:
+def test_who_was_met_first_stays_a_colleague_when_parted() -> None:
     known = Colleagues(ME)
     known.meet([ME, LEADER, OTHER], 0.0)
     known.meet([ME, LEADER], 1.0)

@@ -75,7 +75,7 @@ def test_rounding_errors_change_only_for_parts_that_are_said() -> None:
     assert not torch.equal(residual.words["a"], before["a"])
 
 
-def test_a_word_that_was_not_taken_leaves_rounding_errors_unchanged() -> None:
+def test_a_refused_message_leaves_rounding_errors_unchanged() -> None:
     residual, before = spoken("int4")
     residual.begin(str(next(ROUNDS)))
     residual.says(numbers(2))

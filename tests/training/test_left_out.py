@@ -168,7 +168,7 @@ def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
         plan = following
 
 
-def test_voters_whose_stage_is_left_out_do_not_count_as_here() -> None:
+def test_voters_of_a_stage_left_out_do_not_count_as_here() -> None:
     """They could not follow the plan, so each would be given up at once, and planned again."""
     lost = [PeerId(f"stage2{c}") for c in "abcd"]
     leader = led(skipping(), [heard(p) for p in (E, S1, *lost, S3)])

@@ -128,7 +128,7 @@ async def two_and_one(rig: Rig, outer: OuterSettings, every: int = 0) -> Cells:
     return cells
 
 
-async def test_cells_go_on_from_the_mean_and_keep_what_they_learned_meanwhile(rig: Rig) -> None:
+async def test_cells_keep_what_they_learned_while_a_mean_was_made(rig: Rig) -> None:
     cells = await two_and_one(rig, PARAMETERS)
     a, b, c = cells.everybody
     given = await cells.give(7)

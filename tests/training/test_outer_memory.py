@@ -198,7 +198,7 @@ def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> 
     )
 
 
-def test_a_stage_that_does_not_fit_computes_again_what_it_cannot_keep(tmp_path: Path) -> None:
+def test_a_stage_that_does_not_fit_recomputes(tmp_path: Path) -> None:
     demo, ample = Manifest.default_demo(), 1 << 40
 
     def config(recompute: str) -> NodeConfig:

@@ -82,7 +82,7 @@ def test_what_no_leader_plans_is_refused(plan: Plan, why: str) -> None:
 
 
 @pytest.mark.parametrize("owners", [{"w": S}, {}, {"w": S, "b": E}, {"w": S, "b": T}])
-def test_every_part_of_the_own_stage_has_an_owner_who_can_step_it(owners: dict) -> None:
+def test_every_part_of_a_stage_has_an_owner_who_can_step_it(owners: dict) -> None:
     assert "has no owner" in says(replace(PLAN, owners=owners))
     assert "has no owner" in says(replace(MEANS, owners=owners))
     assert says(replace(PLAN, owners=owners), me=PeerId("stranger")) == ""

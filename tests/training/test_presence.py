@@ -68,7 +68,7 @@ async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
     await presence.close()
 
 
-async def test_peers_of_other_cells_are_not_read_and_peers_of_none_are(tmp_path: Path) -> None:
+async def test_only_peers_of_other_cells_are_not_read(tmp_path: Path) -> None:
     record_store = Board(tmp_path)
     a, b = CellId("a" * 16), CellId("b" * 16)
     chief = await record_store.post("chief", 0, "ends", "training", cell=a, leads=True)

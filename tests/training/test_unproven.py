@@ -98,7 +98,7 @@ def test_a_certified_version_is_gone_on_from_and_shown() -> None:
 
 
 @pytest.mark.parametrize("others", [(F, T1, T2, S1), OTHERS], ids=["most-hold-it", "absent"])
-def test_what_enough_voters_hold_or_may_hold_needs_no_certificate(
+def test_what_enough_voters_hold_needs_no_certificate(
     others: tuple[PeerId, ...],
 ) -> None:
     leader = told(others, (E, S2))

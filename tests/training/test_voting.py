@@ -84,7 +84,7 @@ def test_who_leaves_takes_no_votes_along() -> None:
     )
 
 
-def test_who_waits_in_vain_goes_on_and_says_so_until_enough_are_back() -> None:
+def test_who_waits_in_vain_goes_on_as_an_orphan() -> None:
     voting, e = Voting(D), Electorate(ALL, ALL)
     assert voting.lacks(e, {D, E, F}, 5.0, 0.0) == "more than half of the voters (3 of 6 are here)"
     assert isinstance(voting.lacks(e, {D, E, F}, 4.9 + ALONE_S, 0.0), str)

@@ -38,7 +38,7 @@ def test_without_a_group_a_plan_says_nothing_of_windows() -> None:
     assert (window.number, window.means) == (0, {})
 
 
-def test_the_first_plan_after_the_group_gives_what_it_starts_from() -> None:
+def test_the_first_plan_after_the_group_gives_its_start() -> None:
     w = Windows()
     w.grouped(GROUP)
     first = w.next(roster(), BASE, 40.0)
@@ -84,7 +84,7 @@ def test_a_later_group_takes_the_place_of_an_earlier_one() -> None:
     assert w.next(roster(), BASE, 40.0).number == 8
 
 
-def test_a_group_that_was_found_under_other_settings_is_forgotten() -> None:
+def test_a_group_found_under_other_settings_is_forgotten() -> None:
     w = given()
     w.forget()
     assert not w.next(roster(NEXT, **HELD), NEXT, 43.0).means

@@ -97,9 +97,7 @@ async def test_checkpoints_without_a_lineage_are_read(
     "said",
     [[], [8], [8, 3], [8, [9]], [8, [3, 3]], [8, [3], 0], 8, None, [[0, 1, 3, []]], [True, []]],
 )
-async def test_a_checkpoint_whose_cursor_cannot_be_brings_back_no_sampler(
-    rig: Any, said: Any
-) -> None:
+async def test_a_checkpoint_with_an_impossible_cursor_is_refused(rig: Any, said: Any) -> None:
     (a,) = await rig.add("a")
     meta = {"cursor": said, "owners": {"layers.0.a": "a"}}
     a.store.save(1, 2, a.work.stage.parameters(), {}, meta)
