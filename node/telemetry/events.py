@@ -201,6 +201,11 @@ class Journal:
             sink.close()
 
 
+CALLER_GONE = "ExecuteBatchError raised in core"
+"""How gRPC's word begins that an answer could not be sent, because who asked has gone. It logs an
+error, but peers come and go."""
+
+
 class JournalHandler(logging.Handler):
     """Leads the warnings of libraries, and what is worse, into a journal: component is the logger's
     first name, kind "log"."""
@@ -215,11 +220,14 @@ class JournalHandler(logging.Handler):
             return  # a sink that logs while it accepts must not call itself for ever
         self._inside.busy = True
         try:
+            text = _message(record)
             level = next(
                 (name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug"
             )
+            if text.startswith(CALLER_GONE):
+                level = "debug"
             self._journal.emit(
-                record.name.partition(".")[0], "log", _message(record), level, logger=record.name
+                record.name.partition(".")[0], "log", text, level, logger=record.name
             )
         finally:
             self._inside.busy = False

@@ -177,6 +177,7 @@ def test_library_logs_come_in_and_do_not_loop() -> None:
         log.error("broken %s", "pipe")
         log.warning("too many %s")
         log.warning("does not fit %d", "x")
+        log.error("ExecuteBatchError raised in core by servicer method [%s]", "/a.Service/Call")
         log.info("hush")
     finally:
         log.removeHandler(handler)
@@ -184,4 +185,11 @@ def test_library_logs_come_in_and_do_not_loop() -> None:
         ("chatty", "log", "error", "broken pipe"),
         ("chatty", "log", "warning", "too many %s"),
         ("chatty", "log", "warning", "does not fit %d"),
+        # gRPC's word for a caller that has gone
+        (
+            "chatty",
+            "log",
+            "debug",
+            "ExecuteBatchError raised in core by servicer method [/a.Service/Call]",
+        ),
     ]
