@@ -529,8 +529,8 @@ def run_facts(
     def place(
         stage: int,
         cell: Sequence[tuple[PeerId, float]],
-        previous: Mapping[str, PeerId] | None,
-        room: Mapping[PeerId, int] | None = None,
+        previous: Mapping[str, PeerId],
+        room: Mapping[PeerId, int],
     ) -> dict[str, PeerId]:
         return assign(parts[stage], cell, previous, room)
 

@@ -10,7 +10,7 @@ from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 
 
-def assign(stage: int, cell: Any, previous: Any) -> dict[str, PeerId]:
+def assign(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
     """One part a stage, at its first peer."""
     return {f"s{stage}": min(p for p, _ in cell)}
 

@@ -489,7 +489,7 @@ def test_a_stage_falls_back_to_its_newest_remaining_parameters(
 def test_state_that_fits_nowhere_is_reported_once() -> None:
     asked: list[Any] = []
 
-    def place(stage: int, cell: Any, previous: Any, room: Any = None) -> dict[str, PeerId]:
+    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
         asked.append((stage, room))
         if stage == 1 and all(limit < 100 for limit in room.values()):
             raise OutOfResources(
@@ -507,7 +507,7 @@ def test_state_that_fits_nowhere_is_reported_once() -> None:
     assert "add a peer with more memory" in report.text
     assert "w keeps 100 bytes" in leader.waiting_for
     assert (leader.phase, leader.term) == (Phase.GATHER, 0)
-    assert asked[:2] == [(0, None), (1, {S1: 99})], "what is not known is not given"
+    assert asked[:2] == [(0, {}), (1, {S1: 99})], "what is not known is not given"
     # Somebody with the memory comes, and it goes on.
     next_plan(tell(leader, [heard(T1, room=100)], 9.0))
     assert leader.waiting_for == ""

@@ -262,7 +262,7 @@ class RoundMachine:
 
     def _uploaded(self, number: int, now: float) -> list[Action]:
         match self._in_epoch(number):
-            case Stream(began, GroupPhase.READING) as stream, epoch:
+            case Stream(began=began, phase=GroupPhase.READING) as stream, epoch:
                 stream.phase = GroupPhase.WAITING
                 epoch.groups[began.group].given[began.peer] = began.tokens
                 return self._step_if_ready(epoch, now)
@@ -270,7 +270,7 @@ class RoundMachine:
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         match self._in_epoch(number):
-            case Stream(began, GroupPhase.READING), epoch:
+            case Stream(began=began, phase=GroupPhase.READING), epoch:
                 epoch.barred.add(began.peer)  # what it gave to groups before is fit, and stays
                 return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
         return []

@@ -3,7 +3,7 @@ has what. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
@@ -11,17 +11,13 @@ from node.core.journey import Plan, PlanMember, Version
 from node.pipeline.origin import MicroBatchDone
 from node.training.leader.roster import majority
 from node.training.protocol import events as ev
+from node.training.protocol.facts import Assign
 from node.training.protocol.plan_context import makes
 from node.training.protocol.votes import Ballot, Certificate, Vote, names
 
 STUCK_ROUNDS = 2
 """Rounds in a row without its parts after which an owner that lives, but does not step, owns
 nothing in this epoch."""
-
-Assign = Callable[
-    [int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId] | None], dict[str, PeerId]
-]
-"""``(stage, ((peer, speed), …), previous owners) -> owners`` of the parts of one stage."""
 
 
 @dataclass
@@ -180,6 +176,7 @@ class EpochAttempt:
                 stage,
                 able,
                 {p: o for p, o in current.items() if p not in orphans and o in able_too},
+                {},
             )
             for part in orphans:
                 self.owners[part] = holders.get(part, repaired[part])

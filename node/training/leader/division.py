@@ -127,7 +127,7 @@ class Division:
                 room = {p: r for p in half if (r := roster.candidates[p].room)}
                 rows = [(p, roster.speed(p)) for p in half]
                 try:
-                    self._assign(stage, rows, None, *([room] if room else []))
+                    self._assign(stage, rows, {}, room)
                 except OutOfResources:
                     return False
         return True

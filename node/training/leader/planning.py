@@ -158,9 +158,7 @@ class Planning:
             current = {p for p, _ in able}
             members += [PlanMember(p, stage, roster.speed(p), p in current) for p in peers]
             room = {p: r for p in current if (r := roster.candidates[p].room)}
-            owners |= self._facts.make.assign(
-                stage, able, past.owners or None, *([room] if room else [])
-            )
+            owners |= self._facts.make.assign(stage, able, past.owners, room)
         stages = {m.stage for m in members}
         return Draft(
             tuple(sorted(members, key=lambda m: m.peer)),

@@ -3,7 +3,7 @@ made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,19 +58,25 @@ class WorkSizes:
     sequence: int = 0
 
 
+Assign = Callable[
+    [int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId], Mapping[PeerId, int]],
+    dict[str, PeerId],
+]
+
+
 @dataclass(frozen=True)
 class PlanFunctions:
     """The pure functions that a plan is made of.
 
     ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the
-    parts of one stage; nobody's room is given where none is known. Raises OutOfResources when the
+    parts of one stage; the room is of those of whom it is known. Raises OutOfResources when the
     state does not fit. ``router()`` makes what lays the paths. ``sampler(cursor)`` gives a sampler
     at that position; ``cursor(sampler)`` reads it back. ``recall(version)`` is what a checkpoint
     says goes with it, None without one. ``read(change)``: how cells average by the owner's change,
     or by the manifest.
     """
 
-    assign: Callable[..., dict[str, PeerId]]
+    assign: Assign
     router: Callable[[], Router]
     sampler: Callable[[Cursor], Any]
     cursor: Callable[[Any], Cursor]
