@@ -232,7 +232,7 @@ def assignments(report: Report, seeds: int) -> None:
             "ratio",
             text,
             "at most 1",
-            max(over) <= 1,
+            max(over) <= 1 + 1e-9,
         )
 
 

@@ -65,6 +65,8 @@ CLAIM = "SkipPipe, arXiv 2502.19913: 1.07 with half missing, of 500 million para
 
 Visits = tuple[int, ...]
 """Block stages of a micro-batch, in order."""
+Missing = tuple[int, bool]
+"""How many block stages are missing, and whether the first is always there."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,7 @@ def rows(
     """The rows of item 6."""
     torch.set_num_threads(1)
     found: dict[str, dict[str, object]] = {}
+    means: dict[str, dict[Missing, float]] = {}
     with tempfile.TemporaryDirectory(prefix="tutti-skipping-") as home:
         for name in only:
             trained = train(epochs, WAYS[name], Path(home))
@@ -275,20 +278,24 @@ def rows(
                 for c in all_choices
                 if not (WAYS[name].kept == 1 and 1 in c)
             }
-            _report(report, name, trained, epochs, losses)
+            means[name] = _report(report, name, trained, epochs, losses)
             found[name] = {
                 "curve": trained.curve,
                 "held_out": {" ".join(map(str, c)): x for c, x in losses.items()},
             }
+    if "whole" in means:
+        for name in means.keys() - {"whole"}:
+            _beside_the_twin(report, name, means[name], means["whole"])
     if curves:
         Path(curves).write_text(json.dumps(found))
 
 
 def _report(
     report: Report, name: str, trained: Trained, epochs: int, losses: dict[Visits, float]
-) -> None:
+) -> dict[Missing, float]:
     """One model's rows: any choice of missing stages where it was trained with any, and choices
-    with the first kept."""
+    with the first kept. Its mean losses."""
+    means: dict[Missing, float] = {}
     way, complete = WAYS[name], losses[()]
     tokens = epochs * SEQUENCES * trained.model.manifest.model.seq_len
     text = (
@@ -308,6 +315,7 @@ def _report(
             if not kept and way.kept == 1:
                 continue
             loss, order = fmean(by.values()), sorted(by, key=by.__getitem__)
+            means[k, kept] = loss
             best, worst = (
                 f"{math.exp(by[c] - complete):.3f} without {c}" for c in (order[0], order[-1])
             )
@@ -322,6 +330,24 @@ def _report(
                 "ratio",
                 of,
             )
+    return means
+
+
+def _beside_the_twin(
+    report: Report, name: str, ours: dict[Missing, float], twin: dict[Missing, float]
+) -> None:
+    """What it is trained for: with stages missing it is better than its twin without the same."""
+    for (k, kept), loss in ours.items():
+        ratio = math.exp(loss - twin[k, kept])
+        where = ", the first there" if kept else ""
+        report.add(
+            f"6 {name}: {k} of {STAGES} missing{where}, perplexity over the twin's",
+            ratio,
+            "ratio",
+            f"losses {loss:.4f} and {twin[k, kept]:.4f}",
+            "below 1",
+            ratio < 1,
+        )
 
 
 if __name__ == "__main__":
