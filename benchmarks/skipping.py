@@ -283,9 +283,9 @@ def rows(
                 "curve": trained.curve,
                 "held_out": {" ".join(map(str, c)): x for c, x in losses.items()},
             }
-    if "whole" in means:
-        for name in means.keys() - {"whole"}:
-            _beside_the_twin(report, name, means[name], means["whole"])
+    if (twin := means.pop("whole", None)) is not None:
+        for name, ours in means.items():
+            _beside_the_twin(report, name, ours, twin)
     if curves:
         Path(curves).write_text(json.dumps(found))
 
