@@ -138,26 +138,32 @@ def _share(sizes: Sequence[int], among: int) -> int:
     return max((*sizes, -(-sum(sizes) // among)))
 
 
-def hosted(config: NodeConfig) -> list[int]:
+def hosted(config: NodeConfig, manifest: Manifest, limit: int) -> list[int]:
     """Stages that tell what a peer with these settings may hold: the one it names, else the ends
-    and the first block stage, as far as its role allows. Later ones take more: more gradients
-    wait there until their micro-batch counts."""
-    wanted = [config.stage] if config.stage is not None else [ENDS, 1]
+    and the block stage that takes most, as far as its role allows."""
+    if config.stage is not None:
+        wanted = [config.stage]
+    else:
+        # The first ones may have a layer more, and at later ones more gradients wait until their
+        # micro-batch counts.
+        wanted = [
+            ENDS,
+            max(
+                range(1, manifest.pipeline.stages + 1),
+                key=lambda stage: check_memory(config, manifest, stage, limit).needed,
+            ),
+        ]
     blocks = [stage for stage in wanted if stage != ENDS]
     return {"ends": [ENDS], "stage": blocks}.get(config.node.role, wanted)
 
 
 def planned_memory(config: NodeConfig, manifest: Manifest) -> list[str]:
     """What a stage takes by the plan, for who has not joined yet: a line for each of
-    :func:`hosted`, and its parts; of the block stages for the one that takes most."""
+    :func:`hosted`, and its parts."""
     limit, found = config.memory_limit(1 << 60), list[str]()
-    blocks = range(1, manifest.pipeline.stages + 1) if config.stage is None else ()
-    for stage in hosted(config):
-        likely = blocks if stage != ENDS and blocks else (stage,)
-        plans = {s: check_memory(config, manifest, s, limit) for s in likely}
-        most = max(plans, key=lambda s: plans[s].needed)
-        found += [f"up to {human(plans[most].needed)} for {stage_name(most)}:"]
-        found += in_words(plans[most].table)
+    for stage in hosted(config, manifest, limit):
+        plan = check_memory(config, manifest, stage, limit)
+        found += [f"up to {human(plan.needed)} for {stage_name(stage)}:", *in_words(plan.table)]
     return found
 
 

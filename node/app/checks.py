@@ -256,7 +256,8 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
     room = room_on(ours, devices, _held(ours))
     main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
     verdicts = [
-        check_memory(ours, manifest, stage, room.limit, main, room.said) for stage in hosted(ours)
+        check_memory(ours, manifest, stage, room.limit, main, room.said)
+        for stage in hosted(ours, manifest, room.limit)
     ]
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):

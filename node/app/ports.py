@@ -47,7 +47,8 @@ class Hosted(Protocol):
 
 
 class Place(Wanted, Protocol):
-    """The choice of a stage, for which what the operator says may change."""
+    """Where this peer is or will be, and where else it would go: as the operator said, until the
+    choice or a move changes it."""
 
     @property
     def settled(self) -> bool: ...

@@ -19,8 +19,8 @@ from node.telemetry.events import Journal
 
 @dataclass(frozen=True, slots=True)
 class WindowBoard:
-    """Of one peer. ``times`` are the same in all cells of a run; ``start`` is the wall-clock time
-    from which they count under a key."""
+    """Of one peer. ``times`` are the same in all cells of a run. ``start``, in every method: the
+    wall-clock time from which they count under the key."""
 
     directory: DirectoryPort
     clock: Clock
@@ -33,12 +33,12 @@ class WindowBoard:
 
     async def post(self, window: int, key: str, body: bytes, life_s: float, start: float) -> bool:
         """Again, when no storage took it, for as long as others do not call it late; False: it is
-        not there."""
+        not there in time."""
         while self.clock.wall() <= self.latest(start):
             if await self.directory.post(outer_topic(window, key), body, life_s):
                 return True
             await asyncio.sleep(self.times.clocks / 4)
-        text = "the directory did not take this cell's posting: others cannot find it"
+        text = "this cell's posting is not in the directory in time: others cannot find it"
         self.say("outer-not-posted", text, window, "warning", key=key)
         return False
 

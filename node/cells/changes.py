@@ -30,7 +30,7 @@ class ChangeBoard:
 
     def __init__(
         self,
-        board: DirectoryPort,
+        directory: DirectoryPort,
         clock: Clock,
         training: Training,
         leads: Callable[[], bool],
@@ -38,7 +38,7 @@ class ChangeBoard:
         pace: float = 1.0,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self._board, self._clock, self._training = board, clock, training
+        self._directory, self._clock, self._training = directory, clock, training
         self._leads, self._number = leads, number
         self.every = REFRESH_S * pace
         self._tasks = Tasks("changes", on_error)
@@ -61,11 +61,11 @@ class ChangeBoard:
     async def exchange(self) -> None:
         """Read what others have posted, and post what they may lack."""
         told: list[str] = []
-        for posting in (await self._board.look(CHANGES)).values():
+        for posting in (await self._directory.look(CHANGES)).values():
             try:
                 told.append(self._training.change(posting.body.decode()).change)
             except (Refused, UnicodeDecodeError):
                 continue  # a stranger may post anything
         newest = self._training.known.change
         if newest and (newest not in told or self._number() < POSTERS):
-            await self._board.post(CHANGES, newest.encode(), LIVES * self.every)
+            await self._directory.post(CHANGES, newest.encode(), LIVES * self.every)

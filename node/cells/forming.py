@@ -280,8 +280,10 @@ class GroupFinder(rpc.CellsServicer):
     async def _look(self, search: Search, key: str) -> None:
         """Add to the leaders of ``key`` whom the directory shows."""
         about, leaders = search.about, search.leaders.setdefault(key, {})
-        found = await self.board.read(search.window, key, about.change, search.starts[key])
-        search.looked[key] = self.board.clock.wall()
+        try:
+            found = await self.board.read(search.window, key, about.change, search.starts[key])
+        finally:  # also when who made us look has hung up: it must not make us look again at once
+            search.looked[key] = self.board.clock.wall()
         for peer, said in found:
             if not about.anchor or said.anchor:
                 self._leads(search, leaders, said.cell, peer)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from node.cells.facts import CellFacts, Hosts
-from node.cells.postings import PEER, dialled, parse_cell, parse_key
+from node.cells.postings import PEER, dialable, parse_cell, parse_key
 from node.core.errors import Refused, WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host
@@ -100,7 +100,7 @@ def fitted(hosts: Hosts) -> Hosts:
     some: Hosts = {}
     for peers, maddrs in ((MAX_PEERS, MAX_MADDRS), (4, 4), (2, 4), (1, 4), (1, 1)):
         some = {
-            stage: tuple(Host(h.peer, dialled(h.maddrs)[:maddrs]) for h in each[:peers])
+            stage: tuple(Host(h.peer, dialable(h.maddrs)[:maddrs]) for h in each[:peers])
             for stage, each in sorted(hosts.items())
             if each
         }
@@ -193,7 +193,7 @@ def _few(row: pb.StageHosts) -> Iterable[pb.StageHost]:
 
 
 def _host(note: pb.StageHost) -> Host:
-    if len(note.maddrs) > MAX_MADDRS or len(dialled(note.maddrs)) != len(note.maddrs):
+    if len(note.maddrs) > MAX_MADDRS or len(dialable(note.maddrs)) != len(note.maddrs):
         raise WireError(f"a host has at most {MAX_MADDRS} addresses, each a multiaddr")
     return Host(_peer(note.peer), tuple(note.maddrs))
 

@@ -24,7 +24,8 @@ MAX_MADDRS = 4
 MAX_HOSTS, HOST_MADDRS = 4, 2
 """Hosts of a stage that a posting names, and addresses of each."""
 PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
-"""Whether it is a key is found out where its signature is checked, or when it is dialled."""
+"""What a PeerId looks like; whether it is a key shows where its signature is checked, or when it is
+dialled."""
 _CELL = re.compile(r"[0-9a-f]{16}")
 _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
 _MADDR = re.compile(r"/[!-~]+")
@@ -69,7 +70,7 @@ class CellPosting:
         stages = {stage: each for stage, each in sorted(about.hosts.items()) if each}
         for hosts, maddrs in ((MAX_HOSTS, HOST_MADDRS), (2, 2), (2, 1), (1, 1), (1, 0)):
             told = {
-                stage: tuple(Host(h.peer, dialled(h.maddrs)[:maddrs]) for h in each[:hosts])
+                stage: tuple(Host(h.peer, dialable(h.maddrs)[:maddrs]) for h in each[:hosts])
                 for stage, each in stages.items()
             }
             if len(_json(posting := replace(bare, hosts=told))) <= MAX_POSTING:
@@ -125,7 +126,7 @@ def _json(p: CellPosting) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def dialled(maddrs: Iterable[str]) -> tuple[str, ...]:
+def dialable(maddrs: Iterable[str]) -> tuple[str, ...]:
     """Those that are multiaddrs."""
     return tuple(m for m in maddrs if len(m) <= MAX_MADDR and _MADDR.fullmatch(m))
 
@@ -142,7 +143,7 @@ def _hosts(body: Any) -> Mapping[int, tuple[Host, ...]]:
             all(str(stage) in body and 0 <= stage < 1 << 16 for stage in told)
             and all(1 <= len(each) <= MAX_HOSTS for each in told.values())
             and all(PEER.fullmatch(h.peer) and len(h.maddrs) <= HOST_MADDRS for h in held)
-            and all(dialled(h.maddrs) == h.maddrs for h in held)
+            and all(dialable(h.maddrs) == h.maddrs for h in held)
         )
     except (AttributeError, TypeError, ValueError) as e:
         raise WireError("hosts in a cell's posting are no hosts") from e

@@ -40,23 +40,23 @@ THIRDS = 3
 class CellReader:
     """Reads the records of cells."""
 
-    def __init__(self, board: DirectoryPort) -> None:
-        self._board = board
+    def __init__(self, directory: DirectoryPort) -> None:
+        self._directory = directory
 
     async def prefix(self, prefix: int) -> Mapping[CellId, CellRecord]:
         """The cells of a prefix."""
-        found = await self._board.look(cells_topic(prefix))
+        found = await self._directory.look(cells_topic(prefix))
         of = cells_in([p.body for p in _oldest_first(found)])
         return {cell: record for cell, record in of.items() if prefix_of(cell) == prefix}
 
     async def region(self, region: int) -> Counts:
         """Cells of the prefixes of a region."""
-        found = await self._board.look(region_topic(region))
+        found = await self._directory.look(region_topic(region))
         return region_in(region, [p.body for p in _oldest_first(found)])
 
     async def counts(self) -> Counts:
         """Cells of every prefix."""
-        return counts_in([p.body for p in _oldest_first(await self._board.look(CENSUS))])
+        return counts_in([p.body for p in _oldest_first(await self._directory.look(CENSUS))])
 
     async def sample(
         self, text: str, counts: Counts = (), most: int = SAMPLED
@@ -81,17 +81,17 @@ class CellRegister:
     def __init__(
         self,
         me: PeerId,
-        board: DirectoryPort,
+        directory: DirectoryPort,
         clock: Clock,
         about: Callable[[], CellRecord | None],
         cell: Callable[[], CellId],
         pace: float = 1.0,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        self.me, self._board, self._clock = me, board, clock
+        self.me, self._directory, self._clock = me, directory, clock
         self._about, self._cell = about, cell
         self.every = REFRESH_S * pace
-        self._reader = CellReader(board)
+        self._reader = CellReader(directory)
         self._tasks = Tasks("register", on_error)
         self._counts: Counts = ()
         """As they were read last, to be told."""
@@ -147,7 +147,7 @@ class CellRegister:
         first = sorted({record.cell, *self._near})[:2]
         record = replace(record, counts=self._counts if record.cell in first else ())
         topic, life = cells_topic(prefix_of(record.cell)), LIVES * self.every
-        await self._board.post(topic, record.pack(), life)
+        await self._directory.post(topic, record.pack(), life)
 
     async def _read(self) -> None:
         self._near = await self._reader.prefix(prefix_of(self._cell()))
@@ -159,7 +159,7 @@ class CellRegister:
         if scribe_of(self._near) == cell:
             prefix = prefix_of(cell)
             body = pack_count(prefix, len(self._near))
-            await self._board.post(region_topic(region_of(prefix)), body, LIVES * self.every)
+            await self._directory.post(region_topic(region_of(prefix)), body, LIVES * self.every)
 
     async def _tally(self, prefix: int) -> None:
         """The scribe of a prefix reads all counts; the first of a region says those of the
@@ -167,7 +167,7 @@ class CellRegister:
         self._counts, region = await self._reader.counts(), region_of(prefix)
         here = await self._reader.region(region)
         if any(here) and prefix % len(here) == next(i for i, n in enumerate(here) if n):
-            await self._board.post(CENSUS, pack_region(region, here), LIVES * self.every)
+            await self._directory.post(CENSUS, pack_region(region, here), LIVES * self.every)
 
     async def _sample(self, number: int) -> None:
         more: Mapping[CellId, CellRecord] = {}

@@ -48,9 +48,9 @@ class Since:
 
 
 async def begins(clock: Clock, every_s: float, last: int, after_s: float = 0.0) -> int:
-    """Wait for the next of the periods of wall-clock time that are ``every_s`` seconds long, or for
-    ``after_s`` seconds after its beginning (before it, where that is below 0); its number, another
-    one than ``last``, also where a timer was a moment early."""
+    """Wait until the next period of wall-clock time begins, each ``every_s`` seconds long, or until
+    ``after_s`` seconds later (earlier, if negative). Returns the period's number, which is never
+    ``last`` again, even where a timer was a moment early."""
     number = floor((clock.wall() - after_s) / every_s) + 1
     number += number == last
     await asyncio.sleep(max(0.0, number * every_s + after_s - clock.wall()))

@@ -23,6 +23,8 @@ KEEP = 64
 it twice as long."""
 MOST = 128
 """Accounts of each kind that a cell has; who would be one more is given nothing."""
+MOST_STAGES, MOST_UNITS = 1024, 1 << 62
+"""Of books, or of a message, that is read."""
 
 Units = Mapping[int, int]
 """By stage."""
@@ -220,10 +222,6 @@ def _stages(rows: Any) -> list[tuple[int, Any]]:
     if len(rows) > MOST_STAGES:
         raise ValueError(f"mass of more than {MOST_STAGES} stages")
     return [(_whole(int(stage)), n) for stage, n in rows.items()]
-
-
-MOST_STAGES = 1024
-MOST_UNITS = 1 << 62
 
 
 def _parsed(row: Any) -> tuple[CellId, Account]:

@@ -13,6 +13,7 @@ from node.core.newest import Newest
 
 _REMEMBERED = 64  # faults of one peer that count at once
 WINDOW_S, FIRST_BAN_S = 100.0, 10.0
+"""Seconds in which faults count together, and of a peer's first ban."""
 
 
 @dataclass(slots=True)

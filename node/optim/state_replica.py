@@ -37,12 +37,13 @@ class StateReplica:
     state: dict[str, torch.Tensor]
 
 
-TRAIL = 1024
+MOST_VERSIONS = 1024
+"""Versions that a trail remembers."""
 
 
 class VersionTrail:
     """The versions the parameters here came through, as far as this peer was there; the newest
-    :data:`TRAIL` of them."""
+    :data:`MOST_VERSIONS` of them."""
 
     def __init__(self) -> None:
         self._past, self._end = dict[int, str](), 0
@@ -52,7 +53,7 @@ class VersionTrail:
         # Another lineage at the same epoch is another history: what was remembered of ours says
         # nothing about it.
         same = self._past.get(version.epoch, version.lineage) == version.lineage
-        oldest = version.epoch - TRAIL
+        oldest = version.epoch - MOST_VERSIONS
         self._past = {
             e: line for e, line in self._past.items() if same and oldest < e < version.epoch
         }

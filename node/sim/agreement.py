@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from node.averaging.strategies.central import Stale
+from node.averaging.strategies.central import Barrierless
 from node.averaging.strategies.gossip import Exponential
 from node.averaging.strategies.moshpit import Moshpit, advance, first_keys, meet_by_key
 from node.averaging.strategies.strategy import Butterfly, Edges, Groups, Strategy
@@ -104,7 +104,7 @@ class Pushed:
     """One running mean at the server. Each peer pushes what it has changed since its pull, divided
     by the peers, and pulls."""
 
-    def __init__(self, strategy: Stale, values: Values, seed: int) -> None:
+    def __init__(self, strategy: Barrierless, values: Values, seed: int) -> None:
         self.strategy, self.seed, self.values = strategy, seed, values.copy()
         self.server = np.zeros(values.shape[1])
         self.base = np.zeros_like(values)

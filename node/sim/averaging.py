@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from node.averaging.coding.formats import nbytes_of
-from node.averaging.strategies.central import ParameterServer, Stale
+from node.averaging.strategies.central import Barrierless, ParameterServer
 from node.averaging.strategies.gossip import Exponential, Pairs, Ring
 from node.averaging.strategies.moshpit import Moshpit, fit
 from node.averaging.strategies.strategy import (
@@ -181,8 +181,8 @@ def _strategy(name: str, t: AveragingTrial) -> Strategy:
         "push-sum": Exponential(2 if t.peers > 3 else 1),
         "parameter-server": ParameterServer(),
         "sharded": ParameterServer(min(grid[0], t.peers)),
-        "stale": Stale(t.peers),
-        "hogwild": Stale(locked=False),
+        "stale": Barrierless(t.peers),
+        "hogwild": Barrierless(locked=False),
     }[name]
 
 
@@ -260,7 +260,7 @@ def _world(
         return Keyed(t.shape(), values, seed)
     if name in OUTER:
         return Outer(Butterfly(), values, seed, OUTER[name])
-    if isinstance(s, Stale):
+    if isinstance(s, Barrierless):
         return Pushed(s, values, seed)
     if isinstance(s, Exponential):
         return PushSum(s, values, seed, t.loss, dice)

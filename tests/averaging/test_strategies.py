@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reference.mixing import mixing
-from node.averaging.strategies.central import ParameterServer, Stale, servers
+from node.averaging.strategies.central import Barrierless, ParameterServer, servers
 from node.averaging.strategies.gossip import Exponential, Pairs, Ring
 from node.averaging.strategies.moshpit import (
     Moshpit,
@@ -242,7 +242,7 @@ def test_an_all_reduce_with_somebody_missing_is_void() -> None:
 
 
 def test_pushes_meet_at_owners_within_a_bound_or_without() -> None:
-    assert Stale(3).meet(5, 0, 0).bound == 3
-    assert not Stale(locked=False).meet(5, 0, 0).locked
+    assert Barrierless(3).meet(5, 0, 0).bound == 3
+    assert not Barrierless(locked=False).meet(5, 0, 0).locked
     with pytest.raises(ValueError, match="shards"):
         servers(3, 4, 0)

@@ -154,10 +154,12 @@ class Peer:
         self.world.time.push(after, lambda: self.loop.create_task(run()), loop=self.loop)
         return done
 
-    async def tell(self, peer: PeerId, note: pb.CellsNote) -> pb.CellsReply | grpc.StatusCode:
+    async def tell(
+        self, peer: PeerId, note: pb.CellsNote, patience_s: float = 10.0
+    ) -> pb.CellsReply | grpc.StatusCode:
         channel = await self.transport.channel(peer)
         try:
-            return await rpc.CellsStub(channel).Tell(note, timeout=10.0)
+            return await rpc.CellsStub(channel).Tell(note, timeout=patience_s)
         except grpc.aio.AioRpcError as e:
             return e.code()
 

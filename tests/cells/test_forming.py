@@ -234,10 +234,12 @@ def test_a_caller_names_its_group_and_releases_who_is_not_in_it(world: World):
 # ----------------------------------------------------------- offers of others
 
 
-def offered(peer: Peer, to: Leader, caller: CellId, at: float, **changes: Any) -> Any:
+def offered(
+    peer: Peer, to: Leader, caller: CellId, at: float, patience_s: float = 10.0, **changes: Any
+) -> Any:
     """An offer under the usual key; the reply."""
     what = {"window": WINDOW, "key": KEY, "caller": caller, **changes}
-    return peer.do(peer.tell(to.me, notes.offer_note(**what)), at)
+    return peer.do(peer.tell(to.me, notes.offer_note(**what), patience_s), at)
 
 
 def test_an_offer_by_who_does_not_lead_the_cell_is_refused(world: World):
@@ -268,12 +270,13 @@ def test_an_offer_of_a_late_or_bound_cell_is_refused(world: World):
     assert [r.result().accepts for r in replies] == [True, False, False]
 
 
-def test_strangers_do_not_make_a_peer_read_the_directory_often():
+@pytest.mark.parametrize("patience_s", [10.0, 0.12], ids=["waits", "hangs-up"])
+def test_strangers_do_not_make_a_peer_read_the_directory_often(patience_s):
     world = World(delay=(0.1, 0.2))
     victim, stranger = Leader(world, 1), Peer(world, "stranger")
     victim.looks()
     for n in range(200):
-        offered(stranger, victim, cell_id(9), START + 10 + n / 10)
+        offered(stranger, victim, cell_id(9), START + 10 + n / 10, patience_s=patience_s)
     world.run(START + 30.0)
     assert 2 <= world.looks.count(victim.me) <= 2 + 20 / TIMES.answers
 

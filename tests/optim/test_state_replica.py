@@ -83,7 +83,7 @@ def test_copies_of_one_version_are_shown_together() -> None:
 def test_a_trail_knows_what_led_here(
     version: Version, led: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_replica, "TRAIL", 3)
+    monkeypatch.setattr(state_replica, "MOST_VERSIONS", 3)
     trail = VersionTrail()
     for epoch in range(1, 6):
         trail.stand(Version(epoch, LINE))

@@ -67,12 +67,12 @@ def test_lost_messages_of_push_sum_lose_no_mass() -> None:
 def test_a_tight_bound_of_staleness_costs_rounds() -> None:
     """As many pushes are applied in a round as the bound allows, so it takes about peers / bound
     rounds."""
-    from node.averaging.strategies.central import Stale
+    from node.averaging.strategies.central import Barrierless
     from node.sim.agreement import Pushed
 
     ends = []
     for bound in (2, 64):
-        world = Pushed(Stale(bound), np.random.default_rng(0).standard_normal((64, 1)), 0)
+        world = Pushed(Barrierless(bound), np.random.default_rng(0).standard_normal((64, 1)), 0)
         ends.append(
             next(i for i in range(1, 200) if world.round(i, np.ones(64, bool)).var() < 1e-9)
         )

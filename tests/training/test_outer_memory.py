@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.app.capacity import check_memory, planned_memory
+from node.app.capacity import check_memory, hosted, planned_memory
 from node.averaging.strategies.keys import MOST_TOGETHER
 from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
@@ -165,9 +165,12 @@ def test_ends_with_nothing_to_train_are_planned(tmp_path: Path) -> None:
 
 
 def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
-    config, manifest = NodeConfig(tmp_path), Manifest.default_demo()
-    needed = {s: check_memory(config, manifest, s, 1 << 60).needed for s in (1, 2, 3)}
+    wide = {"model.d_model": 1024, "model.layers": 20, "pipeline.stages": 8}
+    config, manifest = NodeConfig(tmp_path), amended(Manifest.default_demo(), wide)
+    needed = {s: check_memory(config, manifest, s, 1 << 60).needed for s in range(1, 9)}
     most = max(needed, key=lambda s: needed[s])
+    assert most not in (1, 8)
+    assert hosted(config, manifest, 1 << 60) == [0, most]
     told = [line for line in planned_memory(config, manifest) if line.startswith("up to")]
     assert told[1] == f"up to {human(needed[most])} for stage {most}:"
     chosen = replace(config, node=replace(config.node, stage="2"))

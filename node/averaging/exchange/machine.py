@@ -255,7 +255,7 @@ class RoundMachine:
         return []
 
     def _in_epoch(self, number: int) -> tuple[Stream, EpochCounts] | None:
-        """A stream whose epoch is open here."""
+        """The stream and its epoch; None where one of them is not known here."""
         stream = self._streams.get(number)
         epoch = self._epochs.get(stream.began.round.epoch) if stream else None
         return (stream, epoch) if stream and epoch else None
@@ -278,9 +278,12 @@ class RoundMachine:
     def _ended(self, number: int, now: float) -> list[Action]:
         found = self._in_epoch(number)
         self._streams.pop(number, None)
-        if found is None or found[0].phase in (GroupPhase.HELD, GroupPhase.SETTLED):
+        if found is None:
             return []
-        began, epoch = found[0].began, found[1]
+        stream, epoch = found
+        if stream.phase in (GroupPhase.HELD, GroupPhase.SETTLED):
+            return []
+        began = stream.began
         others = [
             s.began
             for _, s in self._of_epoch(began.round.epoch)

@@ -28,10 +28,10 @@ class ParameterServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stale:
-    """No barrier: pushes are applied as they come, unless more than ``bound`` others were applied
-    since the sender's pull (None: always). Hogwild has neither bound nor lock: whatever arrives is
-    added in place, coordinate by coordinate."""
+class Barrierless:
+    """Pushes are applied as they come. One is refused when more than ``bound`` others were applied
+    since its sender's pull (None: never). Without a bound and not ``locked`` it is Hogwild:
+    whatever arrives is added in place, coordinate by coordinate."""
 
     bound: int | None = None
     locked: bool = True
