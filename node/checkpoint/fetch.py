@@ -84,6 +84,7 @@ async def fetch(
     partial: Partial | None = None,
     patience: FetchTimeouts | None = None,
     gate: asyncio.Event | None = None,
+    most_epoch: int = 1 << 53,
 ) -> StateSnapshot:
     """The state of ``stage`` at ``epoch`` (None: one that most donors agree on, the newest of
     these), exactly ``shapes``.
@@ -92,7 +93,8 @@ async def fetch(
     that state is accepted. Without, the word of the largest group of donors that agree is taken, so
     give it whenever it is known. ``partial`` keeps what is verified across calls, and while
     ``epoch`` is None the version that was under way is asked for before any other; it is cleared on
-    success. No request begins while ``gate`` is not set. Raises NoDonor when the state could not be
+    success. No request begins while ``gate`` is not set. State of an epoch beyond ``most_epoch`` is
+    a fault of who offers it. Raises NoDonor when the state could not be
     had from anybody, OutOfResources when the disk of ``partial`` is full. Donors that lied were
     reported to ``transport.fault`` with weight 1.
     """
@@ -107,6 +109,7 @@ async def fetch(
         partial or Partial(),
         patience or FetchTimeouts(),
         gate,
+        most_epoch,
     )
     return await job.run(dict.fromkeys(donors), epoch, expected_digest)
 
@@ -162,10 +165,12 @@ class _Fetch:
         partial: Partial,
         patience: FetchTimeouts,
         gate: asyncio.Event | None,
+        most_epoch: int,
     ) -> None:
         self.transport, self.stage, self.kind = transport, stage, kind
         self.progress, self.lineage, self.settings = progress, lineage, settings
         self.partial, self.patience, self.gate = partial, patience, gate
+        self.most_epoch = most_epoch
         self.shapes = {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
         self.total = sum(nbytes_of(shape, WIRE) for shape in self.shapes.values())
         self.now = asyncio.get_running_loop().time
@@ -287,6 +292,8 @@ class _Fetch:
             None,
             manifest.epoch,
         )
+        if manifest.epoch > self.most_epoch:
+            raise WireError(f"epoch {manifest.epoch}, and there are {self.most_epoch} at most")
         if not same or history not in ("", manifest.lineage):
             raise WireError("the answer is about other state than was asked for")
         entries = {t.head.name: t for t in manifest.tensors}

@@ -292,7 +292,10 @@ class CheckpointStore:
         gone = f".removing-{epoch}-{secrets.token_hex(8)}"
         self._disk.rename(name, gone, at)
         self._disk.fsync(at)  # else a power cut could bring the name back with its files gone
-        remove_tree(self._disk, gone, at)
+        try:
+            remove_tree(self._disk, gone, at)
+        except OSError as e:  # a folder that somebody made there: no reason to lose a checkpoint
+            self._tell(f"could not clear {name}, now {gone}: {e}")
 
     def _sweep(self, at: int) -> None:
         """Hidden names are this store's own unfinished work: nobody can read them, and a crash

@@ -52,6 +52,7 @@ async def begins(clock: Clock, every_s: float, last: int, after_s: float = 0.0) 
     ``after_s`` seconds later (earlier, if negative). Returns the period's number, which is never
     ``last`` again, even where a timer was a moment early."""
     number = floor((clock.wall() - after_s) / every_s) + 1
-    number += number == last
+    if number == last:  # the timer was a moment early
+        number += 1
     await asyncio.sleep(max(0.0, number * every_s + after_s - clock.wall()))
     return number

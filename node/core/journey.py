@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId, is_cell
-from node.core.mass import Books, Shares, parse_books, parse_units
+from node.core.mass import MOST, MOST_STAGES, Books, Shares, parse_books, parse_units
 from node.core.numbers import whole
 from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
@@ -278,7 +278,7 @@ class Plan:
         """The inverse of :meth:`canonical`. Raises ValueError for anything that is not a plan."""
         try:
             body = json.loads(raw)
-            names = [PeerId(str(p)) for p in body["peers"]]
+            names = [_peer(p) for p in body["peers"]]
             loss, loss_val, tokens, run_s, round_s = body["news"]
             cell, parent, founds = (str(name) for name in body.get("cell", ("", "", "")))
             voters, elders, orphan = body["votes"]
@@ -386,15 +386,23 @@ def _window(body: Any, books: Any, shares: Any) -> Window:
 
 
 def _shares(body: Any) -> dict[int, dict[CellId, int]]:
-    of_cells = {CellId(_cell(cell)) for of in body.values() for cell in of}
-    by_cell = {
-        cell: parse_units({stage: of[cell] for stage, of in body.items() if cell in of})
-        for cell in of_cells
-    }
+    if len(body) > MOST_STAGES or any(len(of) > 2 * MOST for of in body.values()):
+        raise ValueError("shares of more stages or cells than there are")
     return {
-        int(stage): {cell: by_cell[cell][int(stage)] for cell in sorted(of)}
+        int(stage): {
+            CellId(_cell(cell)): parse_units({stage: units})[int(stage)]
+            for cell, units in sorted(of.items())
+        }
         for stage, of in sorted(body.items())
     }
+
+
+def _peer(name: Any) -> PeerId:
+    if type(name) is not str or not 0 < len(name) <= 128:
+        raise ValueError("no name of a peer")
+    if not (name.isascii() and name.isprintable()):
+        raise ValueError("the name of a peer is printable")
+    return PeerId(name)
 
 
 def _address(text: Any) -> str:

@@ -126,7 +126,7 @@ def parquet(path: Path) -> Iterator[bytes]:
                 for value in rows.column(0).to_pylist():
                     if value is not None:
                         yield _text(value, f"{path}, column text")
-    except (pyarrow.ArrowException, OSError) as e:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
         raise UsageFault(f"cannot read {path}: {e}", "check that it is a parquet file") from e
 
 

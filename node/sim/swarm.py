@@ -150,9 +150,10 @@ class SimSwarm:
         return peer not in self.liars and peer not in self.strangers
 
     def calm(self) -> bool:
-        """No fault lasts, and no peer holds parameters of which a bit has flipped unseen."""
-        flipped = any(p.flip for p in self.live())
-        return not self.troubles and not self.links.walls and not self.liars and not flipped
+        """No fault lasts, and none is still to strike: a bit that flips with a peer's next
+        parameters."""
+        coming = any(p.flip for p in self.live())
+        return not self.troubles and not self.links.walls and not self.liars and not coming
 
     def left(self, peer: SimPeer, to: tuple[int | None, int] | None, cell: CellId | None) -> None:
         """A peer that has drained ends its process, or begins a new one at another stage, or in

@@ -453,6 +453,7 @@ class StageRuntime:
                 expected_digest=digest,
                 settings=e.store.settings,
                 partial=partial,
+                most_epoch=self.settings.epochs,
             )
         finally:
             self.fetching = 1.0

@@ -169,7 +169,6 @@ def test_who_joins_is_told_of_the_stage_that_takes_most(tmp_path: Path) -> None:
     config, manifest = NodeConfig(tmp_path), amended(Manifest.default_demo(), wide)
     needed = {s: check_memory(config, manifest, s, 1 << 60).needed for s in range(1, 9)}
     most = max(needed, key=lambda s: needed[s])
-    assert most not in (1, 8)
     assert hosted(config, manifest, 1 << 60) == [0, most]
     told = [line for line in planned_memory(config, manifest) if line.startswith("up to")]
     assert told[1] == f"up to {human(needed[most])} for stage {most}:"

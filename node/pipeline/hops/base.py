@@ -29,7 +29,8 @@ Waiter = asyncio.Future[tuple[bool, str, float]]
 
 
 class PipelineBase(ABC):
-    """:class:`node.pipeline.service.Pipeline` as its parts see it; it sets the fields."""
+    """What its parts see of :class:`node.pipeline.service.Pipeline`, which sets the fields that are
+    declared here."""
 
     me: PeerId
     stage: int

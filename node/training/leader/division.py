@@ -68,7 +68,11 @@ class Division:
         if not self._hold_the_state(roster, away):
             self.postpone(now)
             return None
-        stays, leaves = split(past.cursor)
+        try:
+            stays, leaves = split(past.cursor)
+        except ValueError:  # its share of the samples has been halved as often as can be
+            self.postpone(now)
+            return None
         members = tuple(PlanMember(p, s, roster.speed(p)) for p, s in sorted(away.items()))
         founded = Plan(
             base.epoch,

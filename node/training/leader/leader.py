@@ -51,6 +51,8 @@ UNANSWERED_S = 3 * STANDS_S
 ROUNDS = 1.5
 """Deadlines of a round after which its members are no longer waited for: they had the note later
 than it was sent."""
+SETTLES = 10
+"""Times the moment that a young swarm waits for more peers, while some come and go."""
 RECOUNTS = 2
 """Times that an epoch is done again because members of a cell end with different parameters and
 nobody can say whose are right."""
@@ -113,8 +115,9 @@ class Leader:
         self.windows = Windows(known_rules.outer)
         self._voting = Voting(me)
         self._heard_from = 0.0
-        """When a round was last done again without the dead: they may have done it with others, on
-        another side of the network. So only voters heard since then count as here."""
+        """When a round was last done again without members counted as dead. They may live behind a
+        parted network and finish the round with others, so a voter counts as here only if it was
+        heard since."""
         self._certificate: Certificate | None = None
         """Of the version that was committed last."""
         self.after = ""
@@ -125,6 +128,8 @@ class Leader:
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
+        self._complete: float | None = None
+        """Since when every stage has had enough peers."""
         self._coming: Mapping[PeerId, int | None] = {}
         self._disputed: tuple[Version, int] | None = None
         self._asked: dict[PeerId, float] = {}
@@ -304,6 +309,8 @@ class Leader:
         busy answers late."""
         done: list[Any] = []
         for peer, heard in list(self.roster.heard.items()):
+            if peer not in self.roster.heard:
+                continue  # it left with a cell that another's end has let divide
             silent, most = now - heard, self.roster.silence(peer, self.facts.waits.late_s) + slack
             if peer == self.me or silent <= ASK_AFTER * most:
                 continue
@@ -332,13 +339,15 @@ class Leader:
             self.waiting_for = "the next leader"
             return []
         stages = self.roster.replicas()
-        young = self.base is None and all(c.at == GENESIS for c in self.roster.candidates.values())
+        takes_part = [self.roster.candidates[p] for peers in stages.values() for p in peers]
+        young = self.base is None and all(c.at == GENESIS for c in takes_part)
         need = facts.min_replicas if young else 1
         thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
         nobody = "a peer for " + ", ".join(map(stage_name, thin)) if thin else ""
         if thin and (young or ENDS in thin or len(thin) > facts.spare):
-            self.waiting_for = self._not_joined(thin, need) or nobody
+            self.waiting_for, self._complete = self._not_joined(thin, need) or nobody, None
             return self._mend(thin, now)
+        self._complete = now if self._complete is None else self._complete
         self._mend((), now)
         # A young swarm waits a moment, so that peers that start together are in the first plan
         # together.
@@ -346,6 +355,7 @@ class Leader:
             self.base is None
             and self._changed is not None
             and now - self._changed < facts.waits.settle_s
+            and now - self._complete < SETTLES * facts.waits.settle_s
         ):
             self.waiting_for = "more peers"
             return []
@@ -471,8 +481,7 @@ class Leader:
         there = {
             p for p in members if p == self.me or self.roster.heard.get(p, now) >= self._heard_from
         }
-        for p, c in here.items():
-            (self._left.add if c.leaving else self._left.discard)(p)
+        self._left = self._left.difference(here) | {p for p, c in here.items() if c.leaving}
         left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
         left = self._left | {p for p in left if self.planning.rules.revokes(p)}
         votes = self._voting.electorate(h, current, left)
@@ -636,6 +645,8 @@ class Leader:
         ):
             return []
         epoch.outcomes[e.peer] = e
+        if e.peer in self.roster.candidates:
+            self.roster.alive(e.peer, now)  # its word is a sign of life too
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
             self.roster.candidates[e.peer] = replace(
                 c,

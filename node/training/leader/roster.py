@@ -358,7 +358,9 @@ class Roster:
         """By peer, how many times slower than it says its neighbours find it, where that is beyond
         ``CEILING``."""
         return {
-            p: c.speed / b for p, c in self.candidates.items() if c.speed > (b := self._bound(p))
+            p: c.speed / b
+            for p, c in self.candidates.items()
+            if c.speed > (b := self._bound(p)) > 0
         }
 
     def _bound(self, peer: PeerId) -> float:

@@ -23,6 +23,9 @@ leader goes beyond what its members accept."""
 MOST_TERM = 1 << 48
 """Of any swarm: at ``PLANS_PER_S`` plans, each by :data:`STEP_HEARD` higher, it takes 13 years to
 come so far."""
+MOST_SAMPLES = 1 << 62
+"""Positions in the sample order. Every plan goes on from the one before, and one more step would
+leave the range of an integer on the wire."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Bounds:
         """Why no leader of this run makes such a plan."""
         if why := self.of_history(plan.epoch, plan.tokens):
             return why
+        if any(c.next > MOST_SAMPLES for c in plan.cursor):
+            return "a place in the sample order that no run comes to"
         if plan.last and plan.epoch < self.epochs:
             return f"it ends the run at epoch {plan.epoch} of {self.epochs}"
         return (

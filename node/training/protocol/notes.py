@@ -45,7 +45,7 @@ MAX_PAST = 1024
 """Versions of its past that a peer tells."""
 MAX_NAMED = 20_000
 """Parts, or peers, that a note names."""
-MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
+MAX_COUNT, MAX_AMOUNT, MAX_DIGEST, LEAST_RATE = 1 << 53, 1e12, 64, 1e-9
 """What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan
 any more."""
 
@@ -357,12 +357,12 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 r.stage,
                 parse_version(r.at),
                 _digest(r.digest),
-                _finite(r.speed),
+                _rate(r.speed),
                 reachable,
                 _count(r.term, MOST_TERM),
                 _count(r.tokens),
                 r.leaving,
-                tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]),
+                tuple((PeerId(p), _rate(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]),
                 _count(r.room),
                 parse_costs(r.costs),
                 r.change,
@@ -387,7 +387,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 c.plan_hash,
                 c.attempt,
                 _digest(c.digest),
-                _finite(c.speed),
+                _rate(c.speed),
                 _signature(c.vote),
             )
         case "incomplete":
@@ -432,6 +432,13 @@ def _few(told: Sequence[T]) -> tuple[T, ...]:
 def _finite(value: float) -> float:
     if not (math.isfinite(value) and 0 <= value <= MAX_AMOUNT):
         raise WireError("expected a number from 0 to the limit")
+    return value
+
+
+def _rate(value: float) -> float:
+    """0 for unknown. Nobody is as slow as what would make a quotient of two rates infinite."""
+    if 0 < _finite(value) < LEAST_RATE:
+        raise WireError("a rate that is too small to be one")
     return value
 
 

@@ -132,11 +132,20 @@ class Memory:
         if self._asked is None or self._asked[0] != version:
             return None
         self._asked = None
-        if plan is None or version not in (plan.base, makes(plan, dropped)):
+        if plan is None or not self._explains(version, plan, dropped):
             self.forgotten.add(version)
             return False
         self.history, self._dropped, self._next = plan, tuple(dropped), None
         return True
+
+    def _explains(self, version: Version, plan: Plan, dropped: Sequence[int]) -> bool:
+        """Whether a plan that others recall goes with the version, and its samples with its place
+        in their order."""
+        try:
+            self.cursor_after(plan, dropped)
+        except ValueError:
+            return False
+        return version in (plan.base, makes(plan, dropped))
 
     def cursor_after(self, plan: Plan, dropped: Sequence[int]) -> Cursor:
         """The sampler when ``plan`` is done: its samples are taken, those of dropped micro-batches

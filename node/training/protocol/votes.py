@@ -362,13 +362,13 @@ class Trust:
         if self.holds(now) and (c.version.epoch, c.term) < (self.version.epoch, self.term):
             return False  # it was one once: whoever saw a newer one goes back for no old one
         voters = self.voters if self.holds(now) else c.voters
-        signed: set[PeerId] = set()
+        known, signed = frozenset(voters), set[PeerId]()
         for b in c.agreeing():
             if b.peer in self.doubles:
                 continue
-            if b.peer in voters and self.vote_is_signed(c.vote(b), b.peer, b.signature):
+            if b.peer in known and self.vote_is_signed(c.vote(b), b.peer, b.signature):
                 signed.add(b.peer)
-                if most(voters, signed):
+                if 2 * len(signed) >= len(voters) and most(voters, signed):
                     return True
         return False
 
