@@ -4,7 +4,7 @@ is kept for backward."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -27,6 +27,9 @@ from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
 
+SHARE = 0.5
+"""Of the stash, for forward-only work: anybody may ask for it, and training comes first."""
+
 
 class ForwardRequests:
     """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is
@@ -35,6 +38,8 @@ class ForwardRequests:
     def __init__(self, pipeline: PipelineBase, outbound: Outbound) -> None:
         self._pipeline, self._outbound = pipeline, outbound
         self._numbers = count(1)
+        self._held = 0
+        """Bytes of the stash that others' forward-only work has reserved."""
         self._waiting: dict[
             tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[FrameReader]]
         ] = {}
@@ -114,17 +119,25 @@ class ForwardRequests:
     async def _visit(self, incoming: Incoming, context: Any) -> None:
         pipeline, shape = self._pipeline, loose_shape(incoming, self._pipeline.shape)
         cost = 2 * pipeline.shape.nbytes(shape[0], shape[1])
+        if self._held + cost > max(cost, SHARE * pipeline.stash.limit):
+            return await say(context, pb.BUSY, "enough forward-only work is here")
         if not pipeline.make_room(cost):
             return await say(context, pb.BUSY, "my stash is full")
         ticket = pipeline.stash.reserve(cost)
+        self._held += cost
+
+        def free() -> None:
+            pipeline.stash.cancel(ticket)
+            self._held -= cost
+
         try:
             reader = await self._read(incoming, shape, context)
         except BaseException:
-            pipeline.stash.cancel(ticket)
+            free()
             raise
         accepted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         # A task of its own: after ACCEPTED the frame is ours, also when the sender's stream ends.
-        pipeline.tasks.spawn(self._work(incoming, reader, ticket, accepted), "errand")
+        pipeline.tasks.spawn(self._work(incoming, reader, free, accepted), "errand")
         await say(context, pb.ACCEPTED)
         try:
             await say(context, pb.DONE, compute_s=await accepted)
@@ -132,13 +145,19 @@ class ForwardRequests:
             await say(context, pb.REFUSED, e.reason)
 
     async def _work(
-        self, incoming: Incoming, reader: FrameReader, ticket: int, accepted: asyncio.Future[float]
+        self,
+        incoming: Incoming,
+        reader: FrameReader,
+        free: Callable[[], None],
+        accepted: asyncio.Future[float],
     ) -> None:
         pipeline, claim = self._pipeline, incoming.claim
         last_only = incoming.purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
         onward = Claim(claim.epoch, "", claim.index, claim.journey, claim.position + 1)
+        # Whoever asked waits no longer, whatever deadline the sender says.
+        within_s = min(incoming.deadline_s, pipeline.hop_s * (len(claim.journey) - claim.position))
         try:
-            async with asyncio.timeout(incoming.deadline_s):
+            async with asyncio.timeout(within_s):
                 began = pipeline.clock.now()
                 output, shape = await pipeline.device.run(
                     partial(pipeline.math.forward_only, reader, last_only), Priority.FORWARD_ONLY
@@ -152,7 +171,7 @@ class ForwardRequests:
                 await self._pass_on(
                     onward,
                     incoming.purpose,
-                    incoming.deadline_s,
+                    within_s,
                     shape,
                     output,
                     reader.document_ends,
@@ -166,7 +185,7 @@ class ForwardRequests:
                 accepted.set_exception(PeerFault(pipeline.me, str(e)))
                 accepted.exception()  # the sender may be gone: then nobody else looks at it
         finally:
-            pipeline.stash.cancel(ticket)
+            free()
 
     async def _read(self, incoming: Incoming, shape: tuple[int, ...], context: Any) -> FrameReader:
         pipeline = self._pipeline

@@ -204,6 +204,14 @@ async def test_the_newest_epoch_most_donors_agree_on(swarm: Swarm) -> None:
     assert same(snapshot.tensors, values(4))
 
 
+async def test_state_of_an_epoch_beyond_the_run_is_a_fault(swarm: Swarm) -> None:
+    liar = await swarm.donor("liar", Held({(1 << 64) - 1: values(9)}))
+    honest = await swarm.donor("honest", Held({4: values(4)}))
+    snapshot = await swarm.fetch([liar, honest], epoch=None, most_epoch=100)
+    assert snapshot.epoch == 4
+    assert swarm.blamed() == {liar}
+
+
 async def test_training_goes_on_while_a_joiner_reads(swarm: Swarm) -> None:
     """The donor's parameters are replaced between two requests; the joiner still gets the epoch it
     asked for."""

@@ -107,6 +107,16 @@ def test_newest_are_kept(tmp_path: Path) -> None:
     assert store.epochs(3) == []
 
 
+def test_a_folder_in_an_old_checkpoint_costs_no_new_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = store_in(tmp_path, keep=1, said=said)
+    store.save(1, 1, *state(1))
+    (tmp_path / "stage-1" / "epoch-1" / "notes").mkdir()
+    store.save(1, 2, *state(2))
+    assert store.epochs(1) == [2]
+    assert any("could not clear epoch-1" in line for line in said)
+
+
 def test_saving_the_same_again_changes_nothing(store: CheckpointStore) -> None:
     before = os.stat(store.save(1, 4, *state(4))).st_ino
     assert os.stat(store.save(1, 4, *state(4))).st_ino == before

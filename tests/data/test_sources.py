@@ -67,11 +67,14 @@ def expected(end=257):
     return ids
 
 
-def write_parquet(path, column="text"):
+def write_parquet(path, column="text", texts=(*DOCUMENTS, None)):
+    """Bytes among the texts stand for strings, whether they are UTF-8 or not."""
     import pyarrow
     import pyarrow.parquet as pq
 
-    pq.write_table(pyarrow.table({"id": list(range(21)), column: [*DOCUMENTS, None]}), path)
+    said = [t.encode() if isinstance(t, str) else t for t in texts]
+    strings = pyarrow.array(said, pyarrow.binary()).view(pyarrow.string())
+    pq.write_table(pyarrow.table({"id": list(range(len(said))), column: strings}), path)
 
 
 def write_jsonl(path):
@@ -194,6 +197,9 @@ def test_bad_parquet(tmp_path, monkeypatch):
     settings = DataSettings(source=f"file:{path}")
     write_parquet(path, column="body")
     with pytest.raises(UsageFault, match="no column 'text'"):
+        open_source(settings, 4, tmp_path)
+    write_parquet(path, texts=[b"fine", b"\xff\xfe"])
+    with pytest.raises(UsageFault, match="cannot read"):
         open_source(settings, 4, tmp_path)
     path.write_bytes(b"PAR1 not really")
     with pytest.raises(UsageFault, match="cannot read"):

@@ -238,3 +238,29 @@ async def test_only_the_asked_path_may_bring_an_evaluation_home(swarm, plan):
         (pb.REFUSED, "not yours to bring")
     ]
     going.cancel()
+
+
+async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
+    stash = swarm.pipelines["s1a"].stash
+    stash.limit = 4 * 2 * 2048
+    evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0)
+
+    async def no_tensor():
+        yield pb.Frame(head=evaluate)
+        await asyncio.sleep(60)
+
+    channel = await swarm.net.transports["s0a"].channel("s1a")
+    calls = [PipelineStub(channel).Forward(no_tensor(), timeout=60) for _ in range(2)]
+    async with asyncio.timeout(10):
+        while stash.used < stash.limit / 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])
+    assert got == [(pb.BUSY, "enough forward-only work is here")]
+    assert stash.used == stash.limit / 2
+    for call in calls:
+        call.cancel()
+    async with asyncio.timeout(10):
+        while stash.used:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])
+    assert "early" in got[0][1], "there is room again"

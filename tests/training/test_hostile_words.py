@@ -1,0 +1,167 @@
+"""What nobody honest says: numbers, names and plans that would crash or stall a leader."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from node.core.errors import WireError
+from node.core.ids import PeerId
+from node.core.journey import Path, Plan, PlanMember, Version, _shares
+from node.core.samples import SampleClass
+from node.data.order import Sampler
+from node.training.leader.leader import SETTLES, Leader
+from node.training.leader.roster import Roster
+from node.training.protocol import events as ev
+from node.training.protocol import notes
+from node.training.protocol.bounds import MOST_SAMPLES, Bounds
+from node.training.protocol.plan_context import Memory, makes
+from node.training.protocol.rules import Rules
+from protos import training_pb2 as pb
+from tests.training.run_facts import facts
+from tests.training.test_leader import (
+    S1,
+    S2,
+    T1,
+    T2,
+    E,
+    begun,
+    heard,
+    next_plan,
+    reported,
+    tell,
+    the_plan,
+    waits,
+)
+
+TINY = 5e-324
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        pb.Note(ready=pb.ReadyNote(stage=1, speed=TINY)),
+        pb.Note(ready=pb.ReadyNote(stage=1, seen={"s1": TINY})),
+        pb.Note(committed=pb.CommittedNote(speed=TINY)),
+    ],
+    ids=["speed", "seen", "committed"],
+)
+def test_a_rate_that_is_too_small_to_divide_by_is_refused(note: pb.Note) -> None:
+    with pytest.raises(WireError, match="too small"):
+        notes.leader_event(note, S1)
+
+
+def test_a_bound_of_nothing_casts_no_doubt() -> None:
+    r = Roster(2)
+    for e in (
+        heard(S1),
+        dataclasses.replace(heard(T1), speed=TINY),
+        dataclasses.replace(heard(S2), seen=((T1, 1e12), (S1, 1.0))),
+    ):
+        r.hear(e, 0.0)
+    assert S1 not in r.doubts()
+
+
+def changed(**body: Any) -> pb.PlanNote:
+    _, plan = begun()
+    return pb.PlanNote(plan=json.dumps({**json.loads(plan.canonical()), **body}).encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("\ud800", "printable"), ({"x": 1}, "no name"), ("", "no name")]
+)
+def test_a_peer_has_a_name_that_can_be_said(name: Any, why: str) -> None:
+    _, plan = begun()
+    peers = json.loads(plan.canonical())["peers"]
+    assert notes.parse_plan(changed(peers=peers)) == plan
+    with pytest.raises(WireError, match=why):
+        notes.parse_plan(changed(peers=[name, *peers[1:]]))
+
+
+def test_shares_of_more_cells_than_a_window_has_are_refused() -> None:
+    cell = "ab" * 8
+    assert _shares({"1": {cell: 3}}) == {1: {cell: 3}}
+    for wide in ({str(i): {} for i in range(1025)}, {"1": {f"{i:016x}": 1 for i in range(257)}}):
+        with pytest.raises(ValueError, match="than there are"):
+            _shares(wide)
+
+
+def test_no_plan_is_at_a_place_that_no_run_comes_to() -> None:
+    _, plan = begun()
+    bounds = Bounds(100, 0)
+    assert not bounds.of_plan(plan)
+    far = dataclasses.replace(plan, cursor=(SampleClass(0, 0, MOST_SAMPLES + 1),))
+    assert "sample order" in bounds.of_plan(far)
+
+
+def test_a_recalled_plan_gives_back_only_samples_it_took() -> None:
+    member = PlanMember(E, 0)
+    plan = Plan(0, 1, E, (member,), (Path(0, E, (77, 78), ()),), {}, cursor=(SampleClass(0, 0, 0),))
+    made = makes(plan, (0,))
+    memory = Memory(Sampler, Sampler.cursor, lambda version: None, None, ())
+    assert memory.asking(made, 0.0, 5.0) == "ask"
+    assert memory.recalled(made, plan, (0,)) is False
+    assert made in memory.forgotten
+
+
+def test_who_comes_and_goes_does_not_keep_a_run_from_beginning() -> None:
+    leader = Leader(E, facts(settle_s=1.0))
+    tell(leader, [heard(p) for p in (E, S1, S2)], 0.0)
+    found, now = None, 0.0
+    while found is None and now < 60.0:
+        now += 0.5
+        done = leader.handle(ev.Unreachable(T1) if int(2 * now) % 2 else heard(T1), now)
+        found = the_plan(done + leader.handle(ev.ClockTick(), now))
+    assert found is not None
+    assert now <= SETTLES * 1.0 + 0.5
+
+
+def test_a_peer_outside_the_run_makes_no_young_swarm_old() -> None:
+    leader = Leader(E, facts(min_replicas=2))
+    outside = dataclasses.replace(heard(T2, Version(1, "a" * 32)), stage=7000)
+    tell(leader, [*(heard(p) for p in (E, S1, S2)), outside], 0.0)
+    assert waits(leader, 10.0) == "a peer for stage 1, stage 2"
+
+
+def test_a_share_that_cannot_be_halved_again_stays_whole() -> None:
+    both = [PeerId(f"{p}{n}") for p in ("ends", "stage1", "stage2") for n in "ab"]
+    at = Version(9, "a" * 32)
+    for bits, cells in ((31, 2), (32, 1)):
+        history = Plan(
+            9,
+            5,
+            both[0],
+            tuple(PlanMember(p, heard(p).stage) for p in both),
+            (),
+            {},
+            lineage=at.lineage,
+            cursor=(SampleClass(0, bits, 0),),
+            tokens=500,
+            cell_id="ab" * 8,
+        )
+        leader = Leader(
+            both[0],
+            facts(read=lambda change: Rules(cell=1)),
+            history=history,
+            term=5,
+            rules=Rules(cell=1),
+            cell=history.cell_id,
+        )
+        done = tell(leader, [heard(p, at, 500, term=5) for p in both], 0.0)
+        done += leader.handle(ev.ClockTick(), 5.0)
+        plans = [a.plan for a in done if isinstance(a, ev.SendPlan)]
+        assert len(plans) == cells, bits
+
+
+def test_a_members_outcome_is_a_sign_of_life_after_a_repair() -> None:
+    leader, plan = begun([heard(p) for p in (E, S1, T1, S2, T2)])
+    reported(leader, plan, 3.0)
+    for p in (S1, T1):
+        leader.handle(ev.Incomplete(p, plan.hash, 0, (), ()), 4.0)
+    done = []
+    for m in plan.members:
+        done += leader.handle(
+            ev.Committed(m.peer, plan.hash, 1 if m.stage == 1 else 0, f"d{m.stage}", 1.0), 4.2
+        )
+    assert next_plan(done).epoch == 1, "nobody has to be heard again first"
