@@ -666,7 +666,8 @@ class Training(rpc.TrainingServicer):
         return None if reply.accepted else reply.reason
 
     async def inform(self, peer: PeerId, note: pb.Note) -> None:
-        """Good to know and no more: who misses it finds out by itself."""
+        """Good to know and no more, with the patience of :meth:`word`: who misses it finds out by
+        itself."""
         with contextlib.suppress(PeerFault):
             await self.word(peer, note, PROBE_TIMEOUT_S)
 

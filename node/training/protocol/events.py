@@ -211,7 +211,7 @@ class SendPlan:
 
 @dataclass(frozen=True)
 class SendRound:
-    """Tell ``to`` to average."""
+    """Tell ``to`` to average, or to copy where ``round`` names sources."""
 
     to: tuple[PeerId, ...]
     plan: Plan

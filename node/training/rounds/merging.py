@@ -81,13 +81,14 @@ class Merge(Protocol):
         ...
 
     def since(self, local: Named, told: bool) -> Named:
-        """Parameters that what was made takes the place of: what was given, unless, ``told``,
-        nothing of this cell is in it, and what it has learned since its anchor stays."""
+        """Parameters that what was made takes the place of: what was given. A merge of differences
+        goes by its anchor where, ``told``, nothing of this cell is in it, so that what was learned
+        since stays."""
         return local
 
     def lacks(self, cell: str, made: Named) -> bool:
-        """Whether nothing of this cell is in what another one has made for it; not as far as
-        anybody knows."""
+        """Whether nothing of this cell is in what another one has made for it; False where nobody
+        can tell."""
         return False
 
 
@@ -221,7 +222,7 @@ class Pushes(OuterSteps):
         """Of the pushes that came, in steps of the server, those that were not taken included."""
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
-        """As before, with the step that the anchor is of."""
+        """As before, with the server's step at which the anchor was made."""
         given = super().gives(local)
         return None if given is None else {**given, STEP: _number(self._giver.step)}
 

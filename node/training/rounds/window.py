@@ -73,7 +73,7 @@ Raises PeerFault."""
 
 @dataclass
 class WindowNews:
-    """The last window whose mean came into place: its number, of how many cells it is, peers of
+    """Of a window, the last whose mean came into place where a peer tells of it: its number, of how many cells it is, peers of
     this stage, tensor bytes, seconds. ``apart``: how far the partners were from what was given
     here, the median, relative to its length; 0: not known."""
 

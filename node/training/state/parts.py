@@ -30,7 +30,8 @@ SEARCH_S = 2.0
 BATCH = 32 << 20
 """Bytes of parts fetched together: a donor that dies takes only what was under way with it."""
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
-"""With replicas that give what goes on in an epoch: shorter than with those of a whole stage."""
+"""For fetches from replicas while an epoch or a window goes on: less than a newcomer has for a
+whole stage."""
 
 States = dict[str, dict[str, Tensor]]
 """Part to its state by name."""
