@@ -74,8 +74,8 @@ Raises PeerFault."""
 @dataclass
 class WindowNews:
     """Of a window, the last whose mean came into place where a peer tells of it: its number, of how
-    many cells it is, peers of this stage, tensor bytes, seconds. ``apart``: how far the partners were from what was given
-    here, the median, relative to its length; 0: not known."""
+    many cells it is, peers of this stage, tensor bytes, seconds. ``apart``: how far the partners
+    were from what was given here, the median, relative to its length; 0: not known."""
 
     number: int = 0
     cells: int = 0
