@@ -366,11 +366,10 @@ def _window(body: Any, books: Any, shares: Any) -> Window:
         tuple(
             Partner(
                 CellId(_cell(cell)),
-                PeerId(str(leader)),
+                _peer(leader),
                 {
                     int(stage): tuple(
-                        Host(PeerId(str(peer)), tuple(_address(a) for a in maddrs))
-                        for peer, maddrs in of
+                        Host(_peer(peer), tuple(_address(a) for a in maddrs)) for peer, maddrs in of
                     )
                     for stage, of in hosts.items()
                 },

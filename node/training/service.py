@@ -541,10 +541,8 @@ class Training(rpc.TrainingServicer):
         if self.leader is None:
             self._hurry.set()  # its sender takes us for the leader: does ours still live?
             return "this peer does not lead"
-        if isinstance(event, ev.Heartbeat) and event.stage > self.facts.stages:
-            raise WireError(f"stage {event.stage} of {self.facts.stages}")
         if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
-            raise WireError(f"invalid version: {why}")
+            raise WireError(f"invalid stage or version: {why}")
         vote = self.leader.vote(event) if isinstance(event, ev.Committed) else None
         if vote is not None and not self.trust.vote_is_signed(vote, peer, note.committed.vote):
             raise WireError("a vote whose signature is wrong")

@@ -13,7 +13,7 @@ from node.training.protocol import notes
 from node.training.protocol.bounds import MOST_TERM, PLANS_PER_S, STEP, STEP_HEARD, Bounds, Terms
 
 E, S = PeerId("ends"), PeerId("stage")
-RUN = Bounds(epochs=120, tokens=128)
+RUN = Bounds(epochs=120, tokens=128, stages=2)
 PATH = Path(0, E, (0, 1), (Hop(1, S),))
 
 
@@ -42,6 +42,8 @@ CLOSED = ev.RoundArrived(E, 7, 9, "hash", 0, (), {}, (), (), 6.0, tokens=128)
         (RUN.of_heard(dataclasses.replace(GOOD, tokens=2**53)), "tokens"),
         (RUN.of_heard(dataclasses.replace(GOOD, at=Version(2**40, "ab" * 16))), "epoch"),
         (RUN.of_heard(dataclasses.replace(GOOD, reachable=(Version(121, "cd" * 16),))), "epoch"),
+        (RUN.of_heard(dataclasses.replace(GOOD, stage=2)), ""),
+        (RUN.of_heard(dataclasses.replace(GOOD, stage=3)), "stage 3 of 2"),
         (RUN.of_plan(plan()), ""),
         (RUN.of_plan(plan(paths=())), "ends the run at epoch 7"),
         (RUN.of_plan(plan(120, paths=())), ""),

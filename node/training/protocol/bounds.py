@@ -30,10 +30,12 @@ leave the range of an integer on the wire."""
 
 @dataclass(frozen=True)
 class Bounds:
-    """``epochs`` of the run, ``tokens`` of one epoch (0: not known, and no bound)."""
+    """``epochs`` of the run, ``tokens`` of one epoch and block ``stages`` (0: not known, and no
+    bound)."""
 
     epochs: int
     tokens: int
+    stages: int = 0
 
     def of_history(self, epoch: int, tokens: int) -> str:
         """Why no history of ``epoch`` epochs counts so many tokens."""
@@ -45,6 +47,8 @@ class Bounds:
 
     def of_heard(self, e: ev.Heartbeat) -> str:
         """Why nobody can stand where this heartbeat says."""
+        if self.stages and e.stage > self.stages:
+            return f"stage {e.stage} of {self.stages}"
         return self.of_history(e.at.epoch, e.tokens) or next(
             (why for v in e.reachable if (why := self.of_history(v.epoch, 0))), ""
         )

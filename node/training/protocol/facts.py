@@ -110,4 +110,4 @@ class RunFacts:
     @property
     def bounds(self) -> Bounds:
         """How far numbers go that others tell."""
-        return Bounds(self.epochs, self.target_batch * self.sizes.sequence)
+        return Bounds(self.epochs, self.target_batch * self.sizes.sequence, self.stages)
