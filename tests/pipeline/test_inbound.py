@@ -8,6 +8,7 @@ import asyncio
 import grpc
 import pytest
 
+from node.pipeline.hops.base import PipelineBase
 from protos import pipeline_pb2 as pb
 from protos import tensor_pb2
 from protos.pipeline_pb2_grpc import PipelineStub
@@ -264,3 +265,16 @@ async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
             await asyncio.sleep(0.01)
     got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])
     assert "early" in got[0][1], "there is room again"
+
+
+async def test_forward_only_work_ends_whatever_deadline_it_says(swarm, plan, monkeypatch):
+    monkeypatch.setattr(PipelineBase, "hop_s", 0.2)
+    for replica in ("s2a", "s2b"):  # they answer BUSY for ever
+        busy = swarm.pipelines[replica].stash
+        busy.reserve(1)
+        busy.limit = 0
+    evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, deadline_s=86400.0)
+    stash = swarm.pipelines["s1a"].stash
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate), pb.Frame(chunk=bytes(2048))])
+    assert [v for v, _ in got] == [pb.ACCEPTED, pb.REFUSED]
+    assert stash.used == 0

@@ -11,7 +11,7 @@ from node.core.ids import PeerId
 from node.core.journey import Path, Plan, PlanMember, Version, _shares
 from node.core.samples import SampleClass
 from node.data.order import Sampler
-from node.training.leader.leader import SETTLES, Leader
+from node.training.leader.leader import SETTLES, UNANSWERED_S, Leader
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
 from node.training.protocol import notes
@@ -165,3 +165,20 @@ def test_a_members_outcome_is_a_sign_of_life_after_a_repair() -> None:
             ev.Committed(m.peer, plan.hash, 1 if m.stage == 1 else 0, f"d{m.stage}", 1.0), 4.2
         )
     assert next_plan(done).epoch == 1, "nobody has to be heard again first"
+
+
+def test_who_left_while_the_silent_are_looked_at_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of one can let the cell divide, and others leave with the new one."""
+    leader, _ = begun(late_s=5.0)
+
+    def both_leave(peer: PeerId, now: float, why: str) -> list[Any]:
+        for p in (S1, S2):
+            leader.roster.gone(p)
+        return []
+
+    leader.handle(ev.ClockTick(), 100.0)
+    monkeypatch.setattr(leader, "_gone", both_leave)
+    leader.handle(ev.ClockTick(), 101.0 + UNANSWERED_S)
+    assert not {S1, S2} & leader.roster.heard.keys()
