@@ -29,7 +29,7 @@ from node.averaging.strategies.outer import OuterSettings, check, pieces
 from node.averaging.strategies.strategy import Butterfly, Edges, Groups, Strategy
 from node.data.order import SampleOrder
 from node.data.settings import DataSettings
-from node.data.sources import open_data
+from node.data.sources import Ids, open_data
 from node.model.settings import ModelSettings
 from node.model.stages import Rope, rotate
 from node.training.rounds.error_feedback import feedback_of
@@ -116,11 +116,10 @@ class Text:
             t.replicas, t.batch, -1
         )
 
-    def _window(self, tokens: np.ndarray, index: int) -> Tensor:
+    def _window(self, tokens: Ids, index: int) -> Tensor:
         begin = index * self._task.model.seq_len
-        return torch.from_numpy(
-            tokens[begin : begin + self._task.model.seq_len + 1].astype(np.int64)
-        )
+        ids = np.asarray(tokens[begin : begin + self._task.model.seq_len + 1])
+        return torch.from_numpy(ids.astype(np.int64))
 
 
 class Adam:

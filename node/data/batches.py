@@ -10,7 +10,7 @@ from torch import Tensor
 
 from node.core.errors import UsageFault
 from node.data.order import SampleOrder
-from node.data.sources import Corpus
+from node.data.sources import Corpus, Ids
 from node.model.documents import NO_TARGET
 
 
@@ -34,10 +34,10 @@ def held_out_batch(corpus: Corpus, i: int, size: int) -> tuple[Tensor, Tensor]:
     return _tensors(corpus, corpus.held_out, windows)
 
 
-def _tensors(corpus: Corpus, text: np.ndarray, windows: Iterable[int]) -> tuple[Tensor, Tensor]:
+def _tensors(corpus: Corpus, text: Ids, windows: Iterable[int]) -> tuple[Tensor, Tensor]:
     length = corpus.seq_len
-    rows = np.stack([text[w * length : (w + 1) * length + 1] for w in windows]).astype(np.int64)
-    return pair(rows, corpus.end)
+    rows = np.stack([np.asarray(text[w * length : (w + 1) * length + 1]) for w in windows])
+    return pair(rows.astype(np.int64), corpus.end)
 
 
 def pair(rows: np.ndarray, end: int | None) -> tuple[Tensor, Tensor]:

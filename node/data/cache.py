@@ -1,5 +1,5 @@
-"""Tokenised text on disk, mapped into memory, named by a hash of where it came from: made once,
-read by every later start.
+"""Tokenised text on disk, named by a hash of where it came from: made once, read by every later
+start.
 
 After the ids stands their sha256: a file that was cut or changed since is made anew, for what is
 wrong in it would be trained on.
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from node.core.errors import OutOfResources, UsageFault
+from node.data.token_file import TokenFile
 from node.data.tokenizer import Tokenizer
 
 _FORMAT = 2
@@ -30,10 +31,10 @@ _log = logging.getLogger("tutti.data")
 
 def cached(
     home: Path, source: str, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None
-) -> np.ndarray:
-    """Token ids of ``documents``, each followed by the id ``end`` unless that is None; read-only
-    map of a file under ``home/data``, which is written first when it is not there. ``source`` names
-    the documents' bytes.
+) -> TokenFile:
+    """Token ids of ``documents``, each followed by the id ``end`` unless that is None; a file under
+    ``home/data``, which is written first when it is not there. ``source`` names the documents'
+    bytes.
 
     Two daemons may do this at once: each writes its own file and the last rename wins, with equal
     content. Raises OutOfResources when the disk is full, UsageFault when the directory cannot be
@@ -56,8 +57,7 @@ def cached(
                 f"cannot keep tokenised text in {path.parent}: {e}",
                 "choose a home you may write to",
             ) from e
-    ids = (path.stat().st_size - SUM) // dtype.itemsize
-    return np.memmap(path, dtype=dtype, mode="r", shape=(ids,)) if ids else np.empty(0, dtype=dtype)
+    return TokenFile(path, dtype, (path.stat().st_size - SUM) // dtype.itemsize)
 
 
 def id_type(tokenizer: Tokenizer) -> np.dtype:

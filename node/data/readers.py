@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from node.core.errors import NetworkFault, UsageFault
+from node.data.token_file import TokenFile
 
 PIECE = 1 << 22
 """Bytes read at once."""
@@ -46,16 +47,16 @@ def documents_sha256(documents: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """A file as an array of ``dtype``, mapped read-only. Raises UsageFault when its size is no
-    multiple of an item's."""
+def token_file(path: Path, dtype: np.dtype) -> TokenFile:
+    """A file as an array of ``dtype``. Raises UsageFault when its size is no multiple of an
+    item's."""
     size = path.stat().st_size
     if size % dtype.itemsize:
         raise UsageFault(
             f"{path} has {size} bytes, no multiple of {dtype.itemsize}",
             f"write it as {dtype.name}, little-endian",
         )
-    return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
+    return TokenFile(path, dtype, size // dtype.itemsize)
 
 
 def text_pieces(path: Path) -> Iterator[bytes]:
@@ -135,7 +136,7 @@ def note_beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-def pretokenised(path: Path, vocab: int) -> tuple[np.ndarray, int]:
+def pretokenised(path: Path, vocab: int) -> tuple[TokenFile, int]:
     """(ids, vocab) of a little-endian array of uint16 or uint32.
 
     ``path`` + ".json" may say ``{"dtype": "uint16" | "uint32", "vocab": n}``; otherwise ``vocab``
@@ -157,9 +158,9 @@ def pretokenised(path: Path, vocab: int) -> tuple[np.ndarray, int]:
     name = note.get("dtype", "uint16" if vocab <= 1 << 16 else "uint32")
     if name not in ("uint16", "uint32"):
         raise UsageFault(f"{side}: dtype is {name!r}", 'use "uint16" or "uint32"')
-    ids = mapped(path, np.dtype("<u2") if name == "uint16" else np.dtype("<u4"))
+    ids = token_file(path, np.dtype("<u2") if name == "uint16" else np.dtype("<u4"))
     for start in range(0, len(ids), PIECE):
-        largest = int(ids[start : start + PIECE].max())
+        largest = int(np.asarray(ids[start : start + PIECE]).max())
         if largest >= vocab:
             raise UsageFault(
                 f"{path} holds the id {largest}, but only {vocab} exist",

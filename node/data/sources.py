@@ -1,5 +1,5 @@
-"""A source's name to a corpus: tokens in memory or mapped from disk, hashed, split into training
-and held-out text.
+"""A source's name to a corpus: tokens in memory or on disk, hashed, split into training and
+held-out text.
 
 ``builtin:pydoc`` is the text of Python's own help; it differs between Python versions, so peers
 that share a run compare its hash. Readers of the formats are in ``readers.py``.
@@ -23,7 +23,11 @@ from node.data.streamed.opening import open_stream
 from node.data.streamed.shards import is_streamed
 from node.data.streamed.stream import Stream
 from node.data.synthetic import MarkovLanguage
+from node.data.token_file import TokenFile
 from node.data.tokenizer import Tokenizer, mark_between, open_tokenizer
+
+Ids = np.ndarray | TokenFile
+"""Token ids [n]; ``numpy.asarray`` of a slice is an array."""
 
 DATA_DISK = 8 << 30
 """Bytes of a stream that are kept, where nothing else is said."""
@@ -33,15 +37,14 @@ SYNTHETIC_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class Corpus:
-    """``train`` and ``held_out`` are unsigned token ids [n], perhaps memory-mapped: read, never
-    write.
+    """``train`` and ``held_out`` are unsigned token ids [n].
 
     Windows are ``seq_len + 1`` tokens long and begin ``seq_len`` apart, so each token but the first
     is a target once.
     """
 
-    train: np.ndarray
-    held_out: np.ndarray
+    train: Ids
+    held_out: Ids
     sha256: str
     vocab: int
     seq_len: int
@@ -197,7 +200,7 @@ def _synthetic(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
 
 def _file(
     name: str, path: Path, tokenizer: Tokenizer, wanted: str, home: Path
-) -> tuple[np.ndarray, str, int]:
+) -> tuple[Ids, str, int]:
     # The manifest's word, not that of the file here: all peers must read it in the same way.
     kind = Path(name).suffix.lower()
     digest = readers.file_sha256(path)
@@ -211,7 +214,7 @@ def _file(
         tokens, vocab = readers.pretokenised(path, tokenizer.vocab)
         return tokens, digest, vocab
     if kind == ".txt" and tokenizer.digest == "bytes-1":
-        return readers.mapped(path, np.dtype(np.uint8)), digest, tokenizer.vocab
+        return readers.token_file(path, np.dtype(np.uint8)), digest, tokenizer.vocab
     if kind == ".txt":
         documents, ends = readers.text_pieces(path), None
     elif kind in (".jsonl", ".ndjson"):
@@ -227,7 +230,7 @@ def _file(
 
 def _hub(
     name: str, place: str, tokenizer: Tokenizer, wanted: str, home: Path
-) -> tuple[np.ndarray, str, int]:
+) -> tuple[Ids, str, int]:
     where, colon, rest = name.partition(":")
     # a saved data set is a directory itself, or one of several in a directory
     inside = local(where, place)
@@ -253,9 +256,7 @@ def _check_hash(digest: str, wanted: str) -> None:
         )
 
 
-def _split(
-    tokens: np.ndarray, settings: DataSettings, seq_len: int, digest: str, vocab: int
-) -> Corpus:
+def _split(tokens: Ids, settings: DataSettings, seq_len: int, digest: str, vocab: int) -> Corpus:
     window = seq_len + 1
     held = max(int(len(tokens) * settings.holdout), window) if settings.holdout else 0
     if len(tokens) - held < window:

@@ -487,7 +487,7 @@ class StageRuntime:
 
     async def evaluate(self, plan: Plan) -> float:
         """Mean loss, nats per token, on the held-out text through the live swarm. Raises PeerFault,
-        and NetworkFault when the text does not come in the time of an epoch."""
+        and NetworkFault when the text cannot be read in the time of an epoch."""
         text = self.engines.text
         if text is None:
             return 0.0
@@ -495,8 +495,9 @@ class StageRuntime:
         try:
             async with asyncio.timeout(plan.deadline_s):
                 pairs = [await text.fetch_held_out(i) for i in range(count)]
-        except TimeoutError as e:
-            raise NetworkFault("the held-out text did not come", "it is read the next time") from e
+        except OSError as e:  # a time-out is one too
+            why = f"the held-out text did not come: {e or 'not in the time of an epoch'}"
+            raise NetworkFault(why, "it is read the next time") from e
         hops = [self.route(plan, i) for i in range(len(pairs))]
         sums = await asyncio.gather(
             *(

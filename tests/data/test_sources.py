@@ -1,6 +1,7 @@
 import errno
 import hashlib
 import json
+import os
 import sys
 from dataclasses import replace
 
@@ -10,8 +11,11 @@ import tokenizers
 
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.data import cache, readers
+from node.data.batches import batch, held_out_batch
+from node.data.order import SampleOrder
 from node.data.settings import DataSettings
 from node.data.synthetic import MarkovLanguage
+from node.data.token_file import TokenFile
 from node.data.tokenizer import ByteTokenizer
 from tests.data.conftest import open_source
 
@@ -48,13 +52,27 @@ def test_synthetic(tmp_path):
         open_source(DataSettings(source="synthetic:x"), 64, tmp_path)
 
 
-def test_a_text_file_is_mapped_and_not_copied(tmp_path):
+def test_a_text_file_is_read_in_place(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("Grüße\n".encode() * 100 + b"\xff broken utf-8 is bytes all the same")
     corpus = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path / "home")
     assert bytes(ids_of(corpus)) == path.read_bytes()
-    assert isinstance(corpus.train, np.memmap)
+    assert isinstance(corpus.train, TokenFile)
     assert not (tmp_path / "home").exists()
+
+
+def test_a_file_that_is_cut_while_in_use_is_an_error(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(bytes(range(200)))
+    corpus = open_source(DataSettings(source=f"file:{path}", holdout=0.2), 16, tmp_path)
+    order = SampleOrder(corpus.windows, 0)
+    whole = batch(corpus, order, range(corpus.windows))[0]
+    assert sorted(whole.flatten().tolist()) == list(range(16 * corpus.windows))
+    os.truncate(tmp_path / "a.txt", 100)
+    with pytest.raises(OSError, match=r"a\.txt was cut"):
+        batch(corpus, order, range(corpus.windows))
+    with pytest.raises(OSError, match="was cut"):
+        held_out_batch(corpus, 0, 1)
 
 
 DOCUMENTS = [f"Dokument {i}: naïve 🤖\nline" * 3 for i in range(20)]
@@ -96,9 +114,7 @@ def test_documents_end_with_eos_and_are_tokenised_once(tmp_path, monkeypatch, na
     monkeypatch.setattr(ByteTokenizer, "encode", lambda *_: pytest.fail("tokenised again"))
     again = open_source(settings, 16, tmp_path / "home")
     assert ids_of(again) == ids_of(corpus)
-    assert isinstance(again.train, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        again.train[0] = 1
+    assert isinstance(again.train, TokenFile)
 
 
 def test_documents_are_kept_apart_where_they_end(tmp_path):
