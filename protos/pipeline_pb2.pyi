@@ -71,16 +71,14 @@ class Frame(_message.Message):
     def __init__(self, head: _Optional[_Union[FrameHead, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("verdict", "reason", "compute_s", "waited_s")
+    __slots__ = ("verdict", "reason", "waited_s")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
     reason: str
-    compute_s: float
     waited_s: float
-    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., compute_s: _Optional[float] = ..., waited_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class FetchInput(_message.Message):
     __slots__ = ("epoch", "plan_hash", "index", "position", "skipped")

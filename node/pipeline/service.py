@@ -355,14 +355,12 @@ class Pipeline(PipelineBase):
             return
         self._account(seconds)
         self._say_slices()
-        now = self.clock.now()
-        if self.at_origin(key) and key.position:
-            self.timing.loss.add(seconds, now)
-        else:
-            self.timing.work[way].add(seconds, now)
         if self.stash.get(key) is not work:
-            return  # freed meanwhile
-        self._seconds[key, way] = seconds
+            return  # freed meanwhile, perhaps before it began
+        measured = self.timing.work[way]
+        if self.at_origin(key) and key.position:
+            measured = self.timing.loss
+        measured.add(seconds, self.clock.now())
         if way is Direction.FORWARD and not self.at_origin(key):
             self.stash.recharge(key, self.cost(key.index))
         self.do(ev.Computed(key, way))
@@ -404,11 +402,11 @@ class Pipeline(PipelineBase):
         if work is None:
             return
         # At the origin the loss, which knows the tokens, is at the end of the journey.
-        last = work if key.position else self._origin.at_last(key)
-        parts = [last, work] if last is not work else [work]
-        shares = [w.share for w in parts if w is not None and w.share is not None]
+        last = None if key.position else self._origin.at_last(key)
+        ends = (work,) if last is None else (last, work)
+        shares = [w.share for w in ends if w.share is not None]
         work.share = None
-        self._gradients.offer(shares, last.tokens if last else 0)
+        self._gradients.offer(shares, ends[0].tokens)
         self.device.enqueue(Priority.COMMIT, self._gradients.drain)
 
     def _free(self, key: Key) -> None:
@@ -417,14 +415,12 @@ class Pipeline(PipelineBase):
             work.dead = True
         for way in Direction:
             self.sender.cancel(key, way)
-            self._seconds.pop((key, way), None)
             self._resolve(key, way, False, "freed")
 
     def _resolve(self, key: Key, way: Direction, done: bool, reason: str) -> None:
-        seconds = self._seconds.get((key, way), 0.0)
         for waiter in self._waiters.pop((key, way), ()):
             if not waiter.done():
-                waiter.set_result((done, reason, seconds))
+                waiter.set_result((done, reason))
 
     def _on_error(self, name: str, error: BaseException) -> None:
         self.telemetry.emit("task-died", f"{name}: {error!r}", "error")

@@ -25,7 +25,7 @@ from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.transport.port import TransportPort
 
-Waiter = asyncio.Future[tuple[bool, str, float]]
+Waiter = asyncio.Future[tuple[bool, str]]
 
 
 class PipelineBase(ABC):
@@ -55,7 +55,6 @@ class PipelineBase(ABC):
         self._handled = asyncio.Event()
         self._plan_until = 0.0
         self._stretch = 1.0
-        self._seconds: dict[tuple[Key, Direction], float] = {}
         self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
 
     @abstractmethod
@@ -94,12 +93,12 @@ class PipelineBase(ABC):
             self._carry_out(action)
 
     def outcome(self, key: Key, way: Direction) -> Waiter:
-        """Resolves to (DONE or not, reason, device seconds)."""
+        """Resolves to (DONE or not, reason)."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         if self.machine.told(key, way):
-            waiter.set_result((True, "", self._seconds.get((key, way), 0.0)))
+            waiter.set_result((True, ""))
         elif key not in self.machine.visits:
-            waiter.set_result((False, "freed", 0.0))
+            waiter.set_result((False, "freed"))
         else:
             self._waiters.setdefault((key, way), []).append(waiter)
         return waiter

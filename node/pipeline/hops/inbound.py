@@ -98,8 +98,8 @@ class Inbound(PipelineServicer):
                     await say(context, pb.ACCEPTED, waited_s=waited)
                 finally:
                     pipeline.carry_out(rest)
-                done, reason, seconds = await outcome
-                await say(context, pb.DONE if done else pb.REFUSED, reason, seconds)
+                done, reason = await outcome
+                await say(context, pb.DONE if done else pb.REFUSED, reason)
             case Say.SETTLED:
                 await say(context, pb.DONE, answer.reason)
             case Say.BUSY:
@@ -198,10 +198,8 @@ class Inbound(PipelineServicer):
         return pb.CountedReply(accepted=all(answer.say is Say.TAKE for answer in answers))
 
 
-async def say(
-    context: Any, verdict: int, reason: str = "", compute_s: float = 0.0, waited_s: float = 0.0
-) -> None:
+async def say(context: Any, verdict: int, reason: str = "", waited_s: float = 0.0) -> None:
     """One receipt."""
-    receipt = pb.Receipt(reason=reason, compute_s=compute_s, waited_s=waited_s)
+    receipt = pb.Receipt(reason=reason, waited_s=waited_s)
     receipt.verdict = verdict  # pyright: ignore[reportAttributeAccessIssue] - an enum's int
     await context.write(receipt)

@@ -28,11 +28,10 @@ EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing
 
 @dataclass(frozen=True, slots=True)
 class StreamOutcome:
-    """How a stream ended: DONE (``trouble`` None) with the receiver's device seconds, or not."""
+    """How a stream ended: DONE (``trouble`` None), or not."""
 
     trouble: Trouble | None
     reason: str = ""
-    compute_s: float = 0.0
 
 
 class AlreadyThere(Exception):
@@ -92,7 +91,7 @@ class Outbound:
                     self._transport.count(peer, sent=nbytes, plane="pipeline")
                     accepted(took - max(0.0, receipt.waited_s))
                 case pb.DONE:
-                    return StreamOutcome(None, compute_s=receipt.compute_s)
+                    return StreamOutcome(None)
                 case pb.BUSY:
                     return StreamOutcome(Trouble.BUSY, printable(receipt.reason))
                 case pb.REFUSED:

@@ -33,8 +33,6 @@ class Sender:
         self._pipeline = pipeline
         self.outbound = Outbound(pipeline.transport, pipeline.clock, pipeline.telemetry)
         self.pace = Pace()
-        self.hop_seconds: dict[tuple[PeerId, Direction], tuple[int, float]] = {}
-        """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._names: dict[PeerId, list[int]] = {}
         self._naming: set[PeerId] = set()
@@ -42,7 +40,6 @@ class Sender:
 
     def forget(self) -> None:
         """Another plan is in force."""
-        self.hop_seconds.clear()
         self._names.clear()
 
     def gone(self, peer: PeerId) -> None:
@@ -117,7 +114,7 @@ class Sender:
         # this task is at its end; what comes next must not cancel it
         self._sending.pop((key, way), None)
         if outcome.trouble is None:
-            self._measure(claim.journey[action.position], way, began, outcome.compute_s)
+            self._measure(claim.journey[action.position], began)
             pipeline.do(ev.Settled(key, way, peer))
             return
         pipeline.telemetry.emit(
@@ -130,10 +127,8 @@ class Sender:
         )
         pipeline.do(ev.Turned(key, way, peer, outcome.trouble))
 
-    def _measure(self, hop: Hop, way: Direction, began: float, compute_s: float) -> None:
+    def _measure(self, hop: Hop, began: float) -> None:
         machine = self._pipeline.machine
-        frames_so_far, seconds = self.hop_seconds.get((hop.peer, way), (0, 0.0))
-        self.hop_seconds[hop.peer, way] = frames_so_far + 1, seconds + compute_s
         self.pace.observe(hop.peer, began, self._pipeline.clock.now())
         siblings = machine.replicas(hop.stage)
         machine.suspects.slow = machine.suspects.slow - set(siblings) | self.pace.slow(siblings)
