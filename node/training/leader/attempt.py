@@ -213,7 +213,7 @@ class EpochAttempt:
 
     def repair(
         self, stage: int, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float
-    ) -> list[ev.SendRound]:
+    ) -> ev.SendRound:
         """Nobody at the stage is averaging any more and some lack parts: copy from who has all,
         else re-own the dead's."""
         said = {p: d for p, d in self._digests(stage).items() if p not in self.dead}
@@ -221,11 +221,11 @@ class EpochAttempt:
         self.repaired += 1
         to = tuple(unfinished)
         if said:
-            return [self.round(stage, to, {}, deadline_s, tuple(said), majority(said))]
+            return self.round(stage, to, {}, deadline_s, tuple(said), majority(said))
         self.blame(ended)
         # The first of them that holds a part fresh.
         holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
-        return [self.round(stage, to, self.reown(stage, holders, assign), deadline_s)]
+        return self.round(stage, to, self.reown(stage, holders, assign), deadline_s)
 
     def digests(self) -> tuple[dict[int, str], list[tuple[int, PeerId]]]:
         """What each stage that worked has agreed on, and (stage, peer) of those that differ from

@@ -699,9 +699,9 @@ class Leader:
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
         self.repaired += 1
         again = epoch.repair(stage, unfinished, self.facts.make.assign, round_s)
-        if any(not word.round.sources for word in again):
+        if not again.round.sources:
             self._heard_from = now
-        return [*again, reports.round_repaired(stage, attempts, len(epoch.dead))]
+        return [again, reports.round_repaired(stage, attempts, len(epoch.dead))]
 
     def _commit(self, now: float) -> list[Any]:
         epoch = self._epoch

@@ -270,16 +270,20 @@ class Roster:
 
     def certain(self, version: Version) -> bool | None:
         """Whether a version is of a lineage that always had a majority of its voters, which goes on
-        before all others, however many tokens these have counted: what most say who stand at it;
-        None when nobody does."""
-        said = {p: _certain(c) for p, c in self.candidates.items() if c.at == version}
+        before all others, however many tokens these have counted: what most say who take part and
+        stand at it; None when nobody does."""
+        said = {p: _certain(c) for p, c in self._standing(version)}
         return majority(said) if said else None
 
     def tokens_of(self, version: Version) -> int:
-        """Tokens counted in the history of a version: what most who stand at its end say; -1 when
-        nobody does."""
-        said = {p: c.tokens for p, c in self.candidates.items() if c.at == version}
+        """Tokens counted in the history of a version: what most say who take part and stand at its
+        end; -1 when nobody does."""
+        said = {p: c.tokens for p, c in self._standing(version)}
         return majority(said) if said else -1
+
+    def _standing(self, version: Version) -> list[tuple[PeerId, ev.Heartbeat]]:
+        everyone = [(p, self.candidates[p]) for p in self._present(self.replicas())]
+        return [(p, c) for p, c in everyone if c.at == version]
 
     def holders(self, version: Version) -> tuple[PeerId, ...]:
         """Who stands at the version or came from it; ends peers first, for they are the likeliest
