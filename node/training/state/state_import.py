@@ -152,10 +152,11 @@ class StateImport:
 
     async def _from_owner(self, arrival: Arrival, donor: PeerId, names: Sequence[str]) -> None:
         base = arrival.plan.base
-        came, error = await self._fetch(arrival, donor, StateKind.OPTIMIZER, base, names, TRIES)
+        missing = f"{short(donor)}, which owned it, did not give it"
+        came, error = await self._fetch(
+            arrival, donor, StateKind.OPTIMIZER, base, names, missing, TRIES
+        )
         if error is not None:
-            why = f"{short(donor)}, which owned it, did not give it ({error.reason})"
-            arrival.why.update(dict.fromkeys(names, why))
             self._engines.journal.emit(
                 "optim",
                 "state-not-moved",
@@ -206,12 +207,10 @@ class StateImport:
                     }
                     loaded = await self._load(arrival, holder, copies)
                 else:
-                    loaded, error = await self._fetch(
-                        arrival, holder, StateKind.SPARE, version, names
+                    missing = f"the copy at {short(holder)} did not come"
+                    loaded, _ = await self._fetch(
+                        arrival, holder, StateKind.SPARE, version, names, missing
                     )
-                    if error is not None:
-                        why = f"the copy at {short(holder)} did not come ({error.reason})"
-                        arrival.why.update(dict.fromkeys(arrival.pending & set(names), why))
                 if loaded < len(names):
                     offers.pop(holder, None)
                 self._say_old(plan, loaded, version)
@@ -223,16 +222,19 @@ class StateImport:
         kind: StateKind,
         version: Version,
         names: Sequence[str],
+        missing: str,
         tries: int = 1,
     ) -> tuple[int, PeerFault | None]:
-        """State of these parts from one peer, until some of it does not come; of how many parts it
-        is in place, and why of no more."""
-        loaded = 0
+        """State of these parts from one peer, until some of it does not come, which is said in the
+        words ``missing``; of how many parts it is in place, and why of no more."""
+        loaded, left = 0, set(names)
         for batch in self._parts.batches(names):
             try:
                 got = await self._parts.fetch(peer, kind, version, batch, tries)
             except PeerFault as error:
+                arrival.why.update(dict.fromkeys(left, f"{missing} ({error.reason})"))
                 return loaded, error
+            left.difference_update(batch)
             copies = {n: StateReplica(version, s) for n, s in got.items()}
             loaded += await self._load(arrival, peer, copies)
         return loaded, None
