@@ -27,8 +27,9 @@ from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
 
-SHARE = 0.5
-"""Of the stash, for forward-only work: anybody may ask for it, and training comes first."""
+SHARE, GUESTS = 0.5, 0.25
+"""Of the stash, for forward-only work, and for what peers outside the plan ask for: anybody may,
+but training comes first, and then the evaluation that the leader waits for."""
 
 
 class ForwardRequests:
@@ -38,8 +39,8 @@ class ForwardRequests:
     def __init__(self, pipeline: PipelineBase, outbound: Outbound) -> None:
         self._pipeline, self._outbound = pipeline, outbound
         self._numbers = count(1)
-        self._held = 0
-        """Bytes of the stash that others' forward-only work has reserved."""
+        self._held = self._guests = 0
+        """Bytes of the stash that others' forward-only work has reserved, and those of guests."""
         self._waiting: dict[
             tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[FrameReader]]
         ] = {}
@@ -101,7 +102,7 @@ class ForwardRequests:
             return await self._come_home(caller, incoming, context)
         if claim.journey[here].stage != self._pipeline.stage:
             return await say(context, pb.REFUSED, f"I host stage {self._pipeline.stage}")
-        await self._visit(incoming, context)
+        await self._visit(caller, incoming, context)
 
     async def _come_home(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
         waiting = self._waiting.get((incoming.purpose, incoming.claim.index))
@@ -116,40 +117,51 @@ class ForwardRequests:
         await say(context, pb.ACCEPTED)
         await say(context, pb.DONE)
 
-    async def _visit(self, incoming: Incoming, context: Any) -> None:
+    async def _visit(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
         pipeline, shape = self._pipeline, loose_shape(incoming, self._pipeline.shape)
-        cost = 2 * pipeline.shape.nbytes(shape[0], shape[1])
-        if self._held + cost > max(cost, SHARE * pipeline.stash.limit):
+        cost, limit = 2 * pipeline.shape.nbytes(shape[0], shape[1]), pipeline.stash.limit
+        # Each hop before this one has seen that the work came from whom it names.
+        guest = not {caller, incoming.claim.journey[0].peer} <= self._members()
+        if self._held + cost > max(cost, SHARE * limit) or (
+            guest and self._guests + cost > max(cost, GUESTS * limit)
+        ):
             return await say(context, pb.BUSY, "enough forward-only work is here")
         if not pipeline.make_room(cost):
             return await say(context, pb.BUSY, "my stash is full")
         ticket = pipeline.stash.reserve(cost)
         self._held += cost
+        self._guests += guest * cost
 
         def free() -> None:
             pipeline.stash.cancel(ticket)
             self._held -= cost
+            self._guests -= guest * cost
 
         try:
             reader = await self._read(incoming, shape, context)
         except BaseException:
             free()
             raise
-        accepted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # A task of its own: after ACCEPTED the frame is ours, also when the sender's stream ends.
         pipeline.tasks.spawn(self._work(incoming, reader, free, accepted), "errand")
         await say(context, pb.ACCEPTED)
         try:
-            await say(context, pb.DONE, compute_s=await accepted)
+            await accepted
+            await say(context, pb.DONE)
         except PeerFault as e:
             await say(context, pb.REFUSED, e.reason)
+
+    def _members(self) -> set[PeerId]:
+        plan = self._pipeline.machine.plan
+        return {m.peer for m in plan.members} if plan is not None else set()
 
     async def _work(
         self,
         incoming: Incoming,
         reader: FrameReader,
         free: Callable[[], None],
-        accepted: asyncio.Future[float],
+        accepted: asyncio.Future[None],
     ) -> None:
         pipeline, claim = self._pipeline, incoming.claim
         last_only = incoming.purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
@@ -158,15 +170,13 @@ class ForwardRequests:
         within_s = min(incoming.deadline_s, pipeline.hop_s * (len(claim.journey) - claim.position))
         try:
             async with asyncio.timeout(within_s):
-                began = pipeline.clock.now()
                 output, shape = await pipeline.device.run(
                     partial(pipeline.math.forward_only, reader, last_only), Priority.FORWARD_ONLY
                 )
-                seconds = pipeline.clock.now() - began
 
                 def tell() -> None:
                     if not accepted.done():
-                        accepted.set_result(seconds)
+                        accepted.set_result(None)
 
                 await self._pass_on(
                     onward,

@@ -241,20 +241,43 @@ async def test_only_the_asked_path_may_bring_an_evaluation_home(swarm, plan):
     going.cancel()
 
 
+async def fill(swarm, caller, frame_head, calls, used):
+    """Begin so many calls to s1a whose tensor never comes, until so many bytes are reserved."""
+
+    async def no_tensor():
+        yield pb.Frame(head=frame_head)
+        await asyncio.sleep(60)
+
+    channel = await swarm.net.transports[caller].channel("s1a")
+    begun = [PipelineStub(channel).Forward(no_tensor(), timeout=60) for _ in range(calls)]
+    async with asyncio.timeout(10):
+        while swarm.pipelines["s1a"].stash.used < used:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return begun
+
+
+async def test_guests_leave_members_half_of_the_forward_only_work(swarm, plan):
+    stash = swarm.pipelines["s1a"].stash
+    stash.limit = 4 * 2 * 2048
+    asked = {"purpose": pb.EVALUATE, "plan_hash": "", "epoch": 0}
+    await swarm.net.transport("guest").start()
+    home = (0, "guest")
+    guest = head(plan, journey=route(home, *HOPS[1:4], home), **asked)
+    await fill(swarm, "guest", guest, 1, stash.limit / 4)
+    enough = [(pb.BUSY, "enough forward-only work is here")]
+    assert await answers(swarm, "guest", "s1a", [pb.Frame(head=guest)]) == enough
+    back = route(home, HOPS[2], HOPS[1], HOPS[3], home)
+    passed_on = head(plan, position=2, journey=back, **asked)
+    assert await answers(swarm, "s2a", "s1a", [pb.Frame(head=passed_on)]) == enough
+    member = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, **asked))])
+    assert "early" in member[0][1], "there is room for it"
+
+
 async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
     stash = swarm.pipelines["s1a"].stash
     stash.limit = 4 * 2 * 2048
     evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0)
-
-    async def no_tensor():
-        yield pb.Frame(head=evaluate)
-        await asyncio.sleep(60)
-
-    channel = await swarm.net.transports["s0a"].channel("s1a")
-    calls = [PipelineStub(channel).Forward(no_tensor(), timeout=60) for _ in range(2)]
-    async with asyncio.timeout(10):
-        while stash.used < stash.limit / 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    calls = await fill(swarm, "s0a", evaluate, 2, stash.limit / 2)
     got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])
     assert got == [(pb.BUSY, "enough forward-only work is here")]
     assert stash.used == stash.limit / 2
