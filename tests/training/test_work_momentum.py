@@ -158,6 +158,22 @@ async def test_the_reason_names_a_living_owner_that_gave_nothing(rig: Any) -> No
     assert "died" not in lost.text
 
 
+async def test_state_that_was_refused_keeps_its_reason(rig: Any, monkeypatch: Any) -> None:
+    a, b, c, plan = await rig.trained(CELL, 2, service=DiesWhileGiving, buddy_every=0)
+
+    def refuse(name: str, copy: object) -> str:
+        a.state.dies = True
+        return "a square that is none"
+
+    monkeypatch.setattr("node.training.state.parts.BATCH", 1)  # a part in each batch
+    monkeypatch.setattr(c.taking, "_place", refuse)
+    await rig.epoch(rig.plan((b, c), shared(c, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
+    missing, refused = sorted(c.events("state-lost"), key=lambda e: e.text)
+    assert "what a gave cannot be" in refused.text
+    assert "a, which owned it, did not give it" in missing.text
+    assert refused.fields["parts"] == missing.fields["parts"] == 1
+
+
 async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, alone: Any) -> None:
     a, b, c = await rig.add(*CELL)
     (d,) = await rig.add("d")
