@@ -523,7 +523,7 @@ class Training(rpc.TrainingServicer):
                 event = notes.round_event(note, peer)
                 if why := self.facts.bounds.of_round(event):
                     raise WireError(f"invalid round: {why}")
-                return await self.happens(event)
+                return await self._told(event)
             case "dead":
                 return self.hear_of_dead(peer, note.dead)
             case "move":
@@ -584,7 +584,7 @@ class Training(rpc.TrainingServicer):
             self._hurry.set()
             return why
         self._election.forgive(peer)
-        return await self.happens(ev.PlanArrived(plan))
+        return await self._told(ev.PlanArrived(plan))
 
     def _distrusts(self, plan: Plan, note: pb.PlanNote) -> str:
         """Why those who voted last do not stand behind this plan, as far as this peer can tell."""
@@ -704,6 +704,21 @@ class Training(rpc.TrainingServicer):
         )
 
     # ----------------------------------------------------------- taking part
+
+    async def _told(self, event: Any) -> str | None:
+        """As :meth:`happens`, to its end, also where who told us hangs up meanwhile: half of a plan
+        would be taken for the whole, when it is told again."""
+
+        async def told() -> str | None | Exception:
+            try:
+                return await self.happens(event)
+            except Exception as e:  # noqa: BLE001 - an error of the call, if that still waits
+                return e
+
+        found = await asyncio.shield(self.tasks.spawn(told(), "told"))
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     async def happens(self, event: Any) -> str | None:
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""

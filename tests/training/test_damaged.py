@@ -1,6 +1,7 @@
 """Checkpoints that cannot be read and disks without room: the epochs go on, the operator is told,
 and nothing else is lost."""
 
+import asyncio
 import dataclasses
 import errno
 import os
@@ -67,6 +68,35 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
 
     assert await t.happens(ev.PlanArrived(back)) is None
     assert (t.member.at, t.member.state, a.work.version) == (two, MemberState.RUN, two)
+    await t.close()
+
+
+async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeypatch: Any) -> None:
+    a, last = await rig.trained("a", 3, every=1)
+    owners = dict.fromkeys(rig.shapes, a)
+    await rig.begun((a,), owners, last)
+    await a.work.local_checkpoints.saved()
+    *_, older, newest = a.work.checkpoints()
+    begins, may_end, restore = asyncio.Event(), asyncio.Event(), a.work.restore
+
+    async def slow(*args: Any) -> None:
+        begins.set()
+        await may_end.wait()
+        await restore(*args)
+
+    monkeypatch.setattr(a.work, "restore", slow)
+    t = taking_part(a)
+    t.member.stand(newest, a.work.checkpoints(), a.work.tokens)
+    plan = dataclasses.replace(
+        rig.plan((a,), owners), epoch=older.epoch, lineage=older.lineage, digests={}
+    )
+    call = asyncio.ensure_future(t._told(ev.PlanArrived(plan)))
+    await begins.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    may_end.set()
+    assert await t._told(ev.PlanArrived(plan)) is None
+    assert (t.member.state, a.work.version, a.work.plan) == (MemberState.RUN, older, plan)
     await t.close()
 
 
