@@ -294,6 +294,19 @@ async def test_a_change_of_the_owner_ends_anchors_or_begins_them(rig: Rig) -> No
     assert all(p.work.anchor.state is None for p in (a, b, c))
 
 
+async def test_a_change_of_the_owner_ends_the_window_under_way(rig: Rig) -> None:
+    cells = await two_and_one(rig, PARAMETERS)
+    *_, c = cells.everybody
+    plan = replace(cells.plan(1, Window(7, cells.partners(1), WITHIN_S)), change="deltas")
+    await rig.begin(plan, c)
+    meeting = c.work.windows._meeting
+    assert meeting is not None
+    await rig.begin(cells.plan(1, Window()), c)
+    await asyncio.wait([meeting.task])
+    assert meeting.task.cancelled()
+    assert c.work.windows._meeting is None
+
+
 async def test_what_is_given_stays_as_it_was_when_the_window_began(rig: Rig) -> None:
     cells = await two_and_one(rig, PARAMETERS)
     a = cells.everybody[0]

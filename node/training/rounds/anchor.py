@@ -68,7 +68,7 @@ class Anchor:
         self.settings = settings
         if not self.kept:
             self.state = None
-            self._stop()
+            self.stop()
 
     @property
     def kept(self) -> bool:
@@ -114,7 +114,6 @@ class Anchor:
         """Anchor and momentum are those of the mean until that is undone; of parts that the window
         did not carry they stay."""
         self.residual.moved()
-        self._stop()  # an anchor that is on its way is from before this round
         if not self.kept:
             return
         here = self._stage.parameters()
@@ -153,7 +152,7 @@ class Anchor:
         """The parameters in place came from elsewhere."""
         self.state, self._before, self._moved = None, None, False
         self.residual = feedback_of(self.settings)
-        self._stop()
+        self.stop()
 
     def _replace(self, state: OuterState | None) -> None:
         if not self._moved:
@@ -284,7 +283,8 @@ class Anchor:
             {n: found.tensors[f"{n}/momentum"] for n in shapes},
         )
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Fetch it no more."""
         if self._fetching is not None:
             self._fetching.cancel()
         self._fetching = None

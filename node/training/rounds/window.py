@@ -158,6 +158,8 @@ class WindowRound:
     def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
         """A plan is in force, under these settings."""
         anchor, window = self._anchor, plan.window
+        if settings != anchor.settings:
+            self._drop()  # what it makes of contributions goes by the settings before
         anchor.follow(settings)
         if listener:
             anchor.forget()
@@ -434,6 +436,7 @@ class WindowRound:
             if self._anchor.kept:
                 if m.merge.shared and not m.told:
                     self._anchor.residual.spoken()
+                self._anchor.stop()  # an anchor that is on its way is from before this round
                 await self._engines.aside(self._anchor.takes, m.mean)
         return dict(fresh)
 
