@@ -116,7 +116,7 @@ class CheckpointStore:
                     stage_digest,
                     dict(meta),
                 )
-                self._prune(at, stage)
+                self._prune(at, stage, epoch)
         except OSError as e:
             raise local_fault("write a checkpoint", self.root, e) from e
         return self.path(stage, epoch)
@@ -281,9 +281,11 @@ class CheckpointStore:
         self._disk.rename(name, aside, at)
         self._disk.fsync(at)
 
-    def _prune(self, at: int, stage: int) -> None:
-        newest_first = self.epochs(stage)[::-1]
-        for epoch in newest_first[max(1, self.settings.keep) :]:
+    def _prune(self, at: int, stage: int, written: int) -> None:
+        """Keep the one written last, and the newest of the others: a history that is not gone on
+        with may have later epochs."""
+        others = [epoch for epoch in self.epochs(stage)[::-1] if epoch != written]
+        for epoch in others[max(1, self.settings.keep) - 1 :]:
             for name in (_named(epoch), _named(epoch) + ".replaced"):
                 if _exists(name, at):
                     self._clear(at, epoch, name)

@@ -107,6 +107,14 @@ def test_newest_are_kept(tmp_path: Path) -> None:
     assert store.epochs(3) == []
 
 
+def test_what_was_just_written_is_kept_beside_later_epochs(tmp_path: Path) -> None:
+    for keep, left in ((1, [7]), (2, [7, 100])):
+        store = store_in(tmp_path / str(keep), keep=keep)
+        for epoch in (99, 100, 7):
+            store.save(1, epoch, *state(epoch))
+        assert store.epochs(1) == left
+
+
 def test_a_folder_in_an_old_checkpoint_costs_no_new_one(tmp_path: Path) -> None:
     said: list[str] = []
     store = store_in(tmp_path, keep=1, said=said)

@@ -75,8 +75,8 @@ class DiskStore(CheckpointStore):
         made = Checkpoint(stage, epoch, dict(parameters), state, dict(meta), digest(parameters))
         before = self._on.places
         self._on.places = {**before, (stage, epoch): made}
-        mine = sorted(e for s, e in self._on.places if s == stage)
-        for old in mine[: -self.settings.keep]:
+        others = [e for e in self.epochs(stage)[::-1] if e != epoch]
+        for old in others[self.settings.keep - 1 :]:
             del self._on.places[stage, old]
         self._blocked = self._on.seconds
         self._on.writing = self._now() + self._blocked, before
