@@ -340,7 +340,7 @@ class Manifest:
                 'must be above 0 while averaging.reducer = "trimmed-mean"',
             ),
         )
-        carried(self.outer, a.peers)
+        carried(self.outer, a.peers, p.stages)
         refuse(
             (
                 self.optimizer.masters and self.outer.windows,

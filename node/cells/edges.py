@@ -12,7 +12,7 @@ from node.averaging.strategies.keys import EdgeKeys
 from node.cells.board import WindowBoard
 from node.cells.facts import CellFacts
 from node.cells.postings import CellPosting
-from node.core.errors import UsageFault, WireError
+from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner
 
@@ -43,13 +43,14 @@ class EdgeFinder:
         ``-board.times.post`` seconds earlier.
 
         A key under which several cells posted, because they see different cells, gives the first
-        of them in the order of their names. Raises UsageFault for facts that have no room in a
-        posting.
+        of them in the order of their names. None also for facts that have no room in a posting.
         """
         try:
             body = CellPosting.hosting(about).pack()
         except WireError as e:
-            raise UsageFault(f"this cell cannot post: {e}", "use fewer stages") from e
+            text = f"this cell cannot post: {e}"
+            self.board.say("outer-not-posted", text, window, "warning")
+            return None
         times = self.board.times
         life_s = times.attempt - times.post
         if not await self.board.post(window, keys.own, body, life_s, start_wall):

@@ -27,8 +27,9 @@ STRATEGIES: dict[str, str] = {
     "bound",
     "hogwild": "as the parameter server, with neither barrier nor lock",
 }
-DIRECTED = ("ring", "push-sum")
-"""Those along edges: each member makes a mean of its own."""
+DIRECTED, MOST_EDGE_STAGES = ("ring", "push-sum"), 24
+"""Those along edges: each member makes a mean of its own; and for how many block stages a cell's
+posting can name a host."""
 PARTIAL = (*DIRECTED, "gossip", "moshpit")
 """Those after whose rounds members may hold different values."""
 CARRIES: dict[str, str] = {
@@ -138,9 +139,10 @@ def check(s: OuterSettings) -> None:
     _carries(s)
 
 
-def carried(s: OuterSettings, cell: int) -> None:
+def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
     """Raises UsageFault, with the reason, for settings that hold together but that a live swarm
-    with cells of ``cell`` replicas a stage (0: all in one) does not carry."""
+    with cells of ``cell`` replicas a stage (0: all in one) and so many block stages does not
+    carry."""
     if not s.windows:
         return refuse(
             (
@@ -161,6 +163,12 @@ def carried(s: OuterSettings, cell: int) -> None:
             not cell,
             "all replicas of a stage are one cell, so there are no others to average with",
             "set averaging.cell to a number",
+        ),
+        (
+            s.strategy in DIRECTED and stages > MOST_EDGE_STAGES,
+            f"pipeline.stages = {stages} while outer.strategy = {s.strategy!r}",
+            f"at most {MOST_EDGE_STAGES}, because what a cell posts names a host of each; or "
+            "another strategy",
         ),
         (
             s.pushes and s.feedback,
