@@ -199,6 +199,7 @@ class Presence:
 
     async def _watch(self) -> None:
         while True:
+            self._changed.clear()  # what changes while the directory is asked is posted next
             if self._body is not None:
                 body = self._body()
                 self._same = self._same if body == self._own else 0
@@ -230,7 +231,6 @@ class Presence:
                 self._learn(peer, entry.body)
             if self.view.everybody:
                 self.company.set()
-            self._changed.clear()
             pause = self.times * self._every
             if len(seen) < 2 or self.hasty:
                 pause = min(HASTE_S, self._every)

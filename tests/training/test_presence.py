@@ -1,5 +1,7 @@
 """What a peer makes of the records it sees: who leads, who is where, who is about to come."""
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,35 @@ async def test_who_changes_its_cell_is_seen_in_the_new_one_only(tmp_path: Path) 
     assert not await other.read()
     await mover.withdraw()
     assert not await other.read(cell_topic(there[1]))
+
+
+async def test_news_while_the_directory_is_read_is_posted_at_once(tmp_path: Path) -> None:
+    record_store, bodies = Board(tmp_path), [PeerBody(2, "stage", "starting", 0, "me", "1")]
+    await record_store.post("other", 1, "stage", "ready")
+    directory, posted = record_store.directory("me"), asyncio.Event()
+    presence = Presence(
+        directory.me, directory, record_store.clock, 60.0, lambda peer, maddrs: None
+    )
+    read, publish = directory.read, directory.publish
+
+    async def reads(*args: Any) -> Any:
+        found = await read(*args)
+        if len(bodies) == 1:
+            bodies.append(replace(bodies[0], state="training"))
+            presence.changed()
+        return found
+
+    async def publishes(body: PeerBody, *args: Any) -> bool:
+        if body.state == "training":
+            posted.set()
+        return await publish(body, *args)
+
+    directory.read, directory.publish = reads, publishes  # type: ignore[method-assign]
+    presence.announce(lambda: bodies[-1])
+    presence.start()
+    async with asyncio.timeout(30):
+        await posted.wait()
+    await presence.close()
 
 
 async def test_a_record_is_withdrawn_unless_a_successor_follows(tmp_path: Path) -> None:
