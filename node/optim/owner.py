@@ -175,10 +175,18 @@ class Owner:
     def after(self, name: str, epoch: int) -> dict[str, Tensor]:
         """The state that ``epoch`` leaves a part with, committed or only staged, as :meth:`state`
         gives it; empty without."""
+        return {key: value.detach().cpu() for key, value in self._after(name, epoch).items()}
+
+    def keys_after(self, name: str, epoch: int) -> tuple[str, ...]:
+        """The keys of :meth:`after`, of which nothing is copied from the device."""
+        return tuple(self._after(name, epoch))
+
+    def _after(self, name: str, epoch: int) -> State:
         staged = self._staged.get(epoch, {}).get(name)
         if staged is not None:
-            return {key: value.detach().cpu() for key, value in staged.items()}
-        return self.state(name) if epoch >= 0 and self.through(name) == epoch else {}
+            return staged
+        here = epoch >= 0 and self.through(name) == epoch
+        return self._state.get(name, {}) if here else {}
 
     def load_state(
         self, name: str, shape: tuple[int, ...], state: Mapping[str, Tensor], epoch: int = -1

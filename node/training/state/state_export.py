@@ -102,12 +102,17 @@ class StateExport:
     def state_at(self, version: Version) -> dict[str, dict[str, Tensor]]:
         """The state of every part this peer owned when ``version`` was made, of exactly that
         version."""
+        after = self.engines.owner.after
+        return {name: after(name, version.epoch - 1) for name in self._held(version)}
+
+    def _held(self, version: Version) -> dict[str, tuple[str, ...]]:
+        """The keys of :meth:`state_at`, by part."""
         owner, final = self.engines.owner, version == self.stage.settled
         # Of an update that is not final only what the last attempt left with this peer counts; an
         # earlier one may have stepped more.
         names = owner.names() if final else sorted(self.owned or ())
-        found = {name: owner.after(name, version.epoch - 1) for name in names}
-        return {name: state for name, state in found.items() if state}
+        found = {name: owner.keys_after(name, version.epoch - 1) for name in names}
+        return {name: keys for name, keys in found.items() if keys}
 
     # ----------------------------------------------------------- the epoch
 
@@ -290,14 +295,14 @@ class StateExport:
         say, began = self.engines.journal.emit, self._count
         while True:
             self._news.clear()
-            plan, held = self._plan, self.state_at(self.stage.version)
+            plan, held = self._plan, self._held(self.stage.version)
             if plan is None or plan.last:
                 return True  # a run that has not begun, or is complete, needs none of it
             if not any(m.peer != self.me for m in plan.stage(self.stage.stage)):
                 text = f"nobody else is here to take the state of {len(held)} parts"
                 say("optim", "not-handed-over", text, "warning", parts=len(held))
                 return False
-            left = [name for name, state in held.items() if not self._is_given(name, state, began)]
+            left = [name for name, keys in held.items() if not self._is_given(name, keys, began)]
             working = plan.epoch >= self.stage.version.epoch
             if not left and not (working and not held):
                 if held:
@@ -315,7 +320,7 @@ class StateExport:
                 say("optim", "not-handed-over", text, "warning", parts=len(left))
                 return False
 
-    def _is_given(self, name: str, state: Mapping[str, Tensor], began: int) -> bool:
+    def _is_given(self, name: str, kinds: Sequence[str], began: int) -> bool:
         """All of it went out: of the version in place, or, should the swarm undo that, since
         ``began`` of the one before.
 
@@ -324,6 +329,6 @@ class StateExport:
         """
         here, before = self.stage.version, self.stage.settled
         least = 1 if here != before else began + 1
-        keys = [f"{name}/{key}" for key in state]
+        keys = [f"{name}/{kind}" for kind in kinds]
         now = all(self._given.get((here, k), 0) >= least for k in keys)
         return now or all(self._given.get((before, k), 0) > began for k in keys)
