@@ -75,19 +75,11 @@ class Partial:
     def clear(self) -> None:
         """Forget everything: the state is whole, or no longer wanted. Files of other makers in the
         directory stay."""
-        self._held.clear()
+        self.only(())
         self.version = None
-        if self.directory is None or not self.directory.is_dir():
-            return
-        try:
-            with directory(self.directory) as at:
-                for name in os.listdir(at):
-                    if _PIECE.fullmatch(name):
-                        self._disk.unlink(name, at)
-        except OSError as e:
-            raise local_fault("clear fetched state", self.directory, e) from e
-        with suppress(OSError):  # not empty: somebody else keeps files there
-            self.directory.rmdir()
+        if self.directory is not None:
+            with suppress(OSError):  # not empty: somebody else keeps files there
+                self.directory.rmdir()
 
     def _write(self, where: Path, name: str, data: memoryview) -> None:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
