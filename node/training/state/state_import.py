@@ -9,7 +9,6 @@ plan starts from, nor of another history, so no update is applied twice.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,18 +38,7 @@ class Arrival:
         self.why: dict[str, str] = {}
         self.lock = threading.Lock()
         self.task: asyncio.Task[None] | None = None
-        self._ended = asyncio.Event()
         self.open = True
-
-    def end(self) -> None:
-        """Nothing more will come."""
-        self._ended.set()
-
-    async def ended(self, timeout_s: float) -> None:
-        """Wait so long for what is on its way."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._ended.wait()
 
     def close(self) -> bool:
         """Take no more of what is on its way. False when it was closed already."""
@@ -60,8 +48,8 @@ class Arrival:
 
 
 class StateImport:
-    """``lost``: parts that went on without state; ``old``: parts that went on with an older copy,
-    ``age`` the epochs the oldest of those was behind."""
+    """``lost``: parts that went on without state; ``age``: epochs that the oldest copy with which a
+    part went on was behind."""
 
     def __init__(
         self,
@@ -75,7 +63,7 @@ class StateImport:
     ) -> None:
         self._parts, self._engines, self._spares, self._trail = parts, engines, spares, trail
         self._stage, self._me, self._tasks = stage, me, tasks
-        self.lost = self.old = self.age = 0
+        self.lost = self.age = 0
         self._arrivals: list[Arrival] = []
         self._told: set[str] = set()
 
@@ -126,7 +114,8 @@ class StateImport:
         """Before ``names`` are stepped: wait shortly for their state, then do with what there
         is."""
         for arrival in [a for a in self._arrivals if a.open and not a.parts.isdisjoint(names)]:
-            await arrival.ended(WAIT_SHARE * deadline_s)
+            if arrival.task is not None:
+                await asyncio.wait([arrival.task], timeout=WAIT_SHARE * deadline_s)
             if arrival.close():
                 await asyncio.to_thread(self._do_without, arrival)
 
@@ -135,17 +124,14 @@ class StateImport:
     async def _bring(
         self, arrival: Arrival, donors: Mapping[str, PeerId], dead: Collection[PeerId]
     ) -> None:
-        try:
-            by_donor: dict[PeerId, list[str]] = defaultdict(list)
-            for name, donor in donors.items():
-                by_donor[donor].append(name)
-            await asyncio.gather(
-                *(self._from_owner(arrival, donor, names) for donor, names in by_donor.items())
-            )
-            if arrival.pending and arrival.open:
-                await self._from_copies(arrival, dead)
-        finally:
-            arrival.end()
+        by_donor: dict[PeerId, list[str]] = defaultdict(list)
+        for name, donor in donors.items():
+            by_donor[donor].append(name)
+        await asyncio.gather(
+            *(self._from_owner(arrival, donor, names) for donor, names in by_donor.items())
+        )
+        if arrival.pending and arrival.open:
+            await self._from_copies(arrival, dead)
         # Nothing more will come: say so now rather than when the step finds out.
         if arrival.pending and arrival.close():
             self._do_without(arrival)
@@ -315,7 +301,7 @@ class StateImport:
                 epoch=plan.epoch,
             )
         elif parts:
-            self.old, self.age = self.old + parts, max(self.age, age)
+            self.age = max(self.age, age)
             say(
                 "optim",
                 "momentum-old",
