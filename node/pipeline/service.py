@@ -239,17 +239,16 @@ class Pipeline(PipelineBase):
         self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor
     ) -> tuple[float, int]:
         """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises
-        PeerFault."""
+        PeerFault, and ValueError for an impossible path or batch."""
         ends = ends_of(targets)
         back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens, ends)
-        return await self.device.run(
-            partial(self.math.loss_only, back, targets), Priority.FORWARD_ONLY
-        )
+        return await self.forward_requests.compute(partial(self.math.loss_only, back, targets))
 
     async def logits(self, hops: Sequence[Hop], tokens: Tensor) -> Tensor:
-        """Logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises PeerFault."""
+        """Logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises as
+        :meth:`evaluate`."""
         back = await self.forward_requests.go(pb.GENERATE, tuple(hops), tokens)
-        return await self.device.run(partial(self.math.logits_only, back), Priority.FORWARD_ONLY)
+        return await self.forward_requests.compute(partial(self.math.logits_only, back))
 
     async def close(self) -> None:
         """End everything under way. The device thread stays its owner's."""

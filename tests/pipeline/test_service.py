@@ -244,6 +244,16 @@ async def test_forward_only_work_uses_another_replica_or_fails(make_swarm):
         await swarm.pipelines["s0a"].logits((), tokens)
 
 
+async def test_forward_only_work_that_cannot_be_computed_is_a_fault(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 1)
+    origin, hops = swarm.pipelines["s0a"], plan.paths[0].hops
+    tokens, targets = swarm.batch(plan.paths[0])
+    with pytest.raises(PeerFault, match="s0a: could not compute it"):
+        await origin.evaluate(hops, tokens, targets + 1000)
+    with pytest.raises(PeerFault, match="s0a: could not compute it"):
+        await origin.logits(hops, tokens + 1000)
+
+
 async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
     good = swarm.batch
