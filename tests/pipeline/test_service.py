@@ -86,6 +86,18 @@ async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
     await swarm.check(plan)
 
 
+async def test_a_replica_whose_connection_is_closed_is_left(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=2), 1, choose=lambda i, s: "a")
+    swarm.net.mute(PeerId("s1a"))
+    running = asyncio.ensure_future(swarm.run(plan, counted=True))
+    channel = await swarm.net.transports["s0a"].channel(PeerId("s1a"))
+    while not channel._open:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    await channel.close()
+    await running
+    await swarm.check(plan)
+
+
 async def test_a_micro_batch_past_the_deadline_is_dropped(make_swarm):
     swarm, plan = await begun(make_swarm(forward_timeout_s=0.5).fill(replicas=1), 2, deadline_s=0.3)
     swarm.net.mute(PeerId("s2a"))

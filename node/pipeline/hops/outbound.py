@@ -14,6 +14,7 @@ import grpc.aio
 from node.core.clock import Clock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
+from node.core.tasks import is_cancelled
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Direction, Key
 from node.pipeline.received import FrameReader
@@ -69,6 +70,10 @@ class Outbound:
             if e.code() is grpc.StatusCode.UNAVAILABLE:
                 self._transport.forget(peer)
             return StreamOutcome(Trouble.FAILED, translate(peer, e).reason)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return StreamOutcome(Trouble.FAILED, "its connection was closed")
         finally:
             if call is not None and not call.done():
                 call.cancel()
