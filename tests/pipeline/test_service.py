@@ -218,6 +218,20 @@ async def test_a_frame_that_is_ahead_of_the_plan_waits_for_it(make_swarm):
     assert "hop-turned" not in swarm.ears["s0a"].events
 
 
+async def test_frames_ahead_of_the_plan_do_not_overfill_the_stash(make_swarm):
+    limits = PipelineLimits(stash_bytes=1, in_flight=4)
+    swarm = await make_swarm().fill(replicas=1, limits=limits, plan_wait_s=5.0)
+    plan, late = swarm.plan(4), swarm.pipelines["s1a"]
+    for name in ("s0a", "s2a", "s3a"):
+        swarm.pipelines[name].set_plan(plan)
+    running = asyncio.ensure_future(swarm.run(plan, counted=True))
+    while len(late.plan_changed._waiters) < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    late.set_plan(plan)
+    await running
+    assert late.stash.peak <= late.cost(0)
+
+
 async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     path = swarm.plan(1).paths[0]
