@@ -406,7 +406,13 @@ class Pipeline(PipelineBase):
         shares = [w.share for w in ends if w.share is not None]
         work.share = None
         self._gradients.offer(shares, ends[0].tokens)
-        self.device.enqueue(Priority.COMMIT, self._gradients.drain)
+        adding = self.device.enqueue(Priority.COMMIT, self._gradients.drain)
+        asyncio.wrap_future(adding).add_done_callback(self._added)
+
+    def _added(self, adding: asyncio.Future[None]) -> None:
+        if not adding.cancelled() and (error := adding.exception()) is not None:
+            text = f"gradients could not be added, which is tried again: {error}"
+            self.telemetry.emit("gradients-not-added", text, "error")
 
     def _free(self, key: Key) -> None:
         work = self.stash.pop(key)

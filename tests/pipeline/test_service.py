@@ -177,6 +177,22 @@ async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm):
     assert (await swarm.gradients())[1] == {0: 64, 1: 0, 2: 64, 3: 64}
 
 
+async def test_gradients_that_cannot_be_added_are_added_at_the_end(make_swarm, monkeypatch):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
+    pipeline = swarm.pipelines["s1a"]
+
+    def full(share):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(pipeline._gradients, "_add", full)
+        await swarm.run(plan, counted=True)
+        await pipeline.receipts(3)
+        await pipeline.device.run(list)  # behind the additions
+    await swarm.check(plan)
+    assert set(swarm.ears["s1a"].events) == {"gradients-not-added"}
+
+
 async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s3a"))
