@@ -110,7 +110,7 @@ def decide(
 class ForwardRouter:
     """Carries forward-only work through the live swarm; of one request, closed with it.
 
-    ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Detour`,
+    ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Reroute`,
     the first one included.
     """
 
