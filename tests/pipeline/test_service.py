@@ -453,6 +453,21 @@ async def test_a_gradient_already_there_is_not_a_task_error(make_swarm):
     assert "task-died" not in swarm.ears["s2a"].events
 
 
+async def test_the_time_of_a_note_counts_its_dial(make_swarm, monkeypatch):
+    pipeline = await make_swarm().add("s0a")
+    outbound, peer = pipeline.sender.outbound, PeerId("s1a")
+
+    async def dial(peer):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(pipeline.transport, "channel", dial)
+    async with asyncio.timeout(10):
+        with pytest.raises(PeerFault, match="no answer in time"):
+            await outbound.counted(peer, 3, "hash", [0], 0.01)
+        with pytest.raises(PeerFault, match="no answer in time"):
+            await outbound.lost(peer, Key(3, 0, 1), "hash", "", 0.01)
+
+
 async def test_the_hop_timeout_stretches_with_the_plans_deadline(make_swarm):
     swarm = await make_swarm(forward_timeout_s=2.0).fill(replicas=1, usual_s=10.0)
     pipeline = swarm.pipelines["s1a"]
