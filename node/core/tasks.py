@@ -60,6 +60,13 @@ class Tasks:
                 await task
 
 
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled the running task. Where nobody has, a CancelledError is that
+    of a call which was ended with its channel."""
+    me = asyncio.current_task()
+    return me is not None and me.cancelling() > 0
+
+
 async def together(*work: Coroutine[Any, Any, None]) -> None:
     """Run all at once; none of them outlives this call: when one raises or the caller is cancelled,
     the others are cancelled and waited for.

@@ -107,10 +107,20 @@ def decide(
     return Reroute(found, tuple(sorted(asked)), dead, stages)
 
 
+async def is_alive(transport: TransportPort, peer: PeerId) -> bool:
+    """Whether ``peer`` answers a ping within :data:`PING_S`."""
+    try:
+        async with asyncio.timeout(PING_S):
+            await transport.ping(peer, PING_S)
+    except (PeerFault, TimeoutError):
+        return False
+    return True
+
+
 class ForwardRouter:
     """Carries forward-only work through the live swarm; of one request, closed with it.
 
-    ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Detour`,
+    ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Reroute`,
     the first one included.
     """
 
@@ -183,7 +193,9 @@ class ForwardRouter:
         try:
             while not (await asyncio.wait((task,), timeout=WATCH_S))[0]:
                 for hop, alive in zip(
-                    hops, await asyncio.gather(*(self._answers(h.peer) for h in hops)), strict=True
+                    hops,
+                    await asyncio.gather(*(is_alive(self.transport, h.peer) for h in hops)),
+                    strict=True,
                 ):
                     if not alive and not task.done():
                         raise PeerFault(hop.peer, f"stage {hop.stage} does not answer")
@@ -195,15 +207,7 @@ class ForwardRouter:
         """Those of the first peers that answer."""
         for i in range(0, len(peers), TOGETHER):
             some = peers[i : i + TOGETHER]
-            answers = await asyncio.gather(*(self._answers(p) for p in some))
+            answers = await asyncio.gather(*(is_alive(self.transport, p) for p in some))
             if any(answers):
                 return tuple(p for p, alive in zip(some, answers, strict=True) if alive)
         return ()
-
-    async def _answers(self, peer: PeerId) -> bool:
-        try:
-            async with asyncio.timeout(PING_S):
-                await self.transport.ping(peer, PING_S)
-        except (PeerFault, TimeoutError):
-            return False
-        return True

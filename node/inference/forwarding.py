@@ -31,7 +31,7 @@ from node.core.errors import (
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.inference.evaluate import MOST_CHOICES, answer
-from node.inference.forward_router import PING_S, TRIES, WATCH_S, named
+from node.inference.forward_router import TRIES, WATCH_S, is_alive, named
 from node.inference.generate import speak
 from node.pipeline.hops.outbound import EOF
 from node.transport.port import TransportPort, printable, translate
@@ -240,14 +240,9 @@ async def _next(transport: TransportPort, peer: PeerId, read: asyncio.Task[Any])
     given up without them."""
     missed = 0
     while not (await asyncio.wait((read,), timeout=WATCH_S))[0]:
-        try:
-            async with asyncio.timeout(PING_S):
-                await transport.ping(peer, PING_S)
-            missed = 0
-        except (PeerFault, TimeoutError) as e:
-            missed += 1
-            if missed >= MISSES:
-                raise PeerFault(peer, "does not answer any more") from e
+        missed = 0 if await is_alive(transport, peer) else missed + 1
+        if missed >= MISSES:
+            raise PeerFault(peer, "does not answer any more")
     if read.cancelled():  # not by this task: the call went with its channel
         raise PeerFault(peer, "its connection broke")
     return read.result()

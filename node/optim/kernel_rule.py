@@ -1,10 +1,10 @@
 """Which way of multiplying suits a matrix: decided from its shape and crossover points, and those
 from times measured on a machine.
 
-Enters  rows, columns, a Rule; for a Rule the times of trials. Never how many of a shape there are:
-        a matrix is worked the same way beside any others.
-Leaves  a Way: number format, Gram iteration or not, symmetric products by panels or not, stacked
-        with others of its shape or not.
+Enters  rows, columns, a KernelRule; for a KernelRule the times of trials. Never how many of a shape
+        there are: a matrix is worked the same way beside any others.
+Leaves  a KernelChoice: number format, Gram iteration or not, symmetric products by panels or not,
+        stacked with others of its shape or not.
 Never   a clock or a tensor: trials.py measures, newton_schulz.py multiplies.
 """
 

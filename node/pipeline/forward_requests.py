@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
 
+T = TypeVar("T")
 SHARE, GUESTS = 0.5, 0.25
 """Of the stash, for forward-only work, and for what peers outside the plan ask for: anybody may,
 but training comes first, and then the evaluation that the leader waits for."""
@@ -55,8 +56,8 @@ class ForwardRequests:
         """Send ``tokens`` [B, T] through ``hops``; what comes back is h [B, T, D], or [B, 1, D] for
         GENERATE. ``document_ends`` are those of the tokens, for EVALUATE alone.
 
-        Raises ValueError for an impossible path or batch, PeerFault when no answer comes back in
-        time.
+        Raises ValueError for an impossible path or batch, PeerFault when the tokens cannot be
+        embedded or no answer comes back in time.
         """
         pipeline, (sequences, length) = self._pipeline, tokens.shape
         if not hops or not (
@@ -75,15 +76,22 @@ class ForwardRequests:
         timeout = pipeline.hop_s * (len(hops) + 1)
         try:
             async with asyncio.timeout(timeout):
-                output = await pipeline.device.run(
-                    partial(pipeline.math.embed_only, tokens), Priority.FORWARD_ONLY
-                )
+                output = await self.compute(partial(pipeline.math.embed_only, tokens))
                 await self._pass_on(claim, purpose, timeout, shape, output, document_ends, _ignore)
                 return await back
         except TimeoutError as e:
             raise PeerFault(hops[-1].peer, f"no result of the forward in {timeout:.0f} s") from e
         finally:
             del self._waiting[purpose, index]
+
+    async def compute(self, job: Callable[[], T]) -> T:
+        """What ``job`` gives on the device thread. Raises PeerFault, of this peer, when it
+        fails."""
+        pipeline = self._pipeline
+        try:
+            return await pipeline.device.run(job, Priority.FORWARD_ONLY)
+        except COMPUTE_ERRORS as e:
+            raise PeerFault(pipeline.me, f"could not compute it: {e}") from e
 
     async def receive(
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any

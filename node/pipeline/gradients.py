@@ -25,7 +25,7 @@ class GradientSum:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._offered: deque[tuple[Sequence[Share], int]] = deque()
+        self._offered: deque[tuple[deque[Share], int]] = deque()
         self._sums: dict[str, Tensor] = {}
         self._tokens = 0
         self._closed = False
@@ -33,16 +33,19 @@ class GradientSum:
     def offer(self, shares: Sequence[Share], tokens: int) -> None:
         """Count one micro-batch; its shares are given away and must not be used afterwards."""
         if not self._closed:
-            self._offered.append((shares, tokens))
+            self._offered.append((deque(shares), tokens))
 
     def drain(self) -> None:
-        """Add everything offered so far."""
+        """Add everything offered so far. A share whose addition fails is kept, with those behind
+        it, and added by the next call; raises what it raised."""
         with self._lock:
             while self._offered:
-                shares, tokens = self._offered.popleft()
-                for share in shares:
-                    self._add(share)
+                shares, tokens = self._offered[0]
+                while shares:
+                    self._add(shares[0])
+                    shares.popleft()
                 self._tokens += tokens
+                self._offered.popleft()
 
     def close(self) -> None:
         """Later offers are ignored."""
@@ -50,7 +53,7 @@ class GradientSum:
 
     def whole(self) -> tuple[dict[str, Tensor], int]:
         """The sums of what was offered, and the number of tokens behind them. Not for the event
-        loop. May be called again."""
+        loop. May be called again. Raises as :meth:`drain`."""
         self.drain()
         return dict(self._sums), self._tokens
 
@@ -67,13 +70,14 @@ class GradientSum:
 
     @torch.no_grad()
     def _add(self, share: Share) -> None:
+        # A copy, once an epoch: autograd may give one tensor to two parameters, or to a parameter
+        # and the wire. All copies come first: where memory runs out, nothing is added.
+        new = {
+            name: share[name].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            for name in share.keys() - self._sums.keys()
+        }
         known = [name for name in share if name in self._sums]
         if known:
             sums, added = [self._sums[n] for n in known], [share[n] for n in known]
             torch._foreach_add_(sums, added)  # pyright: ignore[reportPrivateImportUsage]
-        for name in share.keys() - self._sums.keys():
-            # A copy, once an epoch: autograd may give one tensor to two parameters, or to a
-            # parameter and the wire.
-            self._sums[name] = share[name].to(
-                torch.float32, copy=True, memory_format=torch.contiguous_format
-            )
+        self._sums.update(new)

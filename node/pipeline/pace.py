@@ -4,12 +4,11 @@ Pure: times in, rates out."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
+from node.pipeline.timing import RunningAverage
 
-ALPHA = 0.1
-"""Weight of a new measurement."""
 SURE = 4
 """Measurements of a peer before it is compared with its siblings."""
 SLOW = 0.5
@@ -20,8 +19,7 @@ FRAME = 0.5
 
 @dataclass(slots=True)
 class _Seen:
-    count: int = 0
-    seconds: float = 0.0
+    average: RunningAverage = field(default_factory=RunningAverage)
     busy_until: float = float("-inf")
 
 
@@ -41,20 +39,17 @@ class Pace:
         seen = self._seen.setdefault(peer, _Seen())
         fresh = end - max(start, seen.busy_until)
         seen.busy_until = max(seen.busy_until, end)
-        if fresh <= 0:
-            return
-        seen.count += 1
-        seen.seconds += max(1 / seen.count, ALPHA) * (fresh / FRAME - seen.seconds)
+        seen.average.add(fresh / FRAME, end)
 
     def rates(self) -> dict[PeerId, float]:
         """Micro-batches per second of everybody that answered a frame."""
-        return {peer: 1 / seen.seconds for peer, seen in self._seen.items() if seen.seconds > 0}
+        return {peer: 1 / s.average.mean for peer, s in self._seen.items() if s.average.count}
 
     def slow(self, replicas: Collection[PeerId]) -> frozenset[PeerId]:
         """Which of these siblings are measured to be much slower than the fastest of them."""
         sure = {
-            p: self._seen[p].seconds
+            p: self._seen[p].average.mean
             for p in replicas
-            if p in self._seen and self._seen[p].count >= SURE
+            if p in self._seen and self._seen[p].average.count >= SURE
         }
         return frozenset(p for p, seconds in sure.items() if min(sure.values()) < SLOW * seconds)

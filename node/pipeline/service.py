@@ -239,17 +239,16 @@ class Pipeline(PipelineBase):
         self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor
     ) -> tuple[float, int]:
         """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises
-        PeerFault."""
+        PeerFault, and ValueError for an impossible path or batch."""
         ends = ends_of(targets)
         back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens, ends)
-        return await self.device.run(
-            partial(self.math.loss_only, back, targets), Priority.FORWARD_ONLY
-        )
+        return await self.forward_requests.compute(partial(self.math.loss_only, back, targets))
 
     async def logits(self, hops: Sequence[Hop], tokens: Tensor) -> Tensor:
-        """Logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises PeerFault."""
+        """Logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises as
+        :meth:`evaluate`."""
         back = await self.forward_requests.go(pb.GENERATE, tuple(hops), tokens)
-        return await self.device.run(partial(self.math.logits_only, back), Priority.FORWARD_ONLY)
+        return await self.forward_requests.compute(partial(self.math.logits_only, back))
 
     async def close(self) -> None:
         """End everything under way. The device thread stays its owner's."""
@@ -407,7 +406,13 @@ class Pipeline(PipelineBase):
         shares = [w.share for w in ends if w.share is not None]
         work.share = None
         self._gradients.offer(shares, ends[0].tokens)
-        self.device.enqueue(Priority.COMMIT, self._gradients.drain)
+        adding = self.device.enqueue(Priority.COMMIT, self._gradients.drain)
+        asyncio.wrap_future(adding).add_done_callback(self._added)
+
+    def _added(self, adding: asyncio.Future[None]) -> None:
+        if not adding.cancelled() and (error := adding.exception()) is not None:
+            text = f"gradients could not be added, which is tried again: {error}"
+            self.telemetry.emit("gradients-not-added", text, "error")
 
     def _free(self, key: Key) -> None:
         work = self.stash.pop(key)

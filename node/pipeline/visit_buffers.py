@@ -25,7 +25,7 @@ from node.wire.tensors import TensorReader, encode
 
 T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[object]]
-COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, WireError)
+COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, MemoryError, WireError)
 """What a broken micro-batch looks like: torch's own errors (out of memory among them), bad numbers,
 bad data."""
 
@@ -118,9 +118,7 @@ class StageMath:
     def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
         if self.recompute == "stage":
             self.graph_bytes[work.shape] = 0
-            with torch.no_grad():
-                parts = self._slices(x, self.slice or len(x), work.document_ends)
-                return torch.cat([self._module(part, ends) for part, ends in parts])
+            return self._forward_only(x, work.document_ends)
         if work.shape in self.graph_bytes:
             work.y = self._module(x, work.document_ends)
         else:
@@ -151,9 +149,15 @@ class StageMath:
     ) -> tuple[memoryview, tuple[int, ...]]:
         """Input → (output bytes, their shape); only the last position when that is all the origin
         needs."""
-        y = self._module(self._take(reader), reader.document_ends)
+        x = self._take(reader)
+        y = self._in_memory(len(x), lambda: self._forward_only(x, reader.document_ends))
         y = y[:, -1:] if last_only else y
         return self._encode(y), tuple(y.shape)
+
+    @torch.no_grad()
+    def _forward_only(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
+        parts = self._slices(x, self.slice or len(x), document_ends)
+        return torch.cat([self._module(part, ends) for part, ends in parts])
 
     # The ends
     # ------------------------------------------------------------
@@ -212,9 +216,16 @@ class StageMath:
 
     @torch.no_grad()
     def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
-        with self.autocast():
-            total, tokens = self._ends.loss(self._take(reader), targets.to(self._device))
-        return total.item(), tokens
+        h, targets = self._take(reader), targets.to(self._device)
+        return self._in_memory(len(h), lambda: self._loss_only(h, targets))
+
+    def _loss_only(self, h: Tensor, targets: Tensor) -> tuple[float, int]:
+        size, loss_sum, tokens = self.slice or len(h), 0.0, 0
+        for some, beside in zip(h.split(size), targets.split(size), strict=True):
+            with self.autocast():
+                total, count = self._ends.loss(some, beside)
+            loss_sum, tokens = loss_sum + total.item(), tokens + count
+        return loss_sum, tokens
 
     @torch.no_grad()
     def logits_only(self, reader: TensorReader) -> Tensor:

@@ -11,7 +11,6 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from blake3 import blake3
 
@@ -31,7 +30,6 @@ _WIRES: dict[str, tuple[tensor_pb2.WireType, torch.dtype]] = {
     "bf16": (tensor_pb2.BF16, torch.bfloat16),
     "fp16": (tensor_pb2.FP16, torch.float16),
 }
-_WORDS = {4: "<u4", 2: "<u2"}
 
 
 def dtype_of(wire: str) -> torch.dtype:
@@ -86,7 +84,7 @@ def encode(tensor: torch.Tensor, wire: str) -> memoryview:
     if not tensor.is_floating_point():
         raise ValueError(f"only floating-point tensors travel, not {tensor.dtype}")
     cast = tensor.detach().to(dtype_of(wire)).cpu().contiguous().reshape(-1)
-    return _words(cast).view(np.uint8).data
+    return cast.view(torch.uint8).numpy().data
 
 
 def chunks(buffer: Buffer, size: int) -> Iterator[bytes]:
@@ -181,7 +179,7 @@ class TensorReader(BytesReader):
         self._widen()
         tensor = torch.empty(tuple(self._wanted[len(self._parts)].shape), dtype=self._dtype)
         self._parts.append(tensor)
-        return _words(tensor.reshape(-1)).view(np.uint8).data
+        return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def pieces(nbytes: int) -> list[tuple[int, int]]:
@@ -223,10 +221,3 @@ def _known(wire: str) -> tuple[tensor_pb2.WireType, torch.dtype]:
     if wire not in _WIRES:
         raise ValueError(f"unknown wire format {wire!r}: use {', '.join(_WIRES)}")
     return _WIRES[wire]
-
-
-def _words(flat: torch.Tensor) -> np.ndarray:
-    """The same memory as little-endian words; numpy has no bfloat16, so 2-byte floats are seen as
-    integers."""
-    bits = flat.view(torch.int32 if flat.element_size() == 4 else torch.int16).numpy()
-    return bits.view(_WORDS[flat.element_size()])

@@ -88,6 +88,17 @@ async def test_a_dead_owner_is_replaced_by_a_repair(cell_of, bits):
     assert all(o.nbytes < f.nbytes for o, f in zip(second.values(), first.values(), strict=True))
 
 
+async def test_an_exchange_whose_connection_is_closed_has_failed(cell_of):
+    cell, p0, p1 = await with_peers(cell_of(2))
+    cell.net.mute(p1)
+    running = asyncio.ensure_future(cell.run(cell.request(p0, deadline_s=100.0), p0))
+    channel = await cell.transports[p0].channel(p1)
+    while not channel._open:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    await channel.close()
+    assert (await running).failed == {p1: "its connection was closed"}
+
+
 async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bits):
     cell, p0, p1, p2, late = await with_peers(cell_of(4))
     p1_owns = {"d.weight", "e.weight"}

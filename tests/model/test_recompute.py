@@ -110,6 +110,36 @@ def test_the_loss_that_runs_out_of_memory_takes_smaller_slices(most: int) -> Non
     assert scarce.slice == most
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_forward_only_work_takes_smaller_slices_too(most: int) -> None:
+    x, scarce = torch.randn(4, 16, 32), Scarce("forward", most, build(SMALL, 1, 1))
+    maths = (scarce, StageMath(build(SMALL, 1, 1), "fp32"))
+    found, wanted = (
+        torch.frombuffer(math.forward_only(read(x, (4, 40)), False)[0], dtype=torch.float32)
+        for math in maths
+    )
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert scarce.slice == most
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_held_out_loss_takes_smaller_slices_too(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h, tokens = torch.randn(4, 16, 32), torch.randint(0, 259, (4, 16))
+    math = StageMath(build(SMALL, 1, 0), "fp32")
+    whole, loss = math.loss_only(read(h), tokens), math.module.loss
+
+    def scarce(h: torch.Tensor, targets: torch.Tensor) -> Any:
+        if len(h) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return loss(h, targets)
+
+    monkeypatch.setattr(math.module, "loss", scarce)
+    assert math.loss_only(read(h), tokens) == (pytest.approx(whole[0], rel=1e-6), 64)
+    assert math.slice == most
+
+
 def test_what_is_too_much_for_one_sequence_fails_as_before() -> None:
     scarce = Scarce("forward", 0, build(SMALL, 1, 1))
     with pytest.raises(torch.OutOfMemoryError):

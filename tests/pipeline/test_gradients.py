@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from node.pipeline.gradients import GradientSum
@@ -13,6 +14,26 @@ def test_shares_add_up_and_the_first_is_not_kept_by_reference():
     assert torch.equal(sums["a"], torch.full((2, 3), 3.0))
     assert torch.equal(sums["b"], torch.full((4,), 2.0))
     assert torch.equal(first, torch.ones(2, 3))
+
+
+def test_a_share_that_fails_to_be_added_is_added_later(monkeypatch):
+    total, ones = GradientSum(), torch.ones(2)
+
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    total.offer([{"a": ones}], 3)
+    total.drain()
+    total.offer([{"a": ones}, {"a": ones, "b": ones}], 5)
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(torch.Tensor, "to", full)
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                total.drain()
+    sums, tokens = total.take()
+    assert tokens == 8
+    assert torch.equal(sums["a"], 3 * ones)
+    assert torch.equal(sums["b"], ones)
 
 
 def test_taking_gradients_ignores_later_offers():

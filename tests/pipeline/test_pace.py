@@ -26,3 +26,12 @@ def test_a_slow_sibling_is_detected_when_sure_and_forgiven():
     for i in range(10, 40):
         pace.observe(B, float(i), i + 0.1)
     assert pace.slow([A, B]) == frozenset()
+
+
+def test_one_pause_makes_no_replica_slow():
+    pace = Pace()
+    for i in range(20):
+        pace.observe(A, float(i), i + 0.1)
+        pace.observe(B, float(i), i + 0.1)
+    pace.observe(B, 20.0, 80.0)
+    assert pace.slow([A, B]) == frozenset()

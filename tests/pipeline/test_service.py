@@ -86,6 +86,18 @@ async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
     await swarm.check(plan)
 
 
+async def test_a_replica_whose_connection_is_closed_is_left(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=2), 1, choose=lambda i, s: "a")
+    swarm.net.mute(PeerId("s1a"))
+    running = asyncio.ensure_future(swarm.run(plan, counted=True))
+    channel = await swarm.net.transports["s0a"].channel(PeerId("s1a"))
+    while not channel._open:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    await channel.close()
+    await running
+    await swarm.check(plan)
+
+
 async def test_a_micro_batch_past_the_deadline_is_dropped(make_swarm):
     swarm, plan = await begun(make_swarm(forward_timeout_s=0.5).fill(replicas=1), 2, deadline_s=0.3)
     swarm.net.mute(PeerId("s2a"))
@@ -165,6 +177,22 @@ async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm):
     assert (await swarm.gradients())[1] == {0: 64, 1: 0, 2: 64, 3: 64}
 
 
+async def test_gradients_that_cannot_be_added_are_added_at_the_end(make_swarm, monkeypatch):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
+    pipeline = swarm.pipelines["s1a"]
+
+    def full(share):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(pipeline._gradients, "_add", full)
+        await swarm.run(plan, counted=True)
+        await pipeline.receipts(3)
+        await pipeline.device.run(list)  # behind the additions
+    await swarm.check(plan)
+    assert set(swarm.ears["s1a"].events) == {"gradients-not-added"}
+
+
 async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 4)
     swarm.net.mute(PeerId("s3a"))
@@ -206,6 +234,20 @@ async def test_a_frame_that_is_ahead_of_the_plan_waits_for_it(make_swarm):
     assert "hop-turned" not in swarm.ears["s0a"].events
 
 
+async def test_frames_ahead_of_the_plan_do_not_overfill_the_stash(make_swarm):
+    limits = PipelineLimits(stash_bytes=1, in_flight=4)
+    swarm = await make_swarm().fill(replicas=1, limits=limits, plan_wait_s=5.0)
+    plan, late = swarm.plan(4), swarm.pipelines["s1a"]
+    for name in ("s0a", "s2a", "s3a"):
+        swarm.pipelines[name].set_plan(plan)
+    running = asyncio.ensure_future(swarm.run(plan, counted=True))
+    while len(late.plan_changed._waiters) < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    late.set_plan(plan)
+    await running
+    assert late.stash.peak <= late.cost(0)
+
+
 async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     path = swarm.plan(1).paths[0]
@@ -242,6 +284,16 @@ async def test_forward_only_work_uses_another_replica_or_fails(make_swarm):
         await swarm.pipelines["s0a"].logits(plan.paths[0].hops, tokens)
     with pytest.raises(ValueError, match="errand"):
         await swarm.pipelines["s0a"].logits((), tokens)
+
+
+async def test_forward_only_work_that_cannot_be_computed_is_a_fault(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 1)
+    origin, hops = swarm.pipelines["s0a"], plan.paths[0].hops
+    tokens, targets = swarm.batch(plan.paths[0])
+    with pytest.raises(PeerFault, match="s0a: could not compute it"):
+        await origin.evaluate(hops, tokens, targets + 1000)
+    with pytest.raises(PeerFault, match="s0a: could not compute it"):
+        await origin.logits(hops, tokens + 1000)
 
 
 async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
@@ -399,6 +451,21 @@ async def test_a_gradient_already_there_is_not_a_task_error(make_swarm):
     await asyncio.sleep(0)
     assert not pipeline.tasks.errors
     assert "task-died" not in swarm.ears["s2a"].events
+
+
+async def test_the_time_of_a_note_counts_its_dial(make_swarm, monkeypatch):
+    pipeline = await make_swarm().add("s0a")
+    outbound, peer = pipeline.sender.outbound, PeerId("s1a")
+
+    async def dial(peer):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(pipeline.transport, "channel", dial)
+    async with asyncio.timeout(10):
+        with pytest.raises(PeerFault, match="no answer in time"):
+            await outbound.counted(peer, 3, "hash", [0], 0.01)
+        with pytest.raises(PeerFault, match="no answer in time"):
+            await outbound.lost(peer, Key(3, 0, 1), "hash", "", 0.01)
 
 
 async def test_the_hop_timeout_stretches_with_the_plans_deadline(make_swarm):

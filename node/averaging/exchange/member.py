@@ -21,7 +21,7 @@ from node.averaging.exchange.request import RoundRequest
 from node.averaging.reducers.reduce import opened
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
-from node.core.tasks import together
+from node.core.tasks import is_cancelled, together
 from node.transport.port import TransportPort, printable, translate
 from protos import averaging_pb2, tensor_pb2
 
@@ -131,6 +131,10 @@ class Exchanges:
             raise PeerFault(self._owner, f"gave an answer that is refused: {e}", 1.0) from e
         except TimeoutError as e:
             raise PeerFault(self._owner, "gave no fresh parts in time") from e
+        except asyncio.CancelledError as e:
+            if is_cancelled():
+                raise
+            raise PeerFault(self._owner, "its connection was closed") from e
 
     async def _once(self, wanted: GroupRequest) -> ExchangeResult:
         channel = await self._transport.channel(self._owner)

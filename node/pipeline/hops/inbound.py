@@ -70,9 +70,8 @@ class Inbound(PipelineServicer):
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
     ) -> None:
         pipeline, claim = self._pipeline, incoming.claim
-        cost = pipeline.cost(claim.index)
-        came = pipeline.clock.now()
-        answer, rest = await self._patient(way, caller, incoming, cost), []
+        came, rest = pipeline.clock.now(), list[Action]()
+        answer, cost = await self._patient(way, caller, incoming)
         waited = pipeline.clock.now() - came
         if answer.say is Say.TAKE:
             shape, forward = pipeline.shape, way is Direction.FORWARD
@@ -126,23 +125,23 @@ class Inbound(PipelineServicer):
         )
 
     async def _patient(
-        self, way: Direction, caller: PeerId, incoming: Incoming, cost: int
-    ) -> Answer:
-        """The machine's answer to a head; a frame that is ahead of the plan waits for it, for a
-        bounded time."""
+        self, way: Direction, caller: PeerId, incoming: Incoming
+    ) -> tuple[Answer, int]:
+        """The machine's answer to a head, and the bytes there was room for or not; a frame that is
+        ahead of the plan waits for it, for a bounded time."""
         pipeline, claim, answer = self._pipeline, incoming.claim, Answer(Say.AWAIT_PLAN)
         try:
             async with asyncio.timeout(pipeline.plan_wait_s):
                 while True:
-                    changed = pipeline.plan_changed
+                    changed, cost = pipeline.plan_changed, pipeline.cost(claim.index)
                     answer = pipeline.ask(Arrived(way, claim, caller, pipeline.make_room(cost)))
                     if answer.say is not Say.AWAIT_PLAN:
-                        return answer
+                        return answer, cost
                     await changed.wait()
         except TimeoutError:
             plan = pipeline.machine.plan
             ahead = plan is None or claim.epoch > plan.epoch
-            return Answer(Say.BUSY if ahead else Say.REFUSED, answer.reason)
+            return Answer(Say.BUSY if ahead else Say.REFUSED, answer.reason), 0
 
     async def Fetch(self, request: pb.FetchInput, context: Any) -> None:
         pipeline = self._pipeline

@@ -14,11 +14,12 @@ import grpc.aio
 from node.core.clock import Clock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
+from node.core.tasks import is_cancelled
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Direction, Key
 from node.pipeline.received import FrameReader
 from node.pipeline.telemetry import Telemetry
-from node.transport.port import TransportPort, printable, translate
+from node.transport.port import TransportPort, answers, printable, translate
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
@@ -69,6 +70,10 @@ class Outbound:
             if e.code() is grpc.StatusCode.UNAVAILABLE:
                 self._transport.forget(peer)
             return StreamOutcome(Trouble.FAILED, translate(peer, e).reason)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return StreamOutcome(Trouble.FAILED, "its connection was closed")
         finally:
             if call is not None and not call.done():
                 call.cancel()
@@ -145,26 +150,21 @@ class Outbound:
         self, origin: PeerId, key: Key, plan_hash: str, reason: str, timeout: float
     ) -> None:
         """Tell the origin. Raises PeerFault; the origin's own time-out then does the rest."""
-        try:
-            await PipelineStub(await self._transport.channel(origin)).Lost(
-                pb.LostNote(
-                    epoch=key.epoch, plan_hash=plan_hash, index=key.index, reason=reason[:200]
-                ),
-                timeout=timeout,
-            )
-        except grpc.aio.AioRpcError as e:
-            raise translate(origin, e) from e
+        note = pb.LostNote(
+            epoch=key.epoch, plan_hash=plan_hash, index=key.index, reason=reason[:200]
+        )
+        async with answers(origin, timeout):
+            channel = await self._transport.channel(origin)
+            await PipelineStub(channel).Lost(note, timeout=timeout)
 
     async def counted(
         self, peer: PeerId, epoch: int, plan_hash: str, indices: Sequence[int], timeout: float
     ) -> None:
         """Tell a hop that its shares of these micro-batches count. Raises PeerFault."""
-        try:
-            await PipelineStub(await self._transport.channel(peer)).Counted(
-                pb.CountedNote(epoch=epoch, plan_hash=plan_hash, indices=indices), timeout=timeout
-            )
-        except grpc.aio.AioRpcError as e:
-            raise translate(peer, e) from e
+        note = pb.CountedNote(epoch=epoch, plan_hash=plan_hash, indices=indices)
+        async with answers(peer, timeout):
+            channel = await self._transport.channel(peer)
+            await PipelineStub(channel).Counted(note, timeout=timeout)
 
 
 async def read_chunks(read: Callable[[], Any], reader: TensorReader) -> None:

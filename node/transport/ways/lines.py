@@ -20,7 +20,7 @@ import grpc.aio
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.patience import Patience
-from node.core.tasks import Tasks
+from node.core.tasks import Tasks, is_cancelled
 from node.reach.ladder import Climb, ClimbAttempt, Rung
 from node.transport.auth import TOKEN_KEY
 from node.transport.channels import LabelledChannel
@@ -141,8 +141,7 @@ class Lines:
             # Shielded: others may be waiting for the same dialling when this caller is cancelled.
             made = await asyncio.shield(dialling)
         except asyncio.CancelledError:
-            me = asyncio.current_task()
-            if me is not None and me.cancelling():
+            if is_cancelled():
                 raise
             raise PeerFault(peer, "the dial was given up") from None
         if isinstance(made, PeerFault):
