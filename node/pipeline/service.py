@@ -15,9 +15,11 @@ from functools import partial
 from torch import Tensor, nn
 
 from node.core.clock import Clock, SystemClock
+from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
 from node.core.tasks import Tasks
+from node.model.device import out_of_memory
 from node.model.documents import ends_of
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
@@ -211,13 +213,22 @@ class Pipeline(PipelineBase):
         another epoch.
 
         Closes the epoch: what is still under way counts nowhere any more, micro-batches of
-        :meth:`run` end not counted. May be called again until :meth:`reset`.
+        :meth:`run` end not counted. May be called again until :meth:`reset`. Raises OutOfResources
+        where there is no memory for the sums.
         """
         if self.machine.plan is None or self.machine.plan.epoch != epoch:
             return {}, 0
         self.do(ev.Close(epoch))
         self._gradients.close()
-        return await asyncio.to_thread(self._gradients.whole)
+        try:
+            return await asyncio.to_thread(self._gradients.whole)
+        except (RuntimeError, MemoryError) as e:
+            if not out_of_memory(e):
+                raise
+            raise OutOfResources(
+                f"no memory for the gradients of an epoch: {e}",
+                "free memory of the device, or host another stage",
+            ) from e
 
     async def run(
         self,

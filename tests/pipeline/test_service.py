@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.core.errors import PeerFault
+from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
 from node.pipeline.hops.outbound import AlreadyThere
@@ -189,6 +189,8 @@ async def test_gradients_that_cannot_be_added_are_added_at_the_end(make_swarm, m
         await swarm.run(plan, counted=True)
         await pipeline.receipts(3)
         await pipeline.device.run(list)  # behind the additions
+        with pytest.raises(OutOfResources, match="gradients of an epoch"):
+            await pipeline.take_gradients(3)
     await swarm.check(plan)
     assert set(swarm.ears["s1a"].events) == {"gradients-not-added"}
 
