@@ -27,6 +27,8 @@ MOST_LIST = 16 << 20
 """Bytes of a list of checksums."""
 AT_ONCE = 16
 """Questions for a shard's size."""
+HUB_S = 30.0
+"""Seconds without a byte after which the Hub is held to be gone."""
 SUMS = "SHA256SUMS"
 """How a list of checksums is called, as ``sha256sum`` writes it; an ending may follow."""
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
@@ -176,7 +178,7 @@ def _hub(name: str, client: httpx2.Client) -> Listing:
     """NAME[@REVISION][:CONFIG]:SPLIT of the Hugging Face Hub, at one commit."""
     try:
         from huggingface_hub import HfApi, hf_hub_url
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as e:
         raise UsageFault(
             "hf: needs the datasets library, which is not installed", 'pip install "tutti[data]"'
@@ -185,10 +187,13 @@ def _hub(name: str, client: httpx2.Client) -> Listing:
     repository, _, revision = where.partition("@")
     config, split = rest[:2] if len(rest) > 1 else ("", *rest, "train")[:2]
     try:
-        info = HfApi().dataset_info(repository, revision=revision or None, files_metadata=True)
-    except HfHubHTTPError as e:
-        if e.response is not None and e.response.status_code >= 500:
-            raise NetworkFault(f"the Hub says {e.response.status_code}", "try again later") from e
+        info = HfApi().dataset_info(
+            repository, revision=revision or None, timeout=HUB_S, files_metadata=True
+        )
+    except (HfHubHTTPError, HFValidationError) as e:
+        status = getattr(getattr(e, "response", None), "status_code", 0)
+        if status >= 500:
+            raise NetworkFault(f"the Hub says {status}", "try again later") from e
         raise UsageFault(
             f"the Hub has no data set {repository!r} for us: {e}",
             "check hf:NAME:CONFIG:SPLIT, and HF_TOKEN where one must be admitted",
