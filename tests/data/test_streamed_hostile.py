@@ -3,6 +3,7 @@ full."""
 
 import asyncio
 import errno
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -315,6 +316,18 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     with pytest.raises(OutOfResources, match="No space left"):
         found.put(tmp_path / "kept" / "a.ids", b"content")
     assert not list((tmp_path / "kept").iterdir())
+
+
+def test_a_file_gets_its_name_when_the_disk_has_it(answers, tmp_path, monkeypatch):
+    synced, packed = [], zstd(TEXT)
+    monkeypatch.setattr(files.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    url = answers(lambda h: reply(h, 200, packed)).url
+    found, shard = opened(tmp_path), Shard(url.replace(".txt", ".txt.zst"), len(packed))
+    whole = found.whole(shard)
+    assert synced == [whole.stat().st_ino]
+    text = Path(found.unpacked(shard, "zstd").name)
+    found.put(tmp_path / "kept" / "0.block", TEXT)
+    assert synced[1:] == [p.stat().st_ino for p in (text, tmp_path / "kept" / "0.block")]
 
 
 @pytest.mark.parametrize("content", [b"", bytes(20_000)])

@@ -277,7 +277,7 @@ class Files:
                         )
                     grow({staged: file.tell() + len(text)})
                     file.write(text)
-            os.replace(staged, path)
+            self._name(staged, path)
 
     def used(self, path: Path) -> bool:
         """Whether a file is there; it is then the last to make room for others."""
@@ -291,7 +291,7 @@ class Files:
         part = path.with_suffix(".part")
         with self._held({part: shard.size}):
             self._fetch_into(part, shard)
-            os.replace(part, path)
+            self._name(part, path)
 
     def _fetch_into(self, part: Path, shard: Shard) -> None:
         have = part.stat().st_size if self.used(part) else 0
@@ -332,7 +332,14 @@ class Files:
         """Write a file at once, with room made for it."""
         with self._staged(path, len(content)) as (staged, _), self._room():
             staged.write_bytes(content)
-            os.replace(staged, path)
+            self._name(staged, path)
+
+    def _name(self, staged: Path, path: Path) -> None:
+        """Give a file its name once the disk has it: else a name could outlive a power loss, and
+        its bytes not."""
+        with self._room(), open(staged, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(staged, path)
 
     @contextlib.contextmanager
     def _staged(
