@@ -345,6 +345,31 @@ async def test_a_kept_shard_that_lost_its_content_is_fetched_anew(web, tmp_path,
         assert again.read(shard, 0, shard.size) == text
 
 
+async def test_a_disk_that_fails_does_not_end_training(web, tmp_path, monkeypatch, caplog, opens):
+    made, faults = opens(f"{web.url}/SHA256SUMS", tmp_path), [errno.EIO, errno.ENXIO]
+    wanted = await made.rows(range(8))
+
+    def failing(*what):
+        if faults:
+            raise OSError(faults.pop(), "the disk fails")
+        return open(*what)
+
+    monkeypatch.setattr(stream_module, "open", failing, raising=False)
+    assert (await asyncio.wait_for(made.rows(range(8)), 20) == wanted).all()
+    assert "the disk fails; tried again" in caplog.text
+
+
+async def test_tokens_on_a_disk_that_can_only_be_read_are_read(web, tmp_path, monkeypatch, opens):
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path)
+    wanted = await made.rows(range(8))
+
+    def fixed(path):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(files.os, "utime", fixed)
+    assert (await made.rows(range(8)) == wanted).all()
+
+
 def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
     path = write(tmp_path / "a.jsonl", documents(50))
     shard, found = Shard(str(path), path.stat().st_size), opened(tmp_path)

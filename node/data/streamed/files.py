@@ -283,8 +283,8 @@ class Files:
         """Whether a file is there; it is then the last to make room for others."""
         try:
             os.utime(path)
-        except FileNotFoundError:
-            return False
+        except OSError:  # a disk that can only be read has it nevertheless
+            return os.path.exists(path)
         return True
 
     def _fetch(self, shard: Shard, path: Path) -> None:
