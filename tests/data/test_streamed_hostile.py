@@ -188,6 +188,19 @@ async def test_closing_does_not_wait_for_a_slow_server(answers, tmp_path, small)
     ended.set()
 
 
+async def test_closing_waits_for_no_hash_and_no_sizes(web, tmp_path, opens):
+    made = opens(f"file:{web.directory}/SHA256SUMS", tmp_path)
+    remote = opens(f"{web.url}/SHA256SUMS", tmp_path)
+    web.asked.clear()
+    for stopped in (made, remote):
+        stopped.files.stop()
+    with pytest.raises(NetworkFault, match="not read any more"):
+        made.files.whole(made.listing.shards[0])
+    with pytest.raises(NetworkFault, match="not read any more"):
+        remote._again()
+    assert [method for method, _, _ in web.asked] == ["GET"]
+
+
 async def test_a_shard_that_is_gone_is_replaced_by_other_text(web, tmp_path, caplog, opens):
     made = opens(f"{web.url}/SHA256SUMS", tmp_path, windows=40)
     (web.directory / "part-3.jsonl").unlink()

@@ -9,7 +9,7 @@ import fnmatch
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -71,8 +71,8 @@ class Listing:
         return cls(found["source"], tuple(Shard(*shard) for shard in found["shards"]))
 
 
-def listed(source: str, place: str, client: httpx2.Client) -> Listing:
-    """The shards of a source that :func:`is_streamed`.
+def listed(source: str, place: str, client: httpx2.Client, go_on: Callable[[], None]) -> Listing:
+    """The shards of a source that :func:`is_streamed`. ``go_on``: what it raises ends it.
 
     Raises NetworkFault when the server does not answer, UsageFault for what is not there or is no
     list of shards, and for a shard of a format that cannot be read.
@@ -86,9 +86,10 @@ def listed(source: str, place: str, client: httpx2.Client) -> Listing:
         sums = _sums(_text(source, client), source)
         # A path on the server of the list, whatever the name looks like: nobody agreed to another.
         named = [Shard(urljoin(source, quote(f"./{file}")), 0, digest) for file, digest in sums]
-        listing = Listing(source, _sized(named, client))
+        listing = Listing(source, _sized(named, client, go_on))
     else:
-        listing = Listing(source, _sized([Shard(url, 0) for url in _expanded(source)], client))
+        named = [Shard(url, 0) for url in _expanded(source)]
+        listing = Listing(source, _sized(named, client, go_on))
     shards = tuple(s for s in listing.shards if s.size)
     if not shards:
         raise UsageFault(f"{source} has no text", "name a source with at least one shard")
@@ -143,10 +144,13 @@ def _text(url: str, client: httpx2.Client) -> str:
     return body.decode("utf-8", errors="replace")
 
 
-def _sized(shards: Sequence[Shard], client: httpx2.Client) -> tuple[Shard, ...]:
+def _sized(
+    shards: Sequence[Shard], client: httpx2.Client, go_on: Callable[[], None]
+) -> tuple[Shard, ...]:
     """The shards with the sizes and versions that their server says."""
 
     def look(shard: Shard) -> Shard:
+        go_on()
         with asked(shard.name, client, "HEAD") as answer:
             length = answer.headers.get("content-length", "")
             if not length.isdigit():
