@@ -15,9 +15,10 @@ from collections import Counter
 from itertools import combinations, product
 
 from node.scheduler.planning.dealing import legal, orders
+from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.first import origins_in_turns
 from node.scheduler.planning.problem import PathProblem, Route
-from node.scheduler.planning.replay import Replayed, replay, solo
+from node.scheduler.planning.replay import Replayed, replay
 from node.scheduler.planning.rules import broken
 
 MOST_ROUTES = 20_000
@@ -35,7 +36,7 @@ def conflict_search(
     Raises ValueError when there are too many paths to list.
     """
     menus = {o: _all_routes(problem, o) for o in problem.counts}
-    origin = list(origins_in_turns(problem))
+    origin, estimator = list(origins_in_turns(problem)), Estimator(problem)
     best: tuple[float, tuple[Route, ...]] | None = None
     heap: list[tuple[float, int, Forbidden]] = [(0.0, 0, frozenset())]
     seen: set[Forbidden] = {frozenset()}
@@ -57,18 +58,19 @@ def conflict_search(
             if child not in seen:
                 seen.add(child)
                 tick += 1
-                heapq.heappush(heap, (max(solo(problem, route) for route in plan), tick, child))
+                heapq.heappush(heap, (max(map(estimator.solo, plan)), tick, child))
     return best
 
 
 def _all_routes(problem: PathProblem, o: int) -> list[tuple[float, Route, frozenset[int]]]:
     found: list[tuple[float, Route, frozenset[int]]] = []
+    estimator = Estimator(problem)
     for chosen in combinations(range(1, len(problem.stages)), problem.hops):
         if not legal(problem, chosen):
             continue
         for order in orders(problem, chosen):
             for peers in product(*(problem.stages[s] for s in order)):
-                found.append((solo(problem, (o, *peers)), (o, *peers), frozenset(chosen)))
+                found.append((estimator.solo((o, *peers)), (o, *peers), frozenset(chosen)))
                 if len(found) > MOST_ROUTES:
                     raise ValueError(f"more than {MOST_ROUTES} paths")
     return sorted(found, key=lambda x: x[:2])

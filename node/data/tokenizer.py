@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +42,10 @@ class Tokenizer(Protocol):
         """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
         ...
 
+    def stream(self, before: Iterable[int]) -> Callable[[int], str]:
+        """What gives the text that each further id completes, after the ids ``before``."""
+        ...
+
     def to_json(self) -> bytes:
         """A Hugging Face tokenizer.json."""
         ...
@@ -64,6 +69,11 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
+
+    def stream(self, before: Iterable[int]) -> Callable[[int], str]:
+        partial = codecs.getincrementaldecoder("utf-8")("replace")
+        partial.decode(bytes(i for i in before if 0 <= i < 256))
+        return lambda i: partial.decode(bytes([i])) if 0 <= i < 256 else ""
 
     def to_json(self) -> bytes:
         """Encodes as :meth:`encode` does in the ``tokenizers`` library: byte-level BPE without
@@ -173,6 +183,22 @@ class FileTokenizer:
         return self._inner.decode(
             [i for i in map(int, ids) if 0 <= i < self.vocab], skip_special_tokens=True
         )
+
+    def stream(self, before: Iterable[int]) -> Callable[[int], str]:
+        # An id is decoded behind others, because a decoder may take the first space away. The
+        # library's own DecodeStream fails on bytes that are no UTF-8.
+        said, fresh = list(before), list[int]()
+
+        def say(i: int) -> str:
+            nonlocal said, fresh
+            fresh.append(i)
+            known, text = self.decode(said), self.decode(said + fresh)
+            if text.endswith("\ufffd") or len(text) <= len(known):
+                return ""
+            said, fresh = fresh, []
+            return text[len(known) :]
+
+        return say
 
     def to_json(self) -> bytes:
         return self._json

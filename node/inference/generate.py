@@ -3,7 +3,6 @@ each."""
 
 from __future__ import annotations
 
-import codecs
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from node.core.errors import UsageFault
-from node.data.tokenizer import ByteTokenizer, Tokenizer
+from node.data.tokenizer import Tokenizer
 from node.inference.forward_router import ForwardRouter, Reroute, named
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
@@ -74,18 +73,12 @@ async def sample(
         int(i) for i in tokenizer.encode("\n")
     ]
     dice = torch.Generator().manual_seed(request.seed)
-    partial = codecs.getincrementaldecoder("utf-8")("replace")
+    say = tokenizer.stream(ids)
     for turn in range(request.max_tokens or 100):
         logits = (await forward(turn, torch.tensor([ids[-window:]], dtype=torch.int64)))[0].float()
         ids.append(_pick(logits, request.temperature, request.top_k, dice))
         chance = float(torch.log_softmax(logits.double(), -1)[ids[-1]])
-        # A byte model may be in the middle of a character: hold its bytes back until it is whole.
-        text = (
-            partial.decode(bytes([ids[-1]]))
-            if ids[-1] < 256 and isinstance(tokenizer, ByteTokenizer)
-            else tokenizer.decode([ids[-1]])
-        )
-        yield pb.Piece(text=text, token=ids[-1], logprob=chance)
+        yield pb.Piece(text=say(ids[-1]), token=ids[-1], logprob=chance)
 
 
 def _pick(logits: torch.Tensor, temperature: float, top_k: int, dice: torch.Generator) -> int:

@@ -20,8 +20,6 @@ from node.optim.newton_schulz import newton_schulz_all
 
 MOST_BYTES = 64 << 20
 """Of matrices a rank hosts in one micro-group."""
-Kernel = Callable[[Sequence[Tensor], int, bool], Sequence[Tensor]]
-"""(matrices, steps, stack) to their orthogonalised forms, in order."""
 Apply = Callable[[str, Tensor], None]
 """Gets the name of a matrix and this rank's shard of its update, fp32, a view that is good during
 the call only."""
@@ -32,9 +30,9 @@ class TensorParallelStep:
     made once.
 
     Buffers: one for each group under way, of the shards this rank gives and the matrices it hosts
-    in the largest group; ``overlap`` False takes one group at a time, with one buffer. Host and
-    kernel see whole matrices, so that the numbers are those of one process, bit for bit where the
-    kernel gets the same matrix in the same memory layout.
+    in the largest group; ``overlap`` False takes one group at a time, with one buffer. Hosts see
+    whole matrices, so that the numbers are those of one process, bit for bit where Newton–Schulz
+    gets the same matrix in the same memory layout.
     """
 
     def __init__(
@@ -46,10 +44,9 @@ class TensorParallelStep:
         most_bytes: int = MOST_BYTES,
         stack: bool = False,
         overlap: bool = True,
-        kernel: Kernel = newton_schulz_all,
     ) -> None:
         self.groups = micro_groups(matrices, here.size, most_bytes, steps)
-        self._here, self._steps, self._stack, self._kernel = here, steps, stack, kernel
+        self._here, self._steps, self._stack = here, steps, stack
         self._order = [m for group in self.groups for slot in group for m in slot]
         self._overlap = overlap
         # Three: one is gathered into, one worked on, one scattered from.
@@ -145,7 +142,7 @@ class TensorParallelStep:
             for m, views in zip(group[me], pieces, strict=True)
         ]
         for m, views, update in zip(
-            group[me], pieces, self._kernel(wholes, self._steps, self._stack), strict=True
+            group[me], pieces, newton_schulz_all(wholes, self._steps, self._stack), strict=True
         ):
             for view, part in zip(
                 views, update.split([v.shape[m.dim] for v in views], m.dim), strict=True

@@ -290,9 +290,8 @@ def flops_per_token(settings: ModelSettings, stages: int, stage: int) -> int:
     if stage == ENDS:
         weights += settings.vocab * settings.d_model if settings.tied else 0
     else:
-        scores = (
-            len(layer_cut(settings, stages)[stage - 1]) * 2 * settings.seq_len * settings.d_model
-        )
+        heads = settings.heads * head_dim(settings)
+        scores = len(layer_cut(settings, stages)[stage - 1]) * 2 * settings.seq_len * heads
     if settings.adapter:
         return 4 * weights + 6 * trained + 3 * scores
     return 3 * (2 * weights + scores)

@@ -16,6 +16,8 @@ GAIN = 0.1
 chance."""
 KEEPS = 0.8
 """Of a stage's speed each half keeps at least so much of what an even division gives it."""
+ROUNDING = 1e-9
+"""Seconds; a smaller sum of delays is taken for none."""
 SWEEPS = 8
 """Times that every exchange of two peers is tried at most."""
 
@@ -66,24 +68,24 @@ def _exchanged(
 ) -> dict[int, set[PeerId]]:
     """``start`` after all exchanges that bring those of each half nearer to each other."""
     leaving = {stage: set(row) for stage, row in start.items()}
+    away = set[PeerId]().union(*leaving.values())
     everybody = [p for row in rows.values() for p, _ in row]
+    # How much further a peer is from those who stay than from those who leave.
+    pull = {x: sum(apart[x, p] * (-1 if p in away else 1) for p in everybody) for x in everybody}
     for _ in range(SWEEPS):
         before = _inside(apart, leaving)
         for stage, row in rows.items():
             for a, b in product([p for p, _ in row if p != me], repeat=2):
                 if a in leaving[stage] or b not in leaving[stage]:
                     continue
-                away = set[PeerId]().union(*leaving.values())
-                gain = sum(
-                    (apart[a, p] - apart[b, p]) * (1 if p not in away else -1)
-                    for p in everybody
-                    if p not in (a, b)
-                )
+                gain = pull[a] - pull[b] + 2 * apart[a, b] - apart[a, a] - apart[b, b]
                 changed = leaving[stage] ^ {a, b}
-                if gain > 0 and (
+                if gain > ROUNDING and (
                     _fast(row, changed, even[stage]) or not _fast(row, leaving[stage], even[stage])
                 ):
                     leaving[stage] = changed
+                    for p in everybody:
+                        pull[p] += 2 * (apart[p, b] - apart[p, a])
         if _inside(apart, leaving) >= before:
             break
     return leaving

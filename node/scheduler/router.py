@@ -85,8 +85,8 @@ class Router:
         self.rotation.counted(paths)
 
     def task(self, ends: Sequence[tuple[PeerId, float]], stages: Stages, total: int) -> PathTask:
-        """What is to be laid. Raises ValueError when there are fewer stages with a peer than a path
-        has hops."""
+        """What is to be laid, without debts and visits. Raises ValueError when there are fewer
+        stages with a peer than a path has hops."""
         live = tuple(
             (s, tuple(sorted(p for p, _ in stages[s]))) for s in sorted(stages) if stages[s]
         )
@@ -94,18 +94,32 @@ class Router:
         if len(live) < hops:
             raise ValueError(f"{len(live)} stages have a peer, a path has {hops} hops")
         counts = tuple(sorted(quotas(total, list(ends)).items()))
-        asked = PathTask(counts, live, hops, self.settings.max_swaps, self.settings.max_jump)
-        return self._due(asked, self.rotation)
+        return PathTask(counts, live, hops, self.settings.max_swaps, self.settings.max_jump)
 
-    def _due(self, task: PathTask, rotation: Rotation) -> PathTask:
+    def _dealt(
+        self, task: PathTask, rotation: Rotation, costs: Costs
+    ) -> tuple[PathTask, PathProblem, list[StageSet]]:
+        """The task with what is then due, as a problem, and a set of stages for every
+        micro-batch."""
+        task = self._due(task, rotation, rotation)
+        problem = problem_of(task, costs, self._speeds)
+        try:
+            return task, problem, deal(problem)
+        except UsageFault:
+            # With bounded jumps not every stage can have one visit more; the first stages can.
+            task = self._due(task, rotation, Rotation())
+            problem = replace(problem, visits=task.visits)
+            return task, problem, deal(problem)
+
+    def _due(self, task: PathTask, rotation: Rotation, turns: Rotation) -> PathTask:
         """The task with the debts there are then, and with the visits of every stage where they are
-        not equal: those that are kept get all, the others share the rest."""
+        not equal: those that are kept get all, the others share the rest, in these turns."""
         counts, stages = dict(task.counts), [s for s, _ in task.stages]
         kept, total = self.settings.kept(stages, task.hops), sum(counts.values())
         rest = total * (task.hops - len(kept))
         visits: dict[int, int] = {}
         if kept or rest % len(stages):
-            shared = rotation.visits(stages[len(kept) :], rest)
+            shared = turns.visits(stages[len(kept) :], rest)
             visits = dict.fromkeys(kept, total) | shared
         owed = sorted(rotation.owed(counts, stages, task.hops).items())
         return replace(task, owed=tuple(owed), visits=tuple(visits.values()))
@@ -123,8 +137,7 @@ class Router:
             return Laid((), 0.0, "turns")
         task = self.task(ends, stages, len(samples))
         self._speeds = {p: v for row in (ends, *stages.values()) for p, v in row}
-        problem = problem_of(task, costs, self._speeds)
-        sets = deal(problem)
+        task, problem, sets = self._dealt(task, self.rotation, costs)
         planned = self.settings.paths == "planned"
         # The dealt sets go to the origins in one way; in several where that may pay debts.
         shifts = min(len(problem.stages), problem.total) if task.owed else 1
@@ -170,20 +183,11 @@ class Router:
         task, problem = laid.task, laid.problem
         if self.settings.paths != "planned" or task is None or problem is None:
             return None
-        due = self._due(task, self.rotation.after(laid.paths))
+        due, problem, _ = self._dealt(task, self.rotation.after(laid.paths), costs)
         tries, makespan = self._searched.get(due.shape, (0, INFINITE))
         if tries >= SEARCHES and laid.run_s <= makespan * (1 + MOVED):
             return None
-        problem = problem_of(due, costs, self._speeds)
-        try:
-            deal(problem)
-        except UsageFault:
-            return None  # with stages missing, the next visits may not go into any paths
-        return SearchJob(
-            due,
-            problem,
-            tuple(r for r, _ in self._known.get(due.shape, ())),
-        )
+        return SearchJob(due, problem, tuple(r for r, _ in self._known.get(due.shape, ())))
 
     def improved(self, job: SearchJob, routes: Routes, makespan: float) -> None:
         """A search has ended with this plan."""

@@ -48,7 +48,7 @@ def run_command(o: SimulateOptions) -> int:
     if o.picture:
         pictures.check(o.picture)
     setup = setup_of(o)
-    schedule = _read(o.replay) if o.replay else lay(o.scenarios, setup, o.seed)
+    schedule = _read(o.replay, setup) if o.replay else lay(o.scenarios, setup, o.seed)
     begin = time.perf_counter()
     outcome = run(setup, schedule)
     took = time.perf_counter() - begin
@@ -167,13 +167,18 @@ def _complain(o: SimulateOptions, outcome: ScheduleOutcome) -> None:
     )
 
 
-def _read(path: Path) -> Schedule:
+def _read(path: Path, setup: Setup) -> Schedule:
     try:
-        return Schedule.from_json(path.read_text())
+        schedule = Schedule.from_json(path.read_text())
     except OSError as e:
         raise UsageFault(
             f"cannot read {path}: {e.strerror}", "write one with  tutti simulate --save FILE"
         ) from e
+    if (last := max((f.stage for f in schedule.faults), default=0)) > setup.stages:
+        raise UsageFault(
+            f"{path} has a fault at stage {last} of {setup.stages}", "simulate as many stages"
+        )
+    return schedule
 
 
 def _write(path: Path | None, text: str) -> None:

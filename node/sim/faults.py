@@ -60,10 +60,13 @@ class Schedule:
             body = json.loads(text)
             faults = tuple(Fault(**f) for f in body["faults"])
             unknown = {f.kind for f in faults} - KINDS.keys()
-            if unknown or not all(0 <= f.at < 1e6 and 0 <= f.seconds < 1e6 for f in faults):
-                raise ValueError(
-                    f"unknown faults {sorted(unknown)}" if unknown else "a time out of bounds"
-                )
+            if unknown:
+                raise ValueError(f"unknown faults {sorted(unknown)}")
+            for f in faults:
+                if not (0 <= f.at < 1e6 and 0 <= f.seconds < 1e6 and abs(f.size) < 1e6):
+                    raise ValueError("a number out of bounds")
+                if type(f.who) is not int or type(f.stage) is not int:
+                    raise ValueError("who and stage are whole numbers")
             return cls(int(body["seed"]), faults)
         except (ValueError, TypeError, KeyError) as e:
             raise UsageFault(

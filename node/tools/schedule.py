@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from node.core.errors import UsageFault
+from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.planner import PathPlan, make_plan
 from node.scheduler.planning.problem import PathProblem, Route, parse
-from node.scheduler.planning.replay import replay, solo
+from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken, safe
 from node.telemetry import pictures
 from node.tools import gantt, replan
@@ -199,7 +200,7 @@ def document(plan: PathPlan) -> dict[str, Any]:
 def picture(plan: PathPlan) -> list[str]:
     """For people: a line for each ends peer and the figures."""
     p = plan.problem
-    done = replay(p, plan.routes).done
+    done, estimator = replay(p, plan.routes).done, Estimator(p)
     lines = [
         f"{'ends peer':<20} {'µ-batches':>9} {'last home':>10} {'shortest':>9} "
         f"{'longest path':>12}  stages trained"
@@ -208,7 +209,7 @@ def picture(plan: PathPlan) -> list[str]:
         mine = [i for i, route in enumerate(plan.routes) if route[0] == o]
         if not mine:
             continue
-        alone = [solo(p, plan.routes[i]) for i in mine]
+        alone = [estimator.solo(plan.routes[i]) for i in mine]
         visits = Counter(p.stage_of[n] for i in mine for n in plan.routes[i][1:])
         trained = " ".join(f"{s}:{visits[s]}" for s in range(1, len(p.stages)))
         name = f"{o} {p.labels[o] if p.labels else ''}"

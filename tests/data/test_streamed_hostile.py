@@ -3,6 +3,7 @@ full."""
 
 import asyncio
 import errno
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -187,6 +188,19 @@ async def test_closing_does_not_wait_for_a_slow_server(answers, tmp_path, small)
     ended.set()
 
 
+async def test_closing_waits_for_no_hash_and_no_sizes(web, tmp_path, opens):
+    made = opens(f"file:{web.directory}/SHA256SUMS", tmp_path)
+    remote = opens(f"{web.url}/SHA256SUMS", tmp_path)
+    web.asked.clear()
+    for stopped in (made, remote):
+        stopped.files.stop()
+    with pytest.raises(NetworkFault, match="not read any more"):
+        made.files.whole(made.listing.shards[0])
+    with pytest.raises(NetworkFault, match="not read any more"):
+        remote._again()
+    assert [method for method, _, _ in web.asked] == ["GET"]
+
+
 async def test_a_shard_that_is_gone_is_replaced_by_other_text(web, tmp_path, caplog, opens):
     made = opens(f"{web.url}/SHA256SUMS", tmp_path, windows=40)
     (web.directory / "part-3.jsonl").unlink()
@@ -317,6 +331,18 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     assert not list((tmp_path / "kept").iterdir())
 
 
+def test_a_file_gets_its_name_when_the_disk_has_it(answers, tmp_path, monkeypatch):
+    synced, packed = [], zstd(TEXT)
+    monkeypatch.setattr(files.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    url = answers(lambda h: reply(h, 200, packed)).url
+    found, shard = opened(tmp_path), Shard(url.replace(".txt", ".txt.zst"), len(packed))
+    whole = found.whole(shard)
+    assert synced == [whole.stat().st_ino]
+    text = Path(found.unpacked(shard, "zstd").name)
+    found.put(tmp_path / "kept" / "0.block", TEXT)
+    assert synced[1:] == [p.stat().st_ino for p in (text, tmp_path / "kept" / "0.block")]
+
+
 @pytest.mark.parametrize("content", [b"", bytes(20_000)])
 async def test_a_kept_shard_that_lost_its_content_is_fetched_anew(web, tmp_path, content):
     shard = stream(f"{web.url}/SHA256SUMS", tmp_path).listing.shards[0]
@@ -330,6 +356,31 @@ async def test_a_kept_shard_that_lost_its_content_is_fetched_anew(web, tmp_path,
         with pytest.raises(UsageFault, match="cut short"):
             again.read(shard, 0, shard.size)
         assert again.read(shard, 0, shard.size) == text
+
+
+async def test_a_disk_that_fails_does_not_end_training(web, tmp_path, monkeypatch, caplog, opens):
+    made, faults = opens(f"{web.url}/SHA256SUMS", tmp_path), [errno.EIO, errno.ENXIO]
+    wanted = await made.rows(range(8))
+
+    def failing(*what):
+        if faults:
+            raise OSError(faults.pop(), "the disk fails")
+        return open(*what)
+
+    monkeypatch.setattr(stream_module, "open", failing, raising=False)
+    assert (await asyncio.wait_for(made.rows(range(8)), 20) == wanted).all()
+    assert "the disk fails; tried again" in caplog.text
+
+
+async def test_tokens_on_a_disk_that_can_only_be_read_are_read(web, tmp_path, monkeypatch, opens):
+    made = opens(f"{web.url}/SHA256SUMS", tmp_path)
+    wanted = await made.rows(range(8))
+
+    def fixed(path):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(files.os, "utime", fixed)
+    assert (await made.rows(range(8)) == wanted).all()
 
 
 def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):

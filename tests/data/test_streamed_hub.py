@@ -4,11 +4,13 @@ Hub does."""
 import asyncio
 import json
 import re
+import socket
 
 import pytest
 from huggingface_hub import constants
 
 from node.core.errors import NetworkFault, UsageFault
+from node.data.streamed import shards
 from tests.data.streamed import documents, served, stream, write
 
 COMMIT = "5f0c1d2e" * 5
@@ -90,6 +92,7 @@ def test_without_a_card_names_say_it(hub, tmp_path):
         ("owner/name:fr:train", False, UsageFault, "has no files of"),
         ("owner/name:en:validation", False, UsageFault, "has no files of"),
         ("owner/other:train", False, UsageFault, "has no data set"),
+        ("owner/two/names:train", False, UsageFault, "has no data set"),
         ("owner/name:train", True, NetworkFault, None),
     ],
 )
@@ -98,3 +101,12 @@ def test_what_the_hub_does_not_have_is_said(hub, tmp_path, asked, down, fault, s
     hub.down = down
     with pytest.raises(fault, match=says):
         stream(f"hf:{asked}", tmp_path)
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "HUB_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://{host}:{port}")
+        with pytest.raises(NetworkFault, match="cannot reach the Hub"):
+            stream("hf:owner/name:train", tmp_path)

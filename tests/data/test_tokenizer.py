@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from node.core.errors import UsageFault
 from node.data.settings import DataSettings
-from node.data.tokenizer import ByteTokenizer, byte_letters, open_tokenizer, pieces
+from node.data.tokenizer import (
+    ByteTokenizer,
+    FileTokenizer,
+    Tokenizer,
+    byte_letters,
+    open_tokenizer,
+    pieces,
+)
 
 BYTES = ByteTokenizer()
 RUST = tokenizers.Tokenizer.from_str(BYTES.to_json().decode())
@@ -67,6 +74,43 @@ def test_a_trained_tokenizer_is_loaded_and_exported_unchanged(trained):
     assert int(ids.max()) < ours.vocab
     assert ours.eos == 0
     assert ours.bos is None
+
+
+def words() -> tokenizers.Tokenizer:
+    """Words with the space before them, which its decoder takes away from the first."""
+    known = ["<unk>", "\u2581the", "\u2581cat", "\u2581sat"]
+    rust = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -1.0) for w in known], unk_id=0))
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    rust.decoder = tokenizers.decoders.Metaspace()
+    return rust
+
+
+def lone_bytes() -> tokenizers.Tokenizer:
+    """Bytes as ids, those beside a broken character are broken too; and a letter."""
+    ids = {f"<0x{i:02X}>": i for i in range(256)} | {"m": 256}
+    rust = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [], byte_fallback=True))
+    rust.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    return rust
+
+
+def said(ours: Tokenizer, before: str, ids: list[int]) -> list[str]:
+    """What each of these ids completes after the text ``before``."""
+    return [*map(ours.stream(ours.encode(before).tolist()), ids)]
+
+
+def test_what_each_id_completes_is_all_of_the_text(trained):
+    level = FileTokenizer(trained)
+    assert said(level, "the", [0, *level.encode(" hat").tolist()]) == ["", " hat"]
+    for ours in (BYTES, level):
+        parts = said(ours, "the cat", ours.encode(" \u4f60\U0001f916!").tolist())
+        assert [p for p in parts if p] == [" ", "\u4f60", "\U0001f916", "!"]
+    words().save(str(trained))
+    assert said(FileTokenizer(trained), "the cat", [3, 1]) == [" sat", " the"]
+    lone_bytes().save(str(trained))
+    broken = said(FileTokenizer(trained), "", [0x61, 0xE4, 256])
+    assert broken == ["a", "", "\ufffdm"]
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"{}", b"\xff", json.dumps({"model": 3}).encode()])

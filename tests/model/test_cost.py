@@ -54,6 +54,14 @@ def test_flops_are_those_torch_counts(tied):
     assert ours == pytest.approx(counter.get_total_flops(), rel=0.1)
 
 
+def test_scores_grow_with_the_width_of_all_heads():
+    def scores(width: int) -> int:
+        one, two = (ModelSettings(head_width=width, seq_len=length) for length in (32, 64))
+        return flops_per_token(two, 2, 1) - flops_per_token(one, 2, 1)
+
+    assert scores(64) == 2 * scores(32) > 0
+
+
 def test_stage_bytes_add_up_over_the_model():
     settings = ModelSettings()
     stages = [stage_bytes(settings, 3, s) for s in range(4)]

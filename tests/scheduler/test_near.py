@@ -1,11 +1,12 @@
 """Which peers leave when a cell divides: the near ones stay together, and both halves stay fast."""
 
 import random
+from itertools import product
 
 import pytest
 
 from node.core.ids import PeerId
-from node.scheduler.near import KEEPS, leavers
+from node.scheduler.near import KEEPS, _exchanged, _inside, leavers
 
 
 def site(peer: str) -> str:
@@ -60,3 +61,19 @@ def test_half_of_every_stage_leaves_whatever_the_distances(seed):
     for s, row in rows.items():
         assert sum(p in away for p, _ in row) == min(most, len(row) // 2)
         assert all(away.get(p, s) == s for p, _ in row)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_other_exchange_brings_the_halves_nearer(seed):
+    draw = random.Random(seed)
+    rows = {s: [(PeerId(f"p{s}-{i}"), 0.0) for i in range(draw.randint(2, 7))] for s in range(4)}
+    everybody = [p for row in rows.values() for p, _ in row]
+    apart = {(a, b): draw.random() for a, b in product(everybody, repeat=2) if a <= b}
+    apart |= {(b, a): s for (a, b), s in apart.items()}
+    even = {s: {p for p, _ in row[1::2]} for s, row in rows.items()}
+    found = _exchanged(rows, even, even, everybody[0], apart)
+    for stage, row in rows.items():
+        for a, b in product({p for p, _ in row} - found[stage] - {everybody[0]}, found[stage]):
+            other = found | {stage: found[stage] ^ {a, b}}
+            assert _inside(apart, other) > _inside(apart, found) - 1e-9
+    assert _inside(apart, found) < _inside(apart, even)

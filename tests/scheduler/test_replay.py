@@ -12,7 +12,7 @@ from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import deal, orders
 from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.problem import PathProblem, Route
-from node.scheduler.planning.replay import Replayed, ReplayTask, replay, solo
+from node.scheduler.planning.replay import Replayed, ReplayTask, replay
 
 PUBLISHED = {0: (14, 6, 12), 3: (15, 17, 5), 4: (7, 13, 19), 10: (1, 18, 2), 11: (8, 16, 9)}
 """Setting A: one path for all micro-batches of an ends peer."""
@@ -56,7 +56,7 @@ def test_alone_a_micro_batch_takes_its_round_trip():
     problem = load("A")
     route = (11, 8, 16, 9)
     one = replay(problem, [route])
-    assert one.makespan == pytest.approx(solo(problem, route)) == pytest.approx(15.141896)
+    assert one.makespan == pytest.approx(Estimator(problem).solo(route)) == pytest.approx(15.141896)
     assert [t.kind for t in one.tasks] == ["f"] * 4 + ["l"] + ["b"] * 4
 
 

@@ -1,6 +1,7 @@
 """Paths epoch after epoch: stages take turns, everybody's turn comes, slow and far peers get less,
 searches serve the next epoch."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -101,6 +102,25 @@ def test_every_origin_trains_every_stage_equally_often(
         if epoch % 3 == 0:
             assert met == {(o, s) for o, _ in sources for s in range(1, stages + 1)}
             met.clear()
+
+
+@pytest.mark.parametrize("how", ["planned", "round-robin"])
+@pytest.mark.parametrize(("stages", "total"), [(4, 5), (6, 9), (7, 3)])
+def test_stages_that_come_and_go_get_paths_with_short_jumps(
+    how: str, stages: int, total: int
+) -> None:
+    settings, chance = SchedulerSettings(how, skip=0.5, max_jump=2), random.Random(total)
+    settings.check(stages, total, 0.5)
+    router, hops = Router(settings, stages), settings.hops(stages)
+    for _ in range(20):
+        gone = chance.sample(range(1, stages + 1), chance.choice([0, 0, stages - hops]))
+        here = {s: [] if s in gone else row for s, row in blocks(stages, 1).items()}
+        laid = router.lay(ENDS, here, samples(total), alike(stages))
+        searched(router, laid, alike(stages), 5)
+        numbers = [visits(laid.paths)[s] for s in here if s not in gone]
+        assert sum(numbers) == total * hops
+        assert max(numbers) - min(numbers) <= 1
+        router.counted(laid.paths)
 
 
 def test_a_stage_without_a_peer_is_left_out_of_short_paths() -> None:

@@ -97,11 +97,23 @@ def test_an_impossible_simulation_is_refused_with_the_reason(
         '{"seed": 1}',
         '{"seed": 1, "faults": [{"at": 1, "kind": "no"}]}',
         '{"seed": 1, "faults": [{"at": -1, "kind": "kill"}]}',
+        '{"seed": 1, "faults": [{"at": 1, "kind": "kill", "who": "s01-000"}]}',
+        '{"seed": 1, "faults": [{"at": 1, "kind": "kill", "stage": 1.5}]}',
+        '{"seed": 1, "faults": [{"at": 1, "kind": "kill", "size": "much"}]}',
     ],
 )
 def test_a_file_that_is_no_schedule(text: str) -> None:
     with pytest.raises(UsageFault):
         Schedule.from_json(text)
+
+
+def test_a_fault_at_a_stage_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "faults.json"
+    saved.write_text(Schedule(1, (Fault(5.0, "join", stage=99),)).to_json())
+    assert cli.main(["simulate", "--small", "--replay", str(saved)]) == ExitCode.USAGE
+    assert "stage 99 of" in capsys.readouterr().err
 
 
 def test_a_broken_invariant_is_shown_with_its_schedule(

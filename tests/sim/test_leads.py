@@ -8,9 +8,11 @@ import pytest
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
+from node.scheduler.near import leavers
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, toy_parts
 from node.sim.swarm import MachineFactory, SimSwarm
+from node.training.leader import division
 from node.training.protocol.facts import RunFacts
 
 pytestmark = pytest.mark.usefixtures("silence")
@@ -87,6 +89,13 @@ def test_a_cell_divides_only_where_both_parts_have_a_leader() -> None:
         swarm.world.run(20.0, None)
     assert list(one.led().values()) == [{"e00-002"}], "one cell"
     assert sorted(two.led().values()) == [{"e00-001"}, {"e00-002"}]
+
+
+def test_a_cell_without_a_second_leader_looks_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(division, "leavers", lambda *of: asked.append(of) or leavers(*of))
+    chosen(CELLS, 2).world.run(20.0, None)
+    assert len(asked) == 1
 
 
 def test_nobody_follows_who_claims_it_nevertheless() -> None:

@@ -14,6 +14,8 @@ from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
 from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import LinkCost, Measured
+from node.scheduler.router import Router
+from node.scheduler.settings import SchedulerSettings
 from node.training.leader.leader import Leader, Phase
 from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
 from node.training.protocol import events as ev
@@ -589,6 +591,18 @@ def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
     tell(leader, [with_ways(heard(p), *(everybody - {p})) for p in (S1, T1)], 2.5)
     later = next_plan(commits(leader, plan, 3.0))
     assert {m.peer for m in later.members} == everybody
+
+
+def test_a_search_takes_unproven_pairs_for_far_apart() -> None:
+    apart, everybody = {S1, T2}, (E, S1, S2, T1, T2)
+    reach = {p: set(everybody) - (apart if p in apart else {p}) for p in everybody}
+    notes = [with_ways(heard(p), *reach[p]) for p in everybody]
+    leader, plan = begun(notes, prove=True, router=lambda: Router(SchedulerSettings(), 2))
+    (asked,) = (a for a in reported(leader, plan, 3.0) if isinstance(a, ev.SearchPaths))
+    peers, delays = asked.job.task.peers, asked.job.problem.delays
+    assert {
+        (peers[a], peers[b]) for a, row in enumerate(delays) for b, s in enumerate(row) if s > 1
+    } == {(S1, T2), (T2, S1)}
 
 
 def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:

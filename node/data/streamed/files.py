@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 import httpx2
@@ -141,7 +142,7 @@ class Files:
         Raises NetworkFault, and LocalFault for a shard that is not what the list says, and where
         there is no space.
         """
-        self._go_on()
+        self.go_on()
         stop = min(stop, shard.size)
         if start >= stop:
             return b""
@@ -183,7 +184,7 @@ class Files:
         """A body as it comes. Raises NetworkFault for one that hardly does."""
         begun, come = time.monotonic(), 0
         for piece in answer.iter_raw():
-            self._go_on()
+            self.go_on()
             come += len(piece)
             self.received += len(piece)
             yield piece
@@ -193,7 +194,8 @@ class Files:
                     f"{answer.url}: less than {SLOWEST} bytes come a second", "it is asked again"
                 )
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Raises NetworkFault after :meth:`stop`."""
         if self._closed.is_set():
             raise NetworkFault("data is not read any more", "start the daemon again")
 
@@ -256,19 +258,26 @@ class Files:
             return
         try:
             with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest() if shard.sha256 else ""
+                digest = self._digest(file) if shard.sha256 else ""
                 size = os.fstat(file.fileno()).st_size
         except OSError as e:
             raise UsageFault(f"cannot read {path}: {e.strerror}", "check  --data PATH") from e
         _compare(shard, size, digest)
         self._compared.add(path)
 
+    def _digest(self, file: BinaryIO) -> str:
+        found = hashlib.sha256()
+        while piece := file.read(1 << 22):
+            self.go_on()
+            found.update(piece)
+        return found.hexdigest()
+
     def _unpack(self, stored: Path, shard: Shard, packed: str, path: Path) -> None:
         most = max(WHOLE, MOST_UNPACKED * shard.size)
         with self._held({stored: 0}), self._staged(path, 0) as (staged, grow):
             with self._room(), open(staged, "wb") as file:
                 for text in _unpacked(stored, packed):
-                    self._go_on()
+                    self.go_on()
                     if file.tell() + len(text) > most:
                         raise UsageFault(
                             f"{shard.name} has more than {most >> 20} MiB of text, which is more "
@@ -277,21 +286,21 @@ class Files:
                         )
                     grow({staged: file.tell() + len(text)})
                     file.write(text)
-            os.replace(staged, path)
+            self._name(staged, path)
 
     def used(self, path: Path) -> bool:
         """Whether a file is there; it is then the last to make room for others."""
         try:
             os.utime(path)
-        except FileNotFoundError:
-            return False
+        except OSError:  # a disk that can only be read has it nevertheless
+            return os.path.exists(path)
         return True
 
     def _fetch(self, shard: Shard, path: Path) -> None:
         part = path.with_suffix(".part")
         with self._held({part: shard.size}):
             self._fetch_into(part, shard)
-            os.replace(part, path)
+            self._name(part, path)
 
     def _fetch_into(self, part: Path, shard: Shard) -> None:
         have = part.stat().st_size if self.used(part) else 0
@@ -321,7 +330,7 @@ class Files:
                 f"{shard.name}: {got} bytes came of {shard.size}", "it is asked again"
             )
         with open(part, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = self._digest(file)
         try:
             _compare(shard, got, digest)
         except UsageFault:
@@ -332,7 +341,14 @@ class Files:
         """Write a file at once, with room made for it."""
         with self._staged(path, len(content)) as (staged, _), self._room():
             staged.write_bytes(content)
-            os.replace(staged, path)
+            self._name(staged, path)
+
+    def _name(self, staged: Path, path: Path) -> None:
+        """Give a file its name once the disk has it: else a name could outlive a power loss, and
+        its bytes not."""
+        with self._room(), open(staged, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(staged, path)
 
     @contextlib.contextmanager
     def _staged(

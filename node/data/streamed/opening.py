@@ -32,10 +32,11 @@ def open_stream(
     # Shards are wanted as they are stored: their sizes and hashes are those of the list.
     plain = {"user-agent": "tutti", "accept-encoding": "identity"}
     client = httpx2.Client(timeout=TIMEOUT, follow_redirects=True, headers=plain | _token(settings))
+    files = Files(client, home / "data" / "stream", cap)
     kept = home / "data" / f"{_name(settings.source, place)}.shards"
 
     def look() -> Listing:
-        found = listed(settings.source, place, client)
+        found = listed(settings.source, place, client, files.go_on)
         if settings.sha256.lower() not in ("", found.sha256):
             return found  # the source has others now; what is kept is still the run's
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,6 @@ def open_stream(
         return found
 
     listing = _known(kept, settings.sha256) or look()
-    files = Files(client, home / "data" / "stream", cap)
     stream = Stream(listing, settings, seq_len, tokenizer, files, look)
     whole = (
         2 * s.size if kind.packed else s.size

@@ -9,7 +9,7 @@ import fnmatch
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -27,6 +27,8 @@ MOST_LIST = 16 << 20
 """Bytes of a list of checksums."""
 AT_ONCE = 16
 """Questions for a shard's size."""
+HUB_S = 30.0
+"""Seconds without a byte after which the Hub is held to be gone."""
 SUMS = "SHA256SUMS"
 """How a list of checksums is called, as ``sha256sum`` writes it; an ending may follow."""
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
@@ -69,8 +71,8 @@ class Listing:
         return cls(found["source"], tuple(Shard(*shard) for shard in found["shards"]))
 
 
-def listed(source: str, place: str, client: httpx2.Client) -> Listing:
-    """The shards of a source that :func:`is_streamed`.
+def listed(source: str, place: str, client: httpx2.Client, go_on: Callable[[], None]) -> Listing:
+    """The shards of a source that :func:`is_streamed`. ``go_on``: what it raises ends it.
 
     Raises NetworkFault when the server does not answer, UsageFault for what is not there or is no
     list of shards, and for a shard of a format that cannot be read.
@@ -84,9 +86,10 @@ def listed(source: str, place: str, client: httpx2.Client) -> Listing:
         sums = _sums(_text(source, client), source)
         # A path on the server of the list, whatever the name looks like: nobody agreed to another.
         named = [Shard(urljoin(source, quote(f"./{file}")), 0, digest) for file, digest in sums]
-        listing = Listing(source, _sized(named, client))
+        listing = Listing(source, _sized(named, client, go_on))
     else:
-        listing = Listing(source, _sized([Shard(url, 0) for url in _expanded(source)], client))
+        named = [Shard(url, 0) for url in _expanded(source)]
+        listing = Listing(source, _sized(named, client, go_on))
     shards = tuple(s for s in listing.shards if s.size)
     if not shards:
         raise UsageFault(f"{source} has no text", "name a source with at least one shard")
@@ -141,10 +144,13 @@ def _text(url: str, client: httpx2.Client) -> str:
     return body.decode("utf-8", errors="replace")
 
 
-def _sized(shards: Sequence[Shard], client: httpx2.Client) -> tuple[Shard, ...]:
+def _sized(
+    shards: Sequence[Shard], client: httpx2.Client, go_on: Callable[[], None]
+) -> tuple[Shard, ...]:
     """The shards with the sizes and versions that their server says."""
 
     def look(shard: Shard) -> Shard:
+        go_on()
         with asked(shard.name, client, "HEAD") as answer:
             length = answer.headers.get("content-length", "")
             if not length.isdigit():
@@ -176,7 +182,7 @@ def _hub(name: str, client: httpx2.Client) -> Listing:
     """NAME[@REVISION][:CONFIG]:SPLIT of the Hugging Face Hub, at one commit."""
     try:
         from huggingface_hub import HfApi, hf_hub_url
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as e:
         raise UsageFault(
             "hf: needs the datasets library, which is not installed", 'pip install "tutti[data]"'
@@ -185,10 +191,13 @@ def _hub(name: str, client: httpx2.Client) -> Listing:
     repository, _, revision = where.partition("@")
     config, split = rest[:2] if len(rest) > 1 else ("", *rest, "train")[:2]
     try:
-        info = HfApi().dataset_info(repository, revision=revision or None, files_metadata=True)
-    except HfHubHTTPError as e:
-        if e.response is not None and e.response.status_code >= 500:
-            raise NetworkFault(f"the Hub says {e.response.status_code}", "try again later") from e
+        info = HfApi().dataset_info(
+            repository, revision=revision or None, timeout=HUB_S, files_metadata=True
+        )
+    except (HfHubHTTPError, HFValidationError) as e:
+        status = getattr(getattr(e, "response", None), "status_code", 0)
+        if status >= 500:
+            raise NetworkFault(f"the Hub says {status}", "try again later") from e
         raise UsageFault(
             f"the Hub has no data set {repository!r} for us: {e}",
             "check hf:NAME:CONFIG:SPLIT, and HF_TOKEN where one must be admitted",

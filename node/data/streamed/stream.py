@@ -169,7 +169,13 @@ class Stream:
         while True:
             missing = [n for n in numbers if not self._there(n)]
             if not missing:
-                found = await asyncio.to_thread(self._read, places)
+                try:
+                    found = await asyncio.to_thread(self._read, places)
+                except OSError as e:
+                    for number in numbers:
+                        self._sound.pop(number, None)
+                    await self._failed(e)
+                    continue
                 if found is not None:
                     return found
             await asyncio.gather(*(asyncio.shield(self._want(n, _NOW)) for n in missing))

@@ -70,17 +70,6 @@ def replay(problem: PathProblem, routes: Sequence[Route]) -> Replayed:
     return Replayed(tuple(run.tasks), run.done, tuple(run.log))
 
 
-def solo(problem: PathProblem, route: Route) -> float:
-    """Seconds of a route when nobody else is there, from launch to home."""
-    delays, o, last = problem.delays, route[0], route[-1]
-    way = sum(delays[a][b] + delays[b][a] for a, b in zip(route, route[1:], strict=False))
-    work = (
-        sum(problem.compute[n] for n in route) * (1 + problem.backward)
-        + problem.compute[o] * problem.loss
-    )
-    return way + delays[last][o] + delays[o][last] + work
-
-
 WAITING, TRAVELS, PARKED, QUEUED, RUNS, HELD, DONE, DROPPED = range(8)
 """Where a micro-batch is: not launched, on its way, at a full peer, in a queue, at work, before a
 repair, home, given up."""

@@ -10,10 +10,10 @@ from itertools import count
 from typing import Any
 
 from node.pipeline.device import DeviceThread, Priority
-from node.sim.world.loop import PacedExecutor, ProcessLoop, ran
+from node.sim.world.loop import ProcessLoop, ran
 
 
-class SimDevice(DeviceThread, PacedExecutor):
+class SimDevice(DeviceThread):
     """``slowness`` stretches every job; ``busy_s`` is how long it has worked."""
 
     def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:
@@ -50,9 +50,6 @@ class SimDevice(DeviceThread, PacedExecutor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return self.enqueue(Priority.OTHER, lambda: fn(*args, **kwargs))
-
-    def paced(self, func: Callable[..., Any], *args: Any) -> Any:
-        return self.submit(func, *args)
 
     async def run(self, fn: Callable[[], Any], priority: Priority = Priority.OTHER) -> Any:
         return await self.enqueue(priority, fn)

@@ -26,6 +26,8 @@ from itertools import count
 from typing import Any
 from weakref import WeakSet
 
+from node.pipeline.device import DeviceThread
+
 STOP_EVERY = 64
 """Callbacks between two looks at whether to stop."""
 
@@ -215,10 +217,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
+    ) -> Any:
         """On a device as the device says; else at once, and done when the disk is."""
-        if isinstance(executor, PacedExecutor):
-            return executor.paced(func, *args)
+        if isinstance(executor, DeviceThread):
+            return executor.submit(func, *args)
         future: asyncio.Future[Any] = asyncio.Future(loop=self)
         tell = ran(future, func, *args)
         seconds = self.blocked()
@@ -271,14 +273,6 @@ def ran(future: asyncio.Future[Any], func: Callable[..., Any], *args: Any) -> Ca
     except Exception as error:  # noqa: BLE001 - the waiter gets it whole, as from a thread
         ends = partial(future.set_exception, error)
     return lambda: future.done() or ends()
-
-
-class PacedExecutor(Executor):
-    """An executor whose work takes virtual time."""
-
-    def paced(self, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Run it in its turn; done when its time is over."""
-        raise NotImplementedError
 
 
 class Inline(Executor):

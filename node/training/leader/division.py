@@ -65,7 +65,9 @@ class Division:
         away = self._leavers(roster, base, me, most) if most and now >= self._again else {}
         if not away:
             return None
-        if not self._hold_the_state(roster, away):
+        ends = [p for p in roster.replicas()[ENDS] if roster.can_start(p, base)]
+        away = self._with_a_leader(away, ends, me)
+        if not away or not self._hold_the_state(roster, away):
             self.postpone(now)
             return None
         try:
@@ -107,7 +109,7 @@ class Division:
             return {}
         rows = {stage: [(p, roster.speed(p)) for p in peers] for stage, peers in able.items()}
         costs = believe(roster.measured(), able[ENDS], roster.doubts(), self._tensor)
-        return self._with_a_leader(leavers(rows, me, most, costs.delay), able[ENDS], me)
+        return leavers(rows, me, most, costs.delay)
 
     def _with_a_leader(
         self, away: dict[PeerId, int], ends: Sequence[PeerId], me: PeerId

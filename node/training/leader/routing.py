@@ -67,16 +67,21 @@ class Routing:
 
         blocks = {s: row for s, row in by_stage.items() if s != ENDS}
         ends = self._with_a_path(by_stage, roster)
-        costs = believe(
-            roster.measured(), {p for p, _ in by_stage[ENDS]}, roster.doubts(), self._tensor
-        )
-        self.costs = _apart(costs, [p for row in by_stage.values() for p, _ in row], roster)
+        everybody = [p for row in by_stage.values() for p, _ in row]
+        self.costs = self._believed(roster, {p for p, _ in by_stage[ENDS]}, everybody)
         self.laid = self._router.lay(ends, blocks, samples, self.costs)
         paths = reroute(self.laid.paths, siblings, roster.proven)
         paths = with_trials(paths, by_stage, roster.known_cost(), roster.proven)
         if paths != self.laid.paths:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)
         return paths
+
+    def _believed(self, roster: Roster, ends: set[PeerId], peers: Sequence[PeerId]) -> Costs:
+        """What is known of these peers, with pairs that are not proven so far apart that the search
+        for paths leaves them alone."""
+        costs = believe(roster.measured(), ends, roster.doubts(), self._tensor)
+        far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
+        return replace(costs, ways={**costs.ways, **far}) if far else costs
 
     def _with_a_path(self, by_stage: Stages, roster: Roster) -> Sequence[tuple[PeerId, float]]:
         """Ends peers from which a path through every stage leads back. Where paths may leave out
@@ -128,12 +133,11 @@ class Routing:
 
     def search(self, roster: Roster) -> list[Any]:
         """While others average: is there something worth a search for the next epoch?"""
-        if self.laid is None:
+        if self.laid is None or self.laid.task is None:
             return []
-        ends = {o for o, _ in self.laid.task.counts} if self.laid.task else set[PeerId]()
-        job = self._router.job(
-            self.laid, believe(roster.measured(), ends, roster.doubts(), self._tensor)
-        )
+        task = self.laid.task
+        costs = self._believed(roster, {o for o, _ in task.counts}, task.peers)
+        job = self._router.job(self.laid, costs)
         return [] if job is None else [ev.SearchPaths(job)]
 
     def searched(self, job: SearchJob, routes: Sequence[tuple[int, ...]], makespan: float) -> None:
@@ -195,10 +199,3 @@ def _load(path: Path, stage: int, used: Counter[PeerId]) -> int:
 
 def _with(path: Path, hop: Hop) -> Path:
     return replace(path, hops=tuple(hop if h.stage == hop.stage else h for h in path.hops))
-
-
-def _apart(costs: Costs, peers: Sequence[PeerId], roster: Roster) -> Costs:
-    """The same, with pairs that are not proven so far apart that the search for paths leaves them
-    alone."""
-    far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
-    return replace(costs, ways={**costs.ways, **far}) if far else costs
