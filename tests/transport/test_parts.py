@@ -16,7 +16,7 @@ from node.core.version import PROTOCOL
 from node.identity.rates import PEERS_KEPT, TokenBucket
 from node.telemetry.events import Journal
 from node.transport import bootstrap, handshake
-from node.transport.addresses import grpc_target, part_of, split_multiaddr
+from node.transport.addresses import grpc_target, ip_of, part_of, split_multiaddr
 from node.transport.frames import StreamEnded, read_frame
 from node.transport.handshake import Facts, Handshake, Parted, Tokens
 from node.transport.limits import Seats
@@ -80,6 +80,15 @@ def test_multiaddrs_are_split_at_their_last_peer():
     ):
         with pytest.raises(WireError):
             split_multiaddr(text)
+
+
+def test_where_a_multiaddr_leads_is_an_ip_address_or_unknown():
+    assert ip_of("/ip4/1.2.3.4/tcp/9/p2p/x") == ("1.2.3.4", 9)
+    assert ip_of("/ip6/2600::1/udp/9/quic-v1") == ("2600::1", 0)
+    for port in ("²", "65536", "9" * 5000, "-1", ""):
+        assert ip_of(f"/ip4/1.2.3.4/tcp/{port}") == ("1.2.3.4", 0)
+    for host in ("dns/example.org", "dns/a b", "ip4/localhost", "ip6/2600::1%a b", "unix/x", ""):
+        assert ip_of(f"/{host}/tcp/9") is None
 
 
 def certificate(key, *, ca=False, usage=True, name=None, many=False) -> bytes:

@@ -244,6 +244,26 @@ async def test_a_lost_peer_is_forgotten_and_found_after_its_restart(swarm):
     assert await tell(a, again.peer_id) == a.peer_id
 
 
+@pytest.mark.parametrize(
+    ("seen", "places"),
+    [
+        ("/ip4/11.0.0.5/tcp/4001", (("11.0.0.5", 4001),)),
+        ("/ip4/11.0.0.5/tcp/²", (("11.0.0.5", 0),)),
+        ("/dns/a b/tcp/1", ()),
+        ("/ip6/2600::1%a b/tcp/1", ()),
+    ],
+)
+async def test_a_place_seen_is_believed_only_as_an_address(swarm, seen, places):
+    a, b = await swarm(started=False), await swarm(started=False)
+
+    async def said(*question):
+        return ask_pb2.Answer(reach=ask_pb2.ReachAnswer(seen=seen))
+
+    a._asking.ask = said
+    await a.reachable._be_dialled(b.peer_id, [])
+    assert a.reachable._reach.seen(time.monotonic()) == places
+
+
 async def test_a_taken_port_is_named_with_its_holder(swarm):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

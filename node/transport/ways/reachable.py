@@ -22,7 +22,7 @@ from node.reach.interfaces import is_loopback, own_addresses
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, ReachReport, Standing
-from node.transport.addresses import host_of, join_host, multiaddr, part_of
+from node.transport.addresses import host_of, ip_of, join_host, multiaddr
 from node.transport.p2p import P2pDaemon
 from node.transport.settings import TransportSettings
 from protos.ask_pb2 import Answer, Ask, AskReach
@@ -310,13 +310,14 @@ class Reachable:
             return
         if answer.WhichOneof("answer") != "reach":
             return
-        host, port = host_of(answer.reach.seen), part_of(answer.reach.seen, "tcp")
+        if (place := ip_of(answer.reach.seen)) is None:
+            return
+        host, port = place
         far = scope(host) is Scope.PUBLIC and any(scope(host_of(e)) is Scope.PUBLIC for e in ends)
         found = frozenset(answer.reach.open) & frozenset(ports)
-        if host and scope(host) <= Scope.PRIVATE:
+        if scope(host) <= Scope.PRIVATE:
             before = self.seen()
-            seen = int(port) if port.isdigit() else 0
-            self._reach.reported(ReachReport(peer, host, seen, found, far, time.monotonic()))
+            self._reach.reported(ReachReport(peer, host, port, found, far, time.monotonic()))
             if self.seen() != before:
                 self.changed()
 
