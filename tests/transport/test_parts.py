@@ -3,6 +3,7 @@ itself."""
 
 import asyncio
 import datetime
+import ssl
 import time
 
 import pytest
@@ -157,6 +158,25 @@ def test_only_a_certificate_of_our_own_form_is_pinned():
     ):
         with pytest.raises(WireError):
             check_certificate(bad)
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("2a8648ce3d0201", "2a8648ce3d0202"),  # an unknown kind of key
+        ("2a8648ce3d030107", "2a8648ce3d03017f"),  # an unknown curve
+        ("a003020102", "a003020107"),  # version 8
+        ("820c68", "a50c68"),  # a name of a kind that the library does not know
+    ],
+)
+def test_a_certificate_that_cannot_be_understood_is_refused(part, other):
+    der = ssl.PEM_cert_to_DER_cert(
+        certificate(ec.generate_private_key(ec.SECP256R1()), name="h" * 12).decode()
+    )
+    changed = der.replace(bytes.fromhex(part), bytes.fromhex(other))
+    assert changed != der
+    with pytest.raises(WireError, match="not a certificate of ours"):
+        check_certificate(ssl.DER_cert_to_PEM_cert(changed).encode())
 
 
 def stream_of(data: bytes) -> asyncio.StreamReader:
