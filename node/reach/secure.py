@@ -140,7 +140,7 @@ async def call(
     run_id: str,
 ) -> Secured:
     """The caller's side: a private stream to ``peer``. Raises PeerFault (weight 0) when the other
-    end is not ``peer``."""
+    end is not ``peer``, or the stream breaks off."""
     stream = Secured(reader, writer, _client(), server=False)
     try:
         await stream.shake()
@@ -157,7 +157,7 @@ async def call(
             peer,
             "somebody else answers in its place: its identity key did not sign this connection",
         ) from e
-    except (WireError, EOFError) as e:
+    except (WireError, EOFError, OSError) as e:
         raise PeerFault(peer, f"no private connection through the relay: {e}") from e
     return stream
 

@@ -128,6 +128,16 @@ async def test_a_relay_that_ends_tls_towards_both_is_noticed_by_both() -> None:
         await asyncio.wait_for(calling, 5)
 
 
+async def test_a_stream_that_breaks_off_is_a_fault_of_the_peer() -> None:
+    left, right = socket.socketpair()
+    near = await asyncio.open_unix_connection(sock=left)
+    near[1].write(b"not read, so closing the other end resets the stream")
+    right.close()
+    with pytest.raises(PeerFault, match="no private connection"):
+        await secure.call(*near, A, B.peer_id, RUN)
+    near[1].close()
+
+
 async def test_another_run_is_another_world() -> None:
     with pytest.raises((PeerFault, Refused)):
         await meet(callees_run="8" * 64)
