@@ -22,6 +22,7 @@ from node.transport.frames import StreamEnded, read_frame
 from node.transport.handshake import Facts, Handshake, Parted, Tokens
 from node.transport.limits import Seats
 from node.transport.tls import check_certificate, make_certificate
+from node.transport.ways.punch import candidates
 from protos.handshake_pb2 import HandshakeFrame, Hello
 
 A, B = (
@@ -90,6 +91,19 @@ def test_where_a_multiaddr_leads_is_an_ip_address_or_unknown():
         assert ip_of(f"/ip4/1.2.3.4/tcp/{port}") == ("1.2.3.4", 0)
     for host in ("dns/example.org", "dns/a b", "ip4/localhost", "ip6/2600::1%a b", "unix/x", ""):
         assert ip_of(f"/{host}/tcp/9") is None
+
+
+def test_only_public_addresses_are_punched():
+    public = ["/ip4/11.0.0.5/tcp/4001", "/ip6/2600::1/tcp/65535"]
+    assert candidates(public) == [("11.0.0.5", 4001), ("2600::1", 65535)]
+    for other in (
+        "/ip4/11.0.0.5/tcp/²",
+        "/ip4/11.0.0.5/tcp/22",
+        "/ip4/192.168.1.1/tcp/4001",
+        "/dns/inside.example.org/tcp/6379",
+        f"/dns/{'ä' * 70}/tcp/4001",
+    ):
+        assert candidates([other, public[0], public[0]]) == [("11.0.0.5", 4001)]
 
 
 def certificate(key, *, ca=False, usage=True, name=None, many=False) -> bytes:
