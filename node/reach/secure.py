@@ -81,7 +81,7 @@ class Secured:
 
     async def readexactly(self, count: int) -> bytes:
         """As of :class:`asyncio.StreamReader`. Raises IncompleteReadError when the stream ends
-        before, WireError for no TLS."""
+        before, or is TLS no more: that is the doing of who carries it, not of who is proven."""
         got = bytearray()
         while len(got) < count:
             try:
@@ -93,7 +93,7 @@ class Secured:
                     raise asyncio.IncompleteReadError(bytes(got), count) from e
                 continue
             except ssl.SSLError as e:
-                raise WireError(f"TLS failed: {e.reason or e}") from e
+                raise asyncio.IncompleteReadError(bytes(got), count) from e
             if not piece:
                 raise asyncio.IncompleteReadError(bytes(got), count)
             got += piece
