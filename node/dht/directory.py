@@ -53,6 +53,9 @@ NEAREST = 8
 """Nodes that a walk through the DHT asks, and that a bucket of its routing table holds (Kademlia's
 k). hivemind's 20 are for swarms of thousands; each question costs both sides a millisecond of
 processor time, every few seconds, for ever."""
+ATTACH_S = 120.0
+"""For p2pd to take the DHT's handlers. Its supervisor replaces one that does not answer sooner, and
+hivemind waits for ever for one that is gone."""
 
 
 class Directory:
@@ -110,13 +113,27 @@ class Directory:
         """Use ``p2p`` from now on: at the start, and again after every restart of p2pd.
 
         ``initial_peers`` are multiaddrs with /p2p/; none for the first peer of a run. Those that do
-        not answer are tried again in the background, for as long as they are missing. Raises
-        UsageFault for one that is not a multiaddr with /p2p/.
+        not answer are tried again in the background, for as long as they are missing. A p2pd that
+        does not answer for ``ATTACH_S`` is given up. Raises UsageFault for one that is not a
+        multiaddr with /p2p/.
         """
         seeds, self._seeds = _by_peer(initial_peers), tuple(initial_peers)
         guard.install()
-        await self._detach(keep=p2p)
-        self._node = await DHTNode.create(
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                await self._detach(keep=p2p)
+                self._node = await self._node_on(p2p)
+        except TimeoutError:
+            return
+        self._p2p = p2p
+        self._company = self._tasks.spawn(
+            self._keep_company(p2p, self._node, seeds), "company", eternal=True
+        )
+        if self._body is not None:
+            await self._post(self._body.pack())
+
+    async def _node_on(self, p2p: P2P) -> DHTNode:
+        return await DHTNode.create(
             p2p=p2p,
             # A client asks and is never asked: whom others cannot dial would only be waited for in
             # their routing tables.
@@ -138,12 +155,6 @@ class Directory:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
-        self._p2p = p2p
-        self._company = self._tasks.spawn(
-            self._keep_company(p2p, self._node, seeds), "company", eternal=True
-        )
-        if self._body is not None:
-            await self._post(self._body.pack())
 
     async def serve(self, serving: bool) -> None:
         """Answer others' requests, or only ask. Takes the place in the DHT anew when that
@@ -371,8 +382,10 @@ class Directory:
         if node is None:
             return
         if keep is None or keep is self._p2p:
+            # hivemind stops reading what p2pd says when an answer comes that nobody waits for any
+            # more, so the wait is cut short only where that p2pd is not used again.
             with contextlib.suppress(*_DOWN):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(1.0 if keep is None else None):
                     await node.shutdown()
         node.is_alive = False
 

@@ -1,6 +1,8 @@
 """The directory over real p2pd processes: first peer, bootstrap peers that come late, restarts."""
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
@@ -9,6 +11,7 @@ from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.clock import SystemClock
 from node.core.errors import UsageFault, WireError
 from node.core.ids import RunId
+from node.dht import directory as directory_module
 from node.dht.directory import Directory
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token, shown
@@ -109,6 +112,34 @@ async def test_the_record_is_refreshed_without_being_asked(
         return writer.me not in await reader.read()
 
     assert await eventually(gone)
+
+
+def freeze(p2p) -> None:
+    p2p._child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, p2p._child.pid, os.WSTOPPED)
+
+
+async def test_a_slow_p2pd_is_waited_for(swarm, body) -> None:
+    directory, p2p = await swarm.node()
+    freeze(p2p)
+    asyncio.get_running_loop().call_later(1.5, p2p._child.send_signal, signal.SIGCONT)
+    for serving in (False, True):
+        await directory.serve(serving)
+    assert await directory.publish(body("slow"))
+
+
+async def test_a_p2pd_that_does_not_answer_is_given_up(swarm, body, monkeypatch) -> None:
+    identity = swarm.identity()
+    directory, frozen = swarm.directory(identity), await swarm.p2p(identity)
+    await directory.attach(frozen)
+    await directory.serve(False)
+    freeze(frozen)
+    monkeypatch.setattr(directory_module, "ATTACH_S", 0.1)
+    await asyncio.wait_for(directory.serve(True), 10)
+    frozen._child.kill()
+    monkeypatch.undo()
+    await directory.attach(await swarm.p2p(identity))
+    assert await directory.publish(body("again"))
 
 
 async def test_without_a_network_reading_and_publishing_still_work(swarm, body) -> None:
