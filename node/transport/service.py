@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, WireError
+from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, UsageFault, WireError
 from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.patience import Patience
@@ -34,7 +34,7 @@ from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.telemetry.rate_limit import RateLimitedLog
 from node.transport import ask, handshake
-from node.transport.addresses import join_host, multiaddr, split_multiaddr
+from node.transport.addresses import grpc_target, join_host, multiaddr, split_multiaddr
 from node.transport.ask import Answerer, Asking
 from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
@@ -232,9 +232,16 @@ class Transport:
         With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`,
         so that services may still be added. ``prefer``: ports of libp2p and gRPC to take where the
         settings leave them open and they are free. Raises NetworkFault when a port is taken or p2pd
-        does not start.
+        does not start, UsageFault for an address to announce that nobody could dial.
         """
         settings = self.settings
+        for address in settings.announce:
+            try:
+                grpc_target(address)
+            except WireError as e:
+                raise UsageFault(
+                    f"transport.announce: {e}", "give HOST:PORT, as others dial it"
+                ) from e
         self.p2p.prefer(prefer[0])
         link = {
             "Ping": grpc.unary_unary_rpc_method_handler(_echo),

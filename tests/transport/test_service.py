@@ -8,7 +8,7 @@ import time
 import grpc
 import pytest
 
-from node.core.errors import NetworkFault, PeerFault, Refused
+from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
 from node.identity.keys import Identity
 from node.transport.handshake import Parted
 from node.transport.port import translate
@@ -262,6 +262,13 @@ async def test_a_place_seen_is_believed_only_as_an_address(swarm, seen, places):
     a._asking.ask = said
     await a.reachable._be_dialled(b.peer_id, [])
     assert a.reachable._reach.seen(time.monotonic()) == places
+
+
+@pytest.mark.parametrize("address", ["example.com", "a_b:7001", "example.com:0"])
+async def test_an_address_nobody_could_dial_is_not_announced(swarm, address):
+    transport = await swarm(started=False, announce=("1.2.3.4:7001", address))
+    with pytest.raises(UsageFault, match=f"transport.announce: not an address: '{address}'"):
+        await transport.start()
 
 
 async def test_a_taken_port_is_named_with_its_holder(swarm):
