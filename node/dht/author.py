@@ -48,10 +48,12 @@ class Author:
         restart with a clock that was set back, others still hold that one.
         """
         self._seq = max(self._seq + 1, heard[0] + 1, int(now * 1000))
-        life = min(times * self._settings.ttl_s, self._settings.max_ttl_s)
+        # what is rounded below must not live longer than others take
+        longest = self._settings.max_ttl_s - 0.001
+        life = min(times * self._settings.ttl_s, longest)
         until, after_last = now + life, max(self._not_after, heard[1]) + 0.002
         # further off: the clock was wrong, nobody took it
-        if until < after_last <= now + self._settings.max_ttl_s:
+        if until < after_last <= now + longest:
             until = after_last
         # within SLACK_S of board.py, and the same number on every way it travels
         self._not_after = round(until, 3)
