@@ -10,8 +10,10 @@ import pytest
 
 from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
 from node.identity.keys import Identity
+from node.reach.settings import ReachSettings
 from node.transport.handshake import Parted
 from node.transport.port import translate
+from node.transport.ways import reachable
 from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
 from tests.transport.conftest import introduce
 
@@ -262,6 +264,20 @@ async def test_a_place_seen_is_believed_only_as_an_address(swarm, seen, places):
     a._asking.ask = said
     await a.reachable._be_dialled(b.peer_id, [])
     assert a.reachable._reach.seen(time.monotonic()) == places
+
+
+async def test_when_p2pd_moves_the_new_port_is_mapped(swarm, monkeypatch):
+    monkeypatch.setattr(reachable, "LOOK_S", 0.01)
+    peer, wanted = await swarm(started=False), asyncio.Queue()
+    peer.reachable.local, peer.reachable._settings = False, ReachSettings(map_ports=False)
+    peer.reachable.mapper.want = wanted.put_nowait
+    peer.p2p._up.set()
+    peer.reachable.start()
+    for port in (4001, 4002):
+        peer.p2p._ports = port, port
+        async with asyncio.timeout(10):
+            while ("udp", port) not in await wanted.get():
+                pass
 
 
 @pytest.mark.parametrize("address", ["example.com", "a_b:7001", "example.com:0"])

@@ -104,9 +104,12 @@ class Reachable:
         # Who has a public IPv4 address of its own has no router that could map to it.
         routed = not any(":" not in a and scope(a) is Scope.PUBLIC for a in own_addresses())
         if self._settings.map_ports and routed:
-            p2p, grpc = self._p2p.port, self._grpc_port()
-            self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", grpc)])
+            self._want_mapped()
             await self.mapper.start()
+
+    def _want_mapped(self) -> None:
+        p2p, grpc = self._p2p.port, self._grpc_port()
+        self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", grpc)])
 
     def _mapped(self) -> None:
         self._reach.listens(*self._external())
@@ -255,6 +258,8 @@ class Reachable:
             self._keep_company(links.keys(), now)
             if self.local:
                 continue
+            if self._p2p.up:  # it may have come up at another port
+                self._want_mapped()
             self._reach.listens(*self._external())
             for peer in self._reach.whom_to_ask(links, now):
                 self._tasks.spawn(self._be_dialled(peer, links[peer]), f"reach {short(peer)}")
