@@ -173,9 +173,10 @@ class Directory:
         self._seeds = (*self._seeds, *(m for m in multiaddrs if m not in self._seeds))
 
     async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
-        """Post ``body`` under ``topic``, that of a cell or ``peers``, and again every ``times``
-        ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`. What was published under
-        another topic is withdrawn.
+        """Post ``body`` under ``topic``, that of a cell or ``peers``, for ``times`` ``ttl_s``. The
+        caller publishes again every ``times`` ``refresh_s``; whenever it has not for twice as long,
+        the same is posted again, until :meth:`withdraw`. What was published under another topic is
+        withdrawn.
 
         False when no storage took it, this node's own included: not attached, or p2pd is down; the
         refresh tries again. Raises WireError for a body that others would refuse.
@@ -298,18 +299,12 @@ class Directory:
         return found
 
     async def _refresh(self) -> None:
-        pause = self._settings.refresh_s
+        """Post again what was not published again in time: whoever publishes may have to wait for
+        the DHT in between, longer than a record lives."""
         while True:
-            await asyncio.sleep(pause)
-            idle, every = (
-                self._clock.now() - self._posted_at,
-                self._times * self._settings.refresh_s,
-            )
-            if idle < every:  # somebody published meanwhile
-                pause = min(every - idle, self._settings.refresh_s)
-                continue
-            pause = self._settings.refresh_s
-            if self._body is not None:
+            await asyncio.sleep(self._settings.refresh_s)
+            idle = self._clock.now() - self._posted_at
+            if self._body is not None and idle >= 2 * self._times * self._settings.refresh_s:
                 await self._post(self._body.pack())
 
     async def _keep_company(

@@ -369,6 +369,28 @@ async def test_nothing_stays_of_topics_no_longer_asked_for() -> None:
     await directory.close()
 
 
+async def test_only_what_is_not_published_again_in_time_is_refreshed(body, eventually) -> None:
+    clock, settings = VirtualClock(), DirectorySettings(refresh_s=0.01)
+    directory = Directory(Identity.ephemeral(), settings, clock, RunId("ab" * 32), Journal())
+
+    async def number() -> int:
+        return (await directory.read())[directory.me].seq
+
+    await directory.publish(body("one"), 4.0)
+    first = await number()
+    clock.advance(7 * settings.refresh_s)
+    for _ in range(5):  # in which it would be refreshed
+        await asyncio.sleep(settings.refresh_s)
+    assert await number() == first
+    clock.advance(2 * settings.refresh_s)
+
+    async def refreshed() -> bool:
+        return await number() > first
+
+    assert await eventually(refreshed)
+    await directory.close()
+
+
 async def test_a_rarely_posting_peer_has_a_longer_lived_record(body) -> None:
     clock, settings = VirtualClock(), DirectorySettings()
     directory = Directory(Identity.ephemeral(), settings, clock, RunId("ab" * 32), Journal())
