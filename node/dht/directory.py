@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
@@ -83,9 +82,6 @@ class Directory:
         self._record_store = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
         self._topics = TopicStore(run_id, settings, self.me, admit)
-        self._seals: Callable[[str], Author] = partial(
-            Author, identity, run_id, settings, admission
-        )
         self._rate_limit = RateLimitedLog(journal, clock.now)
         self._door = AdmissionFilter(clock, admit, admission, self._tell_of)
         self._body: PeerBody | None = None
@@ -225,13 +221,13 @@ class Directory:
         now = self._clock.wall()
         self._topics.use(topic, now)
         heard = self._topics.newest(topic, self.me)
-        author = self._seals(topic)
-        sealed, expires = author.seal(body, now, heard, times)
+        sealed, expires = self._author.seal(body, now, heard, times, topic)
         raw = wrap(topic, sealed)
         if len(raw) > (limit := self._settings.max_record):
             raise WireError(f"a record has at most {limit} bytes, not {len(raw)}")
         self._topics.offer(topic, self.me, sealed, expires, now)
-        return await self._store(f"post {topic}", author.key, raw, expires)
+        key = key_of(self._topics.run_id, topic)
+        return await self._store(f"post {topic}", key, raw, expires)
 
     async def look(self, topic: str) -> dict[PeerId, Posting]:
         """Everybody's verified, unexpired posting under a topic, the own one included, in PeerId
