@@ -13,7 +13,6 @@ import hashlib
 import math
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -181,11 +180,11 @@ class Transport:
         self._punching: set[PeerId] = set()
         self._rate_limit = RateLimitedLog(journal)
         self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
-        self._met: OrderedDict[PeerId, Acquaintance] = OrderedDict()
-        self._bytes: dict[PeerId, list[int]] = {}
-        self._busiest: dict[PeerId, Busiest] = {}
-        self._proven: dict[PeerId, float] = {}
-        self._rtt: dict[PeerId, float] = {}
+        self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
+        self._bytes: Newest[PeerId, list[int]] = Newest(PEERS_KEPT)
+        self._busiest: Newest[PeerId, Busiest] = Newest(PEERS_KEPT)
+        self._proven: Newest[PeerId, float] = Newest(PEERS_KEPT)
+        self._rtt: Newest[PeerId, float] = Newest(PEERS_KEPT)
         self._port = 0
 
     @property
@@ -610,11 +609,6 @@ class Transport:
     def _remember(self, met: Acquaintance) -> None:
         self._incompatible.pop(met.peer, None)
         self._met[met.peer] = met
-        self._met.move_to_end(met.peer)
-        if len(self._met) > PEERS_KEPT:
-            gone, _ = self._met.popitem(last=False)
-            for table in (self._bytes, self._busiest, self._rtt, self._proven):
-                table.pop(gone, None)
 
     def _on_rung(self, rung: Rung) -> int:
         """Lines of this kind now; called by the thread that answers scrapes."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
+from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.rates import PEERS_KEPT
 from node.reach.interfaces import is_loopback, own_addresses
@@ -86,8 +86,8 @@ class Reachable:
         )
         self._ask, self._grpc_port = ask, grpc_port
         self._reach = Reach()
-        self._known: OrderedDict[PeerId, Known] = OrderedDict()
-        self._dials: dict[PeerId, _Dials] = {}
+        self._known: Newest[PeerId, Known] = Newest(PEERS_KEPT)
+        self._dials: Newest[PeerId, _Dials] = Newest(PEERS_KEPT)
         self._tasks = Tasks("reach", on_error)
         self.local = is_loopback(transport.host)
         """Only this machine can reach this peer: nothing of the following is done."""
@@ -123,11 +123,8 @@ class Reachable:
 
     def learn(self, peer: PeerId, known: Known) -> bool:
         """What the directory says of a peer now; True when that is news."""
-        old = self._known.pop(peer, None)
+        old = self._known.get(peer)
         self._known[peer] = known
-        if len(self._known) > PEERS_KEPT:
-            gone, _ = self._known.popitem(last=False)
-            self._dials.pop(gone, None)
         if old is None or old.addresses != known.addresses or old.standing != known.standing:
             self._dials.pop(peer, None)
             return old is not None
