@@ -88,7 +88,6 @@ NODE_RULES: dict[str, FieldRule] = {
     "transport.grpc_port": _PORT,
     "transport.max_message": FieldRule(1 << 16, 1 << 30),
     "transport.window": FieldRule(1 << 16, 1 << 28),
-    "transport.chunk": FieldRule(1 << 10, 1 << 26),
     "transport.handshake_timeout_s": FieldRule(0.1, 600),
     "transport.keepalive_s": FieldRule(1, 3600),
     "transport.keepalive_timeout_s": FieldRule(0.1, 600),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from node.core.clock import Clock
 from node.core.errors import WireError
@@ -47,9 +45,6 @@ class MemoryDirectory:
         self._record_store = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
         self._topics = TopicStore(run_id, settings, self.me, admit)
-        self._seals: Callable[[str], Author] = partial(
-            Author, identity, run_id, settings, admission
-        )
         self._ttl_s = settings.ttl_s
         self._published = self._closed = False
         self._topic = PEERS
@@ -89,10 +84,10 @@ class MemoryDirectory:
     def _put(self, topic: str, body: bytes, times: float) -> bool:
         now = self._clock.wall()
         self._topics.use(topic, now)
-        author, heard = self._seals(topic), self._topics.newest(topic, self.me)
-        raw, expires = author.seal(body, now, heard, times)
+        heard = self._topics.newest(topic, self.me)
+        raw, expires = self._author.seal(body, now, heard, times, topic)
         self._topics.offer(topic, self.me, raw, expires, now)
-        return self._pin(author.key, raw, expires)
+        return self._pin(key_of(self._topics.run_id, topic), raw, expires)
 
     async def look(self, topic: str) -> dict[PeerId, Posting]:
         """See ``DirectoryPort``."""

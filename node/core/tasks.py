@@ -21,7 +21,6 @@ class Tasks:
     ) -> None:
         self.owner, self._on_error = owner, on_error
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.errors: list[tuple[str, BaseException]] = []
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -42,10 +41,7 @@ class Tasks:
         error = task.exception()
         if error is None and eternal:
             error = RuntimeError(f"{self.owner}.{name} ended, but it should run for ever")
-        if error is None:
-            return
-        self.errors.append((name, error))
-        if self._on_error is not None:
+        if error is not None and self._on_error is not None:
             self._on_error(f"{self.owner}.{name}", error)
 
     async def close(self) -> None:

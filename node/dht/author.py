@@ -13,7 +13,7 @@ from node.identity.records import seal
 
 class Author:
     """Seals one identity's records for one run's directory, each newer and longer-lived than the
-    one before.
+    one before under its topic.
 
     Sequence numbers are the milliseconds of the writer's wall clock, so they keep growing over
     restarts without a file. The expiry must grow too: storages keep whichever record expires later.
@@ -27,35 +27,38 @@ class Author:
         run_id: RunId,
         settings: DirectorySettings,
         admission: bytes = b"",
-        topic: str = PEERS,
     ) -> None:
         if not 0 < settings.ttl_s <= settings.max_ttl_s:
             raise UsageFault(
                 f"ttl_s {settings.ttl_s} is not between 0 and max_ttl_s {settings.max_ttl_s}",
                 "lower ttl_s",
             )
-        self.key = key_of(run_id, topic)
-        self._identity, self._settings, self._admission = identity, settings, admission
-        self._seq, self._not_after = 0, 0.0
+        self._identity, self._run_id = identity, run_id
+        self._settings, self._admission = settings, admission
 
     def seal(
-        self, body: bytes, now: float, heard: tuple[int, float] = (0, 0.0), times: float = 1.0
+        self,
+        body: bytes,
+        now: float,
+        heard: tuple[int, float] = (0, 0.0),
+        times: float = 1.0,
+        topic: str = PEERS,
     ) -> tuple[bytes, float]:
         """The sealed record of ``body`` (empty: a withdrawal) and the Unix time until which it
         holds: ``times`` ``ttl_s`` from now, as far as others take it.
 
-        ``heard`` is the number and expiry of the newest own record seen on the board: after a
-        restart with a clock that was set back, others still hold that one.
+        ``heard`` is the number and expiry of the newest own record that is known under the topic:
+        also after a restart with a clock that was set back, others still hold that one.
         """
-        self._seq = max(self._seq + 1, heard[0] + 1, int(now * 1000))
-        life = min(times * self._settings.ttl_s, self._settings.max_ttl_s)
-        until, after_last = now + life, max(self._not_after, heard[1]) + 0.002
+        # what is rounded below must not live longer than others take
+        longest = self._settings.max_ttl_s - 0.001
+        life = min(times * self._settings.ttl_s, longest)
+        until, after_last = now + life, heard[1] + 0.002
         # further off: the clock was wrong, nobody took it
-        if until < after_last <= now + self._settings.max_ttl_s:
+        if until < after_last <= now + longest:
             until = after_last
         # within SLACK_S of board.py, and the same number on every way it travels
-        self._not_after = round(until, 3)
-        raw = seal(
-            self._identity, self.key, wrap(self._admission, body), self._seq, self._not_after
-        )
-        return raw, self._not_after
+        not_after = round(until, 3)
+        key, sealed = key_of(self._run_id, topic), wrap(self._admission, body)
+        seq = max(heard[0] + 1, int(now * 1000))
+        return seal(self._identity, key, sealed, seq, not_after), not_after

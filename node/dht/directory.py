@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
@@ -53,6 +52,9 @@ NEAREST = 8
 """Nodes that a walk through the DHT asks, and that a bucket of its routing table holds (Kademlia's
 k). hivemind's 20 are for swarms of thousands; each question costs both sides a millisecond of
 processor time, every few seconds, for ever."""
+ATTACH_S = 120.0
+"""For p2pd to take the DHT's handlers. Its supervisor replaces one that does not answer sooner, and
+hivemind waits for ever for one that is gone."""
 
 
 class Directory:
@@ -80,9 +82,6 @@ class Directory:
         self._record_store = RecordStore(run_id, settings, self.me, admit)
         self._author = Author(identity, run_id, settings, admission)
         self._topics = TopicStore(run_id, settings, self.me, admit)
-        self._seals: Callable[[str], Author] = partial(
-            Author, identity, run_id, settings, admission
-        )
         self._rate_limit = RateLimitedLog(journal, clock.now)
         self._door = AdmissionFilter(clock, admit, admission, self._tell_of)
         self._body: PeerBody | None = None
@@ -110,13 +109,27 @@ class Directory:
         """Use ``p2p`` from now on: at the start, and again after every restart of p2pd.
 
         ``initial_peers`` are multiaddrs with /p2p/; none for the first peer of a run. Those that do
-        not answer are tried again in the background, for as long as they are missing. Raises
-        UsageFault for one that is not a multiaddr with /p2p/.
+        not answer are tried again in the background, for as long as they are missing. A p2pd that
+        does not answer for ``ATTACH_S`` is given up. Raises UsageFault for one that is not a
+        multiaddr with /p2p/.
         """
         seeds, self._seeds = _by_peer(initial_peers), tuple(initial_peers)
         guard.install()
-        await self._detach(keep=p2p)
-        self._node = await DHTNode.create(
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                await self._detach(keep=p2p)
+                self._node = await self._node_on(p2p)
+        except TimeoutError:
+            return
+        self._p2p = p2p
+        self._company = self._tasks.spawn(
+            self._keep_company(p2p, self._node, seeds), "company", eternal=True
+        )
+        if self._body is not None:
+            await self._post(self._body.pack())
+
+    async def _node_on(self, p2p: P2P) -> DHTNode:
+        return await DHTNode.create(
             p2p=p2p,
             # A client asks and is never asked: whom others cannot dial would only be waited for in
             # their routing tables.
@@ -138,12 +151,6 @@ class Directory:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
-        self._p2p = p2p
-        self._company = self._tasks.spawn(
-            self._keep_company(p2p, self._node, seeds), "company", eternal=True
-        )
-        if self._body is not None:
-            await self._post(self._body.pack())
 
     async def serve(self, serving: bool) -> None:
         """Answer others' requests, or only ask. Takes the place in the DHT anew when that
@@ -162,9 +169,10 @@ class Directory:
         self._seeds = (*self._seeds, *(m for m in multiaddrs if m not in self._seeds))
 
     async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
-        """Post ``body`` under ``topic``, that of a cell or ``peers``, and again every ``times``
-        ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`. What was published under
-        another topic is withdrawn.
+        """Post ``body`` under ``topic``, that of a cell or ``peers``, for ``times`` ``ttl_s``. The
+        caller publishes again every ``times`` ``refresh_s``; whenever it has not for twice as long,
+        the same is posted again, until :meth:`withdraw`. What was published under another topic is
+        withdrawn.
 
         False when no storage took it, this node's own included: not attached, or p2pd is down; the
         refresh tries again. Raises WireError for a body that others would refuse.
@@ -213,13 +221,13 @@ class Directory:
         now = self._clock.wall()
         self._topics.use(topic, now)
         heard = self._topics.newest(topic, self.me)
-        author = self._seals(topic)
-        sealed, expires = author.seal(body, now, heard, times)
+        sealed, expires = self._author.seal(body, now, heard, times, topic)
         raw = wrap(topic, sealed)
         if len(raw) > (limit := self._settings.max_record):
             raise WireError(f"a record has at most {limit} bytes, not {len(raw)}")
         self._topics.offer(topic, self.me, sealed, expires, now)
-        return await self._store(f"post {topic}", author.key, raw, expires)
+        key = key_of(self._topics.run_id, topic)
+        return await self._store(f"post {topic}", key, raw, expires)
 
     async def look(self, topic: str) -> dict[PeerId, Posting]:
         """Everybody's verified, unexpired posting under a topic, the own one included, in PeerId
@@ -287,18 +295,12 @@ class Directory:
         return found
 
     async def _refresh(self) -> None:
-        pause = self._settings.refresh_s
+        """Post again what was not published again in time: whoever publishes may have to wait for
+        the DHT in between, longer than a record lives."""
         while True:
-            await asyncio.sleep(pause)
-            idle, every = (
-                self._clock.now() - self._posted_at,
-                self._times * self._settings.refresh_s,
-            )
-            if idle < every:  # somebody published meanwhile
-                pause = min(every - idle, self._settings.refresh_s)
-                continue
-            pause = self._settings.refresh_s
-            if self._body is not None:
+            await asyncio.sleep(self._settings.refresh_s)
+            idle = self._clock.now() - self._posted_at
+            if self._body is not None and idle >= 2 * self._times * self._settings.refresh_s:
                 await self._post(self._body.pack())
 
     async def _keep_company(
@@ -371,8 +373,10 @@ class Directory:
         if node is None:
             return
         if keep is None or keep is self._p2p:
+            # hivemind stops reading what p2pd says when an answer comes that nobody waits for any
+            # more, so the wait is cut short only where that p2pd is not used again.
             with contextlib.suppress(*_DOWN):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(1.0 if keep is None else None):
                     await node.shutdown()
         node.is_alive = False
 

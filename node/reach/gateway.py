@@ -46,23 +46,12 @@ def default_gateway(routes: str) -> str | None:
     return min(found, key=lambda route: route[0])[1] if found else None
 
 
-def local_address(towards: str) -> str | None:
-    """The address this host would send from to ``towards``; None without a way or by loopback only.
-
-    Nothing is sent.
-    """
-    try:
-        local = leaves_from(towards)
-    except OSError:
-        return None
-    return None if is_loopback(local) else local
-
-
 def find_gateway() -> Gateway | None:
-    """The gateway now; None without one, or where the kernel has no such table (it is Linux's)."""
+    """The gateway now; None without one or a way to it, and where the kernel has no such table (it
+    is Linux's)."""
     try:
         address = default_gateway(ROUTES.read_text())
+        local = leaves_from(address) if address else ""
     except OSError:
         return None
-    local = local_address(address) if address else None
-    return Gateway(address, local) if address and local else None
+    return Gateway(address, local) if address and not is_loopback(local) else None

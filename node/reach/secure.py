@@ -81,7 +81,7 @@ class Secured:
 
     async def readexactly(self, count: int) -> bytes:
         """As of :class:`asyncio.StreamReader`. Raises IncompleteReadError when the stream ends
-        before, WireError for no TLS."""
+        before, or is TLS no more: that is the doing of who carries it, not of who is proven."""
         got = bytearray()
         while len(got) < count:
             try:
@@ -93,7 +93,7 @@ class Secured:
                     raise asyncio.IncompleteReadError(bytes(got), count) from e
                 continue
             except ssl.SSLError as e:
-                raise WireError(f"TLS failed: {e.reason or e}") from e
+                raise asyncio.IncompleteReadError(bytes(got), count) from e
             if not piece:
                 raise asyncio.IncompleteReadError(bytes(got), count)
             got += piece
@@ -140,7 +140,7 @@ async def call(
     run_id: str,
 ) -> Secured:
     """The caller's side: a private stream to ``peer``. Raises PeerFault (weight 0) when the other
-    end is not ``peer``."""
+    end is not ``peer``, or the stream breaks off."""
     stream = Secured(reader, writer, _client(), server=False)
     try:
         await stream.shake()
@@ -157,7 +157,7 @@ async def call(
             peer,
             "somebody else answers in its place: its identity key did not sign this connection",
         ) from e
-    except (WireError, EOFError) as e:
+    except (WireError, EOFError, OSError) as e:
         raise PeerFault(peer, f"no private connection through the relay: {e}") from e
     return stream
 

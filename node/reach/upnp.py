@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from ipaddress import AddressValueError, IPv4Address
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -69,25 +68,6 @@ class _Said(RouterFault):
     """What the library says in the router's name."""
 
 
-class _Outcome:
-    """Ends a future with what its block raised. The library's errors get a type."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool:
-        if error is not None:
-            # ValueError: a router's text is not UTF-8, or no URL.
-            theirs = kind is Exception or isinstance(error, ValueError)
-            said = _PLAINLY.get(str(error), str(error))
-            self._future.set_exception(_Said(said) if theirs else error)
-        return True
-
-
 class _Thread:
     """One thread for calls that block; unlike asyncio.to_thread's, the process ends without it."""
 
@@ -112,8 +92,14 @@ class _Thread:
         while (job := self._jobs.get()) is not None:
             future, call = job
             if future.set_running_or_notify_cancel():
-                with _Outcome(future):
+                try:
                     future.set_result(call())
+                except BaseException as e:  # noqa: BLE001 - the waiter gets it
+                    # The library raises Exception itself; ValueError: a router's text is not UTF-8,
+                    # or no URL.
+                    theirs = type(e) is Exception or isinstance(e, ValueError)
+                    said = _PLAINLY.get(str(e), str(e))
+                    future.set_exception(_Said(said) if theirs else e)
 
 
 class Upnp(GatewayProtocol):

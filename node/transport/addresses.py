@@ -78,6 +78,18 @@ def host_of(multiaddr: str) -> str:
     return words[2] if len(words) > 2 and words[1] in ("ip4", "ip6", "dns", "dns4", "dns6") else ""
 
 
+def ip_of(multiaddr: str) -> tuple[str, int] | None:
+    """(IP address, TCP port or 0) of a multiaddr that begins with an IP address; None of others,
+    and of one with a zone, which may be any text."""
+    try:
+        host = str(ipaddress.ip_address(host_of(multiaddr)))
+    except ValueError:
+        return None
+    port = part_of(multiaddr, "tcp")
+    good = re.fullmatch("[0-9]{1,5}", port) and int(port) < 1 << 16
+    return None if "%" in host else (host, int(port) if good else 0)
+
+
 def join_host(host: str, port: int) -> str:
     """ "host:port", with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -51,15 +51,6 @@ ADDRESSES = 8
 """Addresses of one peer that are tried, all at the same time."""
 
 
-class Parted(PeerFault):
-    """The other side said Farewell: ``code`` is the exit code its reason maps to (5 refused, 6
-    protocol or run)."""
-
-    def __init__(self, peer: PeerId, reason: str, code: int) -> None:
-        super().__init__(peer, f"says farewell: {reason}")
-        self.code = code
-
-
 class NoCommonProtocol(ProtocolMismatch):
     """The peer speaks ``theirs``, of which nothing is spoken here; the text is for its operator."""
 
@@ -75,7 +66,6 @@ class IncompatiblePeer(PeerFault):
 
     def __init__(self, peer: PeerId, ours: Protocols, theirs: Protocols) -> None:
         super().__init__(peer, f"it speaks {theirs}, this tutti {ours}; {ours.advice(theirs)}")
-        self.theirs = theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +187,7 @@ class Handshake:
 
     async def greet(self, peer: PeerId, timeout: float) -> Acquaintance:
         """Meet ``peer``. Raises PeerFault: unreachable, silent, talking nonsense (weight 1),
-        Parted, or IncompatiblePeer."""
+        saying farewell, or IncompatiblePeer."""
         if not self._facts().run_id:
             raise PeerFault(peer, "we serve no run, so there is nothing to call it for")
         greeting = HandshakeFrame(hello=self._hello(peer)).SerializeToString()
@@ -285,14 +275,14 @@ class Handshake:
             version=facts.version,
         )
 
-    def _parted(self, peer: PeerId, said: Farewell) -> Parted | NoCommonProtocol:
+    def _parted(self, peer: PeerId, said: Farewell) -> PeerFault | NoCommonProtocol:
         """What a Farewell means. Software without windows compares versions before runs, so where
         its only version is not spoken here that is the reason. Raises WireError."""
         ours = self._facts().protocols
         theirs = Protocols.said(said.oldest_protocol, said.newest_protocol)
         if said.code == ExitCode.PROTOCOL and not ours.common(theirs):
             return NoCommonProtocol(ours, theirs, said.version)
-        return Parted(peer, printable(said.reason), said.code)
+        return PeerFault(peer, f"says farewell: {printable(said.reason)}")
 
     def _check(self, peer: PeerId, hello: Hello) -> Acquaintance:
         """Raises LocalFault with the code of a Farewell for a stranger, WireError for nonsense."""

@@ -53,8 +53,8 @@ class PeerLink:
 
 
 class TransportPort(Protocol):
-    """Implemented by ``service.Transport`` (the network) and ``memory.MemoryTransport`` (one
-    process)."""
+    """Implemented by ``service.Transport`` (the network) and by ``MemoryTransport`` of
+    benchmarks/lab/memory_net.py (one process)."""
 
     @property
     def peer_id(self) -> PeerId:

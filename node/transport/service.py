@@ -13,7 +13,6 @@ import hashlib
 import math
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, WireError
+from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, UsageFault, WireError
 from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.patience import Patience
@@ -34,7 +33,7 @@ from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.telemetry.rate_limit import RateLimitedLog
 from node.transport import ask, handshake
-from node.transport.addresses import join_host, multiaddr, split_multiaddr
+from node.transport.addresses import grpc_target, join_host, multiaddr, split_multiaddr
 from node.transport.ask import Answerer, Asking
 from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
@@ -181,11 +180,11 @@ class Transport:
         self._punching: set[PeerId] = set()
         self._rate_limit = RateLimitedLog(journal)
         self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
-        self._met: OrderedDict[PeerId, Acquaintance] = OrderedDict()
-        self._bytes: dict[PeerId, list[int]] = {}
-        self._busiest: dict[PeerId, Busiest] = {}
-        self._proven: dict[PeerId, float] = {}
-        self._rtt: dict[PeerId, float] = {}
+        self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
+        self._bytes: Newest[PeerId, list[int]] = Newest(PEERS_KEPT)
+        self._busiest: Newest[PeerId, Busiest] = Newest(PEERS_KEPT)
+        self._proven: Newest[PeerId, float] = Newest(PEERS_KEPT)
+        self._rtt: Newest[PeerId, float] = Newest(PEERS_KEPT)
         self._port = 0
 
     @property
@@ -232,9 +231,16 @@ class Transport:
         With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`,
         so that services may still be added. ``prefer``: ports of libp2p and gRPC to take where the
         settings leave them open and they are free. Raises NetworkFault when a port is taken or p2pd
-        does not start.
+        does not start, UsageFault for an address to announce that nobody could dial.
         """
         settings = self.settings
+        for address in settings.announce:
+            try:
+                grpc_target(address)
+            except WireError as e:
+                raise UsageFault(
+                    f"transport.announce: {e}", "give HOST:PORT, as others dial it"
+                ) from e
         self.p2p.prefer(prefer[0])
         link = {
             "Ping": grpc.unary_unary_rpc_method_handler(_echo),
@@ -603,11 +609,6 @@ class Transport:
     def _remember(self, met: Acquaintance) -> None:
         self._incompatible.pop(met.peer, None)
         self._met[met.peer] = met
-        self._met.move_to_end(met.peer)
-        if len(self._met) > PEERS_KEPT:
-            gone, _ = self._met.popitem(last=False)
-            for table in (self._bytes, self._busiest, self._rtt, self._proven):
-                table.pop(gone, None)
 
     def _on_rung(self, rung: Rung) -> int:
         """Lines of this kind now; called by the thread that answers scrapes."""

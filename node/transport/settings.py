@@ -27,8 +27,6 @@ class TransportSettings:
     """Announce no address, so that everybody comes through libp2p: what a peer behind NAT does."""
     max_message: int = 4 * MIB + 64 * 1024
     """Largest gRPC message; a bigger one is refused before it is read."""
-    chunk: int = MIB
-    """Bytes of tensor in one message."""
     handshake_timeout_s: float = 5.0
     """A stranger's connection that has not finished its handshake by then is closed."""
     keepalive_s: float = 2.0

@@ -10,6 +10,7 @@ import datetime
 import hashlib
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -73,7 +74,14 @@ def check_certificate(pem: bytes) -> str:
         usage = certificate.extensions.get_extension_for_class(x509.KeyUsage)
         basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension) as e:
+    except (
+        ValueError,
+        UnsupportedAlgorithm,
+        x509.InvalidVersion,
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+    ) as e:
         raise WireError(f"not a certificate of ours: {e}") from e
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise WireError("the certificate's key is not P-256")

@@ -1,6 +1,8 @@
 """The directory over real p2pd processes: first peer, bootstrap peers that come late, restarts."""
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
@@ -9,6 +11,7 @@ from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.clock import SystemClock
 from node.core.errors import UsageFault, WireError
 from node.core.ids import RunId
+from node.dht import directory as directory_module
 from node.dht.directory import Directory
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token, shown
@@ -109,6 +112,34 @@ async def test_the_record_is_refreshed_without_being_asked(
         return writer.me not in await reader.read()
 
     assert await eventually(gone)
+
+
+def freeze(p2p) -> None:
+    p2p._child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, p2p._child.pid, os.WSTOPPED)
+
+
+async def test_a_slow_p2pd_is_waited_for(swarm, body) -> None:
+    directory, p2p = await swarm.node()
+    freeze(p2p)
+    asyncio.get_running_loop().call_later(1.5, p2p._child.send_signal, signal.SIGCONT)
+    for serving in (False, True):
+        await directory.serve(serving)
+    assert await directory.publish(body("slow"))
+
+
+async def test_a_p2pd_that_does_not_answer_is_given_up(swarm, body, monkeypatch) -> None:
+    identity = swarm.identity()
+    directory, frozen = swarm.directory(identity), await swarm.p2p(identity)
+    await directory.attach(frozen)
+    await directory.serve(False)
+    freeze(frozen)
+    monkeypatch.setattr(directory_module, "ATTACH_S", 0.1)
+    await asyncio.wait_for(directory.serve(True), 10)
+    frozen._child.kill()
+    monkeypatch.undo()
+    await directory.attach(await swarm.p2p(identity))
+    assert await directory.publish(body("again"))
 
 
 async def test_without_a_network_reading_and_publishing_still_work(swarm, body) -> None:
@@ -335,6 +366,28 @@ async def test_nothing_stays_of_topics_no_longer_asked_for() -> None:
         assert await directory.post(f"outer/{window}/all", b"here", 60.0) is False
         clock.advance(10.0)
     assert len(directory._topics) == 6, "those of the last minute, this one included"
+    await directory.close()
+
+
+async def test_only_what_is_not_published_again_in_time_is_refreshed(body, eventually) -> None:
+    clock, settings = VirtualClock(), DirectorySettings(refresh_s=0.01)
+    directory = Directory(Identity.ephemeral(), settings, clock, RunId("ab" * 32), Journal())
+
+    async def number() -> int:
+        return (await directory.read())[directory.me].seq
+
+    await directory.publish(body("one"), 4.0)
+    first = await number()
+    clock.advance(7 * settings.refresh_s)
+    for _ in range(5):  # in which it would be refreshed
+        await asyncio.sleep(settings.refresh_s)
+    assert await number() == first
+    clock.advance(2 * settings.refresh_s)
+
+    async def refreshed() -> bool:
+        return await number() > first
+
+    assert await eventually(refreshed)
     await directory.close()
 
 

@@ -150,6 +150,13 @@ def test_a_record_is_newer_than_the_last_whatever_the_clock(steps: list[int]) ->
         assert b.offer(ALICE.peer_id, raw, expires, now)
 
 
+@given(st.floats(0, 1000))
+def test_a_record_of_the_longest_life_is_taken(later: float) -> None:
+    b, author = record_store(), Author(ALICE, RUN, DirectorySettings())
+    raw, expires = author.seal(b"", NOW + later, times=math.inf)
+    assert b.offer(ALICE.peer_id, raw, expires, NOW + later)
+
+
 def test_a_restarted_author_continues_after_what_is_posted(body) -> None:
     b, settings = record_store(), DirectorySettings()
     raw, expires = Author(ALICE, RUN, settings).seal(body(epoch=1).pack(), NOW + 10)

@@ -451,7 +451,6 @@ async def test_a_gradient_already_there_is_not_a_task_error(make_swarm):
     with pytest.raises(AlreadyThere):
         await pipeline.sender._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
     await asyncio.sleep(0)
-    assert not pipeline.tasks.errors
     assert "task-died" not in swarm.ears["s2a"].events
 
 

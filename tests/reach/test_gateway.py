@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from node.reach import gateway
-from node.reach.gateway import Gateway, default_gateway, find_gateway, local_address
+from node.reach.gateway import Gateway, default_gateway, find_gateway
 
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
 
@@ -55,16 +55,14 @@ def test_the_lowest_metric_wins() -> None:
     assert default_gateway(HEAD + "".join(routes[::-1])) == "192.168.1.254"
 
 
-def test_loopback_is_no_way_to_a_router() -> None:
-    assert local_address("127.0.0.1") is None
-
-
 def test_a_table_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "route"
     monkeypatch.setattr(gateway, "ROUTES", table)
-    monkeypatch.setattr(gateway, "local_address", lambda towards: "192.168.1.9")
+    monkeypatch.setattr(gateway, "leaves_from", lambda towards: "192.168.1.9")
     assert find_gateway() is None, "no such file: not Linux"
     table.write_text(HEAD + route("eth0", "0.0.0.0", "192.168.1.1", 3, 0))
     assert find_gateway() == Gateway("192.168.1.1", "192.168.1.9")
-    monkeypatch.setattr(gateway, "local_address", lambda towards: None)
+    monkeypatch.setattr(gateway, "leaves_from", lambda towards: "127.0.0.1")
+    assert find_gateway() is None, "loopback is no way to a router"
+    table.write_text(HEAD)
     assert find_gateway() is None

@@ -10,7 +10,7 @@ import pytest
 from node.core.errors import PeerFault, Refused, WireError
 from node.identity.keys import Identity
 from node.reach import secure
-from node.transport.frames import read_frame, write_frame
+from node.transport.frames import StreamEnded, read_frame, write_frame
 from node.transport.tls import make_certificate
 
 RUN = "7" * 64
@@ -81,7 +81,7 @@ async def test_a_relay_sees_only_ciphertext_and_cannot_alter_it() -> None:
     assert A.public not in seen, "who calls is not for the relay to read here"
     spoil.set()
     await write_frame(mine, b"more")
-    with pytest.raises(WireError):
+    with pytest.raises(StreamEnded):  # which counts against nobody
         await asyncio.wait_for(read_frame(theirs, 100), 5)
     for task in tasks:
         task.cancel()
@@ -126,6 +126,16 @@ async def test_a_relay_that_ends_tls_towards_both_is_noticed_by_both() -> None:
     toward_a[1].close()
     with pytest.raises(PeerFault):
         await asyncio.wait_for(calling, 5)
+
+
+async def test_a_stream_that_breaks_off_is_a_fault_of_the_peer() -> None:
+    left, right = socket.socketpair()
+    near = await asyncio.open_unix_connection(sock=left)
+    near[1].write(b"not read, so closing the other end resets the stream")
+    right.close()
+    with pytest.raises(PeerFault, match="no private connection"):
+        await secure.call(*near, A, B.peer_id, RUN)
+    near[1].close()
 
 
 async def test_another_run_is_another_world() -> None:

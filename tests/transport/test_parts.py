@@ -3,6 +3,7 @@ itself."""
 
 import asyncio
 import datetime
+import ssl
 import time
 
 import pytest
@@ -16,11 +17,12 @@ from node.core.version import PROTOCOL
 from node.identity.rates import PEERS_KEPT, TokenBucket
 from node.telemetry.events import Journal
 from node.transport import bootstrap, handshake
-from node.transport.addresses import grpc_target, part_of, split_multiaddr
+from node.transport.addresses import grpc_target, ip_of, part_of, split_multiaddr
 from node.transport.frames import StreamEnded, read_frame
-from node.transport.handshake import Facts, Handshake, Parted, Tokens
+from node.transport.handshake import Facts, Handshake, Tokens
 from node.transport.limits import Seats
 from node.transport.tls import check_certificate, make_certificate
+from node.transport.ways.punch import candidates
 from protos.handshake_pb2 import HandshakeFrame, Hello
 
 A, B = (
@@ -80,6 +82,28 @@ def test_multiaddrs_are_split_at_their_last_peer():
     ):
         with pytest.raises(WireError):
             split_multiaddr(text)
+
+
+def test_where_a_multiaddr_leads_is_an_ip_address_or_unknown():
+    assert ip_of("/ip4/1.2.3.4/tcp/9/p2p/x") == ("1.2.3.4", 9)
+    assert ip_of("/ip6/2600::1/udp/9/quic-v1") == ("2600::1", 0)
+    for port in ("²", "65536", "9" * 5000, "-1", ""):
+        assert ip_of(f"/ip4/1.2.3.4/tcp/{port}") == ("1.2.3.4", 0)
+    for host in ("dns/example.org", "dns/a b", "ip4/localhost", "ip6/2600::1%a b", "unix/x", ""):
+        assert ip_of(f"/{host}/tcp/9") is None
+
+
+def test_only_public_addresses_are_punched():
+    public = ["/ip4/11.0.0.5/tcp/4001", "/ip6/2600::1/tcp/65535"]
+    assert candidates(public) == [("11.0.0.5", 4001), ("2600::1", 65535)]
+    for other in (
+        "/ip4/11.0.0.5/tcp/²",
+        "/ip4/11.0.0.5/tcp/22",
+        "/ip4/192.168.1.1/tcp/4001",
+        "/dns/inside.example.org/tcp/6379",
+        f"/dns/{'ä' * 70}/tcp/4001",
+    ):
+        assert candidates([other, public[0], public[0]]) == [("11.0.0.5", 4001)]
 
 
 def certificate(key, *, ca=False, usage=True, name=None, many=False) -> bytes:
@@ -148,6 +172,25 @@ def test_only_a_certificate_of_our_own_form_is_pinned():
     ):
         with pytest.raises(WireError):
             check_certificate(bad)
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("2a8648ce3d0201", "2a8648ce3d0202"),  # an unknown kind of key
+        ("2a8648ce3d030107", "2a8648ce3d03017f"),  # an unknown curve
+        ("a003020102", "a003020107"),  # version 8
+        ("820c68", "a50c68"),  # a name of a kind that the library does not know
+    ],
+)
+def test_a_certificate_that_cannot_be_understood_is_refused(part, other):
+    der = ssl.PEM_cert_to_DER_cert(
+        certificate(ec.generate_private_key(ec.SECP256R1()), name="h" * 12).decode()
+    )
+    changed = der.replace(bytes.fromhex(part), bytes.fromhex(other))
+    assert changed != der
+    with pytest.raises(WireError, match="not a certificate of ours"):
+        check_certificate(ssl.DER_cert_to_PEM_cert(changed).encode())
 
 
 def stream_of(data: bytes) -> asyncio.StreamReader:
@@ -335,9 +378,8 @@ async def test_an_ended_stream_is_retried_once_and_a_farewell_is_not():
     assert (twice.opened, fault.value.weight) == (2, 0)
     farewell = HandshakeFrame()
     farewell.farewell.code, farewell.farewell.reason = 5, "no\x1b[2Jthanks"
-    with pytest.raises(Parted, match=r"no \[2Jthanks") as parted:
+    with pytest.raises(PeerFault, match=r"says farewell: no \[2Jthanks"):
         await meeting(Scripted(farewell)).greet(B, 1.0)
-    assert parted.value.code == 5
 
 
 async def test_a_handshake_is_answered_once_with_any_reason_to_refuse():

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from benchmarks.lab.evil_relay import corrupt
-from node.core.errors import PeerFault
+from node.core.errors import PeerFault, Refused
 from node.identity.keys import Identity
 from node.reach.interfaces import free_port
 from node.reach.settings import ReachSettings
@@ -168,6 +168,21 @@ async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
     stranger.learn(b.peer_id, [], relays=[relay.peer_id])
     with pytest.raises(PeerFault, match="another run"):
         await stranger.channel(b.peer_id)
+
+
+async def test_who_is_admitted_no_more_loses_its_place(swarm, hidden, monkeypatch):
+    monkeypatch.setattr(relays_module, "BEAT_S", 0.1)
+    revoked = set()
+
+    def admit(peer, hello):
+        if peer in revoked:
+            raise Refused("revoked")
+
+    relay = await swarm(admit=admit)
+    b = await hidden(relay)
+    assert relay.relay.clients == 1
+    revoked.add(b.peer_id)
+    await until(lambda: not relay.relay.clients and not b.relays.held, 10)
 
 
 @pytest.mark.parametrize("kind", ["poses", "reads", "alters", "replays", "stalls", "cuts"])

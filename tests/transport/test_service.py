@@ -8,10 +8,11 @@ import time
 import grpc
 import pytest
 
-from node.core.errors import NetworkFault, PeerFault, Refused
+from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
 from node.identity.keys import Identity
-from node.transport.handshake import Parted
+from node.reach.settings import ReachSettings
 from node.transport.port import translate
+from node.transport.ways import reachable
 from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
 from tests.transport.conftest import introduce
 
@@ -158,10 +159,8 @@ async def test_runs_protocols_and_admission_are_checked_on_both_sides(swarm):
     introduce(a, other_run, closed)
     with pytest.raises(PeerFault, match="we train bbbb"):
         await a.channel(other_run.peer_id)
-    with pytest.raises(PeerFault, match="private") as refused:
+    with pytest.raises(PeerFault, match="says farewell: this swarm is private"):
         await a.channel(closed.peer_id)
-    assert isinstance(refused.value.__cause__, Parted)
-    assert refused.value.__cause__.code == 5
     assert not closed._tokens.knows(a.peer_id)
     with pytest.raises(PeerFault, match="private"):
         await closed.channel(a.peer_id)
@@ -242,6 +241,47 @@ async def test_a_lost_peer_is_forgotten_and_found_after_its_restart(swarm):
     introduce(again, a)
     assert await tell(again, a.peer_id) == again.peer_id
     assert await tell(a, again.peer_id) == a.peer_id
+
+
+@pytest.mark.parametrize(
+    ("seen", "places"),
+    [
+        ("/ip4/11.0.0.5/tcp/4001", (("11.0.0.5", 4001),)),
+        ("/ip4/11.0.0.5/tcp/²", (("11.0.0.5", 0),)),
+        ("/dns/a b/tcp/1", ()),
+        ("/ip6/2600::1%a b/tcp/1", ()),
+    ],
+)
+async def test_a_place_seen_is_believed_only_as_an_address(swarm, seen, places):
+    a, b = await swarm(started=False), await swarm(started=False)
+
+    async def said(*question):
+        return ask_pb2.Answer(reach=ask_pb2.ReachAnswer(seen=seen))
+
+    a._asking.ask = said
+    await a.reachable._be_dialled(b.peer_id, [])
+    assert a.reachable._reach.seen(time.monotonic()) == places
+
+
+async def test_when_p2pd_moves_the_new_port_is_mapped(swarm, monkeypatch):
+    monkeypatch.setattr(reachable, "LOOK_S", 0.01)
+    peer, wanted = await swarm(started=False), asyncio.Queue()
+    peer.reachable.local, peer.reachable._settings = False, ReachSettings(map_ports=False)
+    peer.reachable.mapper.want = wanted.put_nowait
+    peer.p2p._up.set()
+    peer.reachable.start()
+    for port in (4001, 4002):
+        peer.p2p._ports = port, port
+        async with asyncio.timeout(10):
+            while ("udp", port) not in await wanted.get():
+                pass
+
+
+@pytest.mark.parametrize("address", ["example.com", "a_b:7001", "example.com:0"])
+async def test_an_address_nobody_could_dial_is_not_announced(swarm, address):
+    transport = await swarm(started=False, announce=("1.2.3.4:7001", address))
+    with pytest.raises(UsageFault, match=f"transport.announce: not an address: '{address}'"):
+        await transport.start()
 
 
 async def test_a_taken_port_is_named_with_its_holder(swarm):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault
 from node.core.tasks import Tasks
-from node.transport.addresses import host_of, part_of
+from node.transport.addresses import ip_of
 from node.transport.ways.tunnel import BUFFER, splice
 
 ADDRESSES = 4
@@ -29,13 +29,11 @@ LEAST_PORT = 1024
 
 
 def candidates(addresses: Sequence[str]) -> list[tuple[str, int]]:
-    """(host, port) of the public TCP addresses among these multiaddrs."""
-    found = []
-    for address in addresses[:ADDRESSES]:
-        host, port = host_of(address), part_of(address, "tcp")
-        if port.isdigit() and LEAST_PORT <= int(port) < 1 << 16 and scope(host) is Scope.PUBLIC:
-            found.append((host, int(port)))
-    return list(dict.fromkeys(found))
+    """(host, port) of the public TCP addresses among these multiaddrs. A name is none: it may stand
+    for an address inside our network."""
+    found = [place for address in addresses[:ADDRESSES] if (place := ip_of(address))]
+    public = [(h, p) for h, p in found if p >= LEAST_PORT and scope(h) is Scope.PUBLIC]
+    return list(dict.fromkeys(public))
 
 
 async def open_connection(

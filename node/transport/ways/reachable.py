@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,13 +15,14 @@ from typing import TYPE_CHECKING
 from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
+from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.rates import PEERS_KEPT
 from node.reach.interfaces import is_loopback, own_addresses
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, ReachReport, Standing
-from node.transport.addresses import host_of, join_host, multiaddr, part_of
+from node.transport.addresses import host_of, ip_of, join_host, multiaddr
 from node.transport.p2p import P2pDaemon
 from node.transport.settings import TransportSettings
 from protos.ask_pb2 import Answer, Ask, AskReach
@@ -86,8 +86,8 @@ class Reachable:
         )
         self._ask, self._grpc_port = ask, grpc_port
         self._reach = Reach()
-        self._known: OrderedDict[PeerId, Known] = OrderedDict()
-        self._dials: dict[PeerId, _Dials] = {}
+        self._known: Newest[PeerId, Known] = Newest(PEERS_KEPT)
+        self._dials: Newest[PeerId, _Dials] = Newest(PEERS_KEPT)
         self._tasks = Tasks("reach", on_error)
         self.local = is_loopback(transport.host)
         """Only this machine can reach this peer: nothing of the following is done."""
@@ -104,9 +104,12 @@ class Reachable:
         # Who has a public IPv4 address of its own has no router that could map to it.
         routed = not any(":" not in a and scope(a) is Scope.PUBLIC for a in own_addresses())
         if self._settings.map_ports and routed:
-            p2p, grpc = self._p2p.port, self._grpc_port()
-            self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", grpc)])
+            self._want_mapped()
             await self.mapper.start()
+
+    def _want_mapped(self) -> None:
+        p2p, grpc = self._p2p.port, self._grpc_port()
+        self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", grpc)])
 
     def _mapped(self) -> None:
         self._reach.listens(*self._external())
@@ -120,11 +123,8 @@ class Reachable:
 
     def learn(self, peer: PeerId, known: Known) -> bool:
         """What the directory says of a peer now; True when that is news."""
-        old = self._known.pop(peer, None)
+        old = self._known.get(peer)
         self._known[peer] = known
-        if len(self._known) > PEERS_KEPT:
-            gone, _ = self._known.popitem(last=False)
-            self._dials.pop(gone, None)
         if old is None or old.addresses != known.addresses or old.standing != known.standing:
             self._dials.pop(peer, None)
             return old is not None
@@ -255,6 +255,8 @@ class Reachable:
             self._keep_company(links.keys(), now)
             if self.local:
                 continue
+            if self._p2p.up:  # it may have come up at another port
+                self._want_mapped()
             self._reach.listens(*self._external())
             for peer in self._reach.whom_to_ask(links, now):
                 self._tasks.spawn(self._be_dialled(peer, links[peer]), f"reach {short(peer)}")
@@ -310,13 +312,14 @@ class Reachable:
             return
         if answer.WhichOneof("answer") != "reach":
             return
-        host, port = host_of(answer.reach.seen), part_of(answer.reach.seen, "tcp")
+        if (place := ip_of(answer.reach.seen)) is None:
+            return
+        host, port = place
         far = scope(host) is Scope.PUBLIC and any(scope(host_of(e)) is Scope.PUBLIC for e in ends)
         found = frozenset(answer.reach.open) & frozenset(ports)
-        if host and scope(host) <= Scope.PRIVATE:
+        if scope(host) <= Scope.PRIVATE:
             before = self.seen()
-            seen = int(port) if port.isdigit() else 0
-            self._reach.reported(ReachReport(peer, host, seen, found, far, time.monotonic()))
+            self._reach.reported(ReachReport(peer, host, port, found, far, time.monotonic()))
             if self.seen() != before:
                 self.changed()
 

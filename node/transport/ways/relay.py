@@ -100,7 +100,7 @@ class Relay:
             await write_frame(writer, RelayAnswer(granted=False, reason=why).SerializeToString())
             await asyncio.wait_for(reader.read(1), FIRST_WORD_S)
         elif ask.WhichOneof("what") == "reserve":
-            await self._hold(peer, reader, writer)
+            await self._hold(peer, ask, reader, writer)
         else:
             await self._carry(peer, ask, reader, writer)
 
@@ -127,9 +127,13 @@ class Relay:
         return ""
 
     async def _hold(
-        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        peer: PeerId,
+        ask: RelayAsk,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        """A reservation, until its client goes or falls silent."""
+        """A reservation, until its client goes, falls silent or would be refused."""
         old, self._clients[peer] = self._clients.get(peer), writer
         if old is not None:
             old.close()
@@ -145,7 +149,7 @@ class Relay:
             while True:
                 async with asyncio.timeout(SILENT_S):
                     beat = await reader.read(1)
-                if not beat or not self._offers():
+                if not beat or self._refusal(peer, ask):
                     return
                 writer.write(beat)
                 await writer.drain()

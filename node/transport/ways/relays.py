@@ -93,7 +93,7 @@ class Relays:
 
     def want(self, wanted: bool) -> None:
         """Whether others should reach this peer through relays. Reservations that are no longer
-        wanted stay until they end."""
+        wanted end within ``BEAT_S``."""
         self._choice.wanted = WANTED if wanted else 0
 
     async def _keep(self) -> None:
