@@ -109,7 +109,8 @@ def beside(report: Report, base: Tree, commit: str) -> None:
         old, new = pair if run % 2 else reversed(pair)
         for name in old.keys() & new.keys():
             rates.setdefault(name, []).append((old[name], new[name]))
-        print(f"pair {run + 1} of {PAIRS} done", file=sys.stderr, flush=True)
+        said = ", ".join(f"{n} {pairs[-1][1] / pairs[-1][0]:.3f}" for n, pairs in rates.items())
+        print(f"pair {run + 1} of {PAIRS}: {said}", file=sys.stderr, flush=True)
     for name, pairs in sorted(rates.items()):
         ratio = median(new / old for old, new in pairs)
         spread = ", ".join(f"{new / old:.2f}" for old, new in pairs)
