@@ -1,5 +1,5 @@
 """What grows with the number of cells: the services of the daemon in virtual time, in swarms of 10
-and 1,000 cells with ten peers each (some 12 GB of memory and an hour of a core).
+and 1,000 cells with ten peers each (some 9 GB of memory and two hours of a core).
 Cells are there from the beginning, as after a restart of all.
 
 Every peer is a whole one: it trains, leads, averages with other cells, reads and posts. Bytes of
@@ -42,12 +42,18 @@ SETTLED_S, ENDS_S = 1.5 * WINDOW_S, 2.5 * WINDOW_S
 """When it is counted from, and until when."""
 SAMPLED = 16
 """Cells whose leaders and one follower are measured: in every other one how many functions they
-call, in the others their processor time. In one process with thousands the time of each is longer,
-because nothing of it is in the processor's cache when its turn comes; the calls are not more."""
+call, in the others their processor time."""
+TURN_S, TIMED = 0.002, 4
+"""Of virtual time: how long a swarm goes on before the others that share its process do, and how
+many of these are measured. In a process with thousands of peers nothing of one is in the
+processor's caches when its turn comes, which no daemon of its own meets; so the time in a large
+swarm is compared with that in small ones of which as many are simulated in one process."""
 SEAL = 180
 """Bytes of a record beside its body: signature, key, numbers, admission."""
 GROWTH = 1.25
 Measure = Callable[..., None]
+Sampled = tuple[str, PeerId]
+"""A run and one of its peers."""
 
 
 @dataclass
@@ -64,8 +70,8 @@ class Counts:
     links: defaultdict[int, set[tuple[PeerId, PeerId]]] = field(
         default_factory=lambda: defaultdict(set)
     )
-    spent: defaultdict[PeerId, float] = field(default_factory=lambda: defaultdict(float))
-    calls: Counter[PeerId] = field(default_factory=Counter)
+    spent: defaultdict[Sampled, float] = field(default_factory=lambda: defaultdict(float))
+    calls: Counter[Sampled] = field(default_factory=Counter)
     events: int = 0
     reads: Counter[PeerId] = field(default_factory=Counter)
     stored: Counter[PeerId] = field(default_factory=Counter)
@@ -136,6 +142,7 @@ class CellSwarm(SimSwarm):
 def rows(report: Report, root: Path, sizes: Sequence[int] = SIZES) -> None:
     """A row for each quantity: its growth from the smallest to the largest swarm."""
     found = [play(cells) for cells in sizes]
+    _times(report, found, time_among(sizes[0], sizes[-1] // sizes[0]))
     for what, unit, of in QUANTITIES:
         values = [of(counts) for counts in found]
         growth = values[-1] / values[0] if values[0] else 1.0
@@ -171,6 +178,27 @@ def rows(report: Report, root: Path, sizes: Sequence[int] = SIZES) -> None:
             "",
             holds=counts.epochs > 0 and counts.met > 0,
         )
+
+
+def _times(report: Report, found: Sequence[Counts], among: float) -> None:
+    """The row of processor time: that in small swarms which share a process is ``among``."""
+    values = [_spent(c) for c in found]
+    peers = [PEERS * c.cells for c in found]
+    beside = ", ".join(f"{n} peers {v:.4g}" for n, v in zip(peers, values, strict=True))
+    growth = values[-1] / among
+    report.add(
+        f"5 processor time of a sampled daemon: growth from {peers[0]} to {peers[-1]} peers, as "
+        "many simulated in the process",
+        growth,
+        "times",
+        f"ms a second: {beside}; {peers[-1] // peers[0]} swarms of {peers[0]} peers {among:.4g}",
+        f"at most {GROWTH}",
+        holds=growth <= GROWTH,
+    )
+
+
+def _spent(c: Counts) -> float:
+    return 1000 * fmean(c.spent.values()) / SPAN_S
 
 
 def _mean(c: Counts, of: Counter[PeerId]) -> float:
@@ -215,11 +243,6 @@ QUANTITIES: tuple[tuple[str, str, Callable[[Counts], float]], ...] = (
         lambda c: _most_but_few(c.handled) / SPAN_S,
     ),
     (
-        "processor time of a sampled daemon",
-        "ms a second",
-        lambda c: 1000 * fmean(c.spent.values()) / SPAN_S,
-    ),
-    (
         "function calls of a sampled daemon",
         "a second",
         lambda c: fmean(c.calls.values()) / SPAN_S,
@@ -256,10 +279,34 @@ def play(cells: int, seed: int = 0) -> Counts:
     return counts
 
 
+def time_among(cells: int, swarms: int, seed: int = 0) -> float:
+    """Milliseconds of processor time a second that a sampled daemon of a swarm takes, while so many
+    of this size are simulated in one process."""
+    counts = Counts(cells)
+    with quiet():
+        every = [CellSwarm(cells, seed + n) for n in range(swarms)]
+        _together(every, 0.0, SETTLED_S)
+        gc.collect()
+        gc.freeze()
+        for swarm in every[:TIMED]:
+            _sample(swarm, counts)
+        _together(every, SETTLED_S, ENDS_S)
+        gc.unfreeze()
+        bury()
+    return _spent(counts)
+
+
+def _together(swarms: Sequence[SimSwarm], begins: float, ends: float) -> None:
+    """All from one virtual time to another, in turns."""
+    for turn in range(1, round((ends - begins) / TURN_S) + 1):
+        for swarm in swarms:
+            swarm.world.run(begins + turn * TURN_S)
+
+
 def _count(swarm: SimSwarm, counts: Counts) -> None:
-    """Count messages and take the processor time of some peers from now on."""
-    links, net, world = swarm.links, swarm.net, swarm.world
-    travel, weigh, push, soon = links.travel, net.weigh, world.push, world.soon
+    """Count messages and measure some peers from now on."""
+    links, net = swarm.links, swarm.net
+    travel, weigh = links.travel, net.weigh
 
     def travels(a: PeerId, b: PeerId, nbytes: int, now: float) -> float:
         if nbytes:
@@ -274,13 +321,20 @@ def _count(swarm: SimSwarm, counts: Counts) -> None:
         return size
 
     links.travel, net.weigh = travels, weighs  # type: ignore[method-assign]
+    _sample(swarm, counts)
+
+
+def _sample(swarm: SimSwarm, counts: Counts) -> None:
+    """Take the processor time and the calls of some peers from now on."""
+    world, run = swarm.world, swarm.manifest.run_id
+    push, soon = world.push, world.soon
     cells = sorted({p.training.cell for p in swarm.live()})[:SAMPLED]
     sampled: dict[Any, Measure] = {}
     for number, cell in enumerate(cells):
         there = [p for p in swarm.live() if p.training.cell == cell]
         measure = _calls if number % 2 else _time
         for peer in (*(p for p in there if p.leader is not None), there[-1]):
-            sampled[peer.loop] = partial(measure, counts, peer.name)
+            sampled[peer.loop] = partial(measure, counts, (run, peer.name))
 
     def measured(handle: Any) -> Any:
         measure = sampled.get(handle.loop)
@@ -300,7 +354,7 @@ def _call_soon(
     return call_soon(partial(measure, callback), *args)
 
 
-def _time(counts: Counts, peer: PeerId, callback: Any, *args: Any) -> None:
+def _time(counts: Counts, peer: Sampled, callback: Any, *args: Any) -> None:
     """Call it, and add its processor time to what the peer has spent."""
     began = time.thread_time()
     try:
@@ -309,7 +363,7 @@ def _time(counts: Counts, peer: PeerId, callback: Any, *args: Any) -> None:
         counts.spent[peer] += time.thread_time() - began
 
 
-def _calls(counts: Counts, peer: PeerId, callback: Any, *args: Any) -> None:
+def _calls(counts: Counts, peer: Sampled, callback: Any, *args: Any) -> None:
     """Call it, and count the functions that are called."""
     found = [0]
 
