@@ -17,7 +17,6 @@ from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import MOST_SAMPLES, Bounds
 from node.training.protocol.plan_context import Memory, makes
-from node.training.protocol.rules import Rules
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
@@ -122,36 +121,6 @@ def test_a_peer_outside_the_run_makes_no_young_swarm_old() -> None:
     outside = dataclasses.replace(heard(T2, Version(1, "a" * 32)), stage=7000)
     tell(leader, [*(heard(p) for p in (E, S1, S2)), outside], 0.0)
     assert waits(leader, 10.0) == "a peer for stage 1, stage 2"
-
-
-def test_a_share_that_cannot_be_halved_again_stays_whole() -> None:
-    both = [PeerId(f"{p}{n}") for p in ("ends", "stage1", "stage2") for n in "ab"]
-    at = Version(9, "a" * 32)
-    for bits, cells in ((31, 2), (32, 1)):
-        history = Plan(
-            9,
-            5,
-            both[0],
-            tuple(PlanMember(p, heard(p).stage) for p in both),
-            (),
-            {},
-            lineage=at.lineage,
-            cursor=(SampleClass(0, bits, 0),),
-            tokens=500,
-            cell_id="ab" * 8,
-        )
-        leader = Leader(
-            both[0],
-            facts(read=lambda change: Rules(cell=1)),
-            history=history,
-            term=5,
-            rules=Rules(cell=1),
-            cell=history.cell_id,
-        )
-        done = tell(leader, [heard(p, at, 500, term=5) for p in both], 0.0)
-        done += leader.handle(ev.ClockTick(), 5.0)
-        plans = [a.plan for a in done if isinstance(a, ev.SendPlan)]
-        assert len(plans) == cells, bits
 
 
 def test_a_members_outcome_is_a_sign_of_life_after_a_repair() -> None:

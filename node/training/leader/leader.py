@@ -500,25 +500,32 @@ class Leader:
             self.windows.forget()
         self.windows.recalls(past.books, base, self.facts.stages, now)
         founds = self._division.founds(self.roster, base, past, self.me, term, losses, rules, now)
-        child = NO_CELL
+        roster, founded, child, mass = self.roster, None, NO_CELL, self.windows.mass
+        whole = mass.books if mass is not None else None
         if founds is not None:
             past, founded = founds
-            votes = without(votes, {m.peer for m in founded.members})
-            child = founded.cell_id
+            away, child = {m.peer for m in founded.members}, founded.cell_id
+            votes, roster, term = without(votes, away), roster.without(away), founded.term + 1
             founded = replace(founded, window=self.windows.divides(self._cell, child))
-            term = self._divide(founded, now)
-            done += [reports.cell_divided(founded), self._sends(founded)]
+            for peer in away:
+                self.planning.departed(peer, now)
         finished = base.epoch >= self.facts.epochs
-        mass = self.windows.mass
         window = (
             Window(books=mass.books if mass is not None else None)
             if finished
-            else self.windows.next(self.roster, base, now)
+            else self.windows.next(roster, base, now)
         )
         outer = self.windows.number() if window.means else 0
-        plan, said, words = self.planning.plan(
-            self.roster, base, past, term, losses, now, window, outer, child, votes
-        )
+        try:
+            plan, said, words = self.planning.plan(
+                roster, base, past, term, losses, now, window, outer, child, votes
+            )
+        except (NoWay, OutOfResources):
+            if mass is not None:
+                mass.books = whole
+            raise
+        if founded is not None:
+            done += self._divide(founded, now)
         if votes.orphan and not (past_votes and past_votes.orphan):
             done.append(reports.orphaned(votes))
         self.term, self._lacking = plan.term, ""
@@ -543,16 +550,15 @@ class Leader:
         c = self._certificate
         return ev.SendPlan(plan, c if c is not None and c.version == plan.base else None)
 
-    def _divide(self, founded: Plan, now: float) -> int:
+    def _divide(self, founded: Plan, now: float) -> list[Any]:
         """The members of the new cell have left this one, and for a while still give what they
-        held; the term of the own plan."""
+        held."""
         self._division.left(founded, now)
         for m in founded.members:
             self._asked.pop(m.peer, None)
             self.roster.gone(m.peer)
-            self.planning.departed(m.peer, now)
         self._changed = now
-        return founded.term + 1
+        return [reports.cell_divided(founded), self._sends(founded)]
 
     def _next_term(self, now: float) -> int:
         """Above all that members have seen, as far as plans explain that: one peer's word must not
