@@ -124,6 +124,8 @@ class Leader:
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
         self._left: set[PeerId] = set()
         """Who has said that it leaves, and has not been here since."""
+        self._finished_with: set[PeerId] = set()
+        """Members of the last plan that have been here ever since."""
         self._division = Division(cell, facts)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
@@ -235,11 +237,11 @@ class Leader:
         if before is None:
             self._changed = now
         if self.phase is Phase.FINISHED:
-            # Somebody came for the end, or stands elsewhere: the last plan again, so that it serves
-            # too.
-            last = self.memory.history
-            missing = last is not None and last.member(e.peer) is None
-            return done + (self._try_plan(now) if missing and e.at == self.base else [])
+            # Somebody came for the end, or again, or stands elsewhere: the last plan again, so that
+            # it serves too.
+            comes = e.at == self.base and e.peer not in self._finished_with
+            taken = e.peer in self.roster.replicas().get(e.stage, ())
+            return done + (self._try_plan(now) if comes and taken else [])
         # What only measures again is heard from everybody every second: it waits for the next look
         # at the clock.
         news = before is None or e.stands() != before.stands()
@@ -251,6 +253,7 @@ class Leader:
         if known is None:
             return []
         self._changed = now
+        self._finished_with.discard(peer)
         if known.leaving:
             self.planning.departed(peer, now)
             done: list[Any] = [reports.peer_left(peer)]
@@ -537,6 +540,7 @@ class Leader:
             self.roster.worked({m.peer for m in plan.members if m.current}, working)
         if plan.last:
             self.phase, self._epoch = Phase.FINISHED, None
+            self._finished_with = {m.peer for m in plan.members}
         else:
             self.phase = Phase.RUN
             self._epoch = EpochAttempt(plan, now, now + plan.deadline_s)
