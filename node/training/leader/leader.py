@@ -446,6 +446,7 @@ class Leader:
         if c is not None and trust is not None and trust.shown(c, self._cell, now):
             self._certificate = c
         if self._doubts(e.version, now):
+            self.memory.ask_again(e.version)
             self.roster.unproven.add(e.version)
             self._no_proof_until = now + PROOF_AGAIN_S
             said = reports.version_unproven(e.version, self.roster.holders(e.version))

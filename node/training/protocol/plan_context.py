@@ -126,12 +126,18 @@ class Memory:
             return "ask"
         return "wait" if now < self._asked[1] else "over"
 
+    def ask_again(self, version: Version) -> bool:
+        """Whether others were asked for ``version``; the next time they are asked anew."""
+        asked = self._asked is not None and self._asked[0] == version
+        if asked:
+            self._asked = None
+        return asked
+
     def recalled(self, version: Version, plan: Plan | None, dropped: Sequence[int]) -> bool | None:
         """Others answered: True when they knew, False when nobody does, None when we did not
         ask."""
-        if self._asked is None or self._asked[0] != version:
+        if not self.ask_again(version):
             return None
-        self._asked = None
         if plan is None or not self._explains(version, plan, dropped):
             self.forgotten.add(version)
             return False
