@@ -36,7 +36,7 @@ from node.training.leader.windows import Windows
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD, Terms
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.pace import ASK_AFTER, STANDS_S
+from node.training.protocol.pace import ASK_AFTER, RECALL_FROM, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules
 from node.training.protocol.votes import Certificate, Trust, Vote
@@ -44,8 +44,6 @@ from node.training.protocol.votes import Certificate, Trust, Vote
 PROOF_AGAIN_S = 60.0
 """After claims of a version of which nobody had a certificate, none is asked for before so long:
 claims cost nothing, and asking holds the next plan up."""
-RECALL_FROM = 4
-"""Peers that are asked for the plan behind a version."""
 UNANSWERED_S = 3 * STANDS_S
 """A probe of which nothing has come for so long has failed, whatever became of it."""
 ROUNDS = 1.5
