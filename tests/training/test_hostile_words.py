@@ -26,6 +26,7 @@ from tests.training.test_leader import (
     T2,
     E,
     begun,
+    commits,
     heard,
     next_plan,
     reported,
@@ -114,6 +115,18 @@ def test_who_comes_and_goes_does_not_keep_a_run_from_beginning() -> None:
         found = the_plan(done + leader.handle(ev.ClockTick(), now))
     assert found is not None
     assert now <= SETTLES * 1.0 + 0.5
+
+
+def test_nothing_is_kept_of_keys_that_came_and_left() -> None:
+    leader, plan = begun()
+    strangers = [PeerId(f"stage1x{n}") for n in range(9)]
+    tell(leader, [heard(p, leaving=True) for p in strangers], 2.5)
+    plan = next_plan(commits(leader, plan, 3.0))
+    for p in strangers:
+        leader.handle(ev.Unreachable(p), 3.5)
+    next_plan(commits(leader, plan, 4.0))
+    assert not leader._left
+    assert leader.roster._reach.keys() == {E, S1, S2}
 
 
 def test_a_peer_outside_the_run_makes_no_young_swarm_old() -> None:

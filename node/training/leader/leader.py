@@ -484,8 +484,9 @@ class Leader:
             p for p in members if p == self.me or self.roster.heard.get(p, now) >= self._heard_from
         }
         self._left = self._left.difference(here) | {p for p, c in here.items() if c.leaving}
-        left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
-        left = self._left | {p for p in left if self.planning.rules.revokes(p)}
+        named = {*h.electorate.voters, *h.electorate.elders} if h is not None else self._left
+        self._left &= named  # others have no vote to lose
+        left = self._left | {p for p in named if self.planning.rules.revokes(p)}
         votes = self._voting.electorate(h, current, left)
         epoch_s = sum(h.forecast) if h is not None else 0.0
         return self._voting.lacks(votes, there, now, epoch_s)

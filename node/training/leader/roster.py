@@ -101,6 +101,7 @@ class Roster:
         self._here = self._taking = self._table = None
         self.heard.pop(peer, None)
         self._pauses.pop(peer, None)
+        self._reach.pop(peer, None)
         return self.candidates.pop(peer, None)
 
     def without(self, away: Collection[PeerId]) -> Roster:
