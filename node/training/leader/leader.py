@@ -535,6 +535,7 @@ class Leader:
         self._terms.saw(plan.term, now)
         self.roster.agreed |= plan.digests
         self.memory.planned(plan)
+        self._voting.planned()
         if not plan.outer:
             working = {h.peer for p in plan.paths for h in p.journey}
             self.roster.worked({m.peer for m in plan.members if m.current}, working)
