@@ -95,13 +95,14 @@ def test_no_plan_is_at_a_place_that_no_run_comes_to() -> None:
     assert "sample order" in bounds.of_plan(far)
 
 
-def test_a_recalled_plan_gives_back_only_samples_it_took() -> None:
+@pytest.mark.parametrize("dropped", [(), (0,)])
+def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ...]) -> None:
     member = PlanMember(E, 0)
     plan = Plan(0, 1, E, (member,), (Path(0, E, (77, 78), ()),), {}, cursor=(SampleClass(0, 0, 0),))
-    made = makes(plan, (0,))
+    made = makes(plan, dropped)
     memory = Memory(Sampler, Sampler.cursor, lambda version: None, None, ())
     assert memory.asking(made, 0.0, 5.0) == "ask"
-    assert memory.recalled(made, plan, (0,)) is False
+    assert memory.recalled(made, plan, dropped) is False
     assert made in memory.forgotten
 
 

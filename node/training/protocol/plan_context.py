@@ -147,9 +147,8 @@ class Memory:
     def _explains(self, version: Version, plan: Plan, dropped: Sequence[int]) -> bool:
         """Whether a plan that others recall goes with the version, and its samples with its place
         in their order."""
-        try:
-            self.cursor_after(plan, dropped)
-        except ValueError:
+        samples = [s for path in plan.paths for s in path.samples]
+        if sorted(samples) != sorted(self._sampler(plan.cursor).take(len(samples))):
             return False
         return version in (plan.base, makes(plan, dropped))
 
