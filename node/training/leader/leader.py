@@ -94,7 +94,7 @@ class Leader:
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
-        self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
+        self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
         make, sizes = facts.make, facts.sizes
         self.memory = Memory(make.sampler, make.cursor, make.recall, history, dropped)
@@ -121,7 +121,7 @@ class Leader:
         self.after = ""
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
         self._left: set[PeerId] = set()
-        """Who has said that it leaves, and has not been here since."""
+        """Voters who have said that they leave, and have not been here since."""
         self._finished_with: set[PeerId] = set()
         """Members of the last plan that have been here ever since."""
         self._division = Division(cell, facts)
@@ -592,7 +592,6 @@ class Leader:
             return []
         done: list[Any] = []
         for m in self._balance.look(self.roster, self.base, now):
-            self.moves += 1
             done += [ev.RequestMove(m.peer, m.target), reports.move_asked(m)]
         return done
 
@@ -604,7 +603,6 @@ class Leader:
         m = self._balance.mend(self.roster, self.me, thin, self._coming, patience, now)
         if m is None:
             return []
-        self.moves += 1
         return [ev.RequestMove(m.peer, m.target), reports.help_asked(m)]
 
     # ----------------------------------------------------------- run and close
@@ -801,6 +799,5 @@ class Leader:
         """Give this attempt up: nothing of it counts, all its samples go back, the version
         stays."""
         epoch = self._epoch
-        self.failed_rounds += 1
         self.phase, self._epoch, self._changed = Phase.GATHER, None, now
         return [reports.epoch_abandoned(epoch, why)] if epoch is not None else []
