@@ -26,7 +26,7 @@ from typing import Any
 
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, TooNew, UsageFault
-from node.core.home import control_socket, home_named, user_dir
+from node.core.home import control_socket, expanded, home_named, user_dir
 from node.core.ids import is_cell
 from node.core.tables import FieldRule, check, commented, from_text, meanings, show, unknown
 from node.data.places import AS_NAMED, Places
@@ -226,7 +226,7 @@ class NodeConfig:
         if user_file.is_file():
             merged.update(_from_file(user_file))
         if named:
-            merged.update(_from_file(Path(named).expanduser()))
+            merged.update(_from_file(expanded(named)))
         merged.update(_from_environment(env))
         for key, value in given.items():
             name = SHORT_NAMES.get(key, key)
@@ -284,7 +284,7 @@ class NodeConfig:
 
     @property
     def swarm(self) -> Path | None:
-        return Path(self.node.swarm).expanduser() if self.node.swarm else None
+        return expanded(self.node.swarm) if self.node.swarm else None
 
     @property
     def admission(self) -> bytes:

@@ -33,6 +33,7 @@ from node.control.text import (
 )
 from node.control.words import clean
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
+from node.core.home import expanded
 from node.core.ids import PeerId, short
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
@@ -222,7 +223,7 @@ def _asked(known: str, by: str, as_json: bool) -> str:
 
 def export(client: ControlClient, directory: Path, *, as_json: bool) -> ExitCode:
     # The daemon has its own working directory: it is told the whole path.
-    if _progress(client.export(str(directory.expanduser().absolute())), as_json) is None:
+    if _progress(client.export(str(expanded(directory).absolute())), as_json) is None:
         raise LocalFault("the daemon exported nothing", "see  tutti logs --level error")
     if not as_json:
         say(f'load it with  transformers.AutoModelForCausalLM.from_pretrained("{directory}")')

@@ -13,7 +13,7 @@ import grpc
 
 from node.control.sockets import CODE_KEY, NEXT_KEY, clear_stale
 from node.control.window import Window
-from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, RoundAborted, WireError
+from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.tasks import Tasks
 from node.telemetry.events import LEVELS, Event, Subscription
 from protos import ask_pb2, control_pb2, control_pb2_grpc
@@ -109,14 +109,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if fault is not None:
             await refuse(context, fault)
 
-    async def _drain(
-        self, timeout_s: float, feed: Subscription
-    ) -> LocalFault | PeerFault | RoundAborted | None:
+    async def _drain(self, timeout_s: float, feed: Subscription) -> LocalFault | PeerFault | None:
         """Drain goes on when the command that asked for it is interrupted: half a drain would be no
         use to anybody."""
         try:
             await self._window.drain(timeout_s)
-        except (LocalFault, PeerFault, RoundAborted) as fault:
+        except (LocalFault, PeerFault) as fault:
             return fault
         finally:
             feed.close()
@@ -163,14 +161,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def _answer(self, context: Any, ask: Any, *args: Any) -> Any:
         try:
             return await settled(ask(*args))
-        except (LocalFault, PeerFault, RoundAborted, WireError) as fault:
+        except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault)
 
     async def _stream(self, context: Any, ask: Any, *args: Any) -> AsyncIterator[Any]:
         try:
             async for item in await settled(ask(*args)):
                 yield item
-        except (LocalFault, PeerFault, RoundAborted, WireError) as fault:
+        except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault)
 
 

@@ -1,9 +1,8 @@
-"""Three families of failure, mapped once where they enter the program.
+"""Two families of failure, mapped once where they enter the program.
 
-* :class:`PeerFault`     somebody else failed: route around it, count it.
-* :class:`RoundAborted`  this attempt is void: retry under a new round with the survivors.
-* :class:`LocalFault`    we failed, or were asked for the impossible: stop, say why, say the next
-                         step.
+* :class:`PeerFault`   somebody else failed: route around it, count it.
+* :class:`LocalFault`  we failed, or were asked for the impossible: stop, say why, say the next
+                       step.
 """
 
 from __future__ import annotations
@@ -66,10 +65,6 @@ class PeerFault(TuttiError):
 class WireError(TuttiError):
     """Bytes from outside that do not parse or exceed a limit; raised before anything is allocated
     for them."""
-
-
-class RoundAborted(TuttiError):
-    """An averaging round ended without a result; gradients are kept and the round is retried."""
 
 
 class LocalFault(TuttiError):

@@ -9,19 +9,32 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from node.core.errors import UsageFault
+
 MAX_SOCKET_PATH = 100
 """Bytes of a unix socket's path that every system takes (Linux 107, macOS 103)."""
 
 
 def home_named(given: str | None, env: Mapping[str, str] | None = None) -> Path | None:
-    """The directory that ``--home`` or TUTTI_HOME names, absolute; None when neither does."""
+    """The directory that ``--home`` or TUTTI_HOME names, absolute; None when neither does. Raises
+    UsageFault."""
     named = given or (os.environ if env is None else env).get("TUTTI_HOME")
-    return Path(named).expanduser().absolute() if named else None
+    return expanded(named).absolute() if named else None
+
+
+def expanded(named: str | Path) -> Path:
+    """A path that a user gave, which may begin with ``~``. Raises UsageFault for an unknown
+    user."""
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as e:
+        raise UsageFault(f"{named}: there is no such user", "write the whole path") from e
 
 
 def user_dir(kind: str) -> Path:
     """The directory of this user for "data", "config" or "cache", where no home is named: of the
-    XDG base directories, which on macOS stand for two directories unless they are set."""
+    XDG base directories, which on macOS stand for two directories unless they are set. Raises
+    UsageFault."""
     variable, usual, mac = {
         "data": ("XDG_DATA_HOME", "~/.local/share", "Application Support"),
         "config": ("XDG_CONFIG_HOME", "~/.config", "Application Support"),
@@ -29,7 +42,7 @@ def user_dir(kind: str) -> Path:
     }[kind]
     if sys.platform == "darwin":
         usual = f"~/Library/{mac}"
-    return Path(os.environ.get(variable, "").strip() or usual).expanduser() / "tutti"
+    return expanded(os.environ.get(variable, "").strip() or usual) / "tutti"
 
 
 def control_socket(home: Path) -> Path:

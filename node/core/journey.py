@@ -290,6 +290,12 @@ class Plan:
                     raise ValueError("peer index out of range")
                 return names[i]
 
+            def member(i: Any) -> PeerId:
+                peer = name(i)
+                if i >= len(body["members"]):
+                    raise ValueError("a path over somebody who is no member")
+                return peer
+
             return cls(
                 epoch=whole(body["epoch"]),
                 lineage=lineage(body["lineage"]),
@@ -302,9 +308,9 @@ class Plan:
                 paths=tuple(
                     Path(
                         whole(i),
-                        name(o),
+                        member(o),
                         tuple(whole(s) for s in samples),
-                        tuple(Hop(whole(s), name(p)) for s, p in hops),
+                        tuple(Hop(whole(s), member(p)) for s, p in hops),
                     )
                     for i, o, samples, hops in body["paths"]
                 ),

@@ -23,7 +23,6 @@ from node.core.errors import (
     LocalFault,
     NetworkFault,
     PeerFault,
-    RoundAborted,
     TimedOut,
     UsageFault,
     WireError,
@@ -115,7 +114,7 @@ class EndsService(rpc.EndsServicer):
             await context.abort(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"not done after {LIMIT_S:.0f} s"
             )
-        except (LocalFault, PeerFault, RoundAborted, WireError) as fault:
+        except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault)
         finally:
             self._serving.discard(peer)

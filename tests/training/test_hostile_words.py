@@ -17,7 +17,6 @@ from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import MOST_SAMPLES, Bounds
 from node.training.protocol.plan_context import Memory, makes
-from node.training.protocol.rules import Rules
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
@@ -27,6 +26,7 @@ from tests.training.test_leader import (
     T2,
     E,
     begun,
+    commits,
     heard,
     next_plan,
     reported,
@@ -95,13 +95,14 @@ def test_no_plan_is_at_a_place_that_no_run_comes_to() -> None:
     assert "sample order" in bounds.of_plan(far)
 
 
-def test_a_recalled_plan_gives_back_only_samples_it_took() -> None:
+@pytest.mark.parametrize("dropped", [(), (0,)])
+def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ...]) -> None:
     member = PlanMember(E, 0)
     plan = Plan(0, 1, E, (member,), (Path(0, E, (77, 78), ()),), {}, cursor=(SampleClass(0, 0, 0),))
-    made = makes(plan, (0,))
+    made = makes(plan, dropped)
     memory = Memory(Sampler, Sampler.cursor, lambda version: None, None, ())
     assert memory.asking(made, 0.0, 5.0) == "ask"
-    assert memory.recalled(made, plan, (0,)) is False
+    assert memory.recalled(made, plan, dropped) is False
     assert made in memory.forgotten
 
 
@@ -117,41 +118,23 @@ def test_who_comes_and_goes_does_not_keep_a_run_from_beginning() -> None:
     assert now <= SETTLES * 1.0 + 0.5
 
 
+def test_nothing_is_kept_of_keys_that_came_and_left() -> None:
+    leader, plan = begun()
+    strangers = [PeerId(f"stage1x{n}") for n in range(9)]
+    tell(leader, [heard(p, leaving=True) for p in strangers], 2.5)
+    plan = next_plan(commits(leader, plan, 3.0))
+    for p in strangers:
+        leader.handle(ev.Unreachable(p), 3.5)
+    next_plan(commits(leader, plan, 4.0))
+    assert not leader._left
+    assert leader.roster._reach.keys() == {E, S1, S2}
+
+
 def test_a_peer_outside_the_run_makes_no_young_swarm_old() -> None:
     leader = Leader(E, facts(min_replicas=2))
     outside = dataclasses.replace(heard(T2, Version(1, "a" * 32)), stage=7000)
     tell(leader, [*(heard(p) for p in (E, S1, S2)), outside], 0.0)
     assert waits(leader, 10.0) == "a peer for stage 1, stage 2"
-
-
-def test_a_share_that_cannot_be_halved_again_stays_whole() -> None:
-    both = [PeerId(f"{p}{n}") for p in ("ends", "stage1", "stage2") for n in "ab"]
-    at = Version(9, "a" * 32)
-    for bits, cells in ((31, 2), (32, 1)):
-        history = Plan(
-            9,
-            5,
-            both[0],
-            tuple(PlanMember(p, heard(p).stage) for p in both),
-            (),
-            {},
-            lineage=at.lineage,
-            cursor=(SampleClass(0, bits, 0),),
-            tokens=500,
-            cell_id="ab" * 8,
-        )
-        leader = Leader(
-            both[0],
-            facts(read=lambda change: Rules(cell=1)),
-            history=history,
-            term=5,
-            rules=Rules(cell=1),
-            cell=history.cell_id,
-        )
-        done = tell(leader, [heard(p, at, 500, term=5) for p in both], 0.0)
-        done += leader.handle(ev.ClockTick(), 5.0)
-        plans = [a.plan for a in done if isinstance(a, ev.SendPlan)]
-        assert len(plans) == cells, bits
 
 
 def test_a_members_outcome_is_a_sign_of_life_after_a_repair() -> None:

@@ -337,7 +337,6 @@ def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     ((second, stage),) = moved(done := leader.handle(ev.ClockTick(), 10.5))
     assert (second, stage) == (({S1, T1} - {first}).pop(), 2)
     assert kinds(done) == ["move-asked"]
-    assert leader.moves == 2
     tell(leader, [dataclasses.replace(heard(second), stage=2, digest=heard(S2).digest)], 12.0)
     assert the_plan(leader.handle(ev.ClockTick(), 14.0)) is not None, "and so it begins"
 
@@ -634,3 +633,18 @@ def test_a_leader_with_a_damaged_final_version_starts_elsewhere() -> None:
     leader.handle(ev.Declined(last.hash, "its checkpoint is damaged"), 2.1)
     plan = next_plan(leader.handle(ev.ClockTick(), 3.0))
     assert plan.base == older
+
+
+def test_the_last_plan_is_sent_again_to_who_comes_and_can_serve() -> None:
+    def here(*who: PeerId) -> list[ev.Heartbeat]:
+        return [with_ways(heard(p, A), *who) for p in who]
+
+    leader, last = begun(here(E, S1, S2), epochs=5, recall=recalled, prove=True)
+    assert last.last
+    assert the_plan(tell(leader, [with_ways(heard(T1, A)), *here(E, S1, S2)], 3.0)) is None
+    again = next_plan(tell(leader, here(E, S1, S2, T1), 4.0))
+    assert again.member(T1) is not None
+    assert the_plan(tell(leader, here(E, S1, S2, T1), 5.0)) is None, "once"
+    leader.handle(ev.Unreachable(S2), 6.0)
+    assert the_plan(tell(leader, [with_ways(heard(S2, A)), *here(E, S1, T1)], 7.0)) is None
+    assert the_plan(tell(leader, here(E, S1, S2, T1), 8.0)) is not None, "it was started again"

@@ -96,9 +96,8 @@ def test_paths_leave_out_a_stage_nobody_holds_every_epoch() -> None:
             {1, 3},
             {2: first.base},
         )
-        assert "stage-left-out" not in kinds(done), "said once"
+        assert not {"stage-left-out", "epoch-abandoned"} & set(kinds(done)), "said once"
         plan = following
-    assert leader.failed_rounds == 1
 
 
 def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:

@@ -283,6 +283,7 @@ def test_a_signature_under_a_plan_is_for_one_run() -> None:
 
 
 HOSTILE = {
+    "paths": [[[0, 3, [5, 6], [[1, 1]]]], [[0, 0, [5, 6], [[1, 3]]]]],
     "cursor": [
         None,
         [],

@@ -31,13 +31,17 @@ def proof(by: tuple[PeerId, ...], voters: tuple[PeerId, ...] = VOTERS, **about: 
     return certificate(**{"of": THEIRS, "term": 21, "by": by, "voters": voters, **about})
 
 
-def told(others: tuple[PeerId, ...] = OTHERS, ours: tuple[PeerId, ...] = (E, S1, S2)) -> Leader:
+def told(
+    others: tuple[PeerId, ...] = OTHERS,
+    ours: tuple[PeerId, ...] = (E, S1, S2),
+    saved: tuple[Version, ...] = (OURS, THEIRS),
+) -> Leader:
     """A leader that knows a certificate of OURS, and hears of others that they hold THEIRS, with
-    more tokens; the time is 2."""
+    more tokens; the time is 2. ``saved``: what its checkpoints know of."""
     trust = Trust(RUN, is_signed)
     assert trust.shown(proof((E, S1, S2), of=OURS, term=20), NO_CELL, 0.0)
     here = PlanContext((SampleClass(0, 0, 96),), {}, 1000)
-    known = facts(late_s=1e9, recall=lambda v: here if v in (OURS, THEIRS) else None)
+    known = facts(late_s=1e9, recall=lambda v: here if v in saved else None)
     followed = Plan(
         12, 20, E, (), (), {}, lineage=OURS.lineage, electorate=Electorate(VOTERS), tokens=1000
     )
@@ -118,6 +122,15 @@ def test_claims_hold_the_next_plan_up_once_a_minute() -> None:
     assert not [a for a in done if isinstance(a, ev.Recall)]
     assert base(done) == OURS
     assert PROOF_AGAIN_S >= FORGET_S, "then nobody's word is needed any more"
+
+
+def test_a_version_once_unproven_is_asked_for_again() -> None:
+    leader = told(saved=(OURS,))
+    leader.handle(ev.ClockTick(), 2.0)
+    leader.resigning = True  # so that it plans nothing meanwhile
+    leader.handle(ev.Recalled(THEIRS), 2.5)
+    leader.resigning = False
+    assert leader.handle(ev.ClockTick(), 3.0 + FORGET_S) == [ev.Recall(THEIRS, OTHERS)]
 
 
 def test_a_late_certificate_counts_still() -> None:

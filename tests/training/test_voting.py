@@ -88,8 +88,11 @@ def test_who_waits_in_vain_goes_on_as_an_orphan() -> None:
     voting, e = Voting(D), Electorate(ALL, ALL)
     assert voting.lacks(e, {D, E, F}, 5.0, 0.0) == "more than half of the voters (3 of 6 are here)"
     assert isinstance(voting.lacks(e, {D, E, F}, 4.9 + ALONE_S, 0.0), str)
-    alone = voting.lacks(e, {D, E, F}, 5.0 + ALONE_S, 0.0)
-    assert alone == Electorate((D, E, F), ALL, True)
+    for later in (0.0, 1.0):  # no plan could be made yet
+        alone = voting.lacks(e, {D, E, F}, 5.0 + ALONE_S + later, 0.0)
+        assert alone == Electorate((D, E, F), ALL, True)
+    voting.planned()
+    assert isinstance(voting.lacks(e, {D}, 7.0 + ALONE_S, 0.0), str)
     assert isinstance(alone, Electorate)
     made = plan(alone, (D, E, F))
     assert voting.committed(made, {D, E, F})

@@ -4,7 +4,7 @@ Never: whether the others take it: who does not stays where it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from node.core.errors import OutOfResources
@@ -13,6 +13,7 @@ from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.core.samples import split
 from node.scheduler.costs import believe
 from node.scheduler.near import leavers
+from node.scheduler.proven import complete
 from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import PlanContext
@@ -22,6 +23,10 @@ LEFT_S = 5.0
 """What members of a new cell have said before they knew of it is heard for so long."""
 POSTPONED_S = 60.0
 """A cell whose halves could not have worked looks again after so long."""
+PROVEN_S = 5.0
+"""The same where a half lacks a way, for ways are measured all the time."""
+
+Stages = Mapping[int, Sequence[PeerId]]
 
 
 class Division:
@@ -67,7 +72,14 @@ class Division:
             return None
         ends = [p for p in roster.replicas()[ENDS] if roster.can_start(p, base)]
         away = self._with_a_leader(away, ends, me)
-        if not away or not self._hold_the_state(roster, away):
+        if not away:
+            self.postpone(now)
+            return None
+        halves = [_half(roster, base, away, leaves) for leaves in (True, False)]
+        if not all(_has_a_way(roster, half) for half in halves):
+            self._again = now + PROVEN_S
+            return None
+        if not all(self._hold_the_state(roster, half) for half in halves):
             self.postpone(now)
             return None
         try:
@@ -123,17 +135,26 @@ class Division:
             return {}
         return {p: s for p, s in away.items() if p != leave[0]} | {able[0]: ENDS}
 
-    def _hold_the_state(self, roster: Roster, away: Mapping[PeerId, int]) -> bool:
-        """Whether both cells have the memory for the optimizer's state of every stage."""
-        for stage, peers in roster.replicas().items():
-            for half in (
-                [p for p in peers if p in away],
-                [p for p in peers if p not in away],
-            ):
-                room = {p: r for p in half if (r := roster.candidates[p].room)}
-                rows = [(p, roster.speed(p)) for p in half]
-                try:
-                    self._assign(stage, rows, {}, room)
-                except OutOfResources:
-                    return False
+    def _hold_the_state(self, roster: Roster, half: Stages) -> bool:
+        """Whether these have the memory for the optimizer's state of every stage."""
+        for stage, peers in half.items():
+            room = {p: r for p in peers if (r := roster.candidates[p].room)}
+            try:
+                self._assign(stage, [(p, roster.speed(p)) for p in peers], {}, room)
+            except OutOfResources:
+                return False
         return True
+
+
+def _half(roster: Roster, base: Version, away: Collection[PeerId], leaves: bool) -> Stages:
+    """By stage, who starts from ``base`` in the cell of those who leave, or of those who stay."""
+    return {
+        stage: [p for p in peers if (p in away) is leaves and roster.can_start(p, base)]
+        for stage, peers in roster.replicas().items()
+    }
+
+
+def _has_a_way(roster: Roster, half: Stages) -> bool:
+    """Whether there is a complete path."""
+    stages = [stage for stage in half if stage != ENDS]
+    return any(complete(p, stages, half, roster.proven) for p in half[ENDS])

@@ -36,7 +36,7 @@ from node.training.leader.windows import Windows
 from node.training.protocol import events as ev
 from node.training.protocol.bounds import STEP_HEARD, Terms
 from node.training.protocol.facts import RunFacts
-from node.training.protocol.pace import ASK_AFTER, STANDS_S
+from node.training.protocol.pace import ASK_AFTER, RECALL_FROM, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules
 from node.training.protocol.votes import Certificate, Trust, Vote
@@ -44,8 +44,6 @@ from node.training.protocol.votes import Certificate, Trust, Vote
 PROOF_AGAIN_S = 60.0
 """After claims of a version of which nobody had a certificate, none is asked for before so long:
 claims cost nothing, and asking holds the next plan up."""
-RECALL_FROM = 4
-"""Peers that are asked for the plan behind a version."""
 UNANSWERED_S = 3 * STANDS_S
 """A probe of which nothing has come for so long has failed, whatever became of it."""
 ROUNDS = 1.5
@@ -96,7 +94,7 @@ class Leader:
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
-        self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
+        self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
         make, sizes = facts.make, facts.sizes
         self.memory = Memory(make.sampler, make.cursor, make.recall, history, dropped)
@@ -123,7 +121,9 @@ class Leader:
         self.after = ""
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
         self._left: set[PeerId] = set()
-        """Who has said that it leaves, and has not been here since."""
+        """Voters who have said that they leave, and have not been here since."""
+        self._finished_with: set[PeerId] = set()
+        """Members of the last plan that have been here ever since."""
         self._division = Division(cell, facts)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self._evaluated: Version | None = None
@@ -235,11 +235,11 @@ class Leader:
         if before is None:
             self._changed = now
         if self.phase is Phase.FINISHED:
-            # Somebody came for the end, or stands elsewhere: the last plan again, so that it serves
-            # too.
-            last = self.memory.history
-            missing = last is not None and last.member(e.peer) is None
-            return done + (self._try_plan(now) if missing and e.at == self.base else [])
+            # Somebody came for the end, or again, or stands elsewhere: the last plan again, so that
+            # it serves too.
+            comes = e.at == self.base and e.peer not in self._finished_with
+            taken = e.peer in self.roster.replicas().get(e.stage, ())
+            return done + (self._try_plan(now) if comes and taken else [])
         # What only measures again is heard from everybody every second: it waits for the next look
         # at the clock.
         news = before is None or e.stands() != before.stands()
@@ -251,6 +251,7 @@ class Leader:
         if known is None:
             return []
         self._changed = now
+        self._finished_with.discard(peer)
         if known.leaving:
             self.planning.departed(peer, now)
             done: list[Any] = [reports.peer_left(peer)]
@@ -443,6 +444,7 @@ class Leader:
         if c is not None and trust is not None and trust.shown(c, self._cell, now):
             self._certificate = c
         if self._doubts(e.version, now):
+            self.memory.ask_again(e.version)
             self.roster.unproven.add(e.version)
             self._no_proof_until = now + PROOF_AGAIN_S
             said = reports.version_unproven(e.version, self.roster.holders(e.version))
@@ -482,8 +484,9 @@ class Leader:
             p for p in members if p == self.me or self.roster.heard.get(p, now) >= self._heard_from
         }
         self._left = self._left.difference(here) | {p for p, c in here.items() if c.leaving}
-        left = {p for e in ([h.electorate] if h else []) for p in (*e.voters, *e.elders)}
-        left = self._left | {p for p in left if self.planning.rules.revokes(p)}
+        named = {*h.electorate.voters, *h.electorate.elders} if h is not None else self._left
+        self._left &= named  # others have no vote to lose
+        left = self._left | {p for p in named if self.planning.rules.revokes(p)}
         votes = self._voting.electorate(h, current, left)
         epoch_s = sum(h.forecast) if h is not None else 0.0
         return self._voting.lacks(votes, there, now, epoch_s)
@@ -500,36 +503,45 @@ class Leader:
             self.windows.forget()
         self.windows.recalls(past.books, base, self.facts.stages, now)
         founds = self._division.founds(self.roster, base, past, self.me, term, losses, rules, now)
-        child = NO_CELL
+        roster, founded, child, mass = self.roster, None, NO_CELL, self.windows.mass
+        whole = mass.books if mass is not None else None
         if founds is not None:
             past, founded = founds
-            votes = without(votes, {m.peer for m in founded.members})
-            child = founded.cell_id
+            away, child = {m.peer for m in founded.members}, founded.cell_id
+            votes, roster, term = without(votes, away), roster.without(away), founded.term + 1
             founded = replace(founded, window=self.windows.divides(self._cell, child))
-            term = self._divide(founded, now)
-            done += [reports.cell_divided(founded), self._sends(founded)]
+            for peer in away:
+                self.planning.departed(peer, now)
         finished = base.epoch >= self.facts.epochs
-        mass = self.windows.mass
         window = (
             Window(books=mass.books if mass is not None else None)
             if finished
-            else self.windows.next(self.roster, base, now)
+            else self.windows.next(roster, base, now)
         )
         outer = self.windows.number() if window.means else 0
-        plan, said, words = self.planning.plan(
-            self.roster, base, past, term, losses, now, window, outer, child, votes
-        )
+        try:
+            plan, said, words = self.planning.plan(
+                roster, base, past, term, losses, now, window, outer, child, votes
+            )
+        except (NoWay, OutOfResources):
+            if mass is not None:
+                mass.books = whole
+            raise
+        if founded is not None:
+            done += self._divide(founded, now)
         if votes.orphan and not (past_votes and past_votes.orphan):
             done.append(reports.orphaned(votes))
         self.term, self._lacking = plan.term, ""
         self._terms.saw(plan.term, now)
         self.roster.agreed |= plan.digests
         self.memory.planned(plan)
+        self._voting.planned()
         if not plan.outer:
             working = {h.peer for p in plan.paths for h in p.journey}
             self.roster.worked({m.peer for m in plan.members if m.current}, working)
         if plan.last:
             self.phase, self._epoch = Phase.FINISHED, None
+            self._finished_with = {m.peer for m in plan.members}
         else:
             self.phase = Phase.RUN
             self._epoch = EpochAttempt(plan, now, now + plan.deadline_s)
@@ -543,16 +555,15 @@ class Leader:
         c = self._certificate
         return ev.SendPlan(plan, c if c is not None and c.version == plan.base else None)
 
-    def _divide(self, founded: Plan, now: float) -> int:
+    def _divide(self, founded: Plan, now: float) -> list[Any]:
         """The members of the new cell have left this one, and for a while still give what they
-        held; the term of the own plan."""
+        held."""
         self._division.left(founded, now)
         for m in founded.members:
             self._asked.pop(m.peer, None)
             self.roster.gone(m.peer)
-            self.planning.departed(m.peer, now)
         self._changed = now
-        return founded.term + 1
+        return [reports.cell_divided(founded), self._sends(founded)]
 
     def _next_term(self, now: float) -> int:
         """Above all that members have seen, as far as plans explain that: one peer's word must not
@@ -581,7 +592,6 @@ class Leader:
             return []
         done: list[Any] = []
         for m in self._balance.look(self.roster, self.base, now):
-            self.moves += 1
             done += [ev.RequestMove(m.peer, m.target), reports.move_asked(m)]
         return done
 
@@ -593,7 +603,6 @@ class Leader:
         m = self._balance.mend(self.roster, self.me, thin, self._coming, patience, now)
         if m is None:
             return []
-        self.moves += 1
         return [ev.RequestMove(m.peer, m.target), reports.help_asked(m)]
 
     # ----------------------------------------------------------- run and close
@@ -790,6 +799,5 @@ class Leader:
         """Give this attempt up: nothing of it counts, all its samples go back, the version
         stays."""
         epoch = self._epoch
-        self.failed_rounds += 1
         self.phase, self._epoch, self._changed = Phase.GATHER, None, now
         return [reports.epoch_abandoned(epoch, why)] if epoch is not None else []

@@ -5,7 +5,8 @@ Leaves: a plan, and what is said about it. Never: which version that is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from node.core.errors import Refused
 from node.core.ids import NO_CELL, CellId, PeerId
@@ -21,16 +22,6 @@ from node.training.protocol.rules import Rules
 
 DEPART_S = 15.0
 """Who left still gives what it held for about so long."""
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Who does what: who starts from the version, who owns which part. ``digests``: what every
-    stage holds."""
-
-    members: tuple[PlanMember, ...]
-    owners: dict[str, PeerId]
-    digests: dict[int, str]
 
 
 class Planning:
@@ -85,12 +76,12 @@ class Planning:
         rules = self.in_force(past)
         if rules.change != past.change and not finished:
             said.append(reports.averaging_changed(rules, base))
-        made = self._draft(roster, base, past)
+        members, owners = self._draft(roster, base, past)
         sampler = facts.make.sampler(past.cursor)
         cursor = facts.make.cursor(sampler)
         paths: tuple[Path, ...] = ()
         by_stage: dict[int, list[tuple[PeerId, float]]] = {}
-        for m in made.members:
+        for m in members:
             if m.current:
                 by_stage.setdefault(m.stage, []).append((m.peer, m.speed))
         if not finished and not outer:
@@ -103,11 +94,11 @@ class Planning:
             base.epoch,
             term,
             self._me,
-            made.members,
+            members,
             paths,
-            made.owners,
-            self._moved(roster, made, past, now),
-            made.digests,
+            owners,
+            self._moved(roster, members, owners, past, now),
+            {stage: digest for stage, digest in roster.agreed.items() if stage in by_stage},
             deadline_s=facts.waits.epoch_s,
             cursor=cursor,
             loss=losses[0],
@@ -146,8 +137,11 @@ class Planning:
             self.rules = before
         return self.rules
 
-    def _draft(self, roster: Roster, base: Version, past: PlanContext) -> Draft:
-        """Raises OutOfResources when the members' memory does not hold the optimizer's state."""
+    def _draft(
+        self, roster: Roster, base: Version, past: PlanContext
+    ) -> tuple[tuple[PlanMember, ...], dict[str, PeerId]]:
+        """The members, by PeerId, and who owns which part. Raises OutOfResources when their memory
+        does not hold the optimizer's state."""
         members: list[PlanMember] = []
         owners: dict[str, PeerId] = {}
         for stage, peers in roster.replicas().items():
@@ -159,12 +153,7 @@ class Planning:
             members += [PlanMember(p, stage, roster.speed(p), p in current) for p in peers]
             room = {p: r for p in current if (r := roster.candidates[p].room)}
             owners |= self._facts.make.assign(stage, able, past.owners, room)
-        stages = {m.stage for m in members}
-        return Draft(
-            tuple(sorted(members, key=lambda m: m.peer)),
-            owners,
-            {stage: digest for stage, digest in roster.agreed.items() if stage in stages},
-        )
+        return tuple(sorted(members, key=lambda m: m.peer)), owners
 
     def _leave_out(self, roster: Roster, base: Version) -> list[RecordFact]:
         """Say it when paths begin to go around a stage, and when they no longer do."""
@@ -174,17 +163,22 @@ class Planning:
         return said + [reports.stage_back(s, base, roster.held(s, base)) for s in back]
 
     def _moved(
-        self, roster: Roster, made: Draft, past: PlanContext, now: float
+        self,
+        roster: Roster,
+        members: Sequence[PlanMember],
+        owners: Mapping[str, PeerId],
+        past: PlanContext,
+        now: float,
     ) -> dict[str, PeerId]:
         """Who can still give the optimizer state of each part that has another owner than
         before."""
         self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
         leaving = {p for p, c in roster.candidates.items() if c.leaving}
-        donors = {m.peer for m in made.members} | leaving | self._departed.keys()
+        donors = {m.peer for m in members} | leaving | self._departed.keys()
         if past.founded:  # the owners of the parent cell are as well as they were
             donors |= set(past.owners.values())
         return {
             p: old
-            for p, new in made.owners.items()
+            for p, new in owners.items()
             if (old := past.owners.get(p, new)) != new and old in donors
         }

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from copy import copy
 from statistics import median
 from typing import TypeVar
 
@@ -100,7 +101,16 @@ class Roster:
         self._here = self._taking = self._table = None
         self.heard.pop(peer, None)
         self._pauses.pop(peer, None)
+        self._reach.pop(peer, None)
         return self.candidates.pop(peer, None)
+
+    def without(self, away: Collection[PeerId]) -> Roster:
+        """To plan by: what this would be if these had left. It hears nothing."""
+        rest = copy(self)
+        rest.candidates = {p: c for p, c in self.candidates.items() if p not in away}
+        rest._together = dict(self._together)
+        rest._here = rest._taking = rest._table = None
+        return rest
 
     def alive(self, peer: PeerId, now: float) -> None:
         """A sign of life of a peer that is here."""

@@ -73,6 +73,10 @@ class Voting:
         still = e.orphan and not most(e.elders, voters)
         return Electorate(tuple(dict.fromkeys([*first, *voters])), after, still)
 
+    def planned(self) -> None:
+        """A plan was made: who lacks from now on is waited for anew."""
+        self._lacking = None
+
     def lacks(
         self, e: Electorate, here: Collection[PeerId], now: float, epoch_s: float
     ) -> str | Electorate:
@@ -84,7 +88,6 @@ class Voting:
         if self._lacking is None:
             self._lacking = now
         if now - self._lacking >= max(ALONE_S, ALONE_EPOCHS * epoch_s):
-            self._lacking = None
             voters = tuple(sorted(here, key=lambda p: (p != self._me, p)))
             return Electorate(voters, e.elders if e.orphan else e.voters, True)
         lacking = e.voters if not most(e.voters, here) else e.elders

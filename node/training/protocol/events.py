@@ -247,7 +247,7 @@ class RequestMove:
 
 @dataclass(frozen=True)
 class ProbePeer:
-    """Find out whether this peer is alive; the answer comes back as Heard or Unreachable."""
+    """Find out whether this peer lives; the answer comes back as ProbeAnswered or Unreachable."""
 
     peer: PeerId
 

@@ -12,6 +12,7 @@ from node.core.journey import Version
 from node.core.samples import Cursor
 from node.scheduler.router import Router
 from node.training.protocol.bounds import Bounds
+from node.training.protocol.pace import RECALL_FROM, RECALL_S
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.rules import Read, Rules
 
@@ -24,7 +25,7 @@ class Waits:
     ``settle_s``: a young swarm waits so long for company. ``late_s``: silence that means death.
     ``lacks_s``: a swarm without peers at a stage waits so long for some before it asks another peer
     to change its stage. ``patience_s``: for a lost version before an older one is taken.
-    ``recall_s``: for peers' answers about a checkpoint. ``probe_every_s``: between two small
+    ``recall_s``: for peers' answers about a version. ``probe_every_s``: between two small
     messages that only measure a way, 0 for none. ``rebalance_every_s``: between two changes of
     stage, 0 for none; ``download_s``: what a change costs.
     """
@@ -35,7 +36,7 @@ class Waits:
     late_s: float = 4.0
     lacks_s: float = 10.0
     patience_s: float = 10.0
-    recall_s: float = 5.0
+    recall_s: float = RECALL_FROM * RECALL_S + 1.0
     probe_every_s: float = 0.0
     rebalance_every_s: float = 0.0
     download_s: float = 15.0

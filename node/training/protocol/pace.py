@@ -35,6 +35,9 @@ REDIAL_TIMEOUT_S = 1.0
 PROBE_WAYS_S, PROBE_AGAIN_S, PROBE_FAILED_S = 0.5, 120.0, 5.0
 """Between two looks at whose way is to be measured, two measurements of the same one, and after one
 that failed."""
+RECALL_FROM, RECALL_S = 4, 2.0
+"""Peers that are asked, one after another, for the plan behind a version, and for one of them to
+tell what it remembers."""
 WAY_TIMEOUT_S, WAYS_AT_ONCE = 15.0, 4
 """For a way that may have to be found first (a relay, a punched hole), and how many are measured at
 the same time."""

@@ -126,12 +126,18 @@ class Memory:
             return "ask"
         return "wait" if now < self._asked[1] else "over"
 
+    def ask_again(self, version: Version) -> bool:
+        """Whether others were asked for ``version``; the next time they are asked anew."""
+        asked = self._asked is not None and self._asked[0] == version
+        if asked:
+            self._asked = None
+        return asked
+
     def recalled(self, version: Version, plan: Plan | None, dropped: Sequence[int]) -> bool | None:
         """Others answered: True when they knew, False when nobody does, None when we did not
         ask."""
-        if self._asked is None or self._asked[0] != version:
+        if not self.ask_again(version):
             return None
-        self._asked = None
         if plan is None or not self._explains(version, plan, dropped):
             self.forgotten.add(version)
             return False
@@ -141,9 +147,8 @@ class Memory:
     def _explains(self, version: Version, plan: Plan, dropped: Sequence[int]) -> bool:
         """Whether a plan that others recall goes with the version, and its samples with its place
         in their order."""
-        try:
-            self.cursor_after(plan, dropped)
-        except ValueError:
+        samples = [s for path in plan.paths for s in path.samples]
+        if sorted(samples) != sorted(self._sampler(plan.cursor).take(len(samples))):
             return False
         return version in (plan.base, makes(plan, dropped))
 

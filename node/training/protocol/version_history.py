@@ -13,13 +13,11 @@ from node.telemetry.events import Journal
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.bounds import Bounds
+from node.training.protocol.pace import RECALL_S
 from node.training.protocol.votes import Certificate
 from node.transport.port import TransportPort, answers
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
-
-ASK_S = 2.0
-"""For one peer to tell what it remembers."""
 
 
 class VersionHistory:
@@ -109,10 +107,10 @@ class VersionHistory:
     async def _ask(
         self, peer: PeerId, version: Version
     ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
-        async with answers(peer, ASK_S):
+        async with answers(peer, RECALL_S):
             stub = rpc.TrainingStub(await self._transport.channel(peer))
             request = pb.HistoryRequest(version=notes.version_note(version))
-            reply = await stub.History(request, timeout=ASK_S)
+            reply = await stub.History(request, timeout=RECALL_S)
         try:
             found, past = notes.parse_history(version, reply)
             if found.plan is not None and (why := self._bounds.of_plan(found.plan)):

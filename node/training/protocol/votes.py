@@ -248,8 +248,6 @@ class Trust:
         self.term = 0
         self.certificate: Certificate | None = None
         """The newest of what was believed, or of what was made here."""
-        self.refused = 0
-        """Plans that were not followed because nobody vouches for them."""
         self._at = self._checked = float("-inf")
 
     def forget(self) -> None:
@@ -301,19 +299,6 @@ class Trust:
         """Why this plan is not followed; empty where it may be. ``follows``: whose plan was
         followed last; ``at``: the version in place. What is learned from its certificate is
         kept."""
-        why = self._objection(plan, warrant, follows, at, now, wall)
-        self.refused += bool(why)
-        return why
-
-    def _objection(
-        self,
-        plan: Plan,
-        warrant: Warrant,
-        follows: PeerId | None,
-        at: Version,
-        now: float,
-        wall: float,
-    ) -> str:
         c = warrant.certificate
         if c is not None:
             self._compare(c)

@@ -1,0 +1,77 @@
+"""When a cell divides, and that it stays whole where one of the two could not work."""
+
+from typing import Any
+
+import pytest
+
+from node.averaging.strategies.outer import OuterSettings
+from node.core.errors import OutOfResources
+from node.core.ids import CellId, PeerId
+from node.core.journey import Plan, PlanMember, Version, Window
+from node.core.mass import WHOLE_MASS, Books
+from node.core.samples import SampleClass
+from node.training.leader.leader import Leader
+from node.training.protocol import events as ev
+from node.training.protocol.rules import Rules
+from tests.training.run_facts import assign, facts
+from tests.training.test_leader import heard, with_ways
+
+PEERS = [PeerId(f"{p}{n}") for p in ("ends", "stage1", "stage2") for n in "ab"]
+AT, CELL = Version(9, "a" * 32), CellId("ab" * 8)
+BOOKS = Books.begin(2, WHOLE_MASS)
+RULES = Rules(1, OuterSettings("push-sum", window_s=60.0))
+
+
+def plans(
+    bits: int = 0, apart: tuple[tuple[PeerId, PeerId], ...] = (), **kw: Any
+) -> tuple[Leader, list[Plan]]:
+    """A leader of a cell with twice the peers that one may have, and what it plans in 5 seconds.
+    ``bits``: how often the samples were halved; ``apart``: who does not reach whom."""
+    history = Plan(
+        AT.epoch,
+        5,
+        PEERS[0],
+        tuple(PlanMember(p, heard(p).stage) for p in PEERS),
+        (),
+        {f"s{stage}": PEERS[2 * stage] for stage in range(3)},
+        lineage=AT.lineage,
+        cursor=(SampleClass(0, bits, 0),),
+        tokens=500,
+        cell_id=CELL,
+        window=Window(books=BOOKS),
+    )
+    known = facts(read=lambda change: RULES, prove=True, **kw)
+    leader = Leader(PEERS[0], known, history=history, term=5, rules=RULES, cell=CELL)
+    far, done = {frozenset(pair) for pair in apart}, []
+    for p in PEERS:
+        reached = (q for q in PEERS if {p, q} not in far)
+        done += leader.handle(with_ways(heard(p, AT, 500, term=5), *reached), 0.0)
+    for now in range(5):
+        done += leader.handle(ev.ClockTick(), float(now))
+    return leader, [a.plan for a in done if isinstance(a, ev.SendPlan)]
+
+
+@pytest.mark.parametrize(("bits", "cells"), [(31, 2), (32, 1)])
+def test_a_share_that_cannot_be_halved_again_stays_whole(bits: int, cells: int) -> None:
+    assert len(plans(bits)[1]) == cells
+
+
+def stays_whole(leader: Leader, made: list[Plan]) -> bool:
+    """Whether the only plan is one for all, and the cell has given nothing away."""
+    (plan,), mass = made, leader.windows.mass
+    return [m.peer for m in plan.members] == PEERS and mass is not None and mass.books == BOOKS
+
+
+@pytest.mark.parametrize("half", ["a", "b"])
+def test_a_cell_stays_whole_where_a_half_lacks_a_way(half: str) -> None:
+    apart = PeerId(f"stage1{half}"), PeerId(f"stage2{half}")
+    assert stays_whole(*plans(apart=(apart,)))
+
+
+def test_a_division_that_cannot_be_planned_changes_nothing() -> None:
+    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
+        if previous and len(cell) == 1:
+            raise OutOfResources("a part fits nowhere", "add a peer")
+        return assign(stage, cell, previous, room)
+
+    assert stays_whole(*plans(assign=place))
