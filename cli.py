@@ -192,18 +192,15 @@ def start(
         max_up=max_up,
         max_down=max_down,
     )
-    flags |= dict(
-        join=_some(join),
-        metrics_port=metrics_port,
-        log_format=log_format,
-        config=config,
-        **_assignments(settings),
-    )
+    flags |= dict(join=_some(join), metrics_port=metrics_port, log_format=log_format, config=config)
+    flags |= _assignments(settings)
     from node.app import joining
 
     ours = _config(flags)
     _refuse_second(ours)
     manifest, invite = joining.choose(ours, what)
+    if "libp2p" in sys.modules and manifest is not None and invite is not None:
+        _again(ours.manifest_path(manifest.run_id), flags | {"join": invite.addresses})
     return _run_daemon(ours, manifest, invite)
 
 
@@ -279,7 +276,8 @@ def join(
             "tutti join INVITE, or  tutti join --lan  for what is on this LAN",
         )
     manifest, text = joining.look(ours, invite)
-    joining.check(ours, Invite.decode(text), begin + LIMIT_S - time.monotonic())
+    asked = Invite.decode(text)
+    joining.check(ours, asked, begin + LIMIT_S - time.monotonic())
     _say("\n".join(joining.sheet(ours, manifest, signed=True)))
     if not yes:
         if not sys.stdin.isatty():
@@ -293,9 +291,8 @@ def join(
     if no_start:
         _say("start it with  tutti start")
         return ExitCode.OK
-    # The observer's libp2p and the daemon's hivemind cannot live in one process: the daemon gets a
-    # fresh one.
-    _again(["start", *(w for k, v in flags.items() if v is not None for w in _as_flag(k, v))])
+    # Not the invite, which is remembered: others can read command lines, and it may have a token.
+    _again(path, flags | {"join": asked.addresses})
 
 
 @app.command(rich_help_panel=RUN)
@@ -1239,8 +1236,6 @@ def _refuse_second(ours: NodeConfig) -> None:
 
 
 def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
-    if "libp2p" in sys.modules:
-        _again(sys.argv[1:])
     if sys.stderr.isatty():
         _say(f"tutti {VERSION}   loading torch and hivemind, a few seconds")
     from node.app.daemon import main as run
@@ -1291,12 +1286,16 @@ def _as_flag(key: str, value: Any) -> list[str]:
     return ["--set", f"{key}={','.join(value) if isinstance(value, list | tuple) else value}"]
 
 
-def _again(words: list[str]) -> NoReturn:
-    """Become a fresh ``tutti`` with these words."""
+def _again(manifest: Path, flags: dict[str, Any]) -> NoReturn:
+    """Become a fresh ``tutti start`` of this swarm, whichever the settings name: the observer's
+    libp2p and the daemon's hivemind cannot live in one process."""
     sys.stdout.flush()
     sys.stderr.flush()
-    home = ["--home", HOME["home"]] if "home" in HOME else []
-    os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *home, *words])
+    words = [sys.executable, str(Path(__file__).resolve())]
+    words += ["--home", HOME["home"]] if "home" in HOME else []
+    words += ["start", str(manifest)]
+    words += [w for k, v in flags.items() if v is not None for w in _as_flag(k, v)]
+    os.execv(sys.executable, words)
 
 
 def _width() -> int:

@@ -17,6 +17,7 @@ from node.core.version import VERSION
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest
+from protos.ask_pb2 import Answer, ManifestAnswer
 from tests.cli.conftest import refused
 
 ROOT = Path(cli.__file__).parent
@@ -135,6 +136,30 @@ def test_joining_needs_a_yes(tutti, ours):
     assert owner.peer_id in asked.stderr  # it was shown whose swarm this is
     assert tutti("join", text, "--no-start", "--yes").returncode == 0
     assert ours.remembered() == (manifest, text)
+
+
+@pytest.mark.parametrize("verb", ["start", "join"])
+def test_the_swarm_that_was_looked_at_is_started(tutti, home, monkeypatch, verb):
+    raw, started = Manifest.default_demo().sign(Identity.ephemeral()), []
+    answer = Answer(manifest=ManifestAnswer(toml=raw))
+    monkeypatch.setattr("node.app.joining.observe", lambda *_: answer)
+    monkeypatch.setattr(cli, "_run_daemon", lambda *swarm: started.append(swarm))
+
+    def execv(_: str, words: list[str]) -> None:
+        monkeypatch.delitem(sys.modules, "libp2p")
+        sys.exit(cli.main(words[2:]))
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setitem(sys.modules, "libp2p", None)
+    home.mkdir()
+    former = f'swarm = "former.toml"\njoin = ["{PLACE}"]\n' if verb == "join" else ""
+    (home / "config.toml").write_text(former)
+    place = f"/ip4/10.0.0.1/tcp/2/p2p/{PEER}"
+    with pytest.raises(SystemExit):
+        tutti(verb, place, "--name", "anna", *(["--yes"] if verb == "join" else []))
+    ((ours, manifest, invite),) = started
+    assert (manifest, ours.node.name) == (Manifest.parse(raw), "anna")
+    assert (invite.run_id, invite.addresses) == (manifest.run_id, (place,))
 
 
 def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):
