@@ -22,7 +22,7 @@ import uvloop
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
 from node.app.cells import find_cell, watch_cell
-from node.app.launch import Child, stop_all
+from node.app.launch import Child, as_flags, for_child, stop_all
 from node.app.moving import Mover, again, refusal
 from node.app.operator_service import OperatorService
 from node.app.placing import Placing
@@ -378,39 +378,13 @@ class Daemon:
     def _host_the_rest(self, manifest: Manifest, split: Mapping[int, str]) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins.
         ``split``: what each stage may take of a GPU."""
-        host, node = self.config.transport.host, self.config.node
-        near = (
-            f"{multiaddr(host or '127.0.0.1', self.transport.ports[0])}/p2p/{self.identity.peer_id}"
-        )
+        t = self.transport
+        near = f"{multiaddr(t.near, t.ports[0])}/p2p/{self.identity.peer_id}"
         swarm = str(self.config.manifest_path(manifest.run_id))
         for stage in range(1, manifest.pipeline.stages + 1):
-            arguments = (
-                "start",
-                swarm,
-                "--role",
-                "stage",
-                "--stage",
-                str(stage),
-                "--join",
-                near,
-                "--metrics-port",
-                "-1",
-                "--threads",
-                "1",
-                "--name",
-                f"{self.name}-{stage}"[:32],
-            )
-            if host:
-                arguments += ("--listen", host)
-            if node.local_devices > 1:
-                arguments += ("--local-devices", str(node.local_devices))
+            settings = for_child(self.config, f"{self.name}-{stage}"[:32], stage, near)
             if stage in split:
-                arguments += ("--memory", split[stage], "--reserve", node.reserve)
-            if node.device != "auto":
-                arguments += ("--device", node.device)
-            for flag in ("max_up", "max_down"):
-                if cap := getattr(self.config.transport, flag):
-                    arguments += ("--" + flag.replace("_", "-"), str(cap))
+                settings["memory"] = split[stage]
             home = self.config.home / "local" / f"stage-{stage}"
             if manifest.swarm.admission == "invite":
                 # The token names this one child, so it may stand on a command line.
@@ -419,8 +393,8 @@ class Daemon:
                 token = admission_token(
                     self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S
                 )
-                arguments += ("--set", f"admission={token.hex()}")
-            child = Child(f"stage {stage}", home, arguments)
+                settings["admission"] = token.hex()
+            child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
             child.start()
             self.children.append(child)
         self.tasks.spawn(self._mind_children(), "children", eternal=True)
