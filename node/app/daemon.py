@@ -41,6 +41,7 @@ from node.core.errors import (
     PeerFault,
     ProtocolMismatch,
     Refused,
+    UsageFault,
     WireError,
 )
 from node.core.ids import ENDS, CellId, PeerId, RunId, first_cell
@@ -546,14 +547,18 @@ class Daemon:
                 if isinstance(answer, str):
                     reasons[peer] = answer
                     continue
-                theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
-                if not PROTOCOLS.common(theirs):
-                    incompatible[peer], refused[peer] = theirs, f"speaks {theirs}"
-                elif answer.WhichOneof("answer") != "manifest":
-                    refused[peer] = answer.refusal.reason[:200] or "answered something else"
-                else:
+                try:
+                    theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
+                    if not PROTOCOLS.common(theirs):
+                        incompatible[peer] = theirs
+                        raise Refused(f"speaks {theirs}")
+                    if answer.WhichOneof("answer") != "manifest":
+                        raise Refused(answer.refusal.reason or "answered something else")
                     manifest = Manifest.parse(answer.manifest.toml)
                     manifest.verify(invite.run_id, invite.owner)
+                except (UsageFault, Refused, WireError) as e:
+                    refused[peer] = str(e)[:200]
+                else:
                     self.config.remember(manifest, invite.encode())
                     return manifest
             await asyncio.sleep(RETRY_S)
@@ -565,7 +570,7 @@ class Daemon:
             )
         if refused:
             raise Refused(
-                "cannot join: who answered does not know this run"
+                "cannot join: who answered does not have this run's manifest"
                 + "".join(f"\n  {a}: {why}" for a, why in refused.items()),
                 "ask for a fresh invite; the swarm may have moved",
             )
