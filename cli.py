@@ -622,16 +622,15 @@ def doctor(
     wanted, checkup = CHECKS if what is None else (what,), None
     checks: list[DoctorCheck] = []
     for name in wanted:
-        if checkup is None and name in ("clock", "net"):  # one look at the swarm is for both
-            try:
+        try:
+            if checkup is None and name in ("clock", "net"):  # one look at the swarm is for both
                 checkup = joining.examined(ours, places or ())
-            except LocalFault as e:
-                if what is not None or isinstance(e, UsageFault):
-                    raise
-                checks.append(local.blocked(name, e))
-                continue
-        if name != "net":
-            checks += local.run(name, ours, fix=fix, checkup=checkup)
+            if name != "net":
+                checks += local.run(name, ours, fix=fix, checkup=checkup)
+        except LocalFault as e:
+            if what is not None:
+                raise
+            checks.append(local.blocked(name, e))
     reached, report = checkup if checkup is not None and "net" in wanted else None, None
     if reached is not None:
         with contextlib.suppress(NotRunning), _client(ours) as client:
