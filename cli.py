@@ -893,8 +893,9 @@ def swarm_invite(
     ours = _config({})
     with _client(ours) as client:
         reply = client.invite()
-    invite, known = Invite.decode(reply.invite), ours.remembered()
-    if known is not None and known[0].run_id == invite.run_id and known[0].swarm.tokens:
+    invite = Invite.decode(reply.invite)
+    known = ours.remembered(invite.run_id)
+    if known is not None and known[0].swarm.tokens:
         identity = Identity.load(ours.identity_path)
         text = joining.invite_text(
             known[0], invite.addresses, identity, PeerId(peer) if peer else None, days

@@ -731,7 +731,7 @@ class Daemon:
             run_id=m.run_id if m else "",
             listening=self.addresses()[:2],
             metrics_url=self.metrics_url,
-            invite=self.view.invite().invite if m else "",
+            invite=self.view.invite().invite if m and m.swarm.admission == "open" else "",
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -11,13 +12,15 @@ import cli
 from node.config import NodeConfig
 from node.control.diagnose import Machine, failed, unreachable
 from node.control.doctor import Checkup
-from node.core.errors import ExitCode
+from node.core.errors import ExitCode, Refused
 from node.core.ids import RunId
 from node.core.version import VERSION
+from node.identity.admission import check_admission
 from node.identity.invites import Invite
 from node.identity.keys import Identity
-from node.manifest import Manifest, read_manifest
+from node.manifest import Manifest, amended, read_manifest
 from protos.ask_pb2 import Answer, ManifestAnswer
+from protos.control_pb2 import InviteReply
 from tests.cli.conftest import refused
 
 ROOT = Path(cli.__file__).parent
@@ -136,6 +139,21 @@ def test_joining_needs_a_yes(tutti, ours):
     assert owner.peer_id in asked.stderr  # it was shown whose swarm this is
     assert tutti("join", text, "--no-start", "--yes").returncode == 0
     assert ours.remembered() == (manifest, text)
+
+
+def test_the_invite_is_to_the_run_of_the_daemon(tutti, ours, daemon):
+    me = Identity.load_or_create(ours.identity_path)
+    base = Manifest.default_demo().owned_by(me.peer_id)
+    private = Manifest.parse(amended(base, {"swarm.admission": "invite"}).sign(me))
+    ours.remember(private)
+    ours.remember(Manifest.parse(base.sign(me)))  # used last, by another command
+    reply = InviteReply(invite=Invite(private.run_id, me.peer_id, (PLACE,)).encode())
+    daemon.invite = lambda: reply
+    invite = Invite.decode(tutti("swarm", "invite", "--for", PEER, "--days", "7").good().strip())
+    about = {"run_id": private.run_id, "owner": me.peer_id, "peer": PEER}
+    check_admission(invite.admission, **about, now_wall=time.time())
+    with pytest.raises(Refused, match="expired"):
+        check_admission(invite.admission, **about, now_wall=time.time() + 8 * 86400)
 
 
 @pytest.mark.parametrize("verb", ["start", "join"])
