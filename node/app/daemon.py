@@ -451,7 +451,7 @@ class Daemon:
                 text = f"{e}; {e.next_step}; begins again in the cell it was in"
                 self.journal.emit("daemon", "cell-not-left", text, "error")
         if self.presence is not None:
-            moved = self.mover.done is not None and self.mover.cell is None
+            moved = self.mover.done and self.mover.cell is None
             await self.presence.close(stays=moved)
         await self.transport.close()
         await control.close()
@@ -744,20 +744,17 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
-    async def body() -> int:
-        nonlocal moved
+    async def body() -> tuple[int, Mover]:
         daemon = Daemon(config, manifest, invite)
         code = await daemon.run()
         if daemon.fault is not None:
             raise daemon.fault
-        moved = daemon.mover.done
-        return code
+        return code, daemon.mover
 
-    moved: tuple[int | None, int] | None = None
     try:
-        code = uvloop.run(body())
-        if moved is not None:
-            again(*moved)
+        code, mover = uvloop.run(body())
+        if mover.done:
+            again(mover.target)
         return code
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
