@@ -118,6 +118,8 @@ First = Annotated[
         "--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all."
     ),
 ]
+RENDEZVOUS_PORT = 31337
+"""Where others find a rendezvous that is set to no port."""
 CHECKS = ("versions", "device", "disk", "data", "clock", "net")
 """Of ``tutti doctor``, in the order in which they run; the first fault gives the exit code."""
 HOME: dict[str, str] = {}
@@ -180,20 +182,21 @@ def start(
         memory=memory,
         reserve=reserve,
         listen=listen,
-    )
-    flags |= dict(
-        p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel
-    )
-    flags |= dict(
+        p2p_port=p2p_port,
+        grpc_port=grpc_port,
+        announce=_some(announce),
+        force_tunnel=force_tunnel,
         local_devices=local_devices,
         data=data,
         tokenizer=tokenizer,
         weights=weights,
         max_up=max_up,
         max_down=max_down,
-    )
-    flags |= dict(join=_some(join), metrics_port=metrics_port, log_format=log_format, config=config)
-    flags |= _assignments(settings)
+        join=_some(join),
+        metrics_port=metrics_port,
+        log_format=log_format,
+        config=config,
+    ) | _assignments(settings)
     from node.app import joining
 
     ours = _config(flags)
@@ -247,8 +250,6 @@ def join(
         listen=listen,
         p2p_port=p2p_port,
         grpc_port=grpc_port,
-    )
-    flags |= dict(
         local_devices=local_devices,
         data=data,
         tokenizer=tokenizer,
@@ -256,8 +257,7 @@ def join(
         max_up=max_up,
         max_down=max_down,
         config=config,
-    )
-    flags |= _assignments(settings)
+    ) | _assignments(settings)
     from node.app import joining
     from node.control.doctor import LIMIT_S
     from node.identity.invites import Invite
@@ -399,9 +399,7 @@ def simulate(
 
 @app.command(rich_help_panel=RUN)
 def bootstrap(
-    port: Annotated[
-        int, Option("--port", "--p2p-port", min=0, max=65535, help="Port of the p2p daemon.")
-    ] = 31337,
+    port: P2pPort = None,
     listen: Listen = None,
     join: Joins = None,
     swarm: Annotated[
@@ -412,14 +410,23 @@ def bootstrap(
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
-    """Run a rendezvous: helps peers find each other, holds no part of the model."""
-    flags: dict[str, Any] = dict(
-        role="rendezvous", p2p_port=port, listen=listen, join=_some(join), config=config
-    )
-    flags |= dict(max_up=max_up, max_down=max_down)
+    """Run a rendezvous: helps peers find each other, holds no part of the model. Its port is 31337
+    where none is set."""
+    flags = dict(
+        role="rendezvous",
+        p2p_port=port,
+        listen=listen,
+        join=_some(join),
+        swarm=str(swarm) if swarm else None,
+        max_up=max_up,
+        max_down=max_down,
+        config=config,
+    ) | _assignments(settings)
     from node.app import joining
 
-    ours = _config(flags | _assignments(settings) | (dict(swarm=str(swarm)) if swarm else {}))
+    ours = _config(flags)
+    if "transport.p2p_port" not in ours.sources:
+        ours = _config(flags | {"p2p_port": RENDEZVOUS_PORT})
     _refuse_second(ours)
     manifest, invite = joining.choose(ours, None)
     return _run_daemon(ours, manifest, invite)
@@ -618,7 +625,7 @@ def doctor(
 
     if what is not None and what not in CHECKS:
         raise UsageFault(f"there is no check {what!r}", f"choose among {', '.join(CHECKS)}")
-    ours = _config(dict(config=config, **_assignments(settings)))
+    ours = _config(dict(config=config) | _assignments(settings))
     wanted, checkup = CHECKS if what is None else (what,), None
     checks: list[DoctorCheck] = []
     for name in wanted:
@@ -728,7 +735,7 @@ def swarm_init(
             "--force",
         )
     changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
-    changes |= dict(_assignments(settings))
+    changes |= _assignments(settings)
     model, here = None, dict[str, str]()
     if source is not None and source.is_dir():
         if shape:
@@ -1184,7 +1191,7 @@ def config(file: ConfigFile = None, settings: Sets = None, as_json: Json = False
     tutti config > config.toml"""
     from node.config import config_document, config_toml
 
-    ours = _config(dict(config=file, **_assignments(settings)))
+    ours = _config(dict(config=file) | _assignments(settings))
     if as_json:
         _json(config_document(ours))
     else:

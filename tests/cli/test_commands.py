@@ -141,6 +141,18 @@ def test_joining_needs_a_yes(tutti, ours):
     assert ours.remembered() == (manifest, text)
 
 
+@pytest.mark.parametrize(
+    ("set_as", "flags", "port"),
+    [("", (), 31337), ("9", (), 9), ("9", ("--port", "8"), 8), ("", ("--set", "p2p_port=0"), 0)],
+)
+def test_a_rendezvous_listens_where_it_is_set(tutti, monkeypatch, set_as, flags, port):
+    ran = []
+    monkeypatch.setattr(cli, "_run_daemon", lambda ours, *_: ran.append(ours))
+    monkeypatch.setenv("TUTTI_P2P_PORT", set_as)
+    tutti("bootstrap", *flags).good()
+    assert [ours.transport.p2p_port for ours in ran] == [port]
+
+
 def test_the_invite_is_to_the_run_of_the_daemon(tutti, ours, daemon):
     me = Identity.load_or_create(ours.identity_path)
     base = Manifest.default_demo().owned_by(me.peer_id)
