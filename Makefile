@@ -60,9 +60,9 @@ format: setup  ## repair style
 protos: setup  ## generate Python from protos/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --pyi_out=. protos/*.proto
 
-bench: setup  ## run the benchmarks (one: make bench BENCH=wire)
+bench: setup  ## run the benchmarks (one: make bench BENCH=pipeline)
 	@shopt -s nullglob; found=(benchmarks/$(if $(BENCH),$(BENCH),[a-z]*).py); \
-	test $${#found[@]} -gt 0 || { echo "no benchmark $(BENCH)" >&2; exit 1; }; \
+	test -f "$${found[0]}" || { echo "no benchmark $(BENCH)" >&2; exit 1; }; \
 	for file in "$${found[@]}"; do name=$$(basename $$file .py); test $$name != report || continue; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 clean:  ## remove .venv and everything generated that git does not keep

@@ -118,6 +118,8 @@ First = Annotated[
         "--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all."
     ),
 ]
+RENDEZVOUS_PORT = 31337
+"""Where others find a rendezvous that is set to no port."""
 CHECKS = ("versions", "device", "disk", "data", "clock", "net")
 """Of ``tutti doctor``, in the order in which they run; the first fault gives the exit code."""
 HOME: dict[str, str] = {}
@@ -180,30 +182,28 @@ def start(
         memory=memory,
         reserve=reserve,
         listen=listen,
-    )
-    flags |= dict(
-        p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel
-    )
-    flags |= dict(
+        p2p_port=p2p_port,
+        grpc_port=grpc_port,
+        announce=_some(announce),
+        force_tunnel=force_tunnel,
         local_devices=local_devices,
         data=data,
         tokenizer=tokenizer,
         weights=weights,
         max_up=max_up,
         max_down=max_down,
-    )
-    flags |= dict(
         join=_some(join),
         metrics_port=metrics_port,
         log_format=log_format,
         config=config,
-        **_assignments(settings),
-    )
+    ) | _assignments(settings)
     from node.app import joining
 
     ours = _config(flags)
     _refuse_second(ours)
     manifest, invite = joining.choose(ours, what)
+    if "libp2p" in sys.modules and manifest is not None and invite is not None:
+        _again(ours.manifest_path(manifest.run_id), flags | {"join": invite.addresses})
     return _run_daemon(ours, manifest, invite)
 
 
@@ -250,8 +250,6 @@ def join(
         listen=listen,
         p2p_port=p2p_port,
         grpc_port=grpc_port,
-    )
-    flags |= dict(
         local_devices=local_devices,
         data=data,
         tokenizer=tokenizer,
@@ -259,8 +257,7 @@ def join(
         max_up=max_up,
         max_down=max_down,
         config=config,
-    )
-    flags |= _assignments(settings)
+    ) | _assignments(settings)
     from node.app import joining
     from node.control.doctor import LIMIT_S
     from node.identity.invites import Invite
@@ -279,7 +276,8 @@ def join(
             "tutti join INVITE, or  tutti join --lan  for what is on this LAN",
         )
     manifest, text = joining.look(ours, invite)
-    joining.check(ours, Invite.decode(text), begin + LIMIT_S - time.monotonic())
+    asked = Invite.decode(text)
+    joining.check(ours, asked, begin + LIMIT_S - time.monotonic())
     _say("\n".join(joining.sheet(ours, manifest, signed=True)))
     if not yes:
         if not sys.stdin.isatty():
@@ -293,9 +291,8 @@ def join(
     if no_start:
         _say("start it with  tutti start")
         return ExitCode.OK
-    # The observer's libp2p and the daemon's hivemind cannot live in one process: the daemon gets a
-    # fresh one.
-    _again(["start", *(w for k, v in flags.items() if v is not None for w in _as_flag(k, v))])
+    # Not the invite, which is remembered: others can read command lines, and it may have a token.
+    _again(path, flags | {"join": asked.addresses})
 
 
 @app.command(rich_help_panel=RUN)
@@ -402,9 +399,7 @@ def simulate(
 
 @app.command(rich_help_panel=RUN)
 def bootstrap(
-    port: Annotated[
-        int, Option("--port", "--p2p-port", min=0, max=65535, help="Port of the p2p daemon.")
-    ] = 31337,
+    port: P2pPort = None,
     listen: Listen = None,
     join: Joins = None,
     swarm: Annotated[
@@ -415,14 +410,23 @@ def bootstrap(
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
-    """Run a rendezvous: helps peers find each other, holds no part of the model."""
-    flags: dict[str, Any] = dict(
-        role="rendezvous", p2p_port=port, listen=listen, join=_some(join), config=config
-    )
-    flags |= dict(max_up=max_up, max_down=max_down)
+    """Run a rendezvous: helps peers find each other, holds no part of the model. Its port is 31337
+    where none is set."""
+    flags = dict(
+        role="rendezvous",
+        p2p_port=port,
+        listen=listen,
+        join=_some(join),
+        swarm=str(swarm) if swarm else None,
+        max_up=max_up,
+        max_down=max_down,
+        config=config,
+    ) | _assignments(settings)
     from node.app import joining
 
-    ours = _config(flags | _assignments(settings) | (dict(swarm=str(swarm)) if swarm else {}))
+    ours = _config(flags)
+    if "transport.p2p_port" not in ours.sources:
+        ours = _config(flags | {"p2p_port": RENDEZVOUS_PORT})
     _refuse_second(ours)
     manifest, invite = joining.choose(ours, None)
     return _run_daemon(ours, manifest, invite)
@@ -621,20 +625,19 @@ def doctor(
 
     if what is not None and what not in CHECKS:
         raise UsageFault(f"there is no check {what!r}", f"choose among {', '.join(CHECKS)}")
-    ours = _config(dict(config=config, **_assignments(settings)))
+    ours = _config(dict(config=config) | _assignments(settings))
     wanted, checkup = CHECKS if what is None else (what,), None
     checks: list[DoctorCheck] = []
     for name in wanted:
-        if checkup is None and name in ("clock", "net"):  # one look at the swarm is for both
-            try:
+        try:
+            if checkup is None and name in ("clock", "net"):  # one look at the swarm is for both
                 checkup = joining.examined(ours, places or ())
-            except LocalFault as e:
-                if what is not None or isinstance(e, UsageFault):
-                    raise
-                checks.append(local.blocked(name, e))
-                continue
-        if name != "net":
-            checks += local.run(name, ours, fix=fix, checkup=checkup)
+            if name != "net":
+                checks += local.run(name, ours, fix=fix, checkup=checkup)
+        except LocalFault as e:
+            if what is not None:
+                raise
+            checks.append(local.blocked(name, e))
     reached, report = checkup if checkup is not None and "net" in wanted else None, None
     if reached is not None:
         with contextlib.suppress(NotRunning), _client(ours) as client:
@@ -732,7 +735,7 @@ def swarm_init(
             "--force",
         )
     changes = {f"model.{k}": v for k, v in (shape_named(shape) if shape else {}).items()}
-    changes |= dict(_assignments(settings))
+    changes |= _assignments(settings)
     model, here = None, dict[str, str]()
     if source is not None and source.is_dir():
         if shape:
@@ -897,8 +900,9 @@ def swarm_invite(
     ours = _config({})
     with _client(ours) as client:
         reply = client.invite()
-    invite, known = Invite.decode(reply.invite), ours.remembered()
-    if known is not None and known[0].run_id == invite.run_id and known[0].swarm.tokens:
+    invite = Invite.decode(reply.invite)
+    known = ours.remembered(invite.run_id)
+    if known is not None and known[0].swarm.tokens:
         identity = Identity.load(ours.identity_path)
         text = joining.invite_text(
             known[0], invite.addresses, identity, PeerId(peer) if peer else None, days
@@ -1187,7 +1191,7 @@ def config(file: ConfigFile = None, settings: Sets = None, as_json: Json = False
     tutti config > config.toml"""
     from node.config import config_document, config_toml
 
-    ours = _config(dict(config=file, **_assignments(settings)))
+    ours = _config(dict(config=file) | _assignments(settings))
     if as_json:
         _json(config_document(ours))
     else:
@@ -1239,8 +1243,6 @@ def _refuse_second(ours: NodeConfig) -> None:
 
 
 def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
-    if "libp2p" in sys.modules:
-        _again(sys.argv[1:])
     if sys.stderr.isatty():
         _say(f"tutti {VERSION}   loading torch and hivemind, a few seconds")
     from node.app.daemon import main as run
@@ -1291,12 +1293,16 @@ def _as_flag(key: str, value: Any) -> list[str]:
     return ["--set", f"{key}={','.join(value) if isinstance(value, list | tuple) else value}"]
 
 
-def _again(words: list[str]) -> NoReturn:
-    """Become a fresh ``tutti`` with these words."""
+def _again(manifest: Path, flags: dict[str, Any]) -> NoReturn:
+    """Become a fresh ``tutti start`` of this swarm, whichever the settings name: the observer's
+    libp2p and the daemon's hivemind cannot live in one process."""
     sys.stdout.flush()
     sys.stderr.flush()
-    home = ["--home", HOME["home"]] if "home" in HOME else []
-    os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *home, *words])
+    words = [sys.executable, str(Path(__file__).resolve())]
+    words += ["--home", HOME["home"]] if "home" in HOME else []
+    words += ["start", str(manifest)]
+    words += [w for k, v in flags.items() if v is not None for w in _as_flag(k, v)]
+    os.execv(sys.executable, words)
 
 
 def _width() -> int:

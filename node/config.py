@@ -50,8 +50,8 @@ _MANIFEST_AGAIN = (
     "fresh invite:  tutti join INVITE"
 )
 MOVED = "TUTTI_MOVED"
-"""Left by a daemon for the fresh image of itself when it changes its stage, "<stage>:<p2p port>",
-or its cell, ":<p2p port>"."""
+"""Left by a daemon for the fresh image of itself: the stage it changes to, "-" for a change of its
+cell."""
 _PORT = FieldRule(0, 65535)
 _SIZE = r"[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?"
 _RATE = FieldRule(
@@ -235,9 +235,6 @@ class NodeConfig:
             value = from_text(value, KNOWN[name]) if isinstance(value, str) else value
             merged[name] = (value, "--" + key.replace("_", "-").replace(".", "-"))
 
-        moved_to, port = _moved(env.get(MOVED, ""))
-        if port:
-            merged["transport.p2p_port"] = (port, MOVED)
         tables: dict[str, dict[str, Any]] = {"": {}, **{section: {} for section in SECTIONS}}
         for name, (value, source) in merged.items():
             section, _, key = name.rpartition(".")
@@ -257,7 +254,7 @@ class NodeConfig:
             home=home,
             node=NodeSettings(**tables[""]),
             sources=sources,
-            moved_to=moved_to,
+            moved_to=_moved(env.get(MOVED, "")),
             moved=bool(env.get(MOVED, "")),
             **sections,
         )
@@ -681,14 +678,12 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def _moved(text: str) -> tuple[int | None, int]:
-    stage, _, port = text.partition(":")
-    if not text:
-        return None, 0
-    whole = (not stage or stage.isdecimal()) and port.isdecimal()
-    if not (whole and int(stage or 0) < 10_000 and _PORT.allows(int(port))):
+def _moved(text: str) -> int | None:
+    if text in ("", "-"):
+        return None
+    if not (text.isdecimal() and len(text) < 5):
         raise UsageFault(f'{MOVED} = "{text}"', "it is set by tutti itself: unset it")
-    return int(stage) if stage else None, int(port)
+    return int(text)
 
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:

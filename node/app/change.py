@@ -91,7 +91,7 @@ def signed(
     if len(text) > MAX_CHANGE:
         raise UsageFault(
             f"{len(revoked)} revoked peers do not fit into a change of {MAX_CHANGE} characters",
-            "take some back, or begin a private run:  tutti swarm init --admission invite",
+            "take some back, or begin a private run:  tutti swarm init --private",
         )
     return text
 

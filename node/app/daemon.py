@@ -22,7 +22,7 @@ import uvloop
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
 from node.app.cells import find_cell, watch_cell
-from node.app.launch import Child, stop_all
+from node.app.launch import Child, as_flags, for_child, stop_all
 from node.app.moving import Mover, again, refusal
 from node.app.operator_service import OperatorService
 from node.app.placing import Placing
@@ -41,6 +41,7 @@ from node.core.errors import (
     PeerFault,
     ProtocolMismatch,
     Refused,
+    UsageFault,
     WireError,
 )
 from node.core.ids import ENDS, CellId, PeerId, RunId, first_cell
@@ -378,39 +379,13 @@ class Daemon:
     def _host_the_rest(self, manifest: Manifest, split: Mapping[int, str]) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins.
         ``split``: what each stage may take of a GPU."""
-        host, node = self.config.transport.host, self.config.node
-        near = (
-            f"{multiaddr(host or '127.0.0.1', self.transport.ports[0])}/p2p/{self.identity.peer_id}"
-        )
+        t = self.transport
+        near = f"{multiaddr(t.near, t.ports[0])}/p2p/{self.identity.peer_id}"
         swarm = str(self.config.manifest_path(manifest.run_id))
         for stage in range(1, manifest.pipeline.stages + 1):
-            arguments = (
-                "start",
-                swarm,
-                "--role",
-                "stage",
-                "--stage",
-                str(stage),
-                "--join",
-                near,
-                "--metrics-port",
-                "-1",
-                "--threads",
-                "1",
-                "--name",
-                f"{self.name}-{stage}"[:32],
-            )
-            if host:
-                arguments += ("--listen", host)
-            if node.local_devices > 1:
-                arguments += ("--local-devices", str(node.local_devices))
+            settings = for_child(self.config, f"{self.name}-{stage}"[:32], stage, near)
             if stage in split:
-                arguments += ("--memory", split[stage], "--reserve", node.reserve)
-            if node.device != "auto":
-                arguments += ("--device", node.device)
-            for flag in ("max_up", "max_down"):
-                if cap := getattr(self.config.transport, flag):
-                    arguments += ("--" + flag.replace("_", "-"), str(cap))
+                settings["memory"] = split[stage]
             home = self.config.home / "local" / f"stage-{stage}"
             if manifest.swarm.admission == "invite":
                 # The token names this one child, so it may stand on a command line.
@@ -419,8 +394,8 @@ class Daemon:
                 token = admission_token(
                     self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S
                 )
-                arguments += ("--set", f"admission={token.hex()}")
-            child = Child(f"stage {stage}", home, arguments)
+                settings["admission"] = token.hex()
+            child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
             child.start()
             self.children.append(child)
         self.tasks.spawn(self._mind_children(), "children", eternal=True)
@@ -476,7 +451,7 @@ class Daemon:
                 text = f"{e}; {e.next_step}; begins again in the cell it was in"
                 self.journal.emit("daemon", "cell-not-left", text, "error")
         if self.presence is not None:
-            moved = self.mover.done is not None and self.mover.cell is None
+            moved = self.mover.done and self.mover.cell is None
             await self.presence.close(stays=moved)
         await self.transport.close()
         await control.close()
@@ -572,14 +547,18 @@ class Daemon:
                 if isinstance(answer, str):
                     reasons[peer] = answer
                     continue
-                theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
-                if not PROTOCOLS.common(theirs):
-                    incompatible[peer], refused[peer] = theirs, f"speaks {theirs}"
-                elif answer.WhichOneof("answer") != "manifest":
-                    refused[peer] = answer.refusal.reason[:200] or "answered something else"
-                else:
+                try:
+                    theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
+                    if not PROTOCOLS.common(theirs):
+                        incompatible[peer] = theirs
+                        raise Refused(f"speaks {theirs}")
+                    if answer.WhichOneof("answer") != "manifest":
+                        raise Refused(answer.refusal.reason or "answered something else")
                     manifest = Manifest.parse(answer.manifest.toml)
                     manifest.verify(invite.run_id, invite.owner)
+                except (UsageFault, Refused, WireError) as e:
+                    refused[peer] = str(e)[:200]
+                else:
                     self.config.remember(manifest, invite.encode())
                     return manifest
             await asyncio.sleep(RETRY_S)
@@ -591,7 +570,7 @@ class Daemon:
             )
         if refused:
             raise Refused(
-                "cannot join: who answered does not know this run"
+                "cannot join: who answered does not have this run's manifest"
                 + "".join(f"\n  {a}: {why}" for a, why in refused.items()),
                 "ask for a fresh invite; the swarm may have moved",
             )
@@ -752,7 +731,7 @@ class Daemon:
             run_id=m.run_id if m else "",
             listening=self.addresses()[:2],
             metrics_url=self.metrics_url,
-            invite=self.view.invite().invite if m else "",
+            invite=self.view.invite().invite if m and m.swarm.admission == "open" else "",
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))
@@ -765,20 +744,17 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
-    async def body() -> int:
-        nonlocal moved
+    async def body() -> tuple[int, Mover]:
         daemon = Daemon(config, manifest, invite)
         code = await daemon.run()
         if daemon.fault is not None:
             raise daemon.fault
-        moved = daemon.mover.done
-        return code
+        return code, daemon.mover
 
-    moved: tuple[int | None, int] | None = None
     try:
-        code = uvloop.run(body())
-        if moved is not None:
-            again(*moved)
+        code, mover = uvloop.run(body())
+        if mover.done:
+            again(mover.target)
         return code
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.app.launch import Child, stop_all
+from node.app.launch import OWN_PORTS, Child, as_flags, stop_all
 from node.config import NodeConfig
 from node.control.client import ControlClient
 from node.control.snapshot import compare_digests
@@ -137,10 +137,9 @@ class DemoSwarm:
                 "bootstrap",
                 "--listen",
                 "127.0.0.1",
-                "--port",
-                str(self._port),
                 "--swarm",
                 str(self.swarm_toml),
+                *as_flags(OWN_PORTS | {"transport.p2p_port": self._port}),
             )
             self.children.append(Child("rendezvous", home / "rendezvous", meet))
         for stage, count in enumerate(options.nodes):
@@ -152,12 +151,12 @@ class DemoSwarm:
         label = f"ends-{number}" if stage == ENDS else f"stage-{stage}-{number}"
         role = ("--role", "ends") if stage == ENDS else ("--role", "stage", "--stage", str(stage))
         first = stage == ENDS and number == 0 and not self.options.rendezvous
-        where = ("--p2p-port", str(self._port)) if first else ("--join", self.join)
+        where = {"transport.p2p_port": self._port} if first else {"join": self.join}
         arguments = (
             "start",
             str(self.swarm_toml),
             *role,
-            *where,
+            *as_flags(OWN_PORTS | where),
             "--listen",
             "127.0.0.1",
             "--threads",

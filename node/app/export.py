@@ -14,6 +14,7 @@ from node.checkpoint.fetch import fetch
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import NetworkFault
 from node.core.journey import Plan
+from node.core.tasks import together
 from node.data.places import Places
 from node.data.tokenizer import open_tokenizer
 from node.manifest import Manifest
@@ -92,9 +93,7 @@ async def _every_stage(
     a: Assembled, m: Manifest, transport: TransportPort, plan: Plan
 ) -> list[Stage]:
     """All at once: the swarm goes on meanwhile, and the model should be of one epoch."""
-    return await asyncio.gather(
-        *(_stage(a, m, transport, plan, s) for s in range(m.pipeline.stages + 1))
-    )
+    return await together(*(_stage(a, m, transport, plan, s) for s in range(m.pipeline.stages + 1)))
 
 
 async def _stage(

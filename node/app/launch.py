@@ -8,14 +8,33 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from node.config import MOVED, NodeConfig, config_document
 from node.transport import parent_watch
 
 PATIENCE_S = 10.0
 """A child that was asked to end and has not ended by then is killed."""
+OWN_PORTS = {"transport.p2p_port": 0, "transport.grpc_port": 0, "transport.announce": ""}
+"""Settings that daemons on one machine cannot share, whatever their environment says."""
+NOT_HANDED_ON = ("swarm", "data", "tokenizer", "weights", "admission")
+"""Settings of a parent that are none of its children's."""
+
+
+def for_child(config: NodeConfig, name: str, stage: int, join: str) -> dict[str, Any]:
+    """Settings of a child that hosts a block stage: what was set for its parent, and its own."""
+    said = config_document(config).items()
+    given = {k: one["value"] for k, one in said if one["source"] and k not in NOT_HANDED_ON}
+    own = {"name": name, "role": "stage", "stage": stage, "join": join, "threads": 1}
+    return given | own | {"metrics_port": -1} | OWN_PORTS
+
+
+def as_flags(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings as words of a command line."""
+    return tuple(w for name, value in settings.items() for w in ("--set", f"{name}={value}"))
 
 
 @dataclass
@@ -60,7 +79,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", MOVED: ""},
             )
 
     def kill(self) -> None:

@@ -1,7 +1,7 @@
 """A peer changes its stage, or its cell: it leaves the old one, and becomes a fresh image of the
 same process.
 
-The process id, the identity, the p2p port, the parent that it ends with and the event file stay;
+The process id, the identity, the ports, the parent that it ends with and the event file stay;
 everything that was built for the old stage is gone with certainty, because nothing of it is
 carried over. For a change of stage a peer leaves as one that drains. A cell is left because it
 cannot go on: there nothing is finished, and nothing handed over.
@@ -24,7 +24,6 @@ from node.core.errors import TimedOut
 from node.core.ids import ENDS, CellId, stage_name
 from node.manifest import Manifest
 from node.scheduler.choosing import able
-from node.transport.addresses import part_of
 
 DRAIN_S = 120.0
 """For an operator's drain that names no time."""
@@ -33,8 +32,8 @@ MOVE_S = 60.0
 
 
 class Mover:
-    """``target`` is the stage this daemon is changing to, ``cell`` the cell, ``done`` that stage
-    (None: it chooses one in its new cell) and the p2p port of the image that follows.
+    """``target`` is the stage this daemon is changing to, ``cell`` the cell, where it chooses one;
+    ``done``: all is handed over, and an image for it follows.
     ``refuses(manifest in force, stage)`` says why this peer will not host a stage; empty when it
     will."""
 
@@ -42,7 +41,7 @@ class Mover:
         self._d, self._refuses = daemon, refuses
         self.target: int | None = None
         self.cell: CellId | None = None
-        self.done: tuple[int | None, int] | None = None
+        self.done = False
 
     @property
     def going(self) -> bool:
@@ -82,7 +81,7 @@ class Mover:
         d.journal.emit("daemon", "cell-left", text, "warning", cell=cell, epoch=epoch)
         if d.presence is not None:
             d.presence.changed()
-        self.done = None, p2p_port(d.addresses())
+        self.done = True
         d.stop(f"moving to cell {cell}")
 
     async def drained(self, timeout_s: float) -> None:
@@ -122,7 +121,7 @@ class Mover:
             d.journal.emit("daemon", "move-hasty", why, "warning")
         if d.draining:
             return  # its operator wants it to end, and is told so by who carries that out
-        self.done = stage, p2p_port(d.addresses())
+        self.done = True
         d.stop(f"moving to {stage_name(stage)}")
 
 
@@ -144,17 +143,10 @@ def refusal(config: NodeConfig, manifest: Manifest, a: Assembled, stage: int, op
     return "" if verdict.ok else verdict.text
 
 
-def p2p_port(addresses: list[str]) -> int:
-    """The TCP port among a peer's own multiaddrs, 0 when there is none; a relay's is not its
-    own."""
-    own = (a for a in addresses if "/p2p-circuit" not in a)
-    return next((int(p) for a in own if (p := part_of(a, "tcp"))), 0)
-
-
-def again(stage: int | None, port: int) -> NoReturn:
+def again(stage: int | None) -> NoReturn:
     """Become this program anew, with the arguments it was started with, to host ``stage``; None: as
     these say. Close everything before."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.environ[MOVED] = f"{'' if stage is None else stage}:{port}"
+    os.environ[MOVED] = "-" if stage is None else str(stage)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

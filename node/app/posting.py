@@ -15,7 +15,7 @@ _POSTED = {"waiting": "ready", "moving": "starting"}
 def state_of(d: PeerPort) -> str:
     """One word for the screen and for the peer's record."""
     a = d.assembled
-    if d.ending and d.mover.done is None:
+    if d.ending and not d.mover.done:
         return "stopping"
     if d.draining:
         return "draining"

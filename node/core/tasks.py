@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Tasks:
@@ -63,15 +65,15 @@ def is_cancelled() -> bool:
     return me is not None and me.cancelling() > 0
 
 
-async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all at once; none of them outlives this call: when one raises or the caller is cancelled,
-    the others are cancelled and waited for.
+async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Run all at once; what they return. None of them outlives this call: when one raises or the
+    caller is cancelled, the others are cancelled and waited for.
 
     Raises what was raised first.
     """
     try:
         async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
+            tasks = [group.create_task(one) for one in work]
+        return [task.result() for task in tasks]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None

@@ -280,7 +280,7 @@ class SimPeer:
         if self.ending:
             return
         self.ending = True
-        self._later(self.swarm.left, self, self.mover.done, self.mover.cell)
+        self._later(self.swarm.left, self, self.mover)
 
     def kill(self) -> None:
         """SIGKILL: connections are reset, nothing it holds in memory is left."""
@@ -328,10 +328,6 @@ class SimPeer:
     def body(self) -> Any:
         """Its record."""
         return body_of(self)
-
-    def addresses(self) -> list[str]:
-        """Nobody needs one."""
-        return []
 
     @property
     def started_at(self) -> float:

@@ -7,9 +7,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from node.app.moving import Mover
 from node.averaging.exchange.machine import RoundMachine
 from node.core.errors import Refused
-from node.core.ids import ENDS, CellId, PeerId
+from node.core.ids import ENDS, PeerId
 from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
 from node.pipeline.machine import PipelineMachine
@@ -155,21 +156,22 @@ class SimSwarm:
         coming = any(p.flip for p in self.live())
         return not self.troubles and not self.links.walls and not self.liars and not coming
 
-    def left(self, peer: SimPeer, to: tuple[int | None, int] | None, cell: CellId | None) -> None:
+    def left(self, peer: SimPeer, mover: Mover) -> None:
         """A peer that has drained ends its process, or begins a new one at another stage, or in
         another cell."""
         peer.kill()
-        if to is None:
+        if not mover.done:
             self.record_store.withdraw(peer.name, peer.clock.wall())
             self.watch.note(f"{peer.name} has left")
             return
-        if cell is not None:
-            self.watch.note(f"{peer.name} has moved to cell {cell}")
-            peer.disk.change_cell(cell)
+        if mover.cell is not None:
+            self.watch.note(f"{peer.name} has moved to cell {mover.cell}")
+            peer.disk.change_cell(mover.cell)
         else:
-            self.watch.note(f"{peer.name} has moved to {to[0]}")
+            self.watch.note(f"{peer.name} has moved to {mover.target}")
         # Whose stage is fixed keeps it in another cell too.
-        peer.config.stage = to[0] if cell is None or peer.config.open_to else peer.config.stage
+        if mover.cell is None or peer.config.open_to:
+            peer.config.stage = mover.target
         peer.boot()
 
     # ----------------------------------------------------------- what is to be seen

@@ -262,15 +262,17 @@ def parse_events(document: Any, problem: PathProblem) -> tuple[ReplanEvent, ...]
         )
     out: list[ReplanEvent] = []
     size = len(problem.compute)
-    for k, row in enumerate(
-        sorted(rows, key=lambda r: r.get("at_s", 0) if isinstance(r, dict) else 0)
-    ):
-        what = row.get("what") if isinstance(row, dict) else None
-        if what not in TRIALS:
+    times = [
+        seconds(row.get("at_s") if isinstance(row, dict) else None, f"at_s of event {k}")
+        for k, row in enumerate(rows)
+    ]
+    for k, at in sorted(enumerate(times), key=lambda event: event[1]):
+        row = rows[k]
+        what = row.get("what")
+        if not isinstance(what, str) or what not in TRIALS:
             raise UsageFault(
                 f"event {k} is {str(what)[:40]!r}", f"choose one of {', '.join(TRIALS)}"
             )
-        at = seconds(row.get("at_s"), f"at_s of event {k}")
         peer, lasts = -1, 0.0
         after: Callable[[PathProblem], PathProblem] = lambda before: before  # noqa: E731
         if what == "drift":

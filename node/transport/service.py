@@ -139,9 +139,10 @@ class Transport:
             self.traffic,
         )
         own = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-        self._near = own.get(settings.host, settings.host)
+        self.near = own.get(settings.host, settings.host)
+        """Where programs of this machine dial this peer."""
         self._tunnel_end = tunnel.TunnelEnd(
-            self._near,
+            self.near,
             lambda: self._port,
             lambda p: self._tokens.knows(p) and not self._banned(p),
             self._carry,
@@ -530,7 +531,7 @@ class Transport:
         try:
             made = await punch.open_connection(self.p2p.port, targets, self._tasks)
             self.p2p.punched(peer)
-            await punch.hand_over(made, self._near, self.p2p.port)
+            await punch.hand_over(made, self.near, self.p2p.port)
         except (NetworkFault, OSError) as e:
             self._journal.emit(
                 "transport", "punch-failed", f"{short(peer)}: {e}", "debug", peer=peer

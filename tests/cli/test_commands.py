@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import cli
 from node.config import NodeConfig
 from node.control.diagnose import Machine, failed, unreachable
 from node.control.doctor import Checkup
-from node.core.errors import ExitCode
+from node.core.errors import ExitCode, Refused
 from node.core.ids import RunId
 from node.core.version import VERSION
+from node.identity.admission import check_admission
 from node.identity.invites import Invite
 from node.identity.keys import Identity
-from node.manifest import Manifest, read_manifest
+from node.manifest import Manifest, amended, read_manifest
+from protos.ask_pb2 import Answer, ManifestAnswer
+from protos.control_pb2 import InviteReply
 from tests.cli.conftest import refused
 
 ROOT = Path(cli.__file__).parent
@@ -135,6 +139,57 @@ def test_joining_needs_a_yes(tutti, ours):
     assert owner.peer_id in asked.stderr  # it was shown whose swarm this is
     assert tutti("join", text, "--no-start", "--yes").returncode == 0
     assert ours.remembered() == (manifest, text)
+
+
+@pytest.mark.parametrize(
+    ("set_as", "flags", "port"),
+    [("", (), 31337), ("9", (), 9), ("9", ("--port", "8"), 8), ("", ("--set", "p2p_port=0"), 0)],
+)
+def test_a_rendezvous_listens_where_it_is_set(tutti, monkeypatch, set_as, flags, port):
+    ran = []
+    monkeypatch.setattr(cli, "_run_daemon", lambda ours, *_: ran.append(ours))
+    monkeypatch.setenv("TUTTI_P2P_PORT", set_as)
+    tutti("bootstrap", *flags).good()
+    assert [ours.transport.p2p_port for ours in ran] == [port]
+
+
+def test_the_invite_is_to_the_run_of_the_daemon(tutti, ours, daemon):
+    me = Identity.load_or_create(ours.identity_path)
+    base = Manifest.default_demo().owned_by(me.peer_id)
+    private = Manifest.parse(amended(base, {"swarm.admission": "invite"}).sign(me))
+    ours.remember(private)
+    ours.remember(Manifest.parse(base.sign(me)))  # used last, by another command
+    reply = InviteReply(invite=Invite(private.run_id, me.peer_id, (PLACE,)).encode())
+    daemon.invite = lambda: reply
+    invite = Invite.decode(tutti("swarm", "invite", "--for", PEER, "--days", "7").good().strip())
+    about = {"run_id": private.run_id, "owner": me.peer_id, "peer": PEER}
+    check_admission(invite.admission, **about, now_wall=time.time())
+    with pytest.raises(Refused, match="expired"):
+        check_admission(invite.admission, **about, now_wall=time.time() + 8 * 86400)
+
+
+@pytest.mark.parametrize("verb", ["start", "join"])
+def test_the_swarm_that_was_looked_at_is_started(tutti, home, monkeypatch, verb):
+    raw, started = Manifest.default_demo().sign(Identity.ephemeral()), []
+    answer = Answer(manifest=ManifestAnswer(toml=raw))
+    monkeypatch.setattr("node.app.joining.observe", lambda *_: answer)
+    monkeypatch.setattr(cli, "_run_daemon", lambda *swarm: started.append(swarm))
+
+    def execv(_: str, words: list[str]) -> None:
+        monkeypatch.delitem(sys.modules, "libp2p")
+        sys.exit(cli.main(words[2:]))
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setitem(sys.modules, "libp2p", None)
+    home.mkdir()
+    former = f'swarm = "former.toml"\njoin = ["{PLACE}"]\n' if verb == "join" else ""
+    (home / "config.toml").write_text(former)
+    place = f"/ip4/10.0.0.1/tcp/2/p2p/{PEER}"
+    with pytest.raises(SystemExit):
+        tutti(verb, place, "--name", "anna", *(["--yes"] if verb == "join" else []))
+    ((ours, manifest, invite),) = started
+    assert (manifest, ours.node.name) == (Manifest.parse(raw), "anna")
+    assert (invite.run_id, invite.addresses) == (manifest.run_id, (place,))
 
 
 def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):

@@ -117,6 +117,22 @@ def test_a_fault_does_not_stop_independent_checks(found, home):
     assert (code, faults(said)) == (0, [])
 
 
+def test_a_run_that_is_not_to_be_read_stops_no_other_check(found, home):
+    remembered(home)
+    remembered(home, data__source="synthetic:8")
+    (home / "swarms" / "current").unlink()
+    said, code = found()
+    assert code == ExitCode.VERSIONS_UNFIT
+    assert [one["check"] for one in faults(said)] == ["versions", "clock", "net"]
+
+
+def test_a_stage_that_the_run_does_not_have_is_a_fault(found, home):
+    stages = remembered(home).pipeline.stages
+    said, code = found("--set", f"stage={stages + 1}")
+    assert code == ExitCode.USAGE
+    assert [one["check"] for one in faults(said)] == ["device"]
+
+
 def test_an_unknown_check_is_a_usage_error(tutti):
     shown = tutti("doctor", "weather")
     assert shown.returncode == 2

@@ -1,14 +1,18 @@
+import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from node.app import daemon
 from node.app.joining import ask_peers, check, choose, examined, invite_text, look
 from node.config import NodeConfig
 from node.control.diagnose import Diagnosis, Machine, identity_in_use, silent, verdict
 from node.control.doctor import Checkup
 from node.core.errors import ExitCode, Refused, UsageFault
 from node.core.ids import RunId
+from node.core.version import PROTOCOL
 from node.identity.admission import check_admission
 from node.identity.invites import Invite
 from node.identity.keys import Identity
@@ -198,3 +202,30 @@ def test_an_invite_of_another_version_is_no_file(ours):
     for text in ("tutti1abcdef", "TUTTI3ABCDEF"):
         with pytest.raises(UsageFault, match=f"version {text[5]}, this tutti reads version 2"):
             choose(ours, text)
+
+
+async def test_one_bad_answer_does_not_end_the_search(ours, monkeypatch):
+    good, fake = (Manifest.default_demo().sign(who) for who in (OWNER, Identity.ephemeral()))
+
+    def gives(toml, oldest=PROTOCOL):
+        return Answer(
+            manifest=ManifestAnswer(toml=toml), oldest_protocol=oldest, newest_protocol=PROTOCOL
+        )
+
+    bad = gives(b"["), gives(fake), gives(good, PROTOCOL + 1)
+    said = {Identity.ephemeral().peer_id: itertools.repeat(answer) for answer in bad}
+    said[OWNER.peer_id] = iter(("no answer", gives(good)))
+
+    async def put(peer, question):
+        return next(said[peer])
+
+    monkeypatch.setattr(daemon, "RETRY_S", 0.0)
+    transport = SimpleNamespace(learn=lambda *_: None)
+    seeker = SimpleNamespace(config=ours, transport=transport, _put=put, admission=lambda _: b"")
+    manifest = Manifest.parse(good)
+    invite = Invite(manifest.run_id, OWNER.peer_id, tuple(ADDRESS + peer for peer in said))
+    assert await daemon.Daemon._find_manifest(seeker, invite) == manifest
+    assert ours.remembered() == (manifest, invite.encode())
+    said[OWNER.peer_id] = itertools.repeat(bad[0])
+    with pytest.raises(Refused, match="is of run"):
+        await daemon.Daemon._find_manifest(seeker, invite)

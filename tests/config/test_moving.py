@@ -11,7 +11,7 @@ import pytest
 
 from node.app import moving
 from node.app.assembly import check_room
-from node.app.moving import Mover, p2p_port, refusal
+from node.app.moving import Mover, refusal
 from node.averaging.strategies.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
@@ -22,7 +22,6 @@ from node.manifest import Manifest
 from node.telemetry.events import Journal
 from node.training.protocol.rules import ChangeStatus, Rules
 
-ME = "12D3KooWAQqU9GpkTfSsZGdQnrbCkLh31Gp3okDXAQqU9GpkTfSs"
 MANIFEST = Manifest.default_demo()
 CELL = CellId("b" * 16)
 
@@ -48,7 +47,7 @@ def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
         ({}, {"stage": "1", "may_move": True}, True),
         ({"TUTTI_STAGE": "1"}, {}, False),
         ({"TUTTI_STAGE": "1", "TUTTI_MAY_MOVE": "yes"}, {}, True),
-        ({MOVED: "2:4001"}, {}, True),
+        ({MOVED: "2"}, {}, True),
     ],
 )
 def test_a_peer_with_a_named_stage_moves_only_if_allowed(
@@ -60,14 +59,14 @@ def test_a_peer_with_a_named_stage_moves_only_if_allowed(
 @pytest.mark.parametrize(
     ("mark", "flags", "stage", "ports", "moved"),
     [
-        ("2:4001", {"p2p_port": 0, "grpc_port": 5000}, 2, (4001, 5000), True),
-        ("3:0", {"stage": "1", "may_move": True, "p2p_port": 77}, 3, (77, 0), True),
-        (":4001", {"stage": "2"}, 2, (4001, 0), True),
-        (":0", {}, None, (0, 0), True),
+        ("2", {"p2p_port": 0, "grpc_port": 5000}, 2, (0, 5000), True),
+        ("3", {"stage": "1", "may_move": True, "p2p_port": 77}, 3, (77, 0), True),
+        ("-", {"stage": "2"}, 2, (0, 0), True),
+        ("-", {}, None, (0, 0), True),
         ("", {}, None, (0, 0), False),
     ],
 )
-def test_a_moved_daemon_hosts_the_new_stage_on_the_old_port(
+def test_a_moved_daemon_hosts_the_new_stage_on_ports_as_set(
     tmp_path: Path, mark: str, flags: dict[str, Any], stage: int | None, ports, moved: bool
 ) -> None:
     ours = config(tmp_path, {MOVED: mark}, **flags)
@@ -85,7 +84,7 @@ def test_a_moved_daemon_hosts_the_new_stage_on_the_old_port(
         ({}, {"role": "ends"}, None, ""),
         ({}, {"role": "rendezvous"}, None, ""),
         ({}, {"may_move": False}, None, ""),
-        ({MOVED: "0:4001"}, {}, 0, "auto"),
+        ({MOVED: "0"}, {}, 0, "auto"),
     ],
 )
 def test_what_an_image_may_host_is_its_operators_word(
@@ -95,7 +94,7 @@ def test_what_an_image_may_host_is_its_operators_word(
     assert (ours.stage, ours.open_to) == (stage, open_to)
 
 
-@pytest.mark.parametrize("text", ["2", "x:1", "2:70000", "-1:5", "2:4001:9", "20000:1"])
+@pytest.mark.parametrize("text", ["x", "2:4001", "-1", "2-", "20000"])
 def test_a_mark_that_tutti_did_not_leave_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageFault, match=MOVED):
         config(tmp_path, {MOVED: text})
@@ -129,15 +128,6 @@ def test_reasons_to_stay(
     assert says in found if says else not found
 
 
-RELAY = f"/ip4/9.9.9.9/tcp/1/p2p/{ME}/p2p-circuit/p2p/{ME}"
-QUIC, TCP = f"/ip4/127.0.0.1/udp/7/quic-v1/p2p/{ME}", f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"
-
-
-@pytest.mark.parametrize(("addresses", "port"), [([RELAY, QUIC, TCP], 4001), ([RELAY], 0)])
-def test_the_port_is_our_own_and_no_relays(addresses: list[str], port: int) -> None:
-    assert p2p_port(addresses) == port
-
-
 class FakeDaemon:
     """What a mover sees of its daemon, and what it did to it."""
 
@@ -167,9 +157,6 @@ class FakeDaemon:
 
     async def saved(self) -> None:
         self.log.append("saved")
-
-    def addresses(self) -> list[str]:
-        return [f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"]
 
     def stop(self, why: str) -> None:
         self.log.append(f"stop: {why}")
@@ -207,11 +194,11 @@ async def test_a_move_leaves_first_and_stops_last(d: FakeDaemon) -> None:
     assert "on its way to stage 2" in d.mover.asked(3)
     await asyncio.sleep(0)
     assert d.log == ["leave: moves to stage 2"]
-    assert d.mover.done is None, "nothing is over before the epoch is"
+    assert not d.mover.done, "nothing is over before the epoch is"
     d.calm.set()
     await d.idle()
     assert d.log == ["leave: moves to stage 2", "saved", "stop: moving to stage 2"]
-    assert d.mover.done == (2, 4001)
+    assert (d.mover.done, d.mover.target) == (True, 2)
 
 
 async def test_an_epoch_that_hangs_does_not_keep_it(
@@ -220,7 +207,7 @@ async def test_an_epoch_that_hangs_does_not_keep_it(
     monkeypatch.setattr(moving, "MOVE_S", 0.01)
     d.mover.asked(2)
     await d.idle()
-    assert d.mover.done == (2, 4001)
+    assert (d.mover.done, d.mover.target) == (True, 2)
     assert [e.kind for e in d.journal.recent()] == ["moving", "move-hasty"]
 
 
@@ -233,7 +220,7 @@ async def test_nobody_goes_to_the_ends_beside_somebody_there(d: FakeDaemon) -> N
     d.calm.set()
     assert d.mover.asked(0) == ""
     await d.idle()
-    assert d.mover.done == (0, 4001)
+    assert (d.mover.done, d.mover.target) == (True, 0)
     assert d.log[0] == "leave: moves to the ends"
 
 
@@ -242,13 +229,13 @@ async def test_a_drain_meanwhile_wins(d: FakeDaemon) -> None:
     d.draining = True
     d.calm.set()
     await d.idle()
-    assert d.mover.done is None
+    assert not d.mover.done
     assert not any(line.startswith("stop") for line in d.log)
 
 
 async def test_who_changes_its_cell_stops_at_once(d: FakeDaemon) -> None:
     d.mover.joins(CELL)
-    assert (d.mover.cell, d.mover.target, d.mover.done) == (CELL, None, (None, 4001))
+    assert (d.mover.cell, d.mover.target, d.mover.done) == (CELL, None, True)
     assert [line.split(":")[0] for line in d.log] == ["stop"]
     assert [e.kind for e in d.journal.recent()] == ["cell-left"]
     assert "coming or going" in d.mover.asked(2)
@@ -305,10 +292,10 @@ def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr(moving.os, "execv", lambda *a: called.append(a))
     monkeypatch.setenv(MOVED, "")
-    moving.again(2, 4001)
+    moving.again(2)
     assert called == [
         (moving.sys.executable, [moving.sys.executable, "-m", "cli", "start", "--name", "x"])
     ]
-    assert moving.os.environ[MOVED] == "2:4001"
-    moving.again(None, 4001)
-    assert moving.os.environ[MOVED] == ":4001"
+    assert moving.os.environ[MOVED] == "2"
+    moving.again(None)
+    assert moving.os.environ[MOVED] == "-"

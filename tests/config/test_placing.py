@@ -98,8 +98,8 @@ async def watch(d: FakeDaemon, presence: Any, seconds: float) -> None:
 async def test_who_was_named_a_stage_shows_it_before_it_is_built(tmp_path: Path) -> None:
     for environ, flags, ends, stage in (
         ({}, {"stage": "2"}, False, 2),
-        ({MOVED: "1:0"}, {}, False, 1),
-        ({MOVED: "0:0"}, {}, False, ENDS),
+        ({MOVED: "1"}, {}, False, 1),
+        ({MOVED: "0"}, {}, False, ENDS),
         ({}, {"role": "ends"}, True, ENDS),
     ):
         d = FakeDaemon(tmp_path, environ, **flags)
@@ -149,7 +149,7 @@ async def test_what_its_operator_chose_has_no_other(tmp_path: Path) -> None:
 
 async def test_only_a_peer_awaiting_a_first_epoch_moves_to_the_ends(tmp_path: Path) -> None:
     for waiting_for, epoch, asks in (("ends", 0, [ENDS]), ("ends", 3, []), ("", 0, [])):
-        d = FakeDaemon(tmp_path, {MOVED: "1:0"})
+        d = FakeDaemon(tmp_path, {MOVED: "1"})
         presence = FakePresence(d, {"b": Placed(1), "c": Placed(2)})
         await take(d, presence)
         d.hosts(waiting_for, epoch)
@@ -158,7 +158,7 @@ async def test_only_a_peer_awaiting_a_first_epoch_moves_to_the_ends(tmp_path: Pa
 
 
 async def test_who_cannot_go_to_the_ends_stays_and_is_not_named_again(tmp_path: Path) -> None:
-    d = FakeDaemon(tmp_path, {MOVED: "1:0"})
+    d = FakeDaemon(tmp_path, {MOVED: "1"})
     presence, d.refuses = FakePresence(d, {"b": Placed(1), "c": Placed(2)}), "does not fit"
     await take(d, presence)
     d.hosts("an ends peer")

@@ -29,6 +29,7 @@ def test_the_invited_train_and_a_stranger_gets_in_by_no_door(box, fault) -> None
         peer.child.arguments = tuple(words)
     box.start(owner, first, second)
     box.goes_on(2)
+    assert "Invite another machine" not in owner.said(), "it would have no token"
 
     intruder = box.member(1, "stranger").start()
     seen = box.tutti("peers", "--join", invite(None), "--json")

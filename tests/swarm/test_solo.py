@@ -8,6 +8,8 @@ import signal
 import psutil
 import pytest
 
+from benchmarks.lab.fleet import free_port
+
 pytestmark = pytest.mark.swarm
 
 
@@ -16,7 +18,10 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     runtime.mkdir()
     monkeypatch.setenv("TMPDIR", str(runtime))
     monkeypatch.setenv("TUTTI_THREADS", "1")
-    first = box.bare("first", "start").start()
+    first = box.bare("first", "start")
+    image = {f"TUTTI_{kind}_PORT": str(free_port()) for kind in ("P2P", "GRPC")}
+    first.environment = {**first.environment, "TUTTI_LISTEN": "0.0.0.0", **image}
+    first.start()
     box.wait("the first epoch", lambda: first.status().epoch >= 1, 120.0, (first,))
     said, status = first.said(), first.status()
     assert "solo" in said

@@ -139,6 +139,8 @@ def test_events_from_a_document():
         [{"at_s": 1, "what": "join", "stage": 0, "compute_s": 0.1, "delays_s": [0.4] * 20}],
         [{"at_s": 1, "what": "join", "stage": 1, "compute_s": 0.1, "delays_s": [0.4] * 19}],
         ["death"],
+        [{"at_s": "3", "what": "death", "peer": 3}, {"at_s": 1, "what": "death", "peer": 4}],
+        [{"at_s": 1, "what": ["death"], "peer": 3}],
     ],
 )
 def test_events_that_make_no_sense_are_refused(rows):

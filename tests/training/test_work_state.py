@@ -3,6 +3,7 @@ late state."""
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -224,6 +225,21 @@ async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
         ("layers.0.a", "layers.0.norm"), before
     )
     assert (a.work.listing(2, StateKind.OPTIMIZER), plan.epoch) == ({}, before.epoch)
+
+
+async def test_a_checkpoint_outlives_who_waits_for_it(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, plan = await rig.trained("a", 1, every=1)
+    write, goes_on = a.store.save, threading.Event()
+    monkeypatch.setattr(a.store, "save", lambda *about: goes_on.wait(60) and write(*about))
+    await rig.begun((a,), dict.fromkeys(rig.shapes, a), plan)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await a.work.local_checkpoints.saved()
+    goes_on.set()
+    await a.work.close()
+    assert a.work.checkpoints() == (a.work.version,)
 
 
 async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(

@@ -215,9 +215,10 @@ class LocalCheckpoints:
         self._saving = self._tasks.spawn(saving(), "checkpoint")
 
     async def saved(self) -> None:
-        """Wait for the checkpoint that is being written, if any."""
+        """Wait for the checkpoint that is being written, if any. Who is cancelled meanwhile leaves
+        it to be written."""
         if self._saving is not None:
-            await self._saving
+            await asyncio.wait([self._saving])
 
     def _said(self) -> dict[int, dict[str, Any]]:
         """What the checkpoints on the disk say of themselves; read again only after one was

@@ -1,0 +1,23 @@
+"""What a solo swarm's daemons for the other stages are started with."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from node.app.launch import as_flags, for_child
+from node.config import NodeConfig
+
+
+def test_a_child_has_its_parents_settings_and_ports_of_its_own(tmp_path: Path) -> None:
+    near = "/ip4/127.0.0.1/tcp/31337/p2p/12D3KooWAQqU9GpkTfSsZGdQnrbCkLh31Gp3okDXAQqU9GpkTfSs"
+    image = {"TUTTI_LISTEN": "0.0.0.0", "TUTTI_P2P_PORT": "31337", "TUTTI_GRPC_PORT": "31338"}
+    image |= {"TUTTI_ANNOUNCE": "a.example:31338", "TUTTI_NAME": "anna", "TUTTI_JOIN": near}
+    flags = {"max_up": "20Mbit", "reach.lan": "false", "checkpoint.every": 3, "data": "text"}
+    parent = NodeConfig.load({"home": tmp_path, **flags}, image)
+    words = as_flags(for_child(parent, "anna-2", 2, near))
+    given = dict(word.split("=", 1) for word in words if word != "--set")
+    child = NodeConfig.load({"home": tmp_path / "child", **given}, image)
+    alone = replace(parent.transport, p2p_port=0, grpc_port=0, announce=())
+    assert (child.transport, child.checkpoint) == (alone, parent.checkpoint)
+    assert (child.reach, child.metrics_port) == (parent.reach, None)
+    assert (child.node.name, child.stage, child.node.join) == ("anna-2", 2, (near,))
+    assert child.node.data == ""

@@ -1,0 +1,35 @@
+"""What ``tutti export`` asks of the swarm."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.app import export
+from node.checkpoint.state import NoDonor
+from node.core.errors import NetworkFault
+from node.manifest import Manifest
+
+
+async def test_an_export_that_fails_fetches_nothing_more(tmp_path: Path, monkeypatch) -> None:
+    manifest, under_way = Manifest.default_demo(), set[int]()
+
+    async def fetch(transport: Any, donors: Any, stage: int, *_: Any, **__: Any) -> None:
+        if stage == manifest.pipeline.stages:
+            raise NoDonor("it", {})
+        under_way.add(stage)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            under_way.remove(stage)
+
+    monkeypatch.setattr(export, "fetch", fetch)
+    monkeypatch.setattr(export, "ATTEMPTS", 1)
+    work = SimpleNamespace(plan=SimpleNamespace(stage=lambda stage: []))
+    a: Any = SimpleNamespace(work=work, tokenizer=object(), checkpoint=None)
+    a.stage = SimpleNamespace(stage=-1)
+    with pytest.raises(NetworkFault, match=f"stage {manifest.pipeline.stages}"):
+        await export.gather(a, manifest, None, tmp_path, None, print)  # type: ignore[arg-type]
+    assert not under_way
