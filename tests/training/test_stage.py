@@ -30,20 +30,6 @@ def test_adopting_replaces_tensors_and_never_writes_into_them() -> None:
         assert torch.equal(dict(s.module.named_parameters())[name].detach(), copies[name] + 1)
 
 
-def test_what_is_adopted_is_hashed_before_it_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    s = state()
-    held, seen = s.parameters(), []
-
-    def slow(tensors: dict[str, torch.Tensor]) -> str:
-        seen.append((s.version, all(torch.equal(t, held[n]) for n, t in s.parameters().items())))
-        return "ab" * 32
-
-    monkeypatch.setattr("node.training.state.stage.digest", slow)
-    s.adopt(plus(s, 1.0), NEXT)
-    assert seen == [(Version(0), True)]
-    assert (s.version, s.digest) == (NEXT, "ab" * 32)
-
-
 def test_an_update_can_be_undone_once_until_it_is_settled() -> None:
     s = state()
     before, first = s.digest, s.parameters()

@@ -67,13 +67,12 @@ class StageState:
                     f"{name} has shape {tuple(tensor.shape)}, this stage has {tuple(p.shape)}"
                 )
             new[name] = tensor.detach().to(device=p.device, dtype=p.dtype)
-        made = digest(new)  # first, for it takes long: others read the stage meanwhile
         self._before = self.parameters()
         self._before_digest, self._before_version = self.digest, self.version
         self._place(new)
         self.empty = self.empty and self.frozen is not None
-        self.version, self.digest = version, made
-        return made
+        self.version, self.digest = version, digest(new)
+        return self.digest
 
     @torch.no_grad()
     def begin(self, base: Mapping[str, Tensor]) -> None:
