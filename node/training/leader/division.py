@@ -13,7 +13,6 @@ from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.core.samples import split
 from node.scheduler.costs import believe
 from node.scheduler.near import leavers
-from node.scheduler.proven import complete
 from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.plan_context import PlanContext
@@ -24,7 +23,7 @@ LEFT_S = 5.0
 POSTPONED_S = 60.0
 """A cell whose halves could not have worked looks again after so long."""
 PROVEN_S = 5.0
-"""The same where a half lacks a way, for ways are measured all the time."""
+"""The same where nobody who could lead leaves: peers come."""
 
 Stages = Mapping[int, Sequence[PeerId]]
 
@@ -73,12 +72,9 @@ class Division:
         ends = [p for p in roster.replicas()[ENDS] if roster.can_start(p, base)]
         away = self._with_a_leader(away, ends, me)
         if not away:
-            self.postpone(now)
-            return None
-        halves = [_half(roster, base, away, leaves) for leaves in (True, False)]
-        if not all(_has_a_way(roster, half) for half in halves):
             self._again = now + PROVEN_S
             return None
+        halves = [_half(roster, base, away, leaves) for leaves in (True, False)]
         if not all(self._hold_the_state(roster, half) for half in halves):
             self.postpone(now)
             return None
@@ -152,9 +148,3 @@ def _half(roster: Roster, base: Version, away: Collection[PeerId], leaves: bool)
         stage: [p for p in peers if (p in away) is leaves and roster.can_start(p, base)]
         for stage, peers in roster.replicas().items()
     }
-
-
-def _has_a_way(roster: Roster, half: Stages) -> bool:
-    """Whether there is a complete path."""
-    stages = [stage for stage in half if stage != ENDS]
-    return any(complete(p, stages, half, roster.proven) for p in half[ENDS])
