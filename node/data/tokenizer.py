@@ -19,6 +19,8 @@ from node.data.settings import DataSettings
 PIECE = 1 << 20
 """Characters given to a trained tokenizer at once; longer texts are cut behind a line end near
 it."""
+BEHIND = 16
+"""Ids behind which the first id of a stream is decoded."""
 
 
 BYTES = 255
@@ -187,7 +189,7 @@ class FileTokenizer:
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
         # An id is decoded behind others, because a decoder may take the first space away. The
         # library's own DecodeStream fails on bytes that are no UTF-8.
-        said, fresh = list(before), list[int]()
+        said, fresh = list(before)[-BEHIND:], list[int]()
 
         def say(i: int) -> str:
             nonlocal said, fresh

@@ -22,8 +22,8 @@ LEFT_S = 5.0
 """What members of a new cell have said before they knew of it is heard for so long."""
 POSTPONED_S = 60.0
 """A cell whose halves could not have worked looks again after so long."""
-PROVEN_S = 5.0
-"""The same where nobody who could lead leaves: peers come."""
+COMPANY_S = 5.0
+"""One in which nobody who could lead the other half is here looks again so soon: peers come."""
 
 Stages = Mapping[int, Sequence[PeerId]]
 
@@ -72,7 +72,7 @@ class Division:
         ends = [p for p in roster.replicas()[ENDS] if roster.can_start(p, base)]
         away = self._with_a_leader(away, ends, me)
         if not away:
-            self._again = now + PROVEN_S
+            self._again = now + COMPANY_S
             return None
         halves = [_half(roster, base, away, leaves) for leaves in (True, False)]
         if not all(self._hold_the_state(roster, half) for half in halves):
