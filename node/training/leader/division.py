@@ -22,8 +22,6 @@ LEFT_S = 5.0
 """What members of a new cell have said before they knew of it is heard for so long."""
 POSTPONED_S = 60.0
 """A cell whose halves could not have worked looks again after so long."""
-COMPANY_S = 5.0
-"""One in which nobody who could lead the other half is here looks again so soon: peers come."""
 
 Stages = Mapping[int, Sequence[PeerId]]
 
@@ -71,11 +69,8 @@ class Division:
             return None
         ends = [p for p in roster.replicas()[ENDS] if roster.can_start(p, base)]
         away = self._with_a_leader(away, ends, me)
-        if not away:
-            self._again = now + COMPANY_S
-            return None
         halves = [_half(roster, base, away, leaves) for leaves in (True, False)]
-        if not all(self._hold_the_state(roster, half) for half in halves):
+        if not away or not all(self._hold_the_state(roster, half) for half in halves):
             self.postpone(now)
             return None
         try:
