@@ -523,6 +523,9 @@ class Training(rpc.TrainingServicer):
                 event = notes.round_event(note, peer)
                 if why := self.facts.bounds.of_round(event):
                     raise WireError(f"invalid round: {why}")
+                plan = self.member.plan
+                if plan is None or plan.leader != peer and not self._heeds(peer):
+                    return "only the plan's leader opens its rounds"
                 return await self._told(event)
             case "dead":
                 return self.hear_of_dead(peer, note.dead)
@@ -565,7 +568,7 @@ class Training(rpc.TrainingServicer):
             raise WireError(f"a plan of term {plan.term}, and at most {most} can have been reached")
         # A leader knows us because we took it for the leader and told it that we are here; nobody
         # else's plan is followed.
-        if not self._election.heeds(peer, self.clock.now()):
+        if not self._heeds(peer):
             return "this peer follows another leader"
         if not self._may_lead(peer):
             return "this run lets only those lead that its owner admitted"
@@ -585,6 +588,9 @@ class Training(rpc.TrainingServicer):
             return why
         self._election.forgive(peer)
         return await self._told(ev.PlanArrived(plan))
+
+    def _heeds(self, peer: PeerId) -> bool:
+        return self._election.heeds(peer, self.clock.now())
 
     def _distrusts(self, plan: Plan, note: pb.PlanNote) -> str:
         """Why those who voted last do not stand behind this plan, as far as this peer can tell."""

@@ -11,10 +11,12 @@ from typing import Any
 
 from node.checkpoint.files import Disk
 from node.core.clock import SystemClock
+from node.core.ids import PeerId
 from node.training.member import MemberState
 from node.training.presence import View
 from node.training.protocol import events as ev
 from node.training.service import Training
+from protos import training_pb2 as pb
 from tests.training.run_facts import facts
 
 
@@ -97,6 +99,17 @@ async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeyp
     may_end.set()
     assert await t._told(ev.PlanArrived(plan)) is None
     assert (t.member.state, a.work.version, a.work.plan) == (MemberState.RUN, older, plan)
+    await t.close()
+
+
+async def test_rounds_of_strangers_wait_for_nothing(rig: Any) -> None:
+    (a,) = await rig.add("a")
+    t = taking_part(a)
+    t.member.plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
+    async with t._member_lock:
+        refused = await t._hear(PeerId("stranger"), pb.Note(round=pb.RoundNote()))
+    assert refused == "only the plan's leader opens its rounds"
+    assert not len(t.tasks)
     await t.close()
 
 
