@@ -36,11 +36,9 @@ def test_three_and_one_become_two_and_two(box) -> None:
     assert (mover.pid, process.create_time(), mover.key) == (pid, born, key)
     assert set(mover.status().addresses) == addresses
     kinds = [e["kind"] for e in mover.events()]
-    assert (
-        kinds.index("moving")
-        < kinds.index("handed-over")
-        < len(kinds) - 1 - kinds[::-1].index("hosting")
-    )
+    # It may own nothing when it is asked to move: the others may have been faster.
+    assert "not-handed-over" not in kinds
+    assert kinds.index("moving") < len(kinds) - 1 - kinds[::-1].index("hosting")
     assert [e["fields"]["stage"] for e in mover.events("hosting")] == [1, 2]
     box.goes_on(3)
     assert [sum(p.status().stage == s for p in peers) for s in (1, 2)] == [2, 2]
