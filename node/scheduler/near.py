@@ -15,9 +15,12 @@ GAIN = 0.1
 """What another division must save of the delays inside both halves: less than this may be
 chance."""
 KEEPS = 0.8
-"""Of a stage's speed each half keeps at least so much of what an even division gives it."""
+"""Of a stage's speed each half keeps at least so much of its share, or of what an even division
+gives it where that is less."""
 ROUNDING = 1e-9
 """Seconds; a smaller sum of delays is taken for none."""
+CENTRES = 10
+"""Other peers around which those who leave may lie, from the furthest to the nearest."""
 SWEEPS = 8
 """Times that every exchange of two peers is tried at most."""
 
@@ -29,10 +32,10 @@ def leavers(
     down), at most ``most``.
 
     ``replicas``: by stage (peer, speed), 0 for an unknown speed. The even division spreads the fast
-    and the slow over both halves. From it, and from the one in which the nearest to ``me`` stay,
-    peers of a stage are exchanged between the halves as long as that brings those of each half
-    nearer to each other (the search of Kernighan and Lin, 1970) and neither half loses much of
-    its speed.
+    and the slow over both halves. From it, from the one in which the nearest to ``me`` stay, and
+    from those in which the nearest to another peer leave, peers of a stage are exchanged between
+    the halves as long as that brings those of each half nearer to each other (the search of
+    Kernighan and Lin, 1970) and neither half loses much of its speed.
     """
     rows = {
         stage: sorted(row, key=lambda r: (r[0] != me, -r[1], r[0]))
@@ -40,19 +43,23 @@ def leavers(
     }
     even = {stage: {p for p, _ in row[1::2][:most]} for stage, row in rows.items()}
     apart = {
-        (a, b): delay(a, b) + delay(b, a)
+        (a, b): delay(a, b) + delay(b, a) if a != b else 0.0
         for a, b in product((p for row in rows.values() for p, _ in row), repeat=2)
     }
-    far = {
-        stage: {
-            p for _, p in sorted((-apart[me, p], p) for p, _ in row if p != me)[: len(even[stage])]
-        }
-        for stage, row in rows.items()
-    }
-    best, least = even, (1 - GAIN) * _inside(apart, even)
-    for start in (even, far):
+    by_distance = sorted((apart[me, p], p) for row in rows.values() for p, _ in row if p != me)
+    centres = [p for _, p in by_distance[:: -max(1, len(by_distance) // CENTRES)]]
+
+    def last(order: Callable[[PeerId], float]) -> dict[int, set[PeerId]]:
+        """As many of every stage as leave, those of the highest order; never ``me``."""
+        others = {s: sorted((-order(p), p) for p, _ in row if p != me) for s, row in rows.items()}
+        return {s: {p for _, p in found[: len(even[s])]} for s, found in others.items()}
+
+    starts = [even, last(lambda p: apart[me, p])]
+    starts += [last(lambda p, centre=centre: -apart[centre, p]) for centre in centres]
+    best, least = even, (1 - GAIN) * _apart(apart, rows, even)
+    for start in starts:
         found = _exchanged(rows, start, even, me, apart)
-        if (length := _inside(apart, found)) < least and all(
+        if (length := _apart(apart, rows, found)) < least and all(
             _fast(row, found[stage], even[stage]) for stage, row in rows.items()
         ):
             best, least = found, length
@@ -68,41 +75,61 @@ def _exchanged(
 ) -> dict[int, set[PeerId]]:
     """``start`` after all exchanges that bring those of each half nearer to each other."""
     leaving = {stage: set(row) for stage, row in start.items()}
-    away = set[PeerId]().union(*leaving.values())
-    everybody = [p for row in rows.values() for p, _ in row]
-    # How much further a peer is from those who stay than from those who leave.
-    pull = {x: sum(apart[x, p] * (-1 if p in away else 1) for p in everybody) for x in everybody}
+    halves = _halves(rows, leaving)
+    everybody = [p for half in halves for p in half]
+    # How far a peer is from all who stay, and from all who leave.
+    near, away = ({x: sum(apart[x, p] for p in half) for x in everybody} for half in halves)
+    stays, leaves = (1 / max(1, len(half) - 1) for half in halves)
     for _ in range(SWEEPS):
-        before = _inside(apart, leaving)
+        changes = 0
         for stage, row in rows.items():
             for a, b in product([p for p, _ in row if p != me], repeat=2):
                 if a in leaving[stage] or b not in leaving[stage]:
                     continue
-                gain = pull[a] - pull[b] + 2 * apart[a, b] - apart[a, a] - apart[b, b]
+                gain = stays * (near[a] - near[b] + apart[a, b]) + leaves * (
+                    away[b] - away[a] + apart[a, b]
+                )
                 changed = leaving[stage] ^ {a, b}
                 if gain > ROUNDING and (
                     _fast(row, changed, even[stage]) or not _fast(row, leaving[stage], even[stage])
                 ):
-                    leaving[stage] = changed
+                    leaving[stage], changes = changed, changes + 1
                     for p in everybody:
-                        pull[p] += 2 * (apart[p, b] - apart[p, a])
-        if _inside(apart, leaving) >= before:
+                        near[p] += apart[p, b] - apart[p, a]
+                        away[p] += apart[p, a] - apart[p, b]
+        if not changes:
             break
     return leaving
 
 
 def _fast(row: Sequence[tuple[PeerId, float]], leaving: set[PeerId], even: set[PeerId]) -> bool:
-    """Whether both halves of a stage are about as fast as in the even division."""
-    return all(
-        sum(v for p, v in row if (p in leaving) is half)
-        >= KEEPS * sum(v for p, v in row if (p in even) is half)
-        for half in (False, True)
-    )
+    """Whether both halves of a stage have about the speed that their numbers of peers give them, or
+    as much as the even division does."""
+    total = sum(v for _, v in row)
+    for half in (False, True):
+        here = [v for p, v in row if (p in leaving) is half]
+        evenly = sum(v for p, v in row if (p in even) is half)
+        if sum(here) < KEEPS * min(evenly, total * len(here) / len(row)):
+            return False
+    return True
 
 
-def _inside(
-    apart: Mapping[tuple[PeerId, PeerId], float], leaving: Mapping[int, set[PeerId]]
+def _halves(
+    rows: Mapping[int, Sequence[tuple[PeerId, float]]], leaving: Mapping[int, set[PeerId]]
+) -> tuple[list[PeerId], list[PeerId]]:
+    """Who stays, and who leaves; in order, so that everybody finds the same sums."""
+    stays = [p for stage, row in rows.items() for p, _ in row if p not in leaving[stage]]
+    return stays, [p for row in leaving.values() for p in sorted(row)]
+
+
+def _apart(
+    apart: Mapping[tuple[PeerId, PeerId], float],
+    rows: Mapping[int, Sequence[tuple[PeerId, float]]],
+    leaving: Mapping[int, set[PeerId]],
 ) -> float:
-    """The delays between all that would be in one half."""
-    away = set[PeerId]().union(*leaving.values())
-    return sum(s for (a, b), s in apart.items() if a < b and (a in away) is (b in away))
+    """The mean delay between a peer and the others of its half, summed over all peers: so a large
+    half does not count for more than its peers."""
+    return sum(
+        sum(apart[a, b] for a in half for b in half) / max(1, len(half) - 1)
+        for half in _halves(rows, leaving)
+    )

@@ -1,12 +1,13 @@
 """Which peers leave when a cell divides: the near ones stay together, and both halves stay fast."""
 
+import math
 import random
 from itertools import product
 
 import pytest
 
 from node.core.ids import PeerId
-from node.scheduler.near import KEEPS, _exchanged, _inside, leavers
+from node.scheduler.near import KEEPS, _apart, _exchanged, leavers
 
 
 def site(peer: str) -> str:
@@ -47,6 +48,22 @@ def test_near_peers_part_where_one_site_has_all_fast_ones():
     assert all(sum(v for p, v in rows[s] if p in away) >= KEEPS * 10 for s in rows)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_division_is_about_as_near_as_any(seed):
+    draw = random.Random(seed)
+    rows = {s: [(PeerId(f"p{s}-{i}"), 1.0) for i in range(n)] for s, n in enumerate((3, 4, 4, 3))}
+    at = {p: (draw.random(), draw.random()) for row in rows.values() for p, _ in row}
+    apart = {(a, b): 2 * math.dist(at[a], at[b]) for a, b in product(at, repeat=2)}
+    me = rows[0][0][0]
+    away = leavers(rows, me, 1, lambda a, b: math.dist(at[a], at[b]))
+    found = _apart(apart, rows, {s: {p} for p, s in away.items()})
+    least = min(
+        _apart(apart, rows, {s: {p} for s, p in enumerate(one)})
+        for one in product(*([p for p, _ in row if p != me] for row in rows.values()))
+    )
+    assert found <= 1.15 * least
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_half_of_every_stage_leaves_whatever_the_distances(seed):
     draw = random.Random(seed)
@@ -68,12 +85,12 @@ def test_no_other_exchange_brings_the_halves_nearer(seed):
     draw = random.Random(seed)
     rows = {s: [(PeerId(f"p{s}-{i}"), 0.0) for i in range(draw.randint(2, 7))] for s in range(4)}
     everybody = [p for row in rows.values() for p, _ in row]
-    apart = {(a, b): draw.random() for a, b in product(everybody, repeat=2) if a <= b}
+    apart = {(a, b): draw.random() * (a != b) for a, b in product(everybody, repeat=2) if a <= b}
     apart |= {(b, a): s for (a, b), s in apart.items()}
     even = {s: {p for p, _ in row[1::2]} for s, row in rows.items()}
     found = _exchanged(rows, even, even, everybody[0], apart)
     for stage, row in rows.items():
         for a, b in product({p for p, _ in row} - found[stage] - {everybody[0]}, found[stage]):
             other = found | {stage: found[stage] ^ {a, b}}
-            assert _inside(apart, other) > _inside(apart, found) - 1e-9
-    assert _inside(apart, found) < _inside(apart, even)
+            assert _apart(apart, rows, other) > _apart(apart, rows, found) - 1e-9
+    assert _apart(apart, rows, found) < _apart(apart, rows, even)
