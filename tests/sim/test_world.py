@@ -24,7 +24,7 @@ from node.sim.world.device import SimDevice
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.disk import DiskStore, SimDisk
 from node.sim.world.links import Links, Wall
-from node.sim.world.loop import ProcessLoop, VirtualTime
+from node.sim.world.loop import ProcessLoop, VirtualTime, quiet
 from node.sim.world.network import DIAL_S, EOF, SILENT_S, SimNet, SimTransport
 
 A, B = PeerId("a"), PeerId("b")
@@ -380,3 +380,20 @@ def test_a_device_runs_one_job_at_a_time_and_backward_first() -> None:
     assert done == [("first", 1.0), ("backward", 1.5), ("forward", 2.0)]
     assert device.busy_s == 2.0
     assert device.idle_s == 3.0
+
+
+def test_the_set_up_of_a_connection_is_no_part_of_a_way(monkeypatch):
+    ping, met = SimTransport.ping, set()
+
+    async def slow_at_first(self, peer, timeout=5.0):
+        first = (self, peer) not in met
+        met.add((self, peer))
+        return await ping(self, peer, timeout) + first
+
+    monkeypatch.setattr(SimTransport, "ping", slow_at_first)
+    with quiet():
+        swarm = SimSwarm(Setup(links=LinkProfile(0.02, 0.02)), 0)
+        swarm.world.run(5.0)
+    measured = [p.work.engines.pipeline.timing.ways(swarm.world.now) for p in swarm.live()]
+    trips = [trip for ways in measured for _, trip in ways.values() if trip]
+    assert trips and max(trips) < 0.2
