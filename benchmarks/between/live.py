@@ -2,12 +2,15 @@
 cell with planned paths and a third of the block stages left out, beside all stages, planned and in
 turns, and beside one cell of all fourteen in turns; windows between the cells; the optimizer's
 bytes of a peer. Daemon i is at place i of SkipPipe's setting A, its bandwidths over
-``live_paths.SCALE``, and a block stage has memory for two micro-batches. Needs root."""
+``live_paths.SCALE``, and a block stage has memory for two micro-batches. Needs root.
+
+Cells that divide keep near peers together, so what is compared cell by cell would depend on how
+they have formed: there every cell is moved to the places that its peers have in the list. Once the
+cells stay where they have formed."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import time
 import tomllib
@@ -21,6 +24,7 @@ import psutil
 
 from benchmarks.lab.books import COMMITTED, PLANNED
 from benchmarks.lab.fleet import Box, Hang, Peer
+from benchmarks.lab.places import PLACES
 from benchmarks.lab.told import Chronicle, Told
 from benchmarks.lab.wan import Wan, why_not
 from benchmarks.live_paths import NODE, shape
@@ -74,6 +78,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "planned, a third left out",
         {"scheduler.paths": "planned", "scheduler.skip": 0.34},
     ),
+    "near": (
+        "planned, a third left out, near peers in a cell",
+        {"scheduler.paths": "planned", "scheduler.skip": 0.34},
+    ),
     "planned-full": ("planned, all stages", {"scheduler.paths": "planned", "scheduler.skip": 0.0}),
     "turns": ("round robin, all stages", {"scheduler.paths": "round-robin", "scheduler.skip": 0.0}),
     "turns-all": (
@@ -101,13 +109,14 @@ class Measured:
     """One swarm. ``seconds``: of every cell's epochs, the small cells first; ``busy``: share
     of all cores that its processes and the network's took; ``everything``: with the machine's other
     work; ``windows``: in which a cell found partners, and put means in place; ``owned``: of every
-    cell, by stage the bytes of optimizer state of each replica."""
+    cell, by stage the bytes of optimizer state of each replica; ``places``: of its peers."""
 
     seconds: tuple[tuple[float, ...], ...]
     busy: float
     everything: float
     windows: tuple[int, int]
     owned: tuple[Mapping[int, Sequence[int]], ...]
+    places: tuple[Sequence[str], ...]
 
     @property
     def epoch_s(self) -> list[float]:
@@ -126,7 +135,7 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
         settings = {**base(), **SMALL, **changes}
         if len(sizes) == 1:  # there is nobody to average with
             settings = {k: v for k, v in settings.items() if not k.startswith("outer.")}
-        got = found[name] = measure(root / name, settings, sizes)
+        got = found[name] = measure(root / name, settings, sizes, moved=name != "near")
         cells = ", ".join(f"{seconds:.2f}" for seconds in got.epoch_s)
         report.add(
             f"2 epoch of a cell, {said}",
@@ -147,6 +156,8 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
             "more than 0",
             holds=got.windows[1] > 0,
         )
+    if "near" in found and "turns-all" in found:
+        _near(report, found["near"], found["turns-all"])
     ours = found.get("planned-33")
     if ours is not None:
         _owned(report, ours)
@@ -165,6 +176,22 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
             "" if target is None else f"at most {target}",
             holds=None if target is None else max(ratios) <= target,
         )
+
+
+def _near(report: Report, ours: Measured, turns: Measured) -> None:
+    """Seconds for as many tokens of the whole swarm."""
+    together, alone = sum(1 / s for s in ours.epoch_s), len(SIZES) / turns.epoch_s[0]
+    target = TARGETS["turns-all"]
+    assert target is not None
+    report.add(
+        f"2 {SETTINGS['near'][0]}, over {SETTINGS['turns-all'][0]}",
+        alone / together,
+        "ratio of seconds for as many tokens",
+        f"epochs of a cell's size a second: {together:.3f} and {alone:.3f}; the cells: "
+        + "; ".join(", ".join(cell) for cell in ours.places),
+        f"at most {target}",
+        holds=alone / together <= target,
+    )
 
 
 def _owned(report: Report, ours: Measured) -> None:
@@ -197,14 +224,6 @@ def base() -> dict[str, Any]:
     }
 
 
-def by_cell(labels: Sequence[str]) -> list[str]:
-    """Labels in the order of places, as the cells of a swarm that divides have them."""
-    ends = itertools.accumulate(NODES)
-    stages = [labels[end - count : end] for end, count in zip(ends, NODES, strict=True)]
-    small = [replicas[n] for n in range(len(SIZES) - 1) for replicas in stages]
-    return small + [x for x in labels if x not in small]
-
-
 def memory(run: Manifest) -> int:
     """Bytes that are room for ``HELD`` micro-batches at a block stage, and not for one more."""
     model, micro = run.model, run.pipeline.micro_batch
@@ -214,9 +233,12 @@ def memory(run: Manifest) -> int:
     return (2 * HELD + 1) * one // 2
 
 
-def measure(root: Path, settings: Mapping[str, Any], sizes: Sequence[int]) -> Measured:
-    """Start a swarm on the shaped network, let every cell of ``sizes`` commit, take it down. Raises
-    Hang when it does not."""
+def measure(
+    root: Path, settings: Mapping[str, Any], sizes: Sequence[int], *, moved: bool
+) -> Measured:
+    """Start a swarm on the shaped network, let every cell of ``sizes`` commit, take it down.
+    ``moved``: to the places that its peers have in the list, cell by cell. Raises Hang when a cell
+    does not commit."""
     root.mkdir()
     with contextlib.ExitStack() as stack:
         count = sum(NODES)
@@ -234,7 +256,7 @@ def measure(root: Path, settings: Mapping[str, Any], sizes: Sequence[int]) -> Me
             for peer in [box.member(stage, str(n), *(room if stage else ()))]
         }
         labels = list(peers)
-        order = by_cell(labels)
+        order = labels
         chronicle = Chronicle()
         stack.callback(chronicle.close)
         for label, peer in peers.items():
@@ -264,9 +286,9 @@ def measure(root: Path, settings: Mapping[str, Any], sizes: Sequence[int]) -> Me
 
         try:
             cells = box.wait(f"cells of {sizes}", divided, LOAD_S)
-            if len(sizes) > 1:
+            if moved and len(sizes) > 1:
                 order = [label for cell in cells for label in cell]
-            shape(wan, [labels.index(label) for label in order])
+                shape(wan, [labels.index(label) for label in order])
             begun = time.time()
             psutil.cpu_percent()
             worked = _worked(peers.values())
@@ -282,7 +304,9 @@ def measure(root: Path, settings: Mapping[str, Any], sizes: Sequence[int]) -> Me
         met = sum(e.kind == "window" for e in events)
         placed = sum(e.kind == COMMITTED and not e.get("tokens") for e in events)
         seconds = tuple(found[next(who for who in cell if who in found)] for cell in cells)
-        return Measured(seconds, busy, everything, (met, placed), tuple(owned))
+        at = {label: PLACES[n % len(PLACES)] for n, label in enumerate(order)}
+        places = tuple([at[label] for label in cell] for cell in cells)
+        return Measured(seconds, busy, everything, (met, placed), tuple(owned), places)
 
 
 def _state(cell: Iterable[Peer]) -> dict[int, list[int]]:
