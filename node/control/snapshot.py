@@ -9,7 +9,6 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from node.core.errors import ExitCode
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import Snapshot
 
@@ -33,11 +32,6 @@ def plain(message: Message) -> dict[str, Any]:
         else:
             result[field.name] = value.hex() if isinstance(value, bytes) else value
     return result
-
-
-def exit_code(snapshot: Snapshot) -> ExitCode:
-    """What ``tutti status`` exits with."""
-    return ExitCode.OK if snapshot.healthy else ExitCode.DEGRADED
 
 
 def cover(answer: PeersAnswer) -> dict[int, int]:
@@ -84,16 +78,11 @@ def states(answer: PeersAnswer) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class SwarmView:
-    """A swarm as its own peers' snapshots show it."""
+    """A swarm as its own peers' snapshots show it. ``ahead``: of the peer furthest ahead, which
+    speaks for the curve."""
 
-    name: str
-    run_id: str
-    epoch: int
-    epochs: int
-    loss: float
-    loss_first: float
+    ahead: Snapshot
     loss_val: float
-    history: tuple[float, ...]
     tokens: int
     tokens_per_s: float
     stages: dict[int, tuple[Snapshot, ...]]
@@ -107,8 +96,7 @@ class SwarmView:
 
 
 def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
-    """Put the snapshots of one swarm's peers together; the peer furthest ahead speaks for the
-    curve."""
+    """Put the snapshots of one swarm's peers together."""
     ahead = max(
         snapshots, key=lambda s: (s.epoch, len(s.loss_history), s.tokens), default=Snapshot()
     )
@@ -124,16 +112,10 @@ def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
     }
     rounds = [(s.round.done, s.round.repaired, s.round.failed) for s in snapshots] or [(0, 0, 0)]
     return SwarmView(
-        name=ahead.swarm.name,
-        run_id=ahead.swarm.run_id,
-        epoch=ahead.epoch,
-        epochs=ahead.swarm.epochs,
-        loss=ahead.loss,
-        loss_first=ahead.loss_first,
+        ahead,
         loss_val=next(
             (s.loss_val for s in sorted(snapshots, key=lambda s: -s.epoch) if s.loss_val), 0.0
         ),
-        history=tuple(ahead.loss_history),
         tokens=max((s.tokens for s in snapshots), default=0),
         tokens_per_s=ahead.tokens_per_s or max((s.tokens_per_s for s in snapshots), default=0.0),
         stages=dict(sorted(stages.items())),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -31,14 +31,13 @@ from node.control.words import (
     count,
     milliseconds,
     several,
-    size,
     span,
     stacked,
 )
 from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId, short, short_cell, stage_name
 from node.core.version import PROTOCOLS, Protocols
-from node.model.cost import MemoryRow, in_words
+from node.model.cost import MemoryRow, human, in_words
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
@@ -141,7 +140,7 @@ def _counted(s: Snapshot) -> str:
 
 
 def _rounds(r: RoundLine) -> str:
-    last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {size(r.bytes)}"
+    last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {human(r.bytes)}"
     return f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"
 
 
@@ -174,18 +173,15 @@ def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
             facts[-1][1].extend(_wrapped(line, width))  # more about the same
         else:
             facts.append((label, _wrapped(line, width) if i else [_cut(line, width)]))
-    rows = sum(len(of) for _, of in facts)
-    over = rows - height if height else 0
-    out = set[str]()
-    for label in LEAST if over > 0 else ():
-        if over + 1 <= 0:  # a row is for saying so
+    rows = [row for _, of in facts for row in of]
+    if not height or len(rows) <= height:
+        return rows
+    for label in LEAST:
+        if len(rows) < height:  # a row is for saying so
             break
-        found = sum(len(of) for name, of in facts if name == label)
-        over, out = over - found, out | ({label} if found else set())
-    shown = [row for label, of in facts if label not in out for row in of]
-    if height and (out or len(shown) > height):
-        return [*shown[: height - 1], _cut(_line("", "more:  tutti status --plain", "dim"), width)]
-    return shown
+        facts = [(name, of) for name, of in facts if name != label]
+        rows = [row for _, of in facts for row in of]
+    return [*rows[: height - 1], _cut(_line("", "more:  tutti status --plain", "dim"), width)]
 
 
 def _cut(line: Text, width: int) -> Text:
@@ -195,15 +191,8 @@ def _cut(line: Text, width: int) -> Text:
 
 
 def _wrapped(line: Text, width: int) -> list[Text]:
-    if line.cell_len <= width:
-        return [line]
-    head, body = line[:LABEL], line[LABEL:]
-    rows, start = list[Text](), 0
-    for text in textwrap.wrap(body.plain, width - LABEL, break_on_hyphens=False):
-        start = body.plain.index(text, start)
-        rows.append((Text(" " * LABEL) if rows else head) + body[start : start + len(text)])
-        start += len(text)
-    return rows
+    first, *rest = line[LABEL:].wrap(Console(), width - LABEL)
+    return [line[:LABEL] + first, *(Text(" " * LABEL) + row for row in rest)]
 
 
 def doing(s: Snapshot) -> tuple[str, str]:
@@ -228,7 +217,7 @@ def doing(s: Snapshot) -> tuple[str, str]:
     said += [f"{count(s.tokens_per_s)} tok/s"] if s.tokens_per_s else []
     said += [
         f"peers: {paths_words(s.paths_to) or 'none yet'}",
-        f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}",
+        f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}",
     ]
     return s.state, f"{clean(s.state, 12)}: {', '.join(said)}"
 
@@ -561,13 +550,14 @@ def swarm_picture(
     view = swarm_view(snapshots)
     rows = _replica_rows(view, width, max(4, height - 8))
     curve_height = max(1, min(7, height - 6 - len(rows) - bool(note)))
-    curve = [Text("  " + row, "cyan") for row in chart(view.history, width - 4, curve_height)]
-    head = Text(f"{clean(view.name, 16)} {view.run_id[:6]}", "bold").append(
-        f"   epoch {view.epoch}/{view.epochs}", ""
+    s = view.ahead
+    curve = [Text("  " + row, "cyan") for row in chart(s.loss_history, width - 4, curve_height)]
+    head = Text(f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}", "bold").append(
+        f"   epoch {s.epoch}/{s.swarm.epochs}", ""
     )
-    if view.loss:
-        head.append(f"   loss {view.loss:.3f}", "bold").append(
-            f" from {view.loss_first:.3f}" if view.loss_first else ""
+    if s.loss:
+        head.append(f"   loss {s.loss:.3f}", "bold").append(
+            f" from {s.loss_first:.3f}" if s.loss_first else ""
         )
     if view.loss_val:
         head.append(f"   held out {view.loss_val:.3f}")
@@ -684,7 +674,7 @@ def _cell(c: CellLine) -> list[tuple[str, str]]:
     last = ""
     if c.last:
         mean = f"averaged with {several(c.cells_averaged - 1, 'other cell')}"
-        last = f"{_window(c, c.last)}: {mean}, {size(c.bytes)} pulled, {c.last_s:.2f} s"
+        last = f"{_window(c, c.last)}: {mean}, {human(c.bytes)} pulled, {c.last_s:.2f} s"
     return [
         ("cell", f"{here}, {seen}{coming}"),
         ("", under_way),
@@ -720,7 +710,7 @@ def _shares(time_s: Mapping[str, float]) -> str:
 def _traffic(s: Snapshot) -> str:
     """All that went over the wire, and how fast it does now."""
     now = f" ({bits(s.up_rate)} up, {bits(s.down_rate)} down)" if s.up_rate or s.down_rate else ""
-    return f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}{now}"
+    return f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}{now}"
 
 
 def _caps(s: Snapshot) -> str:
@@ -730,17 +720,17 @@ def _caps(s: Snapshot) -> str:
 
 
 def _memory(s: Snapshot) -> str:
-    used = size(s.memory_used) + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
-    used += f", at most {size(s.memory_peak)}" if s.memory_peak else ""
-    stash = f"   stash {size(s.stash_bytes)} of {size(s.stash_limit)}" if s.stash_limit else ""
+    used = human(s.memory_used) + (f" of {human(s.memory_limit)}" if s.memory_limit else "")
+    used += f", at most {human(s.memory_peak)}" if s.memory_peak else ""
+    stash = f"   stash {human(s.stash_bytes)} of {human(s.stash_limit)}" if s.stash_limit else ""
     again = f"   recompute {s.recompute}" if s.recompute not in ("", "off") else ""
-    owned = f"   optimizer state {size(s.optimizer_bytes)}" if s.optimizer_bytes else ""
+    owned = f"   optimizer state {human(s.optimizer_bytes)}" if s.optimizer_bytes else ""
     return used + stash + again + owned
 
 
 def _memory_plan(s: Snapshot) -> list[str]:
     rows = in_words(MemoryRow(clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
-    return [f"planned at most {size(s.memory_planned)}", *rows] if rows else []
+    return [f"planned at most {human(s.memory_planned)}", *rows] if rows else []
 
 
 def _line(label: str, value: str, style: str = "") -> Text:

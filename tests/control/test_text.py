@@ -1,10 +1,13 @@
 import io
+import json
+import math
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
 from benchmarks.lab.canned_window import ME, some_peers, training_snapshot
+from node.control.commands import say_json
 from node.control.snapshot import compare_digests, plain, swarm_view
 from node.control.text import (
     banner,
@@ -393,6 +396,11 @@ def test_json_has_every_field_and_real_numbers():
     assert document["p2pd_restarts"] == 0
 
 
+def test_numbers_that_json_has_no_words_for_are_null(capsys):
+    say_json({"logprobs": (-math.inf, math.nan, -1.5)})
+    assert json.loads(capsys.readouterr().out) == {"logprobs": [None, None, -1.5]}
+
+
 @pytest.mark.parametrize(("stages", "replicas"), [(3, 2), (1, 1), (8, 4), (16, 16)])
 @pytest.mark.parametrize("note", ["", "killed peer-2-1: its work goes to peer-2-0"])
 def test_the_picture_of_a_swarm_fits_the_screen(stages: int, replicas: int, note: str):
@@ -443,7 +451,7 @@ def test_the_peer_furthest_ahead_speaks_for_the_swarm():
         training_snapshot(epoch=9, loss=3.0, stage=0),
     )
     view = swarm_view([behind, ahead])
-    assert ((view.epoch, view.loss), view.time_s["compute"]) == ((9, 3.0), 1240.0)
+    assert ((view.ahead.epoch, view.ahead.loss), view.time_s["compute"]) == ((9, 3.0), 1240.0)
 
 
 def test_ping_shows_every_round_trip_or_the_error():
