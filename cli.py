@@ -1153,7 +1153,15 @@ def schedule(
     from node.tools import schedule as command
 
     return command.run_command(
-        command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed, assign)
+        file,
+        as_json=as_json,
+        chart=gantt,
+        events=replan,
+        limit=limit,
+        moves=moves,
+        slots_ends=slots_ends,
+        seed=seed,
+        assign=assign,
     )
 
 

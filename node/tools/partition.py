@@ -244,14 +244,8 @@ def _previous(given: Any, matrices: tuple[Matrix, ...]) -> dict[str, int | None]
                 f"the previous owner of {name[:80]} is {str(rank)[:40]!r}",
                 "give its rank; null or any other rank: gone",
             )
-    found: dict[str, int | None] = {}
-    for matrix in matrices:
-        for unit, _, _ in matrix.shapes:
-            for key in (unit, matrix.name):
-                if key in given:
-                    found[unit] = given[key]
-                    break
-    return found
+    whole = {unit: given[m.name] for m in matrices if m.name in given for unit, _, _ in m.shapes}
+    return whole | {unit: given[unit] for m in matrices for unit, _, _ in m.shapes if unit in given}
 
 
 def _memory(given: Any, ranks: int) -> tuple[int, ...] | None:

@@ -109,7 +109,9 @@ def test_other_refusals(capsys, tmp_path):
     code, _, err = ask(capsys, B, "--replan", str(events))
     assert code == 2
     assert "rule" in err or "path" in err
-    assert ask(capsys, B, "--limit", "99999")[0] == 2
+    events.write_text("null")
+    assert ask(capsys, B, "--replan", str(events))[0] == 2
+    assert ask(capsys, B, "--assign", "--limit", "99999")[0] == 2
 
 
 def test_a_swarm_of_one_of_each_is_planned():
