@@ -189,23 +189,21 @@ class _Survey:
         seed: bytes | None,
         first: bool,
     ) -> None:
-        self._addresses = dict.fromkeys(addresses)
         self._raw = [question.SerializeToString() for question in questions]
         self._timeout, self._seed, self._first = timeout, seed, first
         self._here: Machine = this_machine()
-        self._found: dict[str, list[AddressAnswers]] = {address: [] for address in self._addresses}
-        self._scopes: dict[str, trio.CancelScope] = {}
+        self._found: dict[str, list[AddressAnswers]] = {address: [] for address in addresses}
         self._tcp = {
-            a for a in self._addresses if (place := endpoint_of(a)) is not None and not place.quic
+            a for a in addresses if (place := endpoint_of(a)) is not None and not place.quic
         }
         self._tcp_failed = trio.Event()
 
     async def run(self) -> list[AddressAnswers]:
         deadline = trio.current_time() + self._timeout
         # Made before any task runs: the first answer shortens the others' time.
-        self._scopes = {address: trio.move_on_at(deadline) for address in self._addresses}
+        self._scopes = {address: trio.move_on_at(deadline) for address in self._found}
         async with trio.open_nursery() as nursery:
-            for address in self._addresses:
+            for address in self._found:
                 nursery.start_soon(self._try, address)
         return [_best(found) for found in self._found.values()]
 

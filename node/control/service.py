@@ -160,21 +160,17 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def _answer(self, context: Any, ask: Any, *args: Any) -> Any:
         try:
-            return await settled(ask(*args))
+            value = ask(*args)
+            return await value if inspect.isawaitable(value) else value
         except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault)
 
     async def _stream(self, context: Any, ask: Any, *args: Any) -> AsyncIterator[Any]:
         try:
-            async for item in await settled(ask(*args)):
+            async for item in ask(*args):
                 yield item
         except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault)
-
-
-async def settled(value: Any) -> Any:
-    """``value``, awaited when it is a coroutine."""
-    return await value if inspect.isawaitable(value) else value
 
 
 async def refuse(context: Any, fault: Exception) -> NoReturn:

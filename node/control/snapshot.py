@@ -71,11 +71,6 @@ def _working(answer: PeersAnswer) -> Iterable[PeerLine]:
     return (p for p in answer.peers if p.state not in ABSENT and p.role != "rendezvous")
 
 
-def states(answer: PeersAnswer) -> dict[str, int]:
-    """How many peers are in which state, most first."""
-    return dict(Counter(p.state or "unknown" for p in answer.peers).most_common())
-
-
 @dataclass(frozen=True)
 class SwarmView:
     """A swarm as its own peers' snapshots show it. ``ahead``: of the peer furthest ahead, which

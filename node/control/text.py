@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -21,7 +22,6 @@ from node.control.snapshot import (
     cover,
     has_cells,
     other_cells,
-    states,
     swarm_view,
 )
 from node.control.words import (
@@ -258,10 +258,8 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
     for p in in_order(answer, sort):
         if stage is None or p.stage == stage:
             table.add_row(*peer_cells(p, answer.swarm.stages, cells=cells))
-    seen = (
-        ", ".join(f"{n} {clean(state, 12)}" for state, n in states(answer).items())
-        or "none in sight"
-    )
+    states = Counter(p.state or "unknown" for p in answer.peers).most_common()
+    seen = ", ".join(f"{n} {clean(state, 12)}" for state, n in states) or "none in sight"
     holes = Text("Stage cover  ").append_text(cover_words(answer))
     others = [Text(line) for line in (other_cells_words(answer),) if line]
     apart = [Text(line, "bold red") for line in protocol_lines(answer)]
