@@ -90,11 +90,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[control_pb2.Event]:
         level = request.level if request.level in LEVELS else "info"
         last = min(request.last, MAX_HISTORY)
-        if not request.follow:
-            for event in self._window.journal.recent(last, level):
-                yield as_event(event)
-            return
         with self._window.journal.subscribe(size=MAX_HISTORY, level=level, last=last) as feed:
+            if not request.follow:
+                feed.close()  # what is unread can still be read
             async for event in feed:
                 yield as_event(event)
 
