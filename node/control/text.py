@@ -17,12 +17,13 @@ from rich.text import Text
 
 from node.control.snapshot import (
     TIME_KINDS,
-    SwarmView,
+    by_stage,
     cell_order,
+    compare_digests,
     cover,
+    furthest,
     has_cells,
     other_cells,
-    swarm_view,
 )
 from node.control.words import (
     bits,
@@ -545,10 +546,9 @@ def swarm_picture(
     Never more than ``height`` lines nor ``width`` columns. A peer known to be gone is a snapshot
     whose state is "lost".
     """
-    view = swarm_view(snapshots)
-    rows = _replica_rows(view, width, max(4, height - 8))
+    s = furthest(snapshots)
+    rows = _replica_rows(by_stage(snapshots, s.swarm.stages), width, max(4, height - 8))
     curve_height = max(1, min(7, height - 6 - len(rows) - bool(note)))
-    s = view.ahead
     curve = [Text("  " + row, "cyan") for row in chart(s.loss_history, width - 4, curve_height)]
     head = Text(f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}", "bold").append(
         f"   epoch {s.epoch}/{s.swarm.epochs}", ""
@@ -557,9 +557,12 @@ def swarm_picture(
         head.append(f"   loss {s.loss:.3f}", "bold").append(
             f" from {s.loss_first:.3f}" if s.loss_first else ""
         )
-    if view.loss_val:
-        head.append(f"   held out {view.loss_val:.3f}")
-    lines = [head, *curve, Text(""), *rows, Text(""), _legend(view), _agreement(view)]
+    measured = [one for one in snapshots if one.loss_val]
+    if measured:
+        head.append(f"   held out {max(measured, key=lambda one: one.epoch).loss_val:.3f}")
+    speed = s.tokens_per_s or max((one.tokens_per_s for one in snapshots), default=0.0)
+    last = [_legend(snapshots, speed), _agreement(snapshots)]
+    lines = [head, *curve, Text(""), *rows, Text(""), *last]
     if note:
         lines.append(Text(clean(note, width), "bold yellow"))
     for line in lines:
@@ -568,12 +571,12 @@ def swarm_picture(
     return Group(*lines[:height])
 
 
-def _replica_rows(view: SwarmView, width: int, most: int) -> list[Text]:
+def _replica_rows(stages: Mapping[int, Sequence[Snapshot]], width: int, most: int) -> list[Text]:
     """A row for each replica; when there are too many, the stage's last row counts the rest."""
-    total = sum(max(1, len(members)) for members in view.stages.values())
-    each = 1000 if total <= most else max(1, most // max(1, len(view.stages)))
+    total = sum(max(1, len(members)) for members in stages.values())
+    each = 1000 if total <= most else max(1, most // max(1, len(stages)))
     rows: list[Text] = []
-    for stage, members in view.stages.items():
+    for stage, members in stages.items():
         place = "ends" if stage == ENDS else f"stage {stage}"
         if not members:
             rows.append(Text(f"{place:<9}", "bold").append("✗ nobody holds it", "bold red"))
@@ -609,25 +612,30 @@ def time_bar(time_s: Mapping[str, float], width: int) -> Text:
     return bar
 
 
-def _legend(view: SwarmView) -> Text:
-    total = sum(view.time_s.values())
+def _legend(snapshots: Sequence[Snapshot], tokens_per_s: float) -> Text:
+    """Where all peers' time went."""
+    spent = {kind: sum(s.time_s.get(kind, 0.0) for s in snapshots) for kind in TIME_KINDS}
+    total = sum(spent.values())
     line = Text("time      ")
     for kind in TIME_KINDS:
-        share = f" {view.time_s[kind] / total:.0%}" if total > 0 else ""
+        share = f" {spent[kind] / total:.0%}" if total > 0 else ""
         line.append(TIME_GLYPH[kind], TIME_STYLE[kind]).append(f" {kind}{share}   ")
-    return line.append(f"{count(view.tokens_per_s)} tok/s" if view.tokens_per_s else "")
+    return line.append(f"{count(tokens_per_s)} tok/s" if tokens_per_s else "")
 
 
-def _agreement(view: SwarmView) -> Text:
-    done, repaired, failed = view.rounds
-    line = Text(f"rounds    {done} ok, {repaired} repaired, {failed} failed   ")
-    if view.unequal:
-        return line.append(
-            f"replicas DIFFER in stage {', '.join(map(str, view.unequal))}", "bold red"
-        )
-    if view.compared:
+def _agreement(snapshots: Sequence[Snapshot]) -> Text:
+    """Most rounds that any peer saw, and whether replicas agree."""
+    compared, unequal = compare_digests(snapshots)
+    rounds = [s.round for s in snapshots] or [RoundLine()]
+    line = Text(f"rounds    {max(r.done for r in rounds)} ok, ")
+    line.append(f"{max(r.repaired for r in rounds)} repaired, ")
+    line.append(f"{max(r.failed for r in rounds)} failed   ")
+    if unequal:
+        return line.append(f"replicas DIFFER in stage {', '.join(map(str, unequal))}", "bold red")
+    if compared:
         line.append("replicas bit-identical ✓", "green")
-    return line.append(f"   {count(view.tokens)} tokens" if view.tokens else "")
+    tokens = max((s.tokens for s in snapshots), default=0)
+    return line.append(f"   {count(tokens)} tokens" if tokens else "")
 
 
 def _headline(s: Snapshot) -> Text:
