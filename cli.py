@@ -1087,10 +1087,10 @@ def partition(
     moved, hash."""
     from node.tools import partition as command
 
-    asked = command.parse(command.read(file))
-    for field in asked.unknown:
-        _say(f"nothing reads the field {field!r}")
+    asked = command.read(file)
     plan = command.planned(asked)
+    for field in command.unknown(asked):
+        _say(f"nothing reads the field {field!r}")
     if as_json:
         _json(command.document(plan))
     else:
