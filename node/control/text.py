@@ -746,7 +746,7 @@ def _line(label: str, value: str, style: str = "") -> Text:
 def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
     """``line`` cut between words so that no piece is wider than ``width`` (a word that is stays
     whole); what follows the first piece is indented."""
-    found = textwrap.wrap(
+    return textwrap.wrap(
         line,
         max(width, indent + 20),
         subsequent_indent=" " * indent,
@@ -754,8 +754,7 @@ def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
         break_on_hyphens=False,
         drop_whitespace=True,
         replace_whitespace=False,
-    )
-    return found or [line]
+    ) or [line]
 
 
 def _plain(label: str, value: str) -> str:

@@ -72,19 +72,11 @@ class TensorParallelStep:
         were stepped.
 
         A matrix of which some rank has a shard to give and gives None, or nothing, is left out at
-        every rank. Raises ValueError for a shard of another shape before anything is exchanged,
-        DeviceLost when a rank is gone or does not answer in time.
+        every rank. Raises DeviceLost when a rank is gone or does not answer in time.
         """
-        me = self._here.rank
-        for m in self._order:
-            given = shards.get(m.name)
-            if given is not None and tuple(given.shape) != m.shape(me):
-                raise ValueError(
-                    f"the shard of {m.name} is {tuple(given.shape)}, not {m.shape(me)}"
-                )
         with lost_is_a_fault():
             flags = self._here.everywhere(
-                [not m.part(me) or shards.get(m.name) is not None for m in self._order]
+                [not m.part(self._here.rank) or shards.get(m.name) is not None for m in self._order]
             )
             there = frozenset(m.name for m, flag in zip(self._order, flags, strict=True) if flag)
             self._run([g for g in (_only(g, there) for g in self.groups) if any(g)], shards, apply)

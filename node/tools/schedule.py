@@ -55,7 +55,8 @@ def run_command(
     problem = parse(read(file))
     if slots_ends:
         problem = problem.with_slots(slots_ends)
-    limit_s = None if moves else limit or usual_limit(problem)
+    # 4 seconds when nothing is said, for many micro-batches more, up to 20.
+    limit_s = None if moves else limit or min(20.0, max(4.0, 0.005 * problem.total))
     found = None
     if assign:
         # As many seconds as planning gets, or half as many moves.
@@ -113,11 +114,6 @@ def read(path: str) -> Any:
     return read_document(
         path, MOST_BYTES, "describe fewer peers", "see  tutti schedule --help  for the format"
     )
-
-
-def usual_limit(problem: PathProblem) -> float:
-    """Seconds of one core when nothing is said: 4, for many micro-batches more, up to 20."""
-    return min(20.0, max(4.0, 0.005 * problem.total))
 
 
 def _clock() -> Callable[[], float]:

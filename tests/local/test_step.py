@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import UsageFault
 from node.local.groups import Sharded, micro_groups
 
 ROOT = Path(__file__).parents[2]
@@ -118,12 +117,3 @@ def test_micro_groups_hold_each_part_once_below_the_limit():
     assert sorted(m.name for g in groups for slot in g for m in slot) == [m.name for m in matrices]
     assert max(sum(4 * m.numel for m in slot) for g in groups for slot in g) <= 8000
     assert micro_groups((), 3, 8000, 5) == ()
-
-
-def test_shards_that_are_no_cut_of_the_matrix_are_refused():
-    with pytest.raises(UsageFault, match="add up|along side"):
-        Sharded("w", 4, 4, 0, (2, 1))
-    with pytest.raises(UsageFault, match="along side"):
-        Sharded("w", 4, 4, 2, (2, 2))
-    with pytest.raises(UsageFault, match="3 shards, there are 2"):
-        micro_groups([Sharded("w", 3, 3, 0, (1, 1, 1))], 2, 100, 5)
