@@ -60,11 +60,6 @@ class TensorParallelStep:
             for _ in range(count)
         ]
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Of all buffers of this rank."""
-        return sum(t.nbytes for pair in self._buffers for t in pair)
-
     @torch.no_grad()
     @lost_is_a_fault()
     def run(self, shards: Mapping[str, Tensor], apply: Apply) -> None:

@@ -62,7 +62,7 @@ async def test_events_give_history_then_live_each_once(socket, window):
             if event.text == "two":
                 loop.call_soon_threadsafe(window.journal.emit, "a", "new", "three", "warning")
             if event.text == "three":
-                return told
+                break
         return told
 
     loop = asyncio.get_running_loop()

@@ -131,7 +131,7 @@ def rank(number: int, ranks: int, folder: Path) -> None:
             )
         told[scene] = {
             "groups": len(step.groups),
-            "buffer": step.buffer_bytes,
+            "buffer": sum(t.nbytes for pair in step._buffers for t in pair),
             "hosted": max(sum(4 * m.numel for m in g[number]) for g in step.groups),
             "given": max(sum(4 * m.part(number) for slot in g for m in slot) for g in step.groups),
             "missing": sorted({m.name for m in matrices if m.part(number)} ^ got.keys()),
