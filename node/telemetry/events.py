@@ -136,7 +136,7 @@ class Journal:
         self._clock = clock or SystemClock()
         self._sinks = tuple(sinks)
         self._ring: deque[Event] = deque(maxlen=keep)
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions = set[Subscription]()
         # Re-entrant: a destructor or signal handler that emits may interrupt an emit on its own
         # thread.
         self._lock = threading.RLock()
@@ -175,14 +175,13 @@ class Journal:
         with self._lock:
             for event in self.recent(last, level):
                 subscription.put(event)
-            self._subscriptions.append(subscription)
+            self._subscriptions.add(subscription)
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
         """Drop a subscription; :meth:`Subscription.close` calls it."""
         with self._lock:
-            if subscription in self._subscriptions:
-                self._subscriptions.remove(subscription)
+            self._subscriptions.discard(subscription)
 
     def close(self) -> None:
         """End every subscription and close the sinks, waiting shortly for their last lines. Later

@@ -73,10 +73,6 @@ def nameless(address: str) -> Diagnosis:
     return unresolved(address, "swarm.example", "does not exist")
 
 
-def somebody(address: str) -> Diagnosis:
-    return failed(address, "proof", ExitCode.NETWORK, "somebody else answers there")
-
-
 Code = ExitCode
 IN_USE = identity_in_use(PeerId(ONE), "it answers")
 TABLE = [
@@ -90,7 +86,7 @@ TABLE = [
     ("silence over UDP only", [silent(QUIC, 8)], Code.UDP_BLOCKED, False),
     ("silence over both", [silent(QUIC, 8), silent(TCP, 8)], Code.NO_ANSWER, False),
     ("no common family", [familyless(SIX)], Code.NO_COMMON_FAMILY, False),
-    ("somebody else", [somebody(TCP)], Code.NETWORK, False),
+    ("somebody else", [failed(TCP, "proof", Code.NETWORK, "another")], Code.NETWORK, False),
     ("nothing that can be tried", [not_tried(RELAYED)], Code.NETWORK, False),
     # Several addresses: the one that came nearest tells most.
     ("closed tells more than silent", [silent(TCP, 8), closed(OTHER)], Code.PORT_CLOSED, False),
