@@ -80,8 +80,17 @@ def worst() -> Snapshot:
         healthy=False,
         reason="no way to " + "brisk-otter (stage 2), " * 8,
         next_step="see tutti doctor net, " * 8,
+        name="a-very-long-name-of-a-peer",
+        reachable="relayed through 2 peers; direct after a router maps a port, which none has done "
+        "so far, though asked",
+        device="cuda:0 NVIDIA H200, 139.8 GiB (120.3 free)",
+        memory_used=1 << 35,
+        memory_limit=1 << 37,
+        digest_mismatches=1,
+        momentum_lost=2,
+        momentum_age=3,
+        p2pd_restarts=4,
     )
-    s.name = "a-very-long-name-of-a-peer"
     s.change.CopyFrom(
         ChangeLine(
             revision=3,
@@ -93,17 +102,6 @@ def worst() -> Snapshot:
     s.paths.why.extend(
         ["stage 2 is skipped by every third micro-batch, for its peers are slow at this time"] * 3
     )
-    s.reachable = (
-        "relayed through 2 peers; direct after a router maps a port, which none has done "
-        "so far, though asked"
-    )
-    s.device, s.memory_used, s.memory_limit, s.leader = (
-        "cuda:0 NVIDIA H200, 139.8 GiB (120.3 free)",
-        1 << 35,
-        1 << 37,
-        ME,
-    )
-    s.digest_mismatches, s.momentum_lost, s.momentum_age, s.p2pd_restarts = 1, 2, 3, 4
     s.warnings.extend(["stage 2 has one peer only: when it leaves, training waits"])
     return s
 
