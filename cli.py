@@ -1087,10 +1087,10 @@ def partition(
     moved, hash."""
     from node.tools import partition as command
 
-    asked = command.parse(command.read(file))
-    for field in asked.unknown:
-        _say(f"nothing reads the field {field!r}")
+    asked = command.read(file)
     plan = command.planned(asked)
+    for field in command.unknown(asked):
+        _say(f"nothing reads the field {field!r}")
     if as_json:
         _json(command.document(plan))
     else:
@@ -1153,7 +1153,15 @@ def schedule(
     from node.tools import schedule as command
 
     return command.run_command(
-        command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed, assign)
+        file,
+        as_json=as_json,
+        chart=gantt,
+        events=replan,
+        limit=limit,
+        moves=moves,
+        slots_ends=slots_ends,
+        seed=seed,
+        assign=assign,
     )
 
 

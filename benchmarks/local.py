@@ -168,7 +168,7 @@ def _rank(number: int, folder: Path) -> None:
             "groups": len(ahead.groups),
             "off": off,
             "bytes": int(sent) // RANKS,
-            "buffer": ahead.buffer_bytes,
+            "buffer": sum(t.nbytes for pair in ahead._buffers for t in pair),
             "redundant_bytes": everything * (RANKS - 1) // RANKS,
             "all": everything,
         }

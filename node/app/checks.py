@@ -27,12 +27,13 @@ from node.control.diagnose import CLOCK_S, Diagnosis, wrong_clock
 from node.control.doctor import Checkup
 from node.control.sockets import listener
 from node.control.text import incompatible_peers
-from node.control.words import clean, size, span
+from node.control.words import clean, span
 from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS
 from node.core.version import PROTOCOLS, VERSION
 from node.identity.keys import Identity
 from node.manifest import Manifest
+from node.model.cost import human
 
 MIN_FREE = 256 << 20
 """Bytes of disk that every peer needs, for its log and what the system writes."""
@@ -303,7 +304,7 @@ def disk(ours: NodeConfig) -> list[DoctorCheck]:
             )
         ]
     found = [*_key(ours), *_room_on_disk(ours), *_checkpoints(ours)]
-    free = size(shutil.disk_usage(_existing(home)).free)
+    free = human(shutil.disk_usage(_existing(home)).free)
     if any(not one.finding.ok for one in found):
         return found
     return [passed("disk", f"{home}: {free} free"), *found]
@@ -372,17 +373,17 @@ def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
         return []
     spare = [path for path, _ in _made_again(home)]
     gain = sum(bytes_ for _, bytes_ in _made_again(home))
-    cause = f"{place} has {size(free)} free, checkpoints and logs need {size(need)}"
+    cause = f"{place} has {human(free)} free, checkpoints and logs need {human(need)}"
     step = "free some space, or choose a --home on a larger disk"
     if gain:
-        step += f"; --fix removes {size(gain)} that is made again"
+        step += f"; --fix removes {human(gain)} that is made again"
     busy = listener(ours.control_socket) is not None
 
     def free_some() -> str:
         for path in spare:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         return (
-            f"removed {size(gain)} that is made again: "
+            f"removed {human(gain)} that is made again: "
             f"{', '.join(str(p.relative_to(home)) for p in spare[:4])}"
         )
 

@@ -24,7 +24,7 @@ from node.control.diagnose import fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.sockets import listener
 from node.control.text import consent_lines
-from node.control.words import bits, clean, size
+from node.control.words import bits, clean
 from node.core.errors import (
     ExitCode,
     NetworkFault,
@@ -40,6 +40,7 @@ from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
+from node.model.cost import human
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:
@@ -540,19 +541,19 @@ def traffic_lines(manifest: Manifest) -> list[str]:
     )
 
     def each(f: Forecast) -> str:
-        averaging = f", {size(f.averaging)} of averaging" if f.averaging else ""
-        return f"{size(f.activations)} of activations and their gradients{averaging}"
+        averaging = f", {human(f.averaging)} of averaging" if f.averaging else ""
+        return f"{human(f.activations)} of activations and their gradients{averaging}"
 
     minute = max(ends.over(1, 60, leads=True)[0], alone.over(1, 60)[0]) / 60
     return [
         "up, and as much down, for each epoch:",
         f"{_peers(hosts)} in a block stage, each: {each(alone)}",
         f"{_peers(hosts + 1)} in a block stage, each: {each(more)}",
-        f"{_peers(hosts)} at the ends, each: {each(ends)}; who leads sends {size(ends.plans)} of "
+        f"{_peers(hosts)} at the ends, each: {each(ends)}; who leads sends {human(ends.plans)} of "
         "plans besides",
-        f"an epoch a minute is up to {bits(minute)} each way, {size(3600 * minute)} an hour",
+        f"an epoch a minute is up to {bits(minute)} each way, {human(3600 * minute)} an hour",
         f"without epochs {bits(alone.idle)} each way; a block stage is fetched once, "
-        f"{size(alone.state)}",
+        f"{human(alone.state)}",
         "--max-up RATE and --max-down RATE cap all of it",
     ]
 

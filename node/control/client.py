@@ -42,7 +42,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             )
         self.pid = pid
         """Process id of the daemon, 0 when the system does not tell."""
-        self._open: list[grpc.Channel] = []
+        self._channel: grpc.Channel | None = None
 
     @cached_property
     def _stub(self) -> ControlStub:
@@ -53,17 +53,15 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         from protos.control_pb2_grpc import ControlStub
 
         options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
-        channel = grpc.insecure_channel(f"unix:{self.path}", options=options)
-        self._open.append(channel)
-        return ControlStub(channel)
+        self._channel = grpc.insecure_channel(f"unix:{self.path}", options=options)
+        return ControlStub(self._channel)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        while self._open:
-            self._open.pop().close()
-        vars(self).pop("_stub", None)
+        if self._channel is not None:
+            self._channel.close()
 
     def status(self) -> control_pb2.Snapshot:
         return self._look("Status", control_pb2.StatusRequest(), control_pb2.Snapshot)
@@ -135,7 +133,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
     def _look(self, method: str, request: Message, kind: type[M]) -> M:
         """A question that changes nothing, so that it may be asked again to hear why it was
         refused."""
-        if not self._open:
+        if self._channel is None:
             name = f"/{control_pb2.DESCRIPTOR.services_by_name['Control'].full_name}/{method}"
             try:
                 return kind.FromString(

@@ -13,13 +13,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from node.control.client import ControlClient
-from node.control.snapshot import exit_code, plain
+from node.control.snapshot import plain
 from node.control.text import (
     SORTS,
     cells_table,
@@ -51,8 +52,9 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def say_json(document: Any) -> None:
-    """One document on one line of stdout."""
-    print(json.dumps(document, sort_keys=False, allow_nan=False, default=str), flush=True)
+    """One document on one line of stdout; numbers that are not finite, which JSON has no words
+    for, are null."""
+    print(json.dumps(_finite(document), sort_keys=False, allow_nan=False, default=str), flush=True)
 
 
 def say(text: str) -> None:
@@ -81,12 +83,12 @@ def status(client: ControlClient, *, as_json: bool, bare: bool, watch: bool) -> 
     while True:
         snapshot = client.status()
         if as_json:
-            say_json(_finite(plain(snapshot)))
+            say_json(plain(snapshot))
         else:
             for line in screen(snapshot):
                 console.print(line, no_wrap=bare, soft_wrap=True)
         if not watch:
-            return exit_code(snapshot)
+            return ExitCode.OK if snapshot.healthy else ExitCode.DEGRADED
         sys.stdout.flush()
         time.sleep(1.0)
 
@@ -95,7 +97,7 @@ def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -
     if sort not in SORTS:
         raise UsageFault(f"--sort {sort}", f"allowed: {', '.join(SORTS)}")
     if as_json:
-        document = _finite(plain(answer))
+        document = plain(answer)
         if stage is not None:
             document["peers"] = [p for p in document["peers"] if p["stage"] == stage]
         say_json(document)
@@ -106,7 +108,7 @@ def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -
 
 def cells(answer: CellsAnswer, *, as_json: bool) -> ExitCode:
     if as_json:
-        say_json(_finite(plain(answer)))
+        say_json(plain(answer))
     else:
         _console().print(cells_table(answer))
     return ExitCode.OK
@@ -114,7 +116,7 @@ def cells(answer: CellsAnswer, *, as_json: bool) -> ExitCode:
 
 def ping(report: PingReport, *, as_json: bool) -> ExitCode:
     if as_json:
-        say_json(_finite(plain(report)))
+        say_json(plain(report))
     else:
         print("\n".join(ping_lines(report)))
     return ExitCode.OK if report.rtt_s else ExitCode.NETWORK
@@ -196,21 +198,22 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
         print(f"epoch {found[0].epoch}, {found[0].tokens} held-out tokens")
         print("\n".join(evaluated_lines(found)))
         return ExitCode.OK
-    document: dict[str, Any] = {
-        "epoch": found[0].epoch,
-        "stages": found[0].missing.stages,
-        "tokens": found[0].tokens,
-    }
-    document["choices"] = [
-        {"left_out": list(f.missing.asked), "dead": list(f.missing.dead), "loss": f.loss}
-        for f in found
-    ]
-    if others := found[1:]:
-        loss = sum(f.loss for f in others) / len(others)
-        document |= {"loss": loss, "perplexity_ratio": math.exp(loss - found[0].loss)}
-    else:
-        document["loss"] = found[0].loss
-    say_json(_finite(document))
+    first, others = found[0], found[1:]
+    loss = fmean(f.loss for f in others or found)
+    ratio = {"perplexity_ratio": math.exp(loss - first.loss)} if others else {}
+    say_json(
+        {
+            "epoch": first.epoch,
+            "stages": first.missing.stages,
+            "tokens": first.tokens,
+            "choices": [
+                {"left_out": list(f.missing.asked), "dead": list(f.missing.dead), "loss": f.loss}
+                for f in found
+            ],
+            "loss": loss,
+            **ratio,
+        }
+    )
     return ExitCode.OK
 
 
@@ -323,14 +326,11 @@ def _printable(text: str) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become null."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_fault(fault: LocalFault, *, as_json: bool) -> None:

@@ -339,11 +339,10 @@ def watch_identity(
             return None
         if line.path == "self":
             return identity_in_use(me, "the peer that answers has it")
+        who = clean(line.name, 40) or "a peer"
         if answer.called:
-            who = clean(line.name, 40) or "a peer"
             return identity_in_use(me, f"{who} of the swarm answers with it")
         if first is not None and line.seen_s < first[1] + (now() - first[0]) - 1.0:
-            who = clean(line.name, 40) or "a peer"
             return identity_in_use(me, f"{who} of the swarm refreshes its record with it")
         if first is None and line.seen_s > 0.0:  # 0 may stand for less: of a clock that is ahead
             first = now(), line.seen_s

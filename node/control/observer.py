@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 if "hivemind" in sys.modules:
     raise ImportError(
@@ -143,8 +143,6 @@ def survey(
     TCP. Otherwise QUIC is tried at once, and the others get a few seconds more. Never more than
     ``timeout`` seconds. Raises UsageFault as :func:`ask_first` does.
     """
-    if not 0 < timeout < math.inf:
-        raise UsageFault(f"a time-out of {timeout} s", "give a positive number of seconds")
     if not multiaddrs:
         raise UsageFault(
             "no address to ask", "give a multiaddr such as /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo…"
@@ -191,23 +189,21 @@ class _Survey:
         seed: bytes | None,
         first: bool,
     ) -> None:
-        self._addresses = dict.fromkeys(addresses)
         self._raw = [question.SerializeToString() for question in questions]
         self._timeout, self._seed, self._first = timeout, seed, first
         self._here: Machine = this_machine()
-        self._found: dict[str, list[AddressAnswers]] = {address: [] for address in self._addresses}
-        self._scopes: dict[str, trio.CancelScope] = {}
+        self._found: dict[str, list[AddressAnswers]] = {address: [] for address in addresses}
         self._tcp = {
-            a for a in self._addresses if (place := endpoint_of(a)) is not None and not place.quic
+            a for a in addresses if (place := endpoint_of(a)) is not None and not place.quic
         }
         self._tcp_failed = trio.Event()
 
     async def run(self) -> list[AddressAnswers]:
         deadline = trio.current_time() + self._timeout
         # Made before any task runs: the first answer shortens the others' time.
-        self._scopes = {address: trio.move_on_at(deadline) for address in self._addresses}
+        self._scopes = {address: trio.move_on_at(deadline) for address in self._found}
         async with trio.open_nursery() as nursery:
-            for address in self._addresses:
+            for address in self._found:
                 nursery.start_soon(self._try, address)
         return [_best(found) for found in self._found.values()]
 
@@ -292,21 +288,15 @@ class _Survey:
                 scope.deadline = now
 
     async def _over_quic(self, trial: _Trial) -> Diagnosis | None:
-        closed: list[OSError] = []
         finding = None
-        async with trio.open_nursery() as nursery:
-
-            async def watch() -> None:
-                try:
-                    await _refused_udp(trial.host, trial.place.port)
-                except OSError as e:
-                    closed.append(e)
-                    nursery.cancel_scope.cancel()
-
-            nursery.start_soon(watch)
-            finding = await self._converse(trial)
-            nursery.cancel_scope.cancel()
-        return refused(trial.address, closed[0]) if closed else finding
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_refused_udp, trial.host, trial.place.port)
+                finding = await self._converse(trial)
+                nursery.cancel_scope.cancel()
+        except* OSError as group:
+            finding = refused(trial.address, cast("OSError", group.exceptions[0]))
+        return finding
 
     async def _converse(self, trial: _Trial) -> Diagnosis | None:
         """One connection, one stream for each question. None when all are answered, or time was

@@ -90,11 +90,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[control_pb2.Event]:
         level = request.level if request.level in LEVELS else "info"
         last = min(request.last, MAX_HISTORY)
-        if not request.follow:
-            for event in self._window.journal.recent(last, level):
-                yield as_event(event)
-            return
         with self._window.journal.subscribe(size=MAX_HISTORY, level=level, last=last) as feed:
+            if not request.follow:
+                feed.close()  # what is unread can still be read
             async for event in feed:
                 yield as_event(event)
 
@@ -160,21 +158,17 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def _answer(self, context: Any, ask: Any, *args: Any) -> Any:
         try:
-            return await settled(ask(*args))
+            value = ask(*args)
+            return await value if inspect.isawaitable(value) else value
         except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault)
 
     async def _stream(self, context: Any, ask: Any, *args: Any) -> AsyncIterator[Any]:
         try:
-            async for item in await settled(ask(*args)):
+            async for item in ask(*args):
                 yield item
         except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault)
-
-
-async def settled(value: Any) -> Any:
-    """``value``, awaited when it is a coroutine."""
-    return await value if inspect.isawaitable(value) else value
 
 
 async def refuse(context: Any, fault: Exception) -> NoReturn:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from google.protobuf.message import Message
 
-from node.core.errors import ExitCode
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import Snapshot
 
@@ -33,11 +31,6 @@ def plain(message: Message) -> dict[str, Any]:
         else:
             result[field.name] = value.hex() if isinstance(value, bytes) else value
     return result
-
-
-def exit_code(snapshot: Snapshot) -> ExitCode:
-    """What ``tutti status`` exits with."""
-    return ExitCode.OK if snapshot.healthy else ExitCode.DEGRADED
 
 
 def cover(answer: PeersAnswer) -> dict[int, int]:
@@ -77,71 +70,20 @@ def _working(answer: PeersAnswer) -> Iterable[PeerLine]:
     return (p for p in answer.peers if p.state not in ABSENT and p.role != "rendezvous")
 
 
-def states(answer: PeersAnswer) -> dict[str, int]:
-    """How many peers are in which state, most first."""
-    return dict(Counter(p.state or "unknown" for p in answer.peers).most_common())
-
-
-@dataclass(frozen=True)
-class SwarmView:
-    """A swarm as its own peers' snapshots show it."""
-
-    name: str
-    run_id: str
-    epoch: int
-    epochs: int
-    loss: float
-    loss_first: float
-    loss_val: float
-    history: tuple[float, ...]
-    tokens: int
-    tokens_per_s: float
-    stages: dict[int, tuple[Snapshot, ...]]
-    rounds: tuple[int, int, int]
-    """Most rounds any peer saw done, repaired, failed."""
-    time_s: dict[str, float]
-    compared: int
-    """Replicas whose digest could be compared with another's of the same stage and epoch."""
-    unequal: tuple[int, ...]
-    """Stages where two replicas differ at the same epoch."""
-
-
-def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
-    """Put the snapshots of one swarm's peers together; the peer furthest ahead speaks for the
-    curve."""
-    ahead = max(
+def furthest(snapshots: Iterable[Snapshot]) -> Snapshot:
+    """Of the peer furthest ahead, which speaks for the swarm's curve; an empty one of nobody."""
+    return max(
         snapshots, key=lambda s: (s.epoch, len(s.loss_history), s.tokens), default=Snapshot()
     )
-    stages: dict[int, tuple[Snapshot, ...]] = {
-        stage: () for stage in range(1, ahead.swarm.stages + 1)
-    }
+
+
+def by_stage(snapshots: Iterable[Snapshot], stages: int) -> dict[int, list[Snapshot]]:
+    """Who hosts what, by name; a block stage of which there is nobody has an empty list."""
+    found: dict[int, list[Snapshot]] = {stage: [] for stage in range(1, stages + 1)}
     for snapshot in sorted(snapshots, key=lambda s: (s.stage, s.name, s.peer)):
         if snapshot.role != "rendezvous":
-            stages[snapshot.stage] = (*stages.get(snapshot.stage, ()), snapshot)
-    compared, unequal = compare_digests(snapshots)
-    spent = {
-        kind: sum(s.time_s[kind] for s in snapshots if kind in s.time_s) for kind in TIME_KINDS
-    }
-    rounds = [(s.round.done, s.round.repaired, s.round.failed) for s in snapshots] or [(0, 0, 0)]
-    return SwarmView(
-        name=ahead.swarm.name,
-        run_id=ahead.swarm.run_id,
-        epoch=ahead.epoch,
-        epochs=ahead.swarm.epochs,
-        loss=ahead.loss,
-        loss_first=ahead.loss_first,
-        loss_val=next(
-            (s.loss_val for s in sorted(snapshots, key=lambda s: -s.epoch) if s.loss_val), 0.0
-        ),
-        history=tuple(ahead.loss_history),
-        tokens=max((s.tokens for s in snapshots), default=0),
-        tokens_per_s=ahead.tokens_per_s or max((s.tokens_per_s for s in snapshots), default=0.0),
-        stages=dict(sorted(stages.items())),
-        rounds=(max(r[0] for r in rounds), max(r[1] for r in rounds), max(r[2] for r in rounds)),
-        time_s=spent,
-        compared=compared,
-        unequal=unequal,
-    )
+            found.setdefault(snapshot.stage, []).append(snapshot)
+    return dict(sorted(found.items()))
 
 
 def compare_digests(snapshots: Iterable[Snapshot]) -> tuple[int, tuple[int, ...]]:

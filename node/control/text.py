@@ -6,23 +6,24 @@ from __future__ import annotations
 import contextlib
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from node.control.snapshot import (
     TIME_KINDS,
-    SwarmView,
+    by_stage,
     cell_order,
+    compare_digests,
     cover,
+    furthest,
     has_cells,
     other_cells,
-    states,
-    swarm_view,
 )
 from node.control.words import (
     bits,
@@ -31,14 +32,13 @@ from node.control.words import (
     count,
     milliseconds,
     several,
-    size,
     span,
     stacked,
 )
 from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId, short, short_cell, stage_name
 from node.core.version import PROTOCOLS, Protocols
-from node.model.cost import MemoryRow, in_words
+from node.model.cost import MemoryRow, human, in_words
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
@@ -141,7 +141,7 @@ def _counted(s: Snapshot) -> str:
 
 
 def _rounds(r: RoundLine) -> str:
-    last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {size(r.bytes)}"
+    last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {human(r.bytes)}"
     return f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"
 
 
@@ -174,18 +174,15 @@ def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
             facts[-1][1].extend(_wrapped(line, width))  # more about the same
         else:
             facts.append((label, _wrapped(line, width) if i else [_cut(line, width)]))
-    rows = sum(len(of) for _, of in facts)
-    over = rows - height if height else 0
-    out = set[str]()
-    for label in LEAST if over > 0 else ():
-        if over + 1 <= 0:  # a row is for saying so
+    rows = [row for _, of in facts for row in of]
+    if not height or len(rows) <= height:
+        return rows
+    for label in LEAST:
+        if len(rows) < height:  # a row is for saying so
             break
-        found = sum(len(of) for name, of in facts if name == label)
-        over, out = over - found, out | ({label} if found else set())
-    shown = [row for label, of in facts if label not in out for row in of]
-    if height and (out or len(shown) > height):
-        return [*shown[: height - 1], _cut(_line("", "more:  tutti status --plain", "dim"), width)]
-    return shown
+        facts = [(name, of) for name, of in facts if name != label]
+        rows = [row for _, of in facts for row in of]
+    return [*rows[: height - 1], _cut(_line("", "more:  tutti status --plain", "dim"), width)]
 
 
 def _cut(line: Text, width: int) -> Text:
@@ -195,15 +192,8 @@ def _cut(line: Text, width: int) -> Text:
 
 
 def _wrapped(line: Text, width: int) -> list[Text]:
-    if line.cell_len <= width:
-        return [line]
-    head, body = line[:LABEL], line[LABEL:]
-    rows, start = list[Text](), 0
-    for text in textwrap.wrap(body.plain, width - LABEL, break_on_hyphens=False):
-        start = body.plain.index(text, start)
-        rows.append((Text(" " * LABEL) if rows else head) + body[start : start + len(text)])
-        start += len(text)
-    return rows
+    first, *rest = line[LABEL:].wrap(Console(), width - LABEL)
+    return [line[:LABEL] + first, *(Text(" " * LABEL) + row for row in rest)]
 
 
 def doing(s: Snapshot) -> tuple[str, str]:
@@ -228,7 +218,7 @@ def doing(s: Snapshot) -> tuple[str, str]:
     said += [f"{count(s.tokens_per_s)} tok/s"] if s.tokens_per_s else []
     said += [
         f"peers: {paths_words(s.paths_to) or 'none yet'}",
-        f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}",
+        f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}",
     ]
     return s.state, f"{clean(s.state, 12)}: {', '.join(said)}"
 
@@ -269,10 +259,8 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
     for p in in_order(answer, sort):
         if stage is None or p.stage == stage:
             table.add_row(*peer_cells(p, answer.swarm.stages, cells=cells))
-    seen = (
-        ", ".join(f"{n} {clean(state, 12)}" for state, n in states(answer).items())
-        or "none in sight"
-    )
+    states = Counter(p.state or "unknown" for p in answer.peers).most_common()
+    seen = ", ".join(f"{n} {clean(state, 12)}" for state, n in states) or "none in sight"
     holes = Text("Stage cover  ").append_text(cover_words(answer))
     others = [Text(line) for line in (other_cells_words(answer),) if line]
     apart = [Text(line, "bold red") for line in protocol_lines(answer)]
@@ -558,20 +546,23 @@ def swarm_picture(
     Never more than ``height`` lines nor ``width`` columns. A peer known to be gone is a snapshot
     whose state is "lost".
     """
-    view = swarm_view(snapshots)
-    rows = _replica_rows(view, width, max(4, height - 8))
+    s = furthest(snapshots)
+    rows = _replica_rows(by_stage(snapshots, s.swarm.stages), width, max(4, height - 8))
     curve_height = max(1, min(7, height - 6 - len(rows) - bool(note)))
-    curve = [Text("  " + row, "cyan") for row in chart(view.history, width - 4, curve_height)]
-    head = Text(f"{clean(view.name, 16)} {view.run_id[:6]}", "bold").append(
-        f"   epoch {view.epoch}/{view.epochs}", ""
+    curve = [Text("  " + row, "cyan") for row in chart(s.loss_history, width - 4, curve_height)]
+    head = Text(f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}", "bold").append(
+        f"   epoch {s.epoch}/{s.swarm.epochs}", ""
     )
-    if view.loss:
-        head.append(f"   loss {view.loss:.3f}", "bold").append(
-            f" from {view.loss_first:.3f}" if view.loss_first else ""
+    if s.loss:
+        head.append(f"   loss {s.loss:.3f}", "bold").append(
+            f" from {s.loss_first:.3f}" if s.loss_first else ""
         )
-    if view.loss_val:
-        head.append(f"   held out {view.loss_val:.3f}")
-    lines = [head, *curve, Text(""), *rows, Text(""), _legend(view), _agreement(view)]
+    measured = [one for one in snapshots if one.loss_val]
+    if measured:
+        head.append(f"   held out {max(measured, key=lambda one: one.epoch).loss_val:.3f}")
+    speed = s.tokens_per_s or max((one.tokens_per_s for one in snapshots), default=0.0)
+    last = [_legend(snapshots, speed), _agreement(snapshots)]
+    lines = [head, *curve, Text(""), *rows, Text(""), *last]
     if note:
         lines.append(Text(clean(note, width), "bold yellow"))
     for line in lines:
@@ -580,12 +571,12 @@ def swarm_picture(
     return Group(*lines[:height])
 
 
-def _replica_rows(view: SwarmView, width: int, most: int) -> list[Text]:
+def _replica_rows(stages: Mapping[int, Sequence[Snapshot]], width: int, most: int) -> list[Text]:
     """A row for each replica; when there are too many, the stage's last row counts the rest."""
-    total = sum(max(1, len(members)) for members in view.stages.values())
-    each = 1000 if total <= most else max(1, most // max(1, len(view.stages)))
+    total = sum(max(1, len(members)) for members in stages.values())
+    each = 1000 if total <= most else max(1, most // max(1, len(stages)))
     rows: list[Text] = []
-    for stage, members in view.stages.items():
+    for stage, members in stages.items():
         place = "ends" if stage == ENDS else f"stage {stage}"
         if not members:
             rows.append(Text(f"{place:<9}", "bold").append("✗ nobody holds it", "bold red"))
@@ -621,25 +612,30 @@ def time_bar(time_s: Mapping[str, float], width: int) -> Text:
     return bar
 
 
-def _legend(view: SwarmView) -> Text:
-    total = sum(view.time_s.values())
+def _legend(snapshots: Sequence[Snapshot], tokens_per_s: float) -> Text:
+    """Where all peers' time went."""
+    spent = {kind: sum(s.time_s.get(kind, 0.0) for s in snapshots) for kind in TIME_KINDS}
+    total = sum(spent.values())
     line = Text("time      ")
     for kind in TIME_KINDS:
-        share = f" {view.time_s[kind] / total:.0%}" if total > 0 else ""
+        share = f" {spent[kind] / total:.0%}" if total > 0 else ""
         line.append(TIME_GLYPH[kind], TIME_STYLE[kind]).append(f" {kind}{share}   ")
-    return line.append(f"{count(view.tokens_per_s)} tok/s" if view.tokens_per_s else "")
+    return line.append(f"{count(tokens_per_s)} tok/s" if tokens_per_s else "")
 
 
-def _agreement(view: SwarmView) -> Text:
-    done, repaired, failed = view.rounds
-    line = Text(f"rounds    {done} ok, {repaired} repaired, {failed} failed   ")
-    if view.unequal:
-        return line.append(
-            f"replicas DIFFER in stage {', '.join(map(str, view.unequal))}", "bold red"
-        )
-    if view.compared:
+def _agreement(snapshots: Sequence[Snapshot]) -> Text:
+    """Most rounds that any peer saw, and whether replicas agree."""
+    compared, unequal = compare_digests(snapshots)
+    rounds = [s.round for s in snapshots] or [RoundLine()]
+    line = Text(f"rounds    {max(r.done for r in rounds)} ok, ")
+    line.append(f"{max(r.repaired for r in rounds)} repaired, ")
+    line.append(f"{max(r.failed for r in rounds)} failed   ")
+    if unequal:
+        return line.append(f"replicas DIFFER in stage {', '.join(map(str, unequal))}", "bold red")
+    if compared:
         line.append("replicas bit-identical ✓", "green")
-    return line.append(f"   {count(view.tokens)} tokens" if view.tokens else "")
+    tokens = max((s.tokens for s in snapshots), default=0)
+    return line.append(f"   {count(tokens)} tokens" if tokens else "")
 
 
 def _headline(s: Snapshot) -> Text:
@@ -684,7 +680,7 @@ def _cell(c: CellLine) -> list[tuple[str, str]]:
     last = ""
     if c.last:
         mean = f"averaged with {several(c.cells_averaged - 1, 'other cell')}"
-        last = f"{_window(c, c.last)}: {mean}, {size(c.bytes)} pulled, {c.last_s:.2f} s"
+        last = f"{_window(c, c.last)}: {mean}, {human(c.bytes)} pulled, {c.last_s:.2f} s"
     return [
         ("cell", f"{here}, {seen}{coming}"),
         ("", under_way),
@@ -720,7 +716,7 @@ def _shares(time_s: Mapping[str, float]) -> str:
 def _traffic(s: Snapshot) -> str:
     """All that went over the wire, and how fast it does now."""
     now = f" ({bits(s.up_rate)} up, {bits(s.down_rate)} down)" if s.up_rate or s.down_rate else ""
-    return f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}{now}"
+    return f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}{now}"
 
 
 def _caps(s: Snapshot) -> str:
@@ -730,17 +726,17 @@ def _caps(s: Snapshot) -> str:
 
 
 def _memory(s: Snapshot) -> str:
-    used = size(s.memory_used) + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
-    used += f", at most {size(s.memory_peak)}" if s.memory_peak else ""
-    stash = f"   stash {size(s.stash_bytes)} of {size(s.stash_limit)}" if s.stash_limit else ""
+    used = human(s.memory_used) + (f" of {human(s.memory_limit)}" if s.memory_limit else "")
+    used += f", at most {human(s.memory_peak)}" if s.memory_peak else ""
+    stash = f"   stash {human(s.stash_bytes)} of {human(s.stash_limit)}" if s.stash_limit else ""
     again = f"   recompute {s.recompute}" if s.recompute not in ("", "off") else ""
-    owned = f"   optimizer state {size(s.optimizer_bytes)}" if s.optimizer_bytes else ""
+    owned = f"   optimizer state {human(s.optimizer_bytes)}" if s.optimizer_bytes else ""
     return used + stash + again + owned
 
 
 def _memory_plan(s: Snapshot) -> list[str]:
     rows = in_words(MemoryRow(clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
-    return [f"planned at most {size(s.memory_planned)}", *rows] if rows else []
+    return [f"planned at most {human(s.memory_planned)}", *rows] if rows else []
 
 
 def _line(label: str, value: str, style: str = "") -> Text:
@@ -750,7 +746,7 @@ def _line(label: str, value: str, style: str = "") -> Text:
 def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
     """``line`` cut between words so that no piece is wider than ``width`` (a word that is stays
     whole); what follows the first piece is indented."""
-    found = textwrap.wrap(
+    return textwrap.wrap(
         line,
         max(width, indent + 20),
         subsequent_indent=" " * indent,
@@ -758,8 +754,7 @@ def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
         break_on_hyphens=False,
         drop_whitespace=True,
         replace_whitespace=False,
-    )
-    return found or [line]
+    ) or [line]
 
 
 def _plain(label: str, value: str) -> str:

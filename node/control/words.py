@@ -1,4 +1,4 @@
-"""Numbers and curves as short text: counts, sizes, spans, sparklines. Pure."""
+"""Numbers and curves as short text: counts, rates, spans, sparklines. Pure."""
 
 from __future__ import annotations
 
@@ -30,15 +30,6 @@ def count(number: float) -> str:
 def several(number: int, what: str) -> str:
     """1, "peer" -> "1 peer"; 2 -> "2 peers"."""
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-def size(number: float) -> str:
-    """Bytes with a binary unit: "512 B", "3.1 MiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} TiB"
 
 
 def bits(rate: float) -> str:

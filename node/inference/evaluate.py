@@ -36,8 +36,6 @@ def choose(
     """
     dice, rest = random.Random(seed), [s for s in range(1, stages + 1) if s not in fixed]
     free = count - len(fixed)
-    if not 0 <= free <= len(rest):
-        raise ValueError(f"{count} missing stages of {stages} with {sorted(fixed)} among them")
     seen, out = dict.fromkeys(rest, 0), list[tuple[int, ...]]()
     possible = math.comb(len(rest), free)
     # Drawn sets repeat; of few possible ones nearly all are found in so many draws.

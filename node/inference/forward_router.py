@@ -120,8 +120,7 @@ async def is_alive(transport: TransportPort, peer: PeerId) -> bool:
 class ForwardRouter:
     """Carries forward-only work through the live swarm; of one request, closed with it.
 
-    ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Reroute`,
-    the first one included.
+    ``plan()`` is the newest plan, or None.
     """
 
     def __init__(
@@ -130,10 +129,9 @@ class ForwardRouter:
         settings: PipelineSettings,
         plan: Callable[[], Plan | None],
         asked: Collection[int] = (),
-        changed: Callable[[Reroute], None] = lambda reroute: None,
     ) -> None:
         self.transport, self.settings, self.asked = transport, settings, tuple(asked)
-        self._plan, self._changed = plan, changed
+        self._plan = plan
         self._tasks = Tasks("around")
         self._reroute: Reroute | None = None
 
@@ -156,11 +154,8 @@ class ForwardRouter:
         wanted = [s for s in range(1, self.settings.stages + 1) if s not in self.asked]
         cells = [[m.peer for m in plan.stage(s) if m.current] for s in wanted]
         living = await asyncio.gather(*(self._living(peers) for peers in cells))
-        found = decide(self.settings, dict(zip(wanted, living, strict=True)), self.asked)
-        if self._reroute is None or found.missing != self._reroute.missing:
-            self._changed(found)
-        self._reroute = found
-        return found
+        self._reroute = decide(self.settings, dict(zip(wanted, living, strict=True)), self.asked)
+        return self._reroute
 
     async def take(self, turn: int, work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]) -> T:
         """The result of ``work(hops)``, on another way when a hop is lost; ``turn`` says whose turn

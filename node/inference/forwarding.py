@@ -255,16 +255,14 @@ def _fault(peer: PeerId, error: grpc.aio.AioRpcError) -> LocalFault | PeerFault:
             f"ends peer {short(peer)} was not done after {LIMIT_S:.0f} s",
             "ask for less, or ask at an ends peer",
         )
-    extra = {str(key): value for key, value in error.trailing_metadata() or ()}
+    extra: dict[str, Any] = {str(key): value for key, value in error.trailing_metadata() or ()}
     if error.code() != grpc.StatusCode.FAILED_PRECONDITION or CODE_KEY not in extra:
         return translate(peer, error)
     code = ExitCode.NETWORK
     with contextlib.suppress(ValueError):
         code = ExitCode(int(extra[CODE_KEY]))
-    step = extra.get(NEXT_KEY, b"")
-    step = step.decode(errors="replace") if isinstance(step, bytes) else step
     return LocalFault(
         f"ends peer {short(peer)} says: {printable(error.details(), MAX_SAID)}",
-        printable(step, MAX_SAID),
+        printable(bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace"), MAX_SAID),
         code,
     )

@@ -11,7 +11,7 @@ import torch
 
 from node.core.errors import UsageFault
 from node.data.tokenizer import Tokenizer
-from node.inference.forward_router import ForwardRouter, Reroute, named
+from node.inference.forward_router import ForwardRouter, named
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
 from protos.control_pb2 import GenerateRequest
@@ -33,9 +33,9 @@ async def speak(
         raise UsageFault(
             "this peer has no tokenizer", "ask a peer that hosts the ends; see  tutti peers"
         )
-    pipeline, news = a.pipeline, list[Reroute]()
+    pipeline = a.pipeline
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
-    way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)
+    way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked)
     began, count, missing = time.monotonic(), 0, ()
 
     def forward(turn: int, tokens: torch.Tensor) -> Awaitable[torch.Tensor]:
@@ -43,13 +43,12 @@ async def speak(
 
     try:
         async for piece in sample(forward, a.tokenizer, request, a.seq_len):
-            for found in news:
-                if found.missing != missing:
-                    missing = found.missing
-                    yield pb.Piece(
-                        missing=pb.Missing(asked=found.asked, dead=found.dead, stages=found.stages)
-                    )
-            news.clear()
+            now = way.reroute
+            if now.missing != missing:
+                missing = now.missing
+                yield pb.Piece(
+                    missing=pb.Missing(asked=now.asked, dead=now.dead, stages=now.stages)
+                )
             count += 1
             yield piece
     finally:

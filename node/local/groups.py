@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node.core.errors import UsageFault
 from node.partition.balance import longest_first
 from node.partition.cost import FP32, muon_flops
 from node.partition.groups import bounded_groups
@@ -24,18 +23,6 @@ class Sharded:
     cols: int
     dim: int
     sizes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if (
-            self.dim not in (0, 1)
-            or sum(self.sizes) != (self.rows, self.cols)[self.dim]
-            or min(self.sizes) < 0
-        ):
-            raise UsageFault(
-                f"the shards of {self.name}, {self.rows} x {self.cols}, are {self.sizes} along "
-                f"side {self.dim}",
-                "give sizes that add up to that side",
-            )
 
     @property
     def numel(self) -> int:
@@ -63,14 +50,8 @@ def micro_groups(
     ``most_bytes``, or one matrix if that is more.
 
     Hosts are chosen longest-processing-time-first by the cost of the whole matrix (Graham 1969).
-    Raises UsageFault for a name given twice, and for shards of another number of ranks.
+    Raises UsageFault for a name given twice.
     """
-    for m in matrices:
-        if len(m.sizes) != ranks:
-            raise UsageFault(
-                f"{m.name} has {len(m.sizes)} shards, there are {ranks} ranks",
-                "give a size for each rank",
-            )
     if not matrices:
         return ()
     units = in_order(

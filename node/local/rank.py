@@ -77,12 +77,6 @@ class Rank:
         dist.all_reduce(tensor)
         return tensor
 
-    def everywhere(self, flags: list[bool]) -> list[bool]:
-        """Which flags are up at every rank."""
-        votes = torch.tensor(flags, dtype=torch.int32, device=self.device.device)
-        dist.all_reduce(votes, dist.ReduceOp.MIN)
-        return [bool(v) for v in votes.tolist()]
-
     def deal(self, name: str, shape: tuple[int, ...], whole: Tensor | None) -> Tensor:
         """This rank's part of a parameter, which rank 0 has ``whole``, on the device; the others
         give None."""

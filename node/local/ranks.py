@@ -35,7 +35,6 @@ START_S = 300.0
 """For a process to load torch, on a machine that is busy."""
 END_S = 10.0
 """A process that was told to end and has not ended by then is killed."""
-Lost = Callable[[DeviceLost], None]
 
 
 class Handle:
@@ -57,7 +56,9 @@ class Ranks:
     DeviceLost.
     """
 
-    def __init__(self, folder: Path, lost: Lost, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, folder: Path, lost: Callable[[DeviceLost], None], timeout_s: float = TIMEOUT_S
+    ) -> None:
         self._folder, self._lost, self._timeout_s = folder, lost, timeout_s
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lock = threading.RLock()
@@ -65,11 +66,6 @@ class Ranks:
         self._fault: DeviceLost | None = None
         self._closing = False
         self._said = threading.Lock()
-
-    @property
-    def fault(self) -> DeviceLost | None:
-        """Why the ranks cannot go on; None while they can."""
-        return self._fault
 
     def start(
         self, devices: Sequence[str], model: ModelSettings, stages: int, stage: int, threads: int
@@ -195,15 +191,13 @@ class Ranks:
 
     def _broken(self, why: str) -> DeviceLost:
         with self._said:
-            first = self._fault is None
-            if self._fault is None:
-                self._fault = DeviceLost(why, NEXT_STEP)
-            fault = self._fault
-        if first:
-            for process in self._processes:
-                process.kill()
-            if not self._closing:
-                self._lost(fault)
+            if self._fault is not None:
+                return self._fault
+            self._fault = fault = DeviceLost(why, NEXT_STEP)
+        for process in self._processes:
+            process.kill()
+        if not self._closing:
+            self._lost(fault)
         return fault
 
     def _cause(self, error: Exception) -> str:

@@ -128,13 +128,13 @@ class CutMath(StageMath):
             raise IndexError("a token id is outside the vocabulary")
         return tokens
 
-    def kept(self) -> Handle | None:
-        """A handle for the graph of what is computed next; None where none is kept."""
-        return self.ranks.handle() if torch.is_grad_enabled() else None
+    def kept(self) -> Handle:
+        """A handle for the graph of what is computed next; number 0 where none is kept."""
+        return self.ranks.handle() if torch.is_grad_enabled() else Handle(0)
 
-    def keep(self, output: Tensor, handle: Handle | None) -> Tensor:
+    def keep(self, output: Tensor, handle: Handle) -> Tensor:
         """The graph is held while the output is."""
-        if handle is not None:
+        if handle.number:
             self._graphs[output] = handle
         return output
 
@@ -146,7 +146,7 @@ class CutMath(StageMath):
         self.hidden(x)
         handle = self.kept()
         with self.ranks.command(
-            "forward", keep=number(handle), shape=list(x.shape), document_ends=document_ends
+            "forward", keep=handle.number, shape=list(x.shape), document_ends=document_ends
         ):
             y = self.program.forward(self.program.here.share(x), document_ends)
         return self.keep(y, handle)
@@ -202,7 +202,7 @@ class CutEndsMath:
         """As :meth:`Ends.embed`."""
         self._math.ids(tokens_BT)
         handle = self._math.kept()
-        with self._ranks.command("embed", keep=number(handle), shape=list(tokens_BT.shape)):
+        with self._ranks.command("embed", keep=handle.number, shape=list(tokens_BT.shape)):
             y = self._program.embed(self._here.share(tokens_BT.contiguous()))
         return self._math.keep(y, handle)
 
@@ -216,7 +216,7 @@ class CutEndsMath:
                 f"{tuple(h_BTD.shape)}"
             )
         handle = self._math.kept()
-        with self._ranks.command("loss", keep=number(handle), shape=list(h_BTD.shape)):
+        with self._ranks.command("loss", keep=handle.number, shape=list(h_BTD.shape)):
             self._here.share(h_BTD)
             total, tokens = self._program.loss(h_BTD, self._here.share(targets_BT.contiguous()))
         return self._math.keep(total, handle), tokens
@@ -258,8 +258,3 @@ class CutSum(GradientSum):
             "add", round=self._round, share=cast(CutShare, share).handle.number
         ):
             super()._add(share)
-
-
-def number(handle: Handle | None) -> int:
-    """0 stands for nothing kept."""
-    return 0 if handle is None else handle.number

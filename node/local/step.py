@@ -47,7 +47,6 @@ class TensorParallelStep:
     ) -> None:
         self.groups = micro_groups(matrices, here.size, most_bytes, steps)
         self._here, self._steps, self._stack = here, steps, stack
-        self._order = [m for group in self.groups for slot in group for m in slot]
         self._overlap = overlap
         # Three: one is gathered into, one worked on, one scattered from.
         count = min(3, len(self.groups)) if overlap else min(1, len(self.groups))
@@ -61,38 +60,12 @@ class TensorParallelStep:
             for _ in range(count)
         ]
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Of all buffers of this rank."""
-        return sum(t.nbytes for pair in self._buffers for t in pair)
-
     @torch.no_grad()
-    def run(self, shards: Mapping[str, Tensor | None], apply: Apply) -> frozenset[str]:
-        """Give this rank's shards, get the shards of the updates through ``apply``; the names that
-        were stepped.
-
-        A matrix of which some rank has a shard to give and gives None, or nothing, is left out at
-        every rank. Raises ValueError for a shard of another shape before anything is exchanged,
-        DeviceLost when a rank is gone or does not answer in time.
-        """
-        me = self._here.rank
-        for m in self._order:
-            given = shards.get(m.name)
-            if given is not None and tuple(given.shape) != m.shape(me):
-                raise ValueError(
-                    f"the shard of {m.name} is {tuple(given.shape)}, not {m.shape(me)}"
-                )
-        with lost_is_a_fault():
-            flags = self._here.everywhere(
-                [not m.part(me) or shards.get(m.name) is not None for m in self._order]
-            )
-            there = frozenset(m.name for m, flag in zip(self._order, flags, strict=True) if flag)
-            self._run([g for g in (_only(g, there) for g in self.groups) if any(g)], shards, apply)
-        return there
-
-    def _run(
-        self, groups: Sequence[Group], shards: Mapping[str, Tensor | None], apply: Apply
-    ) -> None:
+    @lost_is_a_fault()
+    def run(self, shards: Mapping[str, Tensor], apply: Apply) -> None:
+        """Give this rank's shards, get the shards of the updates through ``apply``. Raises
+        DeviceLost when a rank is gone or does not answer in time."""
+        groups = self.groups
         depth, ahead = len(self._buffers), 1 if self._overlap else 0
         gathers: dict[int, dist.Work] = {}
         scatters: dict[int, dist.Work] = {}
@@ -111,11 +84,9 @@ class TensorParallelStep:
         for turn in sorted(scatters):
             self._land(groups[turn], turn % depth, scatters[turn], apply)
 
-    def _gather(self, group: Group, slot: int, shards: Mapping[str, Tensor | None]) -> dist.Work:
+    def _gather(self, group: Group, slot: int, shards: Mapping[str, Tensor]) -> dist.Work:
         for m, view in self._mine(group, slot):
-            shard = shards.get(m.name)
-            if shard is not None:
-                view.copy_(shard)
+            view.copy_(shards[m.name])
         return self._exchange(group, slot, back=False)
 
     def _exchange(self, group: Group, slot: int, *, back: bool) -> dist.Work:
@@ -197,7 +168,3 @@ def whole_at(
         ]
         made[key] = TensorParallelStep(here, matrices, steps, stack=stack)
     return made[key]
-
-
-def _only(group: Group, names: frozenset[str]) -> Group:
-    return tuple(tuple(m for m in hosted if m.name in names) for hosted in group)

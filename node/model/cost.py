@@ -417,9 +417,9 @@ def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict
     return Verdict(ok, needed, available, text, next_step=_one_of(steps))
 
 
-def human(size: int) -> str:
+def human(size: float) -> str:
     """Bytes for people: "9.8 GiB"."""
-    value, unit = float(size), "B"
+    value, unit = size, "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
             break

@@ -1,8 +1,7 @@
 """Facts as they happen: one journal, a short memory, live listeners, sinks that write elsewhere.
 
 Any thread may emit. Emitting costs a few microseconds, never waits for a disk, a terminal or a
-listener, and never raises because of one: whoever cannot keep up loses its oldest events and can
-read how many.
+listener, and never raises because of one: whoever cannot keep up loses its oldest events.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -70,7 +68,7 @@ class Event:
 
 class Sink(Protocol):
     """Where events go. ``accept`` neither blocks nor raises, from any thread; ``close`` writes what
-    is left."""
+    is left, and what is accepted later is not written."""
 
     def accept(self, event: Event) -> None: ...
     def close(self) -> None: ...
@@ -80,8 +78,7 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
     """Events from now on for one asynchronous reader; made by :meth:`Journal.subscribe` inside a
     running loop.
 
-    Holds at most ``size`` unread events, the newest; ``dropped`` counts the others. Iteration ends
-    when it is closed.
+    Holds at most ``size`` unread events, the newest. Iteration ends when it is closed.
     """
 
     def __init__(self, journal: Journal, size: int, level: str) -> None:
@@ -90,7 +87,6 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._asleep = self._closed = False
-        self.dropped = 0
 
     async def __anext__(self) -> Event:
         while True:
@@ -108,7 +104,6 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         """For the journal, under its lock, from any thread."""
         if LEVELS[event.level] < self._floor:
             return
-        self.dropped += len(self._unread) == self._unread.maxlen
         self._unread.append(event)
         self._rouse()
 
@@ -141,11 +136,10 @@ class Journal:
         self._clock = clock or SystemClock()
         self._sinks = tuple(sinks)
         self._ring: deque[Event] = deque(maxlen=keep)
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions = set[Subscription]()
         # Re-entrant: a destructor or signal handler that emits may interrupt an emit on its own
         # thread.
         self._lock = threading.RLock()
-        self._closed = False
 
     def emit(
         self, component: str, kind: str, text: str, level: str = "info", **fields: Any
@@ -164,9 +158,8 @@ class Journal:
             self._ring.append(event)
             for subscription in self._subscriptions:
                 subscription.put(event)
-        if not self._closed:
-            for sink in self._sinks:
-                sink.accept(event)
+        for sink in self._sinks:
+            sink.accept(event)
 
     def recent(self, n: int | None = None, level: str = "debug") -> list[Event]:
         """The newest ``n`` (all that are kept: None) of at least this level, oldest first."""
@@ -182,19 +175,17 @@ class Journal:
         with self._lock:
             for event in self.recent(last, level):
                 subscription.put(event)
-            self._subscriptions.append(subscription)
+            self._subscriptions.add(subscription)
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
         """Drop a subscription; :meth:`Subscription.close` calls it."""
         with self._lock:
-            if subscription in self._subscriptions:
-                self._subscriptions.remove(subscription)
+            self._subscriptions.discard(subscription)
 
     def close(self) -> None:
         """End every subscription and close the sinks, waiting shortly for their last lines. Later
         events are only kept."""
-        self._closed = True
         for subscription in list(self._subscriptions):
             subscription.close()
         for sink in self._sinks:
@@ -246,11 +237,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
     try:
         return json.loads(json.dumps(value, allow_nan=False, default=str))
     except (ValueError, TypeError, RecursionError):
-        return f"<{type(value).__name__}>"
+        return str(value) if isinstance(value, float) else f"<{type(value).__name__}>"

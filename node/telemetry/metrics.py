@@ -123,33 +123,22 @@ class Metrics:
 
     def totals(self) -> dict[str, float]:
         """Seconds since the start by kind: {"compute": …, "wire": …, "wait": …, "round": …}."""
-        values = self.values()
-        return {kind: values[f'tutti_time_seconds_total{{kind="{kind}"}}'] for kind in TIME_KINDS}
-
-    def values(self) -> dict[str, float]:
-        """Every sample now, by its exposition name: {"tutti_epoch": 3.0,
-        'tutti_bytes_sent_total{plane="state"}': 10.0, …}."""
-        found = {}
-        for family in self.registry.collect():
-            for sample in family.samples:
-                labels = ",".join(f'{k}="{v}"' for k, v in sample.labels.items())
-                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-        return found
+        read, name = self.registry.get_sample_value, "tutti_time_seconds_total"
+        return {kind: read(name, {"kind": kind}) or 0.0 for kind in TIME_KINDS}
 
     def serve(self, port: int = 0) -> str:
         """Answer scrapes on loopback, on a thread of its own, even while the event loop is busy;
-        returns the URL. Port 0 picks a free one.
+        returns the URL. Call it once. Port 0 picks a free one.
 
         Raises NetworkFault when the port is taken.
         """
-        if self._server is None:
-            try:
-                self._server = start_http_server(port, HOST, self.registry)
-            except OSError as e:
-                raise NetworkFault(
-                    f"cannot serve metrics on {HOST}:{port}: {e.strerror}",
-                    "choose another --metrics-port",
-                ) from e
+        try:
+            self._server = start_http_server(port, HOST, self.registry)
+        except OSError as e:
+            raise NetworkFault(
+                f"cannot serve metrics on {HOST}:{port}: {e.strerror}",
+                "choose another --metrics-port",
+            ) from e
         return f"http://{HOST}:{self._server[0].server_port}/metrics"
 
     def close(self) -> None:

@@ -44,12 +44,13 @@ class RateLimitedLog:
         """As ``Journal.emit``, unless there were ``LINES`` about ``peer`` within ``WINDOW_S``
         already."""
         now = self._now()
-        self._settle(now)
+        while self._windows and now - next(iter(self._windows.values())).began >= WINDOW_S:
+            self._end_oldest()
         window = self._windows.get(peer)
         if window is None:
             window = self._windows[peer] = _Window(now)
             if len(self._windows) > PEERS_KEPT:
-                self._sum_up(*self._windows.popitem(last=False))
+                self._end_oldest()
         if window.told < LINES:
             window.told += 1
             self._journal.emit(component, kind, text, level, peer=peer, **fields)
@@ -58,20 +59,12 @@ class RateLimitedLog:
 
     def close(self) -> None:
         """Say what was kept back so far."""
-        for peer, window in self._windows.items():
-            self._sum_up(peer, window)
-        self._windows.clear()
-
-    def _settle(self, now: float) -> None:
-        """End the windows that are over: they are in the order in which they began."""
         while self._windows:
-            peer, window = next(iter(self._windows.items()))
-            if now - window.began < WINDOW_S:
-                return
-            del self._windows[peer]
-            self._sum_up(peer, window)
+            self._end_oldest()
 
-    def _sum_up(self, peer: PeerId, window: _Window) -> None:
+    def _end_oldest(self) -> None:
+        """Windows are in the order in which they began."""
+        peer, window = self._windows.popitem(last=False)
         if not window.kept_back:
             return
         counts = ", ".join(f"{n} {kind}" for kind, n in sorted(window.kept_back.items()))

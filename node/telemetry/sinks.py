@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -27,9 +28,8 @@ class _Threaded:
         self._floor = LEVELS[level]
         self._wake = threading.Condition(threading.RLock())
         self._closing = False
-        self._untold = 0
         self.dropped = 0
-        """Events lost since the start."""
+        """Events lost that no line has told of yet."""
         self._thread = threading.Thread(target=self._run, name=f"tutti-{name}", daemon=True)
         self._thread.start()
 
@@ -41,7 +41,7 @@ class _Threaded:
         with self._wake:
             if self._closing:
                 return
-            self._lost(len(self._waiting) == self._waiting.maxlen)
+            self.dropped += len(self._waiting) == self._waiting.maxlen
             self._waiting.append(event)
             self._wake.notify()
 
@@ -53,23 +53,18 @@ class _Threaded:
             self._wake.notify()
         self._thread.join(timeout)
 
-    def _lost(self, count: int) -> None:
-        with self._wake:
-            self.dropped += count
-            self._untold += count
-
     def _run(self) -> None:
         while True:
             with self._wake:
                 while not self._waiting and not self._closing:
                     self._wake.wait()
+                if not self._waiting:
+                    break
                 batch = list(self._waiting)
                 self._waiting.clear()
-                untold, self._untold = self._untold, 0
-            if not batch:
-                break
-            if untold:
-                text = f"{untold} events could not be written"
+                dropped, self.dropped = self.dropped, 0
+            if dropped:
+                text = f"{dropped} events could not be written"
                 batch.insert(
                     0,
                     Event(
@@ -78,15 +73,14 @@ class _Threaded:
                         "telemetry",
                         "events-dropped",
                         text,
-                        {"count": untold},
+                        {"count": dropped},
                     ),
                 )
             failed = self._write(batch)
-            if untold and failed == len(batch):  # not even the notice got through: say it next time
-                failed -= 1
-                with self._wake:
-                    self._untold += untold
-            self._lost(failed)
+            if dropped and failed == len(batch):  # the notice is lost too: say it next time
+                failed += dropped - 1
+            with self._wake:
+                self.dropped += failed
         self._finish()
 
     def _write(self, batch: list[Event]) -> int:
@@ -106,19 +100,11 @@ class JsonlSink(_Threaded):
     back.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        max_bytes: int = 16 << 20,
-        keep: int = 2,
-        *,
-        limit: int = 10_000,
-        level: str = "debug",
-    ) -> None:
-        self._path, self._max_bytes, self._keep = Path(path), max_bytes, keep
+    def __init__(self, path: Path, max_bytes: int = 16 << 20, keep: int = 2) -> None:
+        self._path, self._max_bytes, self._keep = path, max_bytes, keep
         self._fd: int | None = None
         self._size = 0
-        super().__init__("jsonl", limit, level)
+        super().__init__("jsonl", 10_000, "debug")
 
     def _write(self, batch: list[Event]) -> int:
         for done, event in enumerate(batch):
@@ -153,15 +139,10 @@ class JsonlSink(_Threaded):
 
     def _rotate(self) -> None:
         self._finish()
-        for number in range(self._keep, 0, -1):
-            older = self._path if number == 1 else self._numbered(number - 1)
+        numbered = [f"{self._path}.{number}" for number in range(self._keep, 0, -1)]
+        for older, newer in pairwise([*numbered, self._path]):
             with contextlib.suppress(FileNotFoundError):
-                os.replace(older, self._numbered(number))
-        if not self._keep:
-            self._path.unlink(missing_ok=True)
-
-    def _numbered(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
+                os.replace(newer, older)
 
     def _finish(self) -> None:
         if self._fd is not None:
@@ -176,15 +157,13 @@ class StreamSink(_Threaded):
 
     def __init__(
         self,
-        stream: TextIO | None = None,
+        stream: TextIO,
         form: str = "auto",
         *,
         limit: int = 2_000,
         level: str = "info",
     ) -> None:
-        self._stream = stream if stream is not None else sys.stderr
-        if form not in ("auto", "text", "json"):
-            raise ValueError(f"form is auto, text or json, not {form!r}")
+        self._stream = stream
         self._json = form == "json" or (form == "auto" and not self._stream.isatty())
         super().__init__("stderr", limit, level)
 

@@ -53,8 +53,6 @@ def assign(
     Raises UsageFault when a peer stands, as given, where it may not be, or when no plan can keep
     the rules.
     """
-    if limit_s is None and moves is None:
-        raise ValueError("give a limit in seconds or in moves")
     for s, peers in enumerate(problem.stages):
         for n in peers:
             if not problem.may(n, s):

@@ -31,8 +31,8 @@ def label(problem: PathProblem, n: int) -> str:
 
 def terminal(problem: PathProblem, tasks: Sequence[ReplayTask], colour: bool = True) -> list[str]:
     """A line for each peer, the busiest of each stage if there are many. A column shows the task
-    that fills most of it: the forward of origin 1 as 1, its backward the same, in another colour
-    or, without colour, underlined by ``'`` behind it."""
+    that fills most of it: the forward of origin 1 as 1, its backward the same in another colour
+    or, without colour, as ``~``, and a loss as ``*``."""
     span = max((t.end for t in tasks), default=0.0) or 1.0
     names = {o: DIGITS[k % len(DIGITS)] for k, o in enumerate(problem.stages[0])}
     origin = {t.mb: t.peer for t in tasks if t.hop == 0}
@@ -97,7 +97,7 @@ def svg(problem: PathProblem, tasks: Sequence[ReplayTask], title: str) -> str:
     """All peers and all tasks; a task says its micro-batch and times when the pointer rests on
     it."""
     span = max((t.end for t in tasks), default=0.0) or 1.0
-    rows = [n for stage in problem.stages for n in stage]
+    rows = list(problem.stage_of)
     height, left, wide = 14.0, 150.0, 1000.0
     place = {n: 40 + k * height for k, n in enumerate(rows)}
     low = 40 + len(rows) * height

@@ -7,12 +7,12 @@ step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from node.core.errors import UsageFault
 from node.model.cost import human
-from node.partition.cost import METHODS, KernelRate, Method, Rates, units_of
+from node.partition.cost import METHODS, KernelRate, Rates, units_of
 from node.partition.matrices import Matrix, equal_splits
 from node.partition.plan import OwnershipPlan, make_plan
 from node.scheduler.planning.problem import truth, whole
@@ -32,21 +32,6 @@ BAR = 32
 LINES = 48
 
 
-@dataclass(frozen=True)
-class PartitionRequest:
-    """A request that passed every check. ``unknown``: fields nobody reads, in order."""
-
-    matrices: tuple[Matrix, ...]
-    speeds: tuple[float, ...]
-    tensor: int
-    previous: dict[str, int | None]
-    method: Method
-    room: tuple[int, ...] | None
-    rates: Rates
-    masters: bool
-    unknown: tuple[str, ...]
-
-
 def read(path: str) -> Any:
     """The document in a file, or on stdin for ``-``. Raises UsageFault."""
     return read_document(
@@ -57,8 +42,9 @@ def read(path: str) -> Any:
     )
 
 
-def parse(document: Any) -> PartitionRequest:
-    """Check every field. Raises UsageFault: what, why, next step."""
+def planned(document: Any) -> OwnershipPlan:
+    """Check every field, and plan. Raises UsageFault (what, why, next step) and OutOfResources as
+    :func:`make_plan` does."""
     if not isinstance(document, dict):
         raise UsageFault("the document is not an object", 'write {"matrices": [...], "ranks": N}')
     for key in ("matrices", "ranks"):
@@ -78,30 +64,21 @@ def parse(document: Any) -> PartitionRequest:
             f"{units} matrices on {ranks} ranks are too many to plan",
             f"keep their product below {MOST_WORK}",
         )
-    return PartitionRequest(
-        matrices,
-        _speeds(document.get("speeds"), ranks),
-        1 if tensor is None else whole(tensor, "tensor_parallel", 1, ranks),
-        _previous(document.get("previous"), matrices),
-        method,
-        _memory(document.get("memory"), ranks),
-        _rates(document.get("rates")),
-        truth(document.get("masters", False), "masters"),
-        tuple(sorted(str(key)[:40] for key in document if key not in KNOWN)),
-    )
-
-
-def planned(asked: PartitionRequest) -> OwnershipPlan:
-    """The plan that was asked for. Raises UsageFault and OutOfResources as :func:`make_plan`
-    does."""
+    speeds = _speeds(document.get("speeds"), ranks)
+    masters = truth(document.get("masters", False), "masters")
     return make_plan(
-        units_of(asked.matrices, asked.method, asked.rates, masters=asked.masters),
-        asked.speeds,
-        asked.method,
-        asked.previous,
-        asked.room,
-        asked.tensor,
+        units_of(matrices, method, _rates(document.get("rates")), masters=masters),
+        speeds,
+        method,
+        _previous(document.get("previous"), matrices),
+        _memory(document.get("memory"), ranks),
+        1 if tensor is None else whole(tensor, "tensor_parallel", 1, ranks),
     )
+
+
+def unknown(document: Any) -> list[str]:
+    """Fields of the document that nobody reads, in order."""
+    return sorted(str(key)[:40] for key in document if key not in KNOWN)
 
 
 def document(plan: OwnershipPlan) -> dict[str, Any]:
@@ -115,23 +92,22 @@ def document(plan: OwnershipPlan) -> dict[str, Any]:
     }
 
 
-def picture(plan: OwnershipPlan, asked: PartitionRequest) -> list[str]:
+def picture(plan: OwnershipPlan, asked: Mapping[str, Any]) -> list[str]:
     """For people: a line and a bar for each rank, the slowest first if not all fit, and what it is
-    worth."""
+    worth. ``asked``: the document of the plan."""
+    tensor = asked.get("tensor_parallel") or 1
     count, held = [0] * len(plan.speeds), [0] * len(plan.speeds)
     for u in plan.units:
         count[plan.owner[u.name]] += 1
         held[plan.owner[u.name]] += u.bytes
     times = [load / s / plan.ideal for load, s in zip(plan.loads, plan.speeds, strict=True)]
     order = sorted(range(len(times)), key=lambda r: (-times[r], r))
-    shown = sorted(order[:LINES]) if len(order) > LINES else sorted(order)
+    shown = sorted(order[:LINES])
     scale = BAR / max(times)
     lines = [f"{'rank':>5}  {'speed':>8}  {'units':>5}  {'state':>9}  time/ideal"]
     for r in shown:
         bar = "█" * max(round(times[r] * scale), 1 if count[r] else 0)
-        where = (
-            f"{r:>5}" if asked.tensor == 1 else f"{r // asked.tensor}.{r % asked.tensor}".rjust(5)
-        )
+        where = f"{r:>5}" if tensor == 1 else f"{r // tensor}.{r % tensor}".rjust(5)
         lines.append(
             f"{where}  {plan.speeds[r]:>8.3g}  {count[r]:>5}  {human(held[r]):>9}  "
             f"{times[r]:>7.3f}  {bar}"
@@ -143,12 +119,16 @@ def picture(plan: OwnershipPlan, asked: PartitionRequest) -> list[str]:
         )
     lines += [
         "",
-        f"{len(plan.units)} units of {len(asked.matrices)} matrices on {len(plan.speeds)} ranks, "
-        f"{asked.method}",
+        f"{len(plan.units)} units of {len(asked['matrices'])} matrices on "
+        f"{len(plan.speeds)} ranks, {asked.get('method', 'muon')}",
         f"makespan  {plan.over_ideal:.4f} × ideal",
         f"floor     {plan.floor_over_ideal:.4f} × ideal: no plan of whole units is shorter",
         f"moved     {human(plan.moved)} of state"
-        + (f"; any plan at the floor moves about {human(plan.least)}" if asked.previous else ""),
+        + (
+            f"; any plan at the floor moves about {human(plan.least)}"
+            if asked.get("previous")
+            else ""
+        ),
         f"hash      {plan.hash}",
     ]
     idle = sum(1 for c in count if not c)
@@ -244,14 +224,8 @@ def _previous(given: Any, matrices: tuple[Matrix, ...]) -> dict[str, int | None]
                 f"the previous owner of {name[:80]} is {str(rank)[:40]!r}",
                 "give its rank; null or any other rank: gone",
             )
-    found: dict[str, int | None] = {}
-    for matrix in matrices:
-        for unit, _, _ in matrix.shapes:
-            for key in (unit, matrix.name):
-                if key in given:
-                    found[unit] = given[key]
-                    break
-    return found
+    whole = {unit: given[m.name] for m in matrices if m.name in given for unit, _, _ in m.shapes}
+    return whole | {unit: given[unit] for m in matrices for unit, _, _ in m.shapes if unit in given}
 
 
 def _memory(given: Any, ranks: int) -> tuple[int, ...] | None:

@@ -8,11 +8,11 @@ below it does not.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from node.scheduler.planning.problem import PathProblem, Route, parse
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken, safe
 from node.telemetry import pictures
-from node.tools import gantt, replan
-from node.tools.assignment import Assignment, assign
+from node.tools import assignment, gantt, replan
 from node.tools.document import read as read_document
 
 MOST_BYTES = 512 << 20
@@ -34,36 +33,41 @@ WALL = 4.0
 then."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was said on the command line."""
-
-    file: str
-    as_json: bool = False
-    gantt: Path | None = None
-    events: Path | None = None
-    limit: float = 0.0
-    moves: int = 0
-    slots_ends: int = 0
-    seed: int = 0
-    assign: bool = False
-
-
-def run_command(options: Options) -> int:
-    """Plan, print, draw. Returns the exit code."""
-    if options.gantt is not None:
-        pictures.check(options.gantt)
-    problem = parse(read(options.file))
-    if options.slots_ends:
-        problem = problem.with_slots(options.slots_ends)
-    found = assigned(problem, options) if options.assign else None
-    problem = found.problem if found else problem
-    given = read(str(options.events)) if options.events else None
-    events = replan.parse_events(given, problem) if given is not None else ()
-    ready = _given(given, problem)
-    plan = None
-    if (routes := ready) is None:
-        plan = planned(problem, options)
+def run_command(
+    file: str,
+    *,
+    as_json: bool,
+    chart: Path | None,
+    events: Path | None,
+    limit: float,
+    moves: int,
+    slots_ends: int,
+    seed: int,
+    assign: bool,
+) -> int:
+    """Plan, print, draw. Returns the exit code. ``limit`` counts seconds of one core, so that a
+    busy machine does not make plans worse; after :data:`WALL` times as long by the wall planning
+    ends all the same. A number of ``moves`` alone gives the same plan on every machine."""
+    if chart is not None:
+        pictures.check(chart)
+    if not 0 <= limit <= LONGEST_S:
+        raise UsageFault(f"--limit {limit}", f"give seconds from 0.1 to {LONGEST_S:.0f}")
+    problem = parse(read(file))
+    if slots_ends:
+        problem = problem.with_slots(slots_ends)
+    # 4 seconds when nothing is said, for many micro-batches more, up to 20.
+    limit_s = None if moves else limit or min(20.0, max(4.0, 0.005 * problem.total))
+    found = None
+    if assign:
+        # As many seconds as planning gets, or half as many moves.
+        half = max(1, moves // 2) if moves else None
+        found = assignment.assign(problem, clock=_clock(), limit_s=limit_s, moves=half, seed=seed)
+        problem = found.problem
+    given = read(str(events)) if events else {"events": []}
+    strikes = replan.parse_events(given, problem)
+    routes, plan = _given(given, problem), None
+    if routes is None:
+        plan = make_plan(problem, clock=_clock(), limit_s=limit_s, moves=moves or None, seed=seed)
         routes = plan.routes
     tasks = replay(problem, routes)
     said = (
@@ -85,21 +89,21 @@ def run_command(options: Options) -> int:
             f"{found.tried} tried",
             "stages       " + json.dumps(said["stages"]),
         ]
-    if options.events is not None:
-        more, text = again(problem, routes, events, options.seed)
+    if events is not None:
+        more, text = again(problem, routes, strikes, seed)
         said, lines = said | more, lines + text
-    if options.gantt is not None:
+    if chart is not None:
         bound = f", lower bound {plan.bound:.3f} s" if plan else ""
         title = f"{problem.name}: {tasks.makespan:.3f} s{bound}"
         pictures.write(
-            options.gantt,
+            chart,
             lambda: gantt.svg(problem, tasks.tasks, title),
             lambda: gantt.figure(problem, tasks.tasks, title),
         )
-    if options.as_json:
+    if as_json:
         print(json.dumps(said))
     else:
-        if options.events is None:
+        if events is None:
             lines += ["", *gantt.terminal(problem, tasks.tasks, sys.stdout.isatty())]
         print("\n".join(lines))
     return 0
@@ -112,47 +116,14 @@ def read(path: str) -> Any:
     )
 
 
-def usual_limit(problem: PathProblem) -> float:
-    """Seconds of one core when nothing is said: 4, for many micro-batches more, up to 20."""
-    return min(20.0, max(4.0, 0.005 * problem.total))
-
-
-def planned(problem: PathProblem, options: Options) -> PathPlan:
-    """The plan that was asked for. ``limit`` counts seconds of one core, so that a busy machine
-    does not make plans worse; after :data:`WALL` times as long by the wall planning ends all the
-    same."""
-    limit = options.limit or usual_limit(problem)
-    if not 0 < limit <= LONGEST_S:
-        raise UsageFault(f"--limit {limit}", f"give seconds from 0.1 to {LONGEST_S:.0f}")
-    # A number of moves alone: the same plan on every machine.
-    return make_plan(
-        problem,
-        clock=_clock(),
-        limit_s=None if options.moves else limit,
-        moves=options.moves or None,
-        seed=options.seed,
-    )
-
-
-def assigned(problem: PathProblem, options: Options) -> Assignment:
-    """Peers put where they are best, in as many seconds as planning gets, or half as many moves."""
-    return assign(
-        problem,
-        clock=_clock(),
-        limit_s=None if options.moves else options.limit or usual_limit(problem),
-        moves=max(1, options.moves // 2) if options.moves else None,
-        seed=options.seed,
-    )
-
-
 def _clock() -> Callable[[], float]:
     cpu, wall = time.process_time(), time.monotonic()
     return lambda: max(time.process_time() - cpu, (time.monotonic() - wall) / WALL)
 
 
-def _given(document: Any, problem: PathProblem) -> tuple[Route, ...] | None:
+def _given(document: dict[str, Any], problem: PathProblem) -> tuple[Route, ...] | None:
     """The plan in a document of events, checked; None: there is none, so one is made."""
-    if not isinstance(document, dict) or "paths" not in document:
+    if "paths" not in document:
         return None
     rows = document["paths"]
     routes: list[Route] = []
@@ -261,7 +232,7 @@ def again(
             "affected": s.affected,
             "replan_s": round(s.took, 5),
             "afterthought_s": round(s.later, 5),
-            "makespan_s": _finite(s.makespan),
+            "makespan_s": round(s.makespan, 3) if s.makespan < math.inf else None,
         }
         for s in strikes
     ]
@@ -292,7 +263,3 @@ def again(
             "events": rows,
         }
     }, lines
-
-
-def _finite(x: float) -> float | None:
-    return round(x, 3) if x < float("inf") else None

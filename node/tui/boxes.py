@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.text import Text
 
 from node.control.text import STATE_STYLE, cover_words, paths_words, time_bar
-from node.control.words import chart, clean, count, size, span
+from node.control.words import chart, clean, count, span
 from node.core.ids import ENDS, short_cell
+from node.model.cost import human
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import CellLine, Snapshot
 
@@ -104,4 +105,4 @@ def _row(label: str, value: str) -> Text:
 
 def _brief(number: float) -> str:
     """Bytes, "3.0 GiB" as "3.0G", for narrow places."""
-    return size(number).replace(" ", "").replace("iB", "")
+    return human(number).replace(" ", "").replace("iB", "")

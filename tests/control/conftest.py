@@ -1,7 +1,22 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from benchmarks.lab.canned_window import CannedWindow
+from node.control.client import ControlClient
 from node.control.service import ControlService
+
+
+async def ask(path: Any, question: Callable[[ControlClient], Any]) -> Any:
+    """The synchronous client in a thread, as the command line is a process of its own."""
+
+    def run() -> Any:
+        with ControlClient(path, timeout_s=60.0) as client:
+            return question(client)
+
+    return await asyncio.to_thread(run)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.control import diagnose, doctor
 from node.control.diagnose import (
     CLOCK_S,
@@ -72,10 +73,6 @@ def nameless(address: str) -> Diagnosis:
     return unresolved(address, "swarm.example", "does not exist")
 
 
-def somebody(address: str) -> Diagnosis:
-    return failed(address, "proof", ExitCode.NETWORK, "somebody else answers there")
-
-
 Code = ExitCode
 IN_USE = identity_in_use(PeerId(ONE), "it answers")
 TABLE = [
@@ -89,7 +86,7 @@ TABLE = [
     ("silence over UDP only", [silent(QUIC, 8)], Code.UDP_BLOCKED, False),
     ("silence over both", [silent(QUIC, 8), silent(TCP, 8)], Code.NO_ANSWER, False),
     ("no common family", [familyless(SIX)], Code.NO_COMMON_FAMILY, False),
-    ("somebody else", [somebody(TCP)], Code.NETWORK, False),
+    ("somebody else", [failed(TCP, "proof", Code.NETWORK, "another")], Code.NETWORK, False),
     ("nothing that can be tried", [not_tried(RELAYED)], Code.NETWORK, False),
     # Several addresses: the one that came nearest tells most.
     ("closed tells more than silent", [silent(TCP, 8), closed(OTHER)], Code.PORT_CLOSED, False),
@@ -246,28 +243,24 @@ class Swarm:
         ahead: float = 0.0,
         path: str = "",
     ) -> None:
-        self.time, self.asked = 100.0, 0
+        self.clock, self.asked = VirtualClock(100.0), 0
         self._refreshed, self._state, self._ahead, self._path = refreshed, state, ahead, path
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.time += seconds
 
     def peers(self) -> PeersAnswer:
         self.asked += 1
-        self.time += 0.3
+        self.clock.advance(0.3)
+        now = self.clock.now()
         answer = PeersAnswer(peers=[PeerLine(peer=TWO, state="ready", path="self")])
-        last = max((t for t in self._refreshed if t <= self.time), default=None)
+        last = max((t for t in self._refreshed if t <= now), default=None)
         if last is not None:
-            seen, state = max(0.0, self.time - last - self._ahead), self._state
+            seen, state = max(0.0, now - last - self._ahead), self._state
             line = PeerLine(peer=ONE, name="calm-otter", state=state, seen_s=seen, path=self._path)
             answer.peers.append(line)
         return answer
 
     def watch(self, ask: Callable[[], PeersAnswer] | None = None) -> Diagnosis | None:
-        return watch_identity(PeerId(ONE), ask or self.peers, 6.5, self.now, self.sleep)
+        now, sleep = self.clock.now, self.clock.advance
+        return watch_identity(PeerId(ONE), ask or self.peers, 6.5, now, sleep)
 
 
 def test_a_record_refreshed_meanwhile_is_of_another_process() -> None:
@@ -276,7 +269,7 @@ def test_a_record_refreshed_meanwhile_is_of_another_process() -> None:
         found = swarm.watch()
         assert found.code is ExitCode.IDENTITY_IN_USE
         assert "calm-otter" in found.cause
-        assert swarm.time <= 107.5
+        assert swarm.clock.now() <= 107.5
 
 
 def test_a_peer_that_answers_is_seen_however_old_its_record() -> None:
@@ -290,7 +283,7 @@ def test_a_record_that_a_dead_daemon_left_is_nobody() -> None:
     for age in (0.0, 1.0, 12.0):
         swarm = Swarm([100.0 - age])
         assert swarm.watch() is None
-        assert swarm.time <= 107.5
+        assert swarm.clock.now() <= 107.5
 
 
 def test_who_is_not_listed_or_lost_is_not_watched() -> None:

@@ -135,6 +135,15 @@ def mute() -> Iterator[str]:
         yield f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{STRANGER}"
 
 
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """For a test that asks for a minute at most: addresses that are not needed, or of a peer that
+    has refused, are not waited for."""
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < 30
+
+
 def ping(nonce: bytes = b"hello") -> Ask:
     return Ask(ping=AskPing(nonce=nonce))
 
@@ -209,13 +218,9 @@ def test_another_service_at_the_address_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            while True:
-                try:
-                    stranger, _ = server.accept()
-                except OSError:
-                    return
-                with stranger:
-                    stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            stranger, _ = server.accept()
+            with stranger:
+                stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises(NetworkFault, match="a web server answers there") as caught:
@@ -223,7 +228,6 @@ def test_another_service_at_the_address_is_reported() -> None:
         assert caught.value.code is ExitCode.OTHER_SERVICE
         assert "delimited" not in caught.value.what
         assert str(server.getsockname()[1]) in caught.value.next_step
-        server.shutdown(socket.SHUT_RDWR)
 
 
 def test_every_address_that_failed_is_named_with_its_reason(closed: str) -> None:
@@ -254,43 +258,39 @@ def test_a_closed_port_has_its_own_code(closed: str) -> None:
         assert address.split("/")[4] in caught.value.next_step
 
 
+@pytest.mark.usefixtures("in_time")
 def test_all_addresses_are_tried_at_once_until_a_good_answer(
     observed_places: dict[str, str], closed: str, mute: str
 ) -> None:
-    begin, places = time.monotonic(), [mute, closed, observed_places["4/tcp"]]
+    places = [mute, closed, observed_places["4/tcp"]]
     assert ask_first(places, ping(), timeout=60).ping.version == "1"
-    assert time.monotonic() - begin < 30, "the mute one was waited for"
 
 
+@pytest.mark.usefixtures("in_time")
 def test_quic_is_used_where_tcp_does_not_answer(
     observed_places: dict[str, str], closed: str, mute: str
 ) -> None:
     for tcp in (mute, closed):
-        begin = time.monotonic()
         assert ask_first([tcp, observed_places["4/udp"]], ping(), timeout=60).ping.version == "1"
-        assert time.monotonic() - begin < 30, "TCP was waited for"
 
 
+@pytest.mark.usefixtures("in_time")
 def test_a_refusal_is_an_answer_but_not_a_good_one(
     observed_places: dict[str, str], mute: str
 ) -> None:
-    begin = time.monotonic()
     peer = observed_places["4/tcp"].rsplit("/", 1)[1]
     same = mute.replace(STRANGER, peer)
     answer = ask_first([observed_places["4/tcp"], same], ping(b"no"), timeout=60)
     assert answer.refusal.reason == "not for you"
-    assert time.monotonic() - begin < 30, (
-        "what a peer has refused, its other addresses are not asked for"
-    )
     assert not survey([observed_places["4/tcp"]], [ping(b"no")], 20)[0].good
 
 
+@pytest.mark.usefixtures("in_time")
 def test_a_survey_waits_briefly_after_the_first_answer(
     observed_places: dict[str, str], closed: str, mute: str
 ) -> None:
     places = [*observed_places.values(), closed, mute]
-    begin, heard = time.monotonic(), survey(places, [ping(), Ask(peers=AskPeers())], 60)
-    assert time.monotonic() - begin < 30
+    heard = survey(places, [ping(), Ask(peers=AskPeers())], 60)
     assert [h.finding.address for h in heard] == places
     assert [h.finding.layer for h in heard] == [*["answer"] * 4, "connect", "proof"]
     assert [h.finding.ok for h in heard] == [True] * 4 + [False] * 2
@@ -323,8 +323,6 @@ def test_an_address_of_no_peer_is_the_users_mistake(address: str, reason: str) -
         ask(address, ping())
     with pytest.raises(UsageFault):
         ask_first([], ping())
-    with pytest.raises(UsageFault, match="time-out"):
-        ask(f"/ip4/127.0.0.1/tcp/4001/p2p/{STRANGER}", ping(), timeout=float("nan"))
 
 
 @pytest.mark.parametrize(
@@ -406,20 +404,21 @@ def test_join_ends_with_what_a_newer_swarm_needs(
     assert not (tmp_path / "swarms").exists()
 
 
-def test_it_refuses_to_share_a_process_with_hivemind() -> None:
-    code = (
-        "import sys, types; sys.modules['hivemind'] = types.ModuleType('hivemind'); import "
-        "node.control.observer"
+@pytest.mark.parametrize(
+    ("before", "code", "says"),
+    [
+        ("sys.modules['hivemind'] = types.ModuleType('hivemind')", 1, "a process of its own"),
+        ("pass", 0, "[]"),
+    ],
+)
+def test_it_shares_no_process_with_hivemind_and_needs_no_torch(
+    before: str, code: int, says: str
+) -> None:
+    program = (
+        f"import sys, types; {before}; import node.control.observer; "
+        "print(sorted({'torch', 'hivemind', 'grpc'} & set(sys.modules)))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ended.returncode != 0
-    assert "a process of its own" in ended.stderr
-
-
-def test_it_needs_neither_torch_nor_hivemind() -> None:
-    code = (
-        "import sys, node.control.observer; print(sorted({'torch', 'hivemind', 'grpc'} & "
-        "set(sys.modules)))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ended.stdout.strip() == "[]"
+    run = [sys.executable, "-c", program]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert says in ended.stdout + ended.stderr

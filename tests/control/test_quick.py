@@ -13,6 +13,7 @@ from node.control.quick import MAX_ANSWER, Unanswered, _frame, unary
 from node.core.errors import ExitCode, LocalFault, OutOfResources, TimedOut
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import PeersRequest
+from tests.control.conftest import ask
 
 STATUS, PEERS = "/tutti.v1.Control/Status", "/tutti.v1.Control/Peers"
 
@@ -43,19 +44,9 @@ async def test_who_is_refused_asks_again_for_the_reason(socket, window):
     window.snapshot = full
     with pytest.raises(Unanswered):
         await asyncio.to_thread(unary, socket, STATUS, b"", 60.0)
-
-    def ask() -> None:
-        with ControlClient(socket, 60.0) as client:
-            client.status()
-
     with pytest.raises(LocalFault, match="the disk is full") as caught:
-        await asyncio.to_thread(ask)
+        await ask(socket, lambda c: c.status())
     assert (caught.value.next_step, caught.value.code) == ("free some", ExitCode.RESOURCES)
-
-
-async def test_a_method_that_is_not_there(socket):
-    with pytest.raises(Unanswered):
-        await asyncio.to_thread(unary, socket, "/tutti.v1.Control/Nothing", b"", 60.0)
 
 
 def strange(path: Path, says: bytes, *, hold: bool = False) -> threading.Thread:

@@ -2,7 +2,6 @@ import asyncio
 import os
 import socket as sockets
 import stat
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,16 +12,7 @@ from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut
 from protos.control_pb2 import GenerateRequest
-
-
-async def ask(path: Any, question: Callable[[ControlClient], Any]) -> Any:
-    """The synchronous client in a thread, as the command line is a process of its own."""
-
-    def run() -> Any:
-        with ControlClient(path, timeout_s=60.0) as client:
-            return question(client)
-
-    return await asyncio.to_thread(run)
+from tests.control.conftest import ask
 
 
 async def test_the_socket_is_for_its_owner_only(socket):
@@ -72,7 +62,7 @@ async def test_events_give_history_then_live_each_once(socket, window):
             if event.text == "two":
                 loop.call_soon_threadsafe(window.journal.emit, "a", "new", "three", "warning")
             if event.text == "three":
-                return told
+                break
         return told
 
     loop = asyncio.get_running_loop()

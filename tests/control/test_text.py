@@ -1,11 +1,14 @@
 import io
+import json
+import math
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
 from benchmarks.lab.canned_window import ME, some_peers, training_snapshot
-from node.control.snapshot import compare_digests, plain, swarm_view
+from node.control.commands import say_json
+from node.control.snapshot import compare_digests, plain
 from node.control.text import (
     banner,
     consent_lines,
@@ -77,8 +80,17 @@ def worst() -> Snapshot:
         healthy=False,
         reason="no way to " + "brisk-otter (stage 2), " * 8,
         next_step="see tutti doctor net, " * 8,
+        name="a-very-long-name-of-a-peer",
+        reachable="relayed through 2 peers; direct after a router maps a port, which none has done "
+        "so far, though asked",
+        device="cuda:0 NVIDIA H200, 139.8 GiB (120.3 free)",
+        memory_used=1 << 35,
+        memory_limit=1 << 37,
+        digest_mismatches=1,
+        momentum_lost=2,
+        momentum_age=3,
+        p2pd_restarts=4,
     )
-    s.name = "a-very-long-name-of-a-peer"
     s.change.CopyFrom(
         ChangeLine(
             revision=3,
@@ -90,17 +102,6 @@ def worst() -> Snapshot:
     s.paths.why.extend(
         ["stage 2 is skipped by every third micro-batch, for its peers are slow at this time"] * 3
     )
-    s.reachable = (
-        "relayed through 2 peers; direct after a router maps a port, which none has done "
-        "so far, though asked"
-    )
-    s.device, s.memory_used, s.memory_limit, s.leader = (
-        "cuda:0 NVIDIA H200, 139.8 GiB (120.3 free)",
-        1 << 35,
-        1 << 37,
-        ME,
-    )
-    s.digest_mismatches, s.momentum_lost, s.momentum_age, s.p2pd_restarts = 1, 2, 3, 4
     s.warnings.extend(["stage 2 has one peer only: when it leaves, training waits"])
     return s
 
@@ -393,6 +394,11 @@ def test_json_has_every_field_and_real_numbers():
     assert document["p2pd_restarts"] == 0
 
 
+def test_numbers_that_json_has_no_words_for_are_null(capsys):
+    say_json({"logprobs": (-math.inf, math.nan, -1.5)})
+    assert json.loads(capsys.readouterr().out) == {"logprobs": [None, None, -1.5]}
+
+
 @pytest.mark.parametrize(("stages", "replicas"), [(3, 2), (1, 1), (8, 4), (16, 16)])
 @pytest.mark.parametrize("note", ["", "killed peer-2-1: its work goes to peer-2-0"])
 def test_the_picture_of_a_swarm_fits_the_screen(stages: int, replicas: int, note: str):
@@ -442,8 +448,10 @@ def test_the_peer_furthest_ahead_speaks_for_the_swarm():
         training_snapshot(epoch=5, loss=4.0),
         training_snapshot(epoch=9, loss=3.0, stage=0),
     )
-    view = swarm_view([behind, ahead])
-    assert ((view.epoch, view.loss), view.time_s["compute"]) == ((9, 3.0), 1240.0)
+    behind.time_s["wire"] = 1080.0
+    first, *_, legend, _ = shown(swarm_picture([behind, ahead]))
+    assert "epoch 9/150   loss 3.000" in first
+    assert "compute 41%   ▓ wire 39%" in legend, "the time of all of them"
 
 
 def test_ping_shows_every_round_trip_or_the_error():
@@ -483,33 +491,6 @@ def test_the_banner_shows_the_next_commands():
     assert "device" not in text
 
 
-def test_the_consent_sheet_lists_what_is_accepted():
-    sheet = consent_lines(
-        name="demo",
-        run_id="ab" * 32,
-        owner=ME,
-        signed=True,
-        admission="open",
-        model="6 layers",
-        parameters=1_000_000,
-        data="builtin:pydoc",
-        cut="3 stages",
-        work="10 epochs",
-        fetched_from="",
-    )
-    text = "\n".join(sheet)
-    for words in (
-        "demo",
-        ME,
-        "1.0M parameters",
-        "builtin:pydoc",
-        "none is downloaded",
-        "others see",
-        "activations",
-    ):
-        assert words in text
-
-
 _LABELS = (
     "swarm",
     "model",
@@ -525,7 +506,7 @@ _LABELS = (
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_consent_sheet_wraps_between_words(width):
+def test_the_consent_sheet_lists_what_is_accepted_and_wraps_between_words(width):
     said = "a sentence about traffic that is longer than any terminal of this test is wide, " * 3
     sheet = consent_lines(
         name="demo",
@@ -535,14 +516,24 @@ def test_the_consent_sheet_wraps_between_words(width):
         admission="open",
         model="6 layers",
         parameters=1_000_000,
-        data="file:" + "x" * 190,
+        data="builtin:pydoc",
         cut="3 stages",
         work="10 epochs",
-        fetched_from="the Hugging Face hub",
+        fetched_from="x" * 190,
         traffic=[said, "and more"],
         width=width,
     )
     words = " ".join(sheet).split()
+    for fact in (
+        "demo",
+        ME,
+        "1.0M parameters",
+        "builtin:pydoc",
+        "none is downloaded",
+        "others see",
+        "activations",
+    ):
+        assert fact in " ".join(words)
     at = words.index("traffic")
     assert words[at + 1 : at + 1 + len(said.split())] == said.split(), "no word is cut or lost"
     assert [line for line in sheet if len(line) > width and len(line.split()) > 1] == [], (

@@ -9,7 +9,6 @@ from node.control.words import (
     count,
     milliseconds,
     resample,
-    size,
     span,
     stacked,
 )
@@ -20,7 +19,6 @@ from node.control.words import (
     [
         (count, (0, 1204, 9999, 18_204, 41_200_000), "0 1,204 9,999 18.2k 41.2M"),
         (count, (3e9, math.nan), "3.0G -"),
-        (size, (0, 512, 1536, 3 << 20, 5 << 40), "0 B 512 B 1.5 KiB 3.0 MiB 5.0 TiB"),
         (span, (0.8, 41, 61, 11_540, 36_000, 187_200), "0s 41s 1m 3h12m 10h 2d04h"),
         (span, (-5, math.inf), "0s 0s"),
         (milliseconds, (0, 0.0004, 0.031), "- 0.4ms 31ms"),

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.lab.visits import read
 from benchmarks.reference.swarm import step_all
 from node.core.errors import DeviceLost
 from node.core.ids import ENDS
@@ -23,14 +22,13 @@ from node.model.stages import build
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
-from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from node.pipeline.visit_buffers import StageMath
 from node.training.state.stage import StageState
 
 MODEL = ModelSettings(
     layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, qk_norm=True
 )
 OPTIM = OptimSettings(warmup=1)
-B, T = 3, 16
 
 
 @dataclass
@@ -41,14 +39,6 @@ class Side:
     gradients: GradientSum
     state: StageState
     owner: Owner
-
-    def work(
-        self, *, x: torch.Tensor | None = None, gradient: torch.Tensor | None = None
-    ) -> VisitBuffers:
-        work = VisitBuffers(0.0, (B, T, MODEL.d_model))
-        work.input = None if x is None else read(x)
-        work.gradient = None if gradient is None else read(gradient)
-        return work
 
     def adopt(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
         """Take the gradients, step, put the fresh parameters in place; the gradients and their

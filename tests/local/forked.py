@@ -3,8 +3,7 @@ what each of them got.
 
     python forked.py FOLDER
 
-Writes FOLDER/<ranks>-<rank>-<scene>.safetensors with the shards of the updates, rank 0 the whole
-matrices as well, and FOLDER/<ranks>-<rank>.json with what else is asked.
+Writes FOLDER/<ranks>-<rank>.json with what is asked.
 """
 
 import json
@@ -14,7 +13,6 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch._C._distributed_c10d import _get_work_registry_size  # pyright: ignore
 
@@ -27,6 +25,7 @@ from node.local.step import TensorParallelStep
 from node.model.device import Device
 from node.model.settings import ModelSettings
 from node.optim.muon import muon_direction
+from node.optim.newton_schulz import newton_schulz_all
 from node.optim.settings import OptimSettings
 
 STEPS, TIMEOUT_S = 5, 300.0
@@ -88,29 +87,35 @@ def shard(m: Sharded, whole: Tensor, rank: int) -> Tensor:
     return whole.split(list(m.sizes), m.dim)[rank]
 
 
-def stepped(
-    step: TensorParallelStep, shards: dict[str, Tensor | None]
-) -> tuple[dict[str, Tensor], frozenset[str]]:
+def stepped(step: TensorParallelStep, shards: dict[str, Tensor]) -> dict[str, Tensor]:
     got: dict[str, Tensor] = {}
-    names = step.run(shards, lambda name, update: got.update({name: update.clone()}))
-    return got, names
+    step.run(shards, lambda name, update: got.update({name: update.clone()}))
+    return got
 
 
-def training(here: Rank) -> dict[str, Tensor]:
-    """Momentum stays with the shards: five steps of Muon's direction, orthogonalised together."""
+def alone(m: Sharded, whole: Tensor, rank: int) -> Tensor:
+    """The shard of the update that one process makes of the whole matrix."""
+    return shard(m, newton_schulz_all([whole], STEPS, False)[0].float(), rank)
+
+
+def training(here: Rank) -> float:
+    """Momentum stays with the shards: five steps of Muon's direction, orthogonalised together. How
+    far the last update is from that of whole matrices."""
     matrices, settings = even(here.size), OptimSettings()
     step = TensorParallelStep(here, matrices, STEPS, most_bytes=10_000)
     momenta = {m.name: torch.zeros(m.shape(here.rank)) for m in matrices}
-    got: dict[str, Tensor] = {}
+    kept = {m.name: torch.zeros(m.rows, m.cols) for m in matrices}
+    got, directions, wanted = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
     for turn in range(5):
-        whole, directions = wholes(matrices, 100 + turn), {}
-        for m in matrices:
-            gradient = shard(m, whole[m.name], here.rank)
-            directions[m.name], momenta[m.name] = muon_direction(
-                settings, gradient, momenta[m.name]
-            )
-        got, _ = stepped(step, directions)
-    return got
+        for name, whole in wholes(matrices, 100 + turn).items():
+            m = next(m for m in matrices if m.name == name)
+            gradient = shard(m, whole, here.rank)
+            directions[name], momenta[name] = muon_direction(settings, gradient, momenta[name])
+            wanted[name], kept[name] = muon_direction(settings, whole, kept[name])
+        got = stepped(step, directions)
+    return max(
+        float((got[m.name] - alone(m, wanted[m.name], here.rank)).abs().max()) for m in matrices
+    )
 
 
 def rank(number: int, ranks: int, folder: Path) -> None:
@@ -121,28 +126,22 @@ def rank(number: int, ranks: int, folder: Path) -> None:
         whole = wholes(matrices, 7)
         step = TensorParallelStep(here, matrices, STEPS, **options)
         for _ in range(2):  # buffers are used again
-            got, _ = stepped(
+            got = stepped(
                 step, {m.name: shard(m, whole[m.name], number) for m in matrices if m.part(number)}
             )
         told[scene] = {
             "groups": len(step.groups),
-            "buffer": step.buffer_bytes,
+            "buffer": sum(t.nbytes for pair in step._buffers for t in pair),
             "hosted": max(sum(4 * m.numel for m in g[number]) for g in step.groups),
             "given": max(sum(4 * m.part(number) for slot in g for m in slot) for g in step.groups),
+            "missing": sorted({m.name for m in matrices if m.part(number)} ^ got.keys()),
+            "off": [
+                m.name
+                for m in matrices
+                if m.name in got and not torch.equal(got[m.name], alone(m, whole[m.name], number))
+            ],
         }
-        extra = {f"whole {n}": t for n, t in whole.items()} if number == 0 else {}
-        save_file(
-            {**{n: t.contiguous() for n, t in got.items()}, **extra},
-            folder / f"{ranks}-{number}-{scene}.safetensors",
-        )
-    save_file(training(here), folder / f"{ranks}-{number}-training.safetensors")
-    matrices, whole = even(ranks), wholes(even(ranks), 7)
-    given: dict[str, Tensor | None] = {m.name: shard(m, whole[m.name], number) for m in matrices}
-    if number == 1:
-        given["m2"] = None
-        del given["m4"]
-    got, names = stepped(TensorParallelStep(here, matrices, STEPS, most_bytes=10_000), given)
-    told["missing"] = {"stepped": sorted(names), "got": sorted(got)}
+    told["training"] = training(here)
     told["unwaited"], told["pieces"] = unwaited(here), pieces(here)
     told["finite"] = [
         Program(here, MODEL, 1, 0)._finite([torch.tensor([bad if number == 1 else 1.0])])
@@ -187,7 +186,7 @@ def dying(number: int, ranks: int, folder: Path) -> None:
     here = Rank.meet(number, ranks, Device.pick("cpu"), folder / "store-dying", TIMEOUT_S)
     matrices, whole = even(ranks), wholes(even(ranks), 7)
     step = TensorParallelStep(here, matrices, STEPS, most_bytes=10_000)
-    shards: dict[str, Tensor | None] = {m.name: shard(m, whole[m.name], number) for m in matrices}
+    shards = {m.name: shard(m, whole[m.name], number) for m in matrices}
     stepped(step, shards)
     if number == 1:
         os._exit(9)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.lab.visits import visit
+from benchmarks.lab.visits import arrived, read, returned, visit
 from node.core.errors import DeviceLost, ExitCode
 from node.core.journey import Version
 from node.local.stage import LocalStage
@@ -25,20 +25,16 @@ def numbers(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def output(work: Any) -> torch.Tensor:
-    return torch.frombuffer(work.output, dtype=torch.float32)
+def floats(raw: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.float32)
 
 
 def trip(side: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One micro-batch there and back, counted: its output and the gradient of its input."""
-    work = side.work(x=numbers(seed, 3, 16, 32))
-    side.math.forward(work)
-    y = output(work)
-    work.gradient = side.work(gradient=numbers(seed + 1, 3, 16, 32)).gradient
-    side.math.backward(work)
-    side.gradients.offer([work.share], work.tokens)
+    y, dx, share = visit(side.math, numbers(seed, 3, 16, 32), numbers(seed + 1, 3, 16, 32))
+    side.gradients.offer([share], 3 * 16)
     side.gradients.drain()
-    return y, torch.frombuffer(work.upstream, dtype=torch.float32)
+    return floats(y), floats(dx)
 
 
 def test_epochs_of_training_are_those_of_one_device(blocks):
@@ -54,28 +50,24 @@ def test_documents_are_kept_apart_on_every_device(blocks):
     x, dy, ends = numbers(3, 3, 16, 32), numbers(4, 3, 16, 32), (4, 5, 15, 40)
     one, two = (visit(side.math, x, dy, ends) for side in (blocks.one, blocks.two))
     for a, b in zip(two[:2], one[:2], strict=True):
-        found, wanted = (torch.frombuffer(bytearray(raw), dtype=torch.float32) for raw in (a, b))
-        torch.testing.assert_close(found, wanted, **CLOSE)
+        torch.testing.assert_close(floats(a), floats(b), **CLOSE)
     assert visit(blocks.one.math, x, dy)[0] != one[0]
 
 
 def test_going_back_puts_the_former_parameters_on_every_device(blocks):
     x = numbers(1, 3, 16, 32)
-    before = blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes()
+    before = blocks.two.math.forward_only(read(x), False)[0].tobytes()
     more = {n: p * 1.5 for n, p in blocks.two.state.parameters().items()}
     blocks.two.state.adopt(more, Version(50))
-    assert blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes() != before
+    assert blocks.two.math.forward_only(read(x), False)[0].tobytes() != before
     blocks.two.state.roll_back()
-    assert blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes() == before
+    assert blocks.two.math.forward_only(read(x), False)[0].tobytes() == before
 
 
 def test_unnamed_shares_and_reset_epochs_count_nowhere(blocks):
     trip(blocks.two, 70)
     blocks.two.gradients.reset()
-    lonely = blocks.two.work(x=numbers(71, 3, 16, 32))
-    blocks.two.math.forward(lonely)
-    lonely.gradient = blocks.two.work(gradient=numbers(72, 3, 16, 32)).gradient
-    blocks.two.math.backward(lonely)  # never offered
+    visit(blocks.two.math, numbers(71, 3, 16, 32), numbers(72, 3, 16, 32))  # never offered
     trip(blocks.two, 73)
     sums, tokens = blocks.two.gradients.take()
     assert tokens == 48
@@ -101,40 +93,35 @@ def test_what_is_freed_here_is_forgotten_there(blocks, monkeypatch):
     monkeypatch.setattr(
         blocks.ranks, "_tell", lambda process, words: (said.append(words), real(process, words))[1]
     )
-    work = blocks.two.work(x=numbers(2, 3, 16, 32))
+    work = arrived(numbers(2, 3, 16, 32))
     blocks.two.math.forward(work)
     kept = said[-1]["keep"]
     assert kept > 0
     work.free_graph()
     gc.collect()
-    blocks.two.math.forward_only(blocks.two.work(x=numbers(3, 3, 16, 32)).input, False)
+    blocks.two.math.forward_only(read(numbers(3, 3, 16, 32)), False)
     assert kept in said[-1]["forget"]
     assert said[-1]["keep"] == 0
 
 
 def test_bad_numbers_break_a_micro_batch_and_not_the_devices(blocks, monkeypatch):
-    work = blocks.two.work(x=torch.full((3, 16, 32), float("nan")))
+    math, x, dy = blocks.two.math, numbers(5, 3, 16, 32), numbers(6, 3, 16, 32)
     with pytest.raises(NotFinite):
-        blocks.two.math.forward(work)
+        math.forward(arrived(x * float("nan")))
     with pytest.raises(ValueError, match="hidden states"):
-        blocks.two.math.forward_only(blocks.two.work(x=numbers(4, 3, 16, 8)).input, False)
-    work = blocks.two.work(x=numbers(5, 3, 16, 32))
-    blocks.two.math.forward(work)
-    work.gradient = blocks.two.work(gradient=torch.full((3, 16, 32), float("inf"))).gradient
+        math.forward_only(read(numbers(4, 3, 16, 8)), False)
+    work = arrived(x)
+    math.forward(work)
     with pytest.raises(NotFinite):
-        blocks.two.math.backward(work)
-    work.gradient = blocks.two.work(gradient=numbers(6, 3, 16, 32)).gradient
+        returned(math, work, dy * float("inf"))
     with pytest.raises(RuntimeError, match="gone through before"):
-        blocks.two.math.backward(work)
-    work = blocks.two.work(x=numbers(5, 3, 16, 32))
-    blocks.two.math.forward(work)
-    work.gradient = blocks.two.work(gradient=numbers(6, 3, 16, 32)).gradient
+        returned(math, work, dy)
     real = blocks.local.program._local
     monkeypatch.setattr(
         blocks.local.program, "_local", lambda name, gradient: real(name, gradient) * float("inf")
     )
     with pytest.raises(NotFinite, match="parameter gradient"):
-        blocks.two.math.backward(work)
+        visit(math, x, dy)
     monkeypatch.undo()
     blocks.two.gradients.reset()
     trip(blocks.two, 8)
@@ -143,8 +130,7 @@ def test_bad_numbers_break_a_micro_batch_and_not_the_devices(blocks, monkeypatch
 
 def test_the_graph_of_a_device_is_measured(blocks):
     fresh = blocks.local.math(blocks.local.module, "fp32", None)
-    work = blocks.two.work(x=numbers(9, 3, 16, 32))
-    fresh.forward(work)
+    fresh.forward(arrived(numbers(9, 3, 16, 32)))
     alone = blocks.one.math.graph_bytes[3, 16, 32]
     assert 0.3 * alone < fresh.graph_bytes[3, 16, 32] < alone
 
@@ -174,9 +160,8 @@ def test_little_work_is_done_here_without_a_word(blocks, monkeypatch):
 def test_a_dead_process_is_reported_once_and_fails_later_calls(blocks):
     """Last in this file: the devices are gone after it."""
     os.kill(blocks.ranks._processes[0].pid, signal.SIGKILL)
-    work = blocks.two.work(x=numbers(5, 3, 16, 32))
     with pytest.raises(DeviceLost, match="local device 1 ended with code -9") as fault:
-        blocks.two.math.forward(work)
+        blocks.two.math.forward(arrived(numbers(5, 3, 16, 32)))
     assert fault.value.code is ExitCode.RESTART_WANTED
     assert fault.value.next_step
     with pytest.raises(DeviceLost):

@@ -3,36 +3,39 @@
 import pytest
 import torch
 
+from benchmarks.lab.visits import arrived, read
 from node.core.journey import Version
 from node.model.documents import NO_TARGET
+from node.pipeline.visit_buffers import VisitBuffers
 
 TOKENS = torch.randint(0, 61, (3, 17), generator=torch.Generator().manual_seed(3))
 X, Y = TOKENS[:, :-1].contiguous(), TOKENS[:, 1:].contiguous()
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
+def hidden(seed):
+    return torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(side, h, targets):
+    """The visit of hidden states at the head, and their gradient."""
+    work = arrived(h)
+    work.targets = targets
+    side.math.loss(work)
+    return work, torch.frombuffer(work.upstream, dtype=torch.float32).view(3, 16, 32)
+
+
 def trip(side, seed):
     """Embedding, loss of some hidden states, and the embedding's backward, counted as one
     micro-batch."""
-    first, last = (
-        side.work(),
-        side.work(x=torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(seed))),
-    )
-    first.batch = lambda: (X, Y)
+    first = VisitBuffers(0.0, (3, 16, 32), batch=lambda: (X, Y))
     side.math.embed(first)
-    last.targets = first.targets
-    side.math.loss(last)
-    first.gradient = side.work(
-        gradient=torch.frombuffer(last.upstream, dtype=torch.float32).view(3, 16, 32).clone()
-    ).gradient
+    last, dh = loss_of(side, hidden(seed), first.targets)
+    first.gradient = read(dh)
     side.math.embed_backward(first)
     side.gradients.offer([last.share, first.share], last.tokens)
     side.gradients.drain()
-    return (
-        torch.frombuffer(first.output, dtype=torch.float32),
-        torch.frombuffer(last.upstream, dtype=torch.float32),
-        last.loss_sum,
-    )
+    return torch.frombuffer(first.output, dtype=torch.float32), dh, last.loss_sum
 
 
 def test_epochs_of_training_are_those_of_one_device(ends):
@@ -51,33 +54,29 @@ def test_epochs_of_training_are_those_of_one_device(ends):
 
 
 def test_forward_only_work_is_that_of_one_device(ends):
-    h = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(4))
+    h = hidden(4)
     ends.two.state.adopt(ends.one.state.parameters(), Version(90))
     two, one = ends.two, ends.one
     torch.testing.assert_close(
-        two.math.logits_only(two.work(x=h).input),
-        one.math.logits_only(one.work(x=h).input),
+        two.math.logits_only(read(h)),
+        one.math.logits_only(read(h)),
         **CLOSE,
     )
     assert two.math.embed_only(X).tobytes() == one.math.embed_only(X).tobytes()
-    total, tokens = two.math.loss_only(two.work(x=h).input, Y)
+    total, tokens = two.math.loss_only(read(h), Y)
     assert (total, tokens) == (
-        pytest.approx(one.math.loss_only(one.work(x=h).input, Y)[0], rel=1e-6),
+        pytest.approx(one.math.loss_only(read(h), Y)[0], rel=1e-6),
         48,
     )
 
 
 def test_a_token_without_a_target_is_left_out_of_the_loss(ends):
-    h = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(5))
     ends.two.state.adopt(ends.one.state.parameters(), Version(91))
     targets = Y.clone()
     targets[0, 3] = targets[2, 15] = NO_TARGET
     losses = []
     for side in (ends.two, ends.one):
-        work = side.work(x=h)
-        work.targets = targets
-        side.math.loss(work)
-        upstream = torch.frombuffer(work.upstream, dtype=torch.float32).view(3, 16, 32)
+        work, upstream = loss_of(side, hidden(5), targets)
         assert not upstream[0, 3].any()
         losses.append((work.loss_sum, work.tokens, upstream))
     assert losses[0][:2] == (pytest.approx(losses[1][0], rel=1e-6), 46)
@@ -89,8 +88,8 @@ def test_a_token_outside_the_vocabulary_spares_the_devices(ends):
         ends.two.math.embed_only(X + 61)
     h = torch.zeros(3, 16, 32)
     with pytest.raises(IndexError):
-        ends.two.math.loss_only(ends.two.work(x=h).input, Y - 61)
+        ends.two.math.loss_only(read(h), Y - 61)
     with pytest.raises(ValueError, match="targets"):
-        ends.two.math.loss_only(ends.two.work(x=h).input, Y[:, :4])
-    assert ends.two.math.loss_only(ends.two.work(x=h).input, Y)[1] == 48
+        ends.two.math.loss_only(read(h), Y[:, :4])
+    assert ends.two.math.loss_only(read(h), Y)[1] == 48
     assert ends.lost == []

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import threading
 
 import pytest
 
@@ -66,13 +65,13 @@ async def test_a_subscriber_gets_history_then_live_events() -> None:
         await anext(feed)
 
 
-async def test_a_slow_listener_loses_its_oldest_and_knows_it() -> None:
+async def test_a_slow_listener_loses_its_oldest() -> None:
     journal = Journal()
     feed = journal.subscribe(size=2)
     for i in range(5):
         journal.emit("r", str(i), "")
     feed.close()
-    assert ([e.kind async for e in feed], feed.dropped) == (["3", "4"], 3)
+    assert [e.kind async for e in feed] == ["3", "4"]
 
 
 async def test_a_listener_may_ask_for_a_level() -> None:
@@ -88,28 +87,21 @@ async def test_threads_emit_and_a_waiting_listener_hears_all_in_order() -> None:
     pile = Pile()
     journal = Journal([pile], keep=10_000)
     feed = journal.subscribe(size=10_000)
-    count, each = 4, 500
 
-    def device(number: int) -> None:
-        for i in range(each):
-            journal.emit("device", str(number), "", i=i)
+    def device(name: str) -> None:
+        for i in range(500):
+            journal.emit("device", name, "", i=i)
 
-    heard: dict[str, list[int]] = {str(n): [] for n in range(count)}
+    async def listen() -> list[Event]:
+        return [await anext(feed) for _ in range(2000)]
 
-    async def listen() -> None:
-        for _ in range(count * each):
-            event = await anext(feed)
-            heard[event.kind].append(event.fields["i"])
-
-    listening = asyncio.ensure_future(listen())
-    threads = [threading.Thread(target=device, args=(n,)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    await asyncio.wait_for(listening, 20)
-    for thread in threads:
-        thread.join()
-    assert heard == {str(n): list(range(each)) for n in range(count)}
-    assert len(pile.events) == len(journal.recent()) == count * each
+    async with asyncio.timeout(20):
+        heard, *_ = await asyncio.gather(
+            listen(), *(asyncio.to_thread(device, name) for name in "abcd")
+        )
+    for name in "abcd":
+        assert [e.fields["i"] for e in heard if e.kind == name] == list(range(500))
+    assert len(pile.events) == len(journal.recent()) == 2000
 
 
 def test_a_listener_whose_loop_is_gone_does_not_disturb() -> None:
@@ -132,7 +124,7 @@ def test_closing_closes_the_sinks_and_keeps_later_events() -> None:
     journal.emit("r", "a", "")
     journal.close()
     journal.emit("r", "b", "")
-    assert (kinds(pile.events), pile.closed, kinds(journal.recent())) == (["a"], 1, ["a", "b"])
+    assert (pile.closed, kinds(journal.recent())) == (1, ["a", "b"])
 
 
 def test_json_lines_are_valid_whatever_the_fields_hold() -> None:
@@ -162,25 +154,20 @@ def test_json_lines_are_valid_whatever_the_fields_hold() -> None:
 
 
 def test_library_logs_come_in_and_do_not_loop() -> None:
+    log = logging.Logger("chatty.inner")
+
     class Chatty(Pile):
         def accept(self, event: Event) -> None:
             super().accept(event)
-            logging.getLogger("chatty.inner").error("again")
+            log.error("again")
 
     pile = Chatty()
-    journal = Journal([pile])
-    handler = JournalHandler(journal)
-    log = logging.getLogger("chatty")
-    log.addHandler(handler)
-    log.propagate = False
-    try:
-        log.error("broken %s", "pipe")
-        log.warning("too many %s")
-        log.warning("does not fit %d", "x")
-        log.error("ExecuteBatchError raised in core by servicer method [%s]", "/a.Service/Call")
-        log.info("hush")
-    finally:
-        log.removeHandler(handler)
+    log.addHandler(JournalHandler(Journal([pile])))
+    log.error("broken %s", "pipe")
+    log.warning("too many %s")
+    log.warning("does not fit %d", "x")
+    log.error("ExecuteBatchError raised in core by servicer method [%s]", "/a.Service/Call")
+    log.info("hush")
     assert [(e.component, e.kind, e.level, e.text) for e in pile.events] == [
         ("chatty", "log", "error", "broken pipe"),
         ("chatty", "log", "warning", "too many %s"),

@@ -1,6 +1,5 @@
 """Numbers in, a valid exposition out, on loopback only."""
 
-import threading
 import urllib.request
 
 import pytest
@@ -30,17 +29,19 @@ def test_a_scrape_reads_back_what_was_counted() -> None:
     metrics.time_spent("compute", 1.5)
     url = metrics.serve()
     try:
-        assert metrics.serve() == url
         found = scrape(url)
     finally:
         metrics.close()
         metrics.close()
     assert url.startswith("http://127.0.0.1:"), "nobody outside can read them"
-    assert found["tutti_epoch", ()] == 7
-    assert found["tutti_loss", ()] == 2.5
-    assert found["tutti_tokens_total", ()] == 1024
-    assert found["tutti_bytes_sent_total", (("plane", "pipeline"),)] == 10
-    assert found["tutti_time_seconds_total", (("kind", "compute"),)] == 1.5
+    counted = {
+        ("tutti_epoch", ()): 7,
+        ("tutti_loss", ()): 2.5,
+        ("tutti_tokens_total", ()): 1024,
+        ("tutti_bytes_sent_total", (("plane", "pipeline"),)): 10,
+        ("tutti_time_seconds_total", (("kind", "compute"),)): 1.5,
+    }
+    assert {key: found.get(key) for key in counted} == counted
     assert all(name.startswith("tutti_") for name, _ in found)
 
 
@@ -52,23 +53,6 @@ def test_totals_show_where_the_time_went() -> None:
     assert metrics.totals() == {"compute": 0.0, "wire": 0.75, "wait": 0.0, "round": 0.0}
     with pytest.raises(KeyError):
         metrics.time_spent("lunch", 1.0)
-
-
-def test_threads_lose_no_count() -> None:
-    metrics = Metrics()
-
-    def work() -> None:
-        for _ in range(1000):
-            metrics.tokens_total.inc()
-            metrics.time_spent("compute", 1.0)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert metrics.values()["tutti_tokens_total"] == 4000
-    assert metrics.totals()["compute"] == 4000
 
 
 def test_a_taken_port_is_one_clear_fault() -> None:

@@ -1,5 +1,6 @@
 """A stranger who misbehaves all day gets ten lines a minute and one that counts the rest."""
 
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.ids import PeerId
 from node.telemetry import rate_limit
 from node.telemetry.events import Journal
@@ -8,27 +9,20 @@ from node.telemetry.rate_limit import LINES, WINDOW_S, RateLimitedLog
 NOISY, QUIET = PeerId("12D3KooWNoisy"), PeerId("12D3KooWQuiet")
 
 
-class Time:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def made() -> tuple[RateLimitedLog, Journal, Time]:
-    journal, time = Journal(), Time()
-    return RateLimitedLog(journal, time), journal, time
+def made() -> tuple[RateLimitedLog, Journal, VirtualClock]:
+    journal, clock = Journal(), VirtualClock()
+    return RateLimitedLog(journal, clock.now), journal, clock
 
 
 def test_only_repeated_lines_about_the_same_peer_are_limited() -> None:
-    quiet, journal, time = made()
+    quiet, journal, clock = made()
     for i in range(100):
         quiet.emit(NOISY, "dht", "rate-limited" if i % 2 else "fault", f"line {i}", "warning", n=i)
     quiet.emit(QUIET, "dht", "fault", "one line")
     about = [e.fields["peer"] for e in journal.recent()]
     assert (about.count(NOISY), about.count(QUIET)) == (LINES, 1)
     assert journal.recent()[0].fields == {"peer": NOISY, "n": 0}
-    time.now = WINDOW_S
+    clock.advance(WINDOW_S)
     quiet.emit(QUIET, "dht", "fault", "another")
     (summary,) = [e for e in journal.recent() if e.kind == "kept-back"]
     assert summary.fields == {"peer": NOISY, "lines": 90}

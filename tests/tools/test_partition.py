@@ -29,7 +29,7 @@ def ask(capsys, tmp_path, document, *words):
 
 
 def answer(document):
-    return command.document(command.planned(command.parse(document)))
+    return command.document(command.planned(document))
 
 
 def test_json(capsys, tmp_path):
