@@ -1,6 +1,7 @@
 import asyncio
 import io
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -51,6 +52,17 @@ def refused(shown: Shown, code: int, *says: str) -> None:
     assert "Traceback" not in shown.stderr
     for word in says:
         assert word in shown.stderr, shown.stderr
+
+
+def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
+    """What became of ``code`` in a Python of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(cli.__file__).parent,
+        timeout=120,
+    )
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ where it can be."""
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import cli
 from node.app import checks
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
@@ -24,6 +21,7 @@ from node.core.errors import ExitCode
 from node.core.version import PROTOCOL
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
+from tests.cli.conftest import in_a_process
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
 
@@ -382,16 +380,8 @@ def test_the_network_is_looked_at_last(tutti, home, monkeypatch):
 
 def test_the_checks_live_beside_libp2p(home):
     remembered(home)
-    code = (
-        "import sys, cli; import libp2p; ended = cli.main(['--home', sys.argv[1], 'doctor', "
-        "'--json']); "
-        "assert 'hivemind' not in sys.modules; sys.exit(ended)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(home)],
-        capture_output=True,
-        text=True,
-        cwd=Path(cli.__file__).parent,
-        timeout=120,
+    done = in_a_process(
+        f"import sys, cli; import libp2p; ended = cli.main(['--home', {str(home)!r}, 'doctor', "
+        "'--json']); assert 'hivemind' not in sys.modules; sys.exit(ended)"
     )
     assert done.returncode == 0, done.stderr + done.stdout
