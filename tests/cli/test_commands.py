@@ -10,8 +10,7 @@ import pytest
 
 import cli
 from node.config import NodeConfig
-from node.control.diagnose import Machine, failed, unreachable
-from node.control.doctor import Checkup
+from node.control.diagnose import failed, unreachable
 from node.core.errors import ExitCode, Refused
 from node.core.ids import RunId
 from node.core.version import VERSION
@@ -207,14 +206,8 @@ def test_ctrl_c_is_130(tutti, monkeypatch):
     assert "interrupted" in shown.stderr
 
 
-def test_doctor_net_exits_with_the_code_of_the_cause(tutti, monkeypatch):
-    found = Checkup(
-        Machine((("eth0", "192.168.7.2", "private"),), {4: "192.168.7.2", 6: ""}),
-        (CLOSED,),
-        CLOSED,
-        0.5,
-    )
-    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: found)
+def test_doctor_net_exits_with_the_code_of_the_cause(tutti, network):
+    network(CLOSED)
     shown = tutti("doctor", "net", PLACE)
     assert shown.returncode == 21
     assert "this machine" in shown.stdout

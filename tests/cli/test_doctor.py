@@ -15,8 +15,7 @@ from node.app import checks
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
-from node.control.diagnose import Diagnosis, Machine, failed, verdict
-from node.control.doctor import Checkup
+from node.control.diagnose import Diagnosis, failed
 from node.core.errors import ExitCode
 from node.core.version import PROTOCOL
 from node.identity.keys import Identity
@@ -333,12 +332,10 @@ def test_data_is_a_warning_to_who_can_host_a_block_stage(first, ours):
 # ------------------------------------------------------------ clock
 
 
-def test_a_clock_that_others_contradict(first, home, monkeypatch):
+def test_a_clock_that_others_contradict(first, network):
     peer = Identity.ephemeral().peer_id
     for ahead, code in ((3600.0, ExitCode.CLOCK_WRONG), (0.5, ExitCode.OK)):
-        heard = (Diagnosis(ADDRESS + peer, "answer", True, "answered", clock_s=ahead),)
-        checkup = Checkup(Machine((), {}), heard, verdict(heard), 0.1)
-        monkeypatch.setattr("node.app.joining.examine", lambda addresses, found=checkup, **_: found)
+        network(Diagnosis(ADDRESS + peer, "answer", True, "answered", clock_s=ahead))
         assert "ahead of" in first(code, "clock")["cause"]
 
 
@@ -368,11 +365,9 @@ def test_a_clock_is_mended_by_the_system(home, monkeypatch):
 # ------------------------------------------------------------ net, and beside it
 
 
-def test_the_network_is_looked_at_last(tutti, home, monkeypatch):
+def test_the_network_is_looked_at_last(tutti, network):
     peer = Identity.ephemeral().peer_id
-    closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
-    checkup = Checkup(Machine((), {}), (closed,), closed, 0.5)
-    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: checkup)
+    network(failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused"))
     shown = tutti("doctor", "--json")
     assert shown.returncode == ExitCode.PORT_CLOSED
     assert json.loads(shown.stdout)["net"]["verdict"]["code"] == ExitCode.PORT_CLOSED
