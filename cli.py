@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -184,7 +185,7 @@ def start(
         listen=listen,
         p2p_port=p2p_port,
         grpc_port=grpc_port,
-        announce=_some(announce),
+        announce=announce,
         force_tunnel=force_tunnel,
         local_devices=local_devices,
         data=data,
@@ -192,7 +193,7 @@ def start(
         weights=weights,
         max_up=max_up,
         max_down=max_down,
-        join=_some(join),
+        join=join,
         metrics_port=metrics_port,
         log_format=log_format,
         config=config,
@@ -416,7 +417,7 @@ def bootstrap(
         role="rendezvous",
         p2p_port=port,
         listen=listen,
-        join=_some(join),
+        join=join,
         swarm=str(swarm) if swarm else None,
         max_up=max_up,
         max_down=max_down,
@@ -654,7 +655,7 @@ def doctor(
         )
         return code
     if checks:
-        print("\n".join(local.lines(checks, _width())))
+        print("\n".join(local.lines(checks, max(40, shutil.get_terminal_size().columns))))
     if reached is not None:
         print(
             "\n".join([*net.checkup_lines(reached), *(net.daemon_lines(report) if report else ())])
@@ -1260,10 +1261,6 @@ def _show_identity(identity: Identity, *, as_json: bool) -> None:
         )
 
 
-def _some(values: list[str] | None) -> list[str] | None:
-    return values or None
-
-
 def _stages(text: str) -> list[int]:
     """ "2,5" as numbers. Raises UsageFault."""
     words = [word.strip() for word in text.split(",") if word.strip()]
@@ -1287,28 +1284,18 @@ def _assignments(pairs: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _as_flag(key: str, value: Any) -> list[str]:
-    if key == "config":
-        return ["--config", str(value)]
-    return ["--set", f"{key}={','.join(value) if isinstance(value, list | tuple) else value}"]
-
-
 def _again(manifest: Path, flags: dict[str, Any]) -> NoReturn:
     """Become a fresh ``tutti start`` of this swarm, whichever the settings name: the observer's
     libp2p and the daemon's hivemind cannot live in one process."""
+    from node.app.launch import as_flags
+
     sys.stdout.flush()
     sys.stderr.flush()
     words = [sys.executable, str(Path(__file__).resolve())]
     words += ["--home", HOME["home"]] if "home" in HOME else []
     words += ["start", str(manifest)]
-    words += [w for k, v in flags.items() if v is not None for w in _as_flag(k, v)]
+    words += as_flags({k: v for k, v in flags.items() if v is not None})
     os.execv(sys.executable, words)
-
-
-def _width() -> int:
-    import shutil
-
-    return max(40, shutil.get_terminal_size().columns)
 
 
 def _say(text: str) -> None:

@@ -267,17 +267,14 @@ class NodeConfig:
         return None if self.node.stage == "auto" else int(self.node.stage)
 
     @property
-    def may_move(self) -> bool:
-        """Whether the swarm may ask for another stage: where the user named one, only if the user
-        says so as well."""
-        return self.node.may_move and (self.node.stage == "auto" or "may_move" in self.sources)
-
-    @property
     def open_to(self) -> str:
-        """The stages it would host instead: "auto" any, "stage" block stages, "" none."""
-        if not self.may_move or self.node.role not in ("auto", "stage"):
+        """The stages it would host instead: "auto" any, "stage" block stages, "" none. Where the
+        user named one, there are others only if the user says so as well."""
+        named = self.node.stage != "auto"
+        may_move = self.node.may_move and (not named or "may_move" in self.sources)
+        if not may_move or self.node.role not in ("auto", "stage"):
             return ""
-        return self.node.role if self.node.stage == "auto" else "stage"
+        return "stage" if named else self.node.role
 
     @property
     def swarm(self) -> Path | None:
