@@ -514,11 +514,10 @@ def inherit(
 def run_facts(
     manifest: Manifest,
     work: StageRuntime,
-    parts: Mapping[int, tuple[ParameterPart, ...]] | None = None,
+    parts: Mapping[int, tuple[ParameterPart, ...]],
 ) -> RunFacts:
     """What the leader plans with: the manifest's numbers and the engines' pure functions."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
-    parts = parts_of_stages(manifest) if parts is None else parts
 
     def place(
         stage: int,
