@@ -639,16 +639,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def _known() -> dict[str, Any]:
-    known: dict[str, Any] = dict(typing.get_type_hints(NodeSettings))
-    for section, kind in SECTIONS.items():
-        known.update(
-            {f"{section}.{key}": hint for key, hint in typing.get_type_hints(kind).items()}
-        )
-    return known
-
-
-KNOWN: dict[str, Any] = _known()
+KNOWN: dict[str, Any] = typing.get_type_hints(NodeSettings) | {
+    f"{section}.{key}": hint
+    for section, kind in SECTIONS.items()
+    for key, hint in typing.get_type_hints(kind).items()
+}
 """Every setting of a peer, dotted, and its type."""
 ENVIRONMENT: dict[str, str] = {
     **{"TUTTI_" + name.upper().replace(".", "_"): name for name in KNOWN},

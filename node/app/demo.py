@@ -201,16 +201,11 @@ def run(options: DemoOptions) -> int:
     outcome = play(options)
     if options.json:
         print(json.dumps(dataclasses.asdict(outcome)), flush=True)
-    fine = outcome.digests_equal or not (outcome.compared or _pairs(options))
+    # Replicas must be equal where there are two of a stage, and cells that hold more than one.
+    several = options.manifest is None or options.manifest.averaging.cell != 1
+    pairs = max(options.nodes) > 1 and several
+    fine = outcome.digests_equal or not (outcome.compared or pairs)
     return int(ExitCode.OK if fine and not outcome.failures else ExitCode.DEGRADED)
-
-
-def _pairs(options: DemoOptions) -> bool:
-    """Whether there are replicas that must be equal: two of a stage, and cells that hold more than
-    one."""
-    return max(options.nodes) > 1 and (
-        options.manifest is None or options.manifest.averaging.cell != 1
-    )
 
 
 def play(options: DemoOptions) -> DemoOutcome:
