@@ -4,6 +4,7 @@ only by the verbs that need them."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import shutil
@@ -719,8 +720,6 @@ def swarm_init(
 ) -> int:
     """Open the data, write a manifest with its hash, signed with this node's key, and print how to
     start and join it. Every call makes another run."""
-    import dataclasses
-
     from node.app import joining
     from node.config import write_atomically
     from node.identity.keys import Identity
@@ -853,8 +852,6 @@ def swarm_inspect(
     as_json: Json = False,
 ) -> int:
     """Show what a swarm is, without joining it."""
-    import dataclasses
-
     from node.app import joining
     from node.identity.invites import is_invite
     from node.manifest import SECTIONS, read_manifest

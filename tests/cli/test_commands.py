@@ -179,13 +179,18 @@ def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):
     refused(tutti("join", text, "--yes", "--no-start"), 5, "belongs to")
 
 
-def test_a_missing_manifest_error_names_swarm_init(tutti):
-    refused(tutti("start", "nowhere.toml"), 2, "nowhere.toml", "swarm init")
-
-
-@pytest.mark.parametrize("verb", ["start", "join"])
-def test_a_damaged_invite_is_a_usage_error(tutti, verb):
-    refused(tutti(verb, "tutti2abcdefgh234567"), 2, "invite")
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("start", "nowhere.toml"), 2, ("nowhere.toml", "swarm init")),
+        (("start", "tutti2abcdefgh234567"), 2, ("invite",)),
+        (("join", "tutti2abcdefgh234567"), 2, ("invite",)),
+        (("start", "tutti1abcdef"), 2, ("version 1, this tutti reads version 2",)),
+        (("start", "TUTTI3ABCDEF"), 6, ("version 3, this tutti reads version 2",)),
+    ],
+)
+def test_what_names_no_swarm_is_refused(tutti, words, code, says):
+    refused(tutti(*words), code, *says)
 
 
 def test_what_was_not_expected_leaves_its_story_in_a_file(home):

@@ -176,12 +176,6 @@ def test_the_addresses_to_examine_are_those_given_or_remembered(ours, network):
         examined(ours, ("swarm.toml",))
 
 
-def test_an_invite_of_another_version_is_no_file(ours):
-    for text in ("tutti1abcdef", "TUTTI3ABCDEF"):
-        with pytest.raises(UsageFault, match=f"version {text[5]}, this tutti reads version 2"):
-            choose(ours, text)
-
-
 async def test_one_bad_answer_does_not_end_the_search(ours, monkeypatch):
     good, fake = (Manifest.default_demo().sign(who) for who in (OWNER, Identity.ephemeral()))
 
