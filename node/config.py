@@ -198,10 +198,9 @@ class NodeConfig:
     directory: DirectorySettings = field(default_factory=DirectorySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: PipelineLimits = field(default_factory=PipelineLimits)
-    moved_to: int | None = None
-    """The stage this process has changed to since it was started; 0 for the ends."""
-    moved: bool = False
-    """This process has changed its stage or its cell since it was started."""
+    moved: str = ""
+    """What :data:`MOVED` says: the stage that this process has changed to since it was started, 0
+    for the ends, or "-" for a change of its cell; "" for neither."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built
     in."""
@@ -221,6 +220,9 @@ class NodeConfig:
         home = explicit or user_dir("data")
         user_file = (explicit or user_dir("config")) / "config.toml"
         named = given.pop("config", None) or env.get("TUTTI_CONFIG")
+        moved = env.get(MOVED, "")
+        if re.fullmatch(r"-|[0-9]{0,4}", moved) is None:
+            raise UsageFault(f'{MOVED} = "{moved}"', "it is set by tutti itself: unset it")
 
         merged: dict[str, tuple[Any, str]] = {}
         if user_file.is_file():
@@ -254,16 +256,15 @@ class NodeConfig:
             home=home,
             node=NodeSettings(**tables[""]),
             sources=sources,
-            moved_to=_moved(env.get(MOVED, "")),
-            moved=bool(env.get(MOVED, "")),
+            moved=moved,
             **sections,
         )
 
     @property
     def stage(self) -> int | None:
         """The stage to host, asked for by the user or by the swarm since; None: choose one."""
-        if self.moved_to is not None:
-            return self.moved_to
+        if self.moved not in ("", "-"):
+            return int(self.moved)
         return None if self.node.stage == "auto" else int(self.node.stage)
 
     @property
@@ -668,14 +669,6 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
         if text.strip():
             found[name] = (from_text(text, KNOWN[name]), variable)
     return found
-
-
-def _moved(text: str) -> int | None:
-    if text in ("", "-"):
-        return None
-    if not (text.isdecimal() and len(text) < 5):
-        raise UsageFault(f'{MOVED} = "{text}"', "it is set by tutti itself: unset it")
-    return int(text)
 
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
