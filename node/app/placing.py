@@ -83,7 +83,7 @@ class Placing:
         if named > stages:
             what = f"stage {named} is not in this swarm"
             raise UsageFault(what, f"it has block stages 1 to {stages}")
-        self._begin(named)
+        self._begin(presence, named)
         presence.announce(self._d.body)
         return named
 
@@ -106,7 +106,7 @@ class Placing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await presence.company.wait()
-        machine = self._begin(None)
+        machine = self._begin(presence, None)
         while not machine.may_build or machine.stage is None:
             seen, closed = (
                 presence.view.placed(self._stages),
@@ -119,10 +119,9 @@ class Placing:
                 await asyncio.sleep(HASTE_S)
         return machine.stage
 
-    def _begin(self, stage: int | None) -> Choosing:
-        d = self._d
-        stages = able(self.open_to, self._stages)
-        self._machine = self._make(d.identity.peer_id, stages, self._stages, d.clock.now(), stage)
+    def _begin(self, presence: Presence, stage: int | None) -> Choosing:
+        stages, now = able(self.open_to, self._stages), self._d.clock.now()
+        self._machine = self._make(presence.me, stages, self._stages, now, stage)
         return self._machine
 
     async def watch(self, presence: Presence) -> None:

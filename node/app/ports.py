@@ -8,7 +8,6 @@ from typing import Protocol
 from node.app.assembly import Services
 from node.core.clock import Clock
 from node.core.tasks import Tasks
-from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.telemetry.events import Journal
 from node.training.presence import Presence
@@ -24,8 +23,6 @@ class PeerPort(Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def identity(self) -> Signer: ...
     @property
     def clock(self) -> Clock: ...
     @property

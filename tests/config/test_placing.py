@@ -28,7 +28,7 @@ class FakePresence:
 
     def __init__(self, daemon: FakeDaemon, others: dict[str, Placed]) -> None:
         self._d, self.hasty, self.company = daemon, False, asyncio.Event()
-        self.times = 1.0
+        self.times, self.me = 1.0, PeerId("me")
         self.others = {PeerId(p): placed for p, placed in others.items()}
         self.view = self
         self.posted: list[tuple[int | None, bool]] = []
@@ -54,7 +54,6 @@ class FakeDaemon:
 
     def __init__(self, home: Path, environ: dict[str, str] | None = None, **flags: Any) -> None:
         self.config = NodeConfig.load({"home": str(home), **flags}, environ or {})
-        self.identity = SimpleNamespace(peer_id=PeerId("me"))
         self.clock, self.journal = VirtualClock(), Journal()
         self.assembled: Any = None
         self.mover = SimpleNamespace(target=None, cell=None, going=False, asked=self.asked)
