@@ -18,6 +18,7 @@ import click
 import typer
 from typer import Argument, Option
 
+from node.control.sockets import clear_stale
 from node.control.usage import PANELS, App, what_was_wrong
 from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, UsageFault, WireError
 from node.core.ids import PeerId
@@ -202,7 +203,7 @@ def start(
     from node.app import joining
 
     ours = _config(flags)
-    _refuse_second(ours)
+    clear_stale(ours.control_socket)  # refuses a second daemon
     manifest, invite = joining.choose(ours, what)
     if "libp2p" in sys.modules and manifest is not None and invite is not None:
         _again(ours.manifest_path(manifest.run_id), flags | {"join": invite.addresses})
@@ -266,7 +267,7 @@ def join(
 
     begin, ours = time.monotonic(), _config(flags)
     if not no_start:
-        _refuse_second(ours)
+        clear_stale(ours.control_socket)  # refuses a second daemon
     if lan:
         found = joining.on_the_lan()
         _say("\n".join(joining.lan_lines(found)))
@@ -429,7 +430,7 @@ def bootstrap(
     ours = _config(flags)
     if "transport.p2p_port" not in ours.sources:
         ours = _config(flags | {"p2p_port": RENDEZVOUS_PORT})
-    _refuse_second(ours)
+    clear_stale(ours.control_socket)  # refuses a second daemon
     manifest, invite = joining.choose(ours, None)
     return _run_daemon(ours, manifest, invite)
 
@@ -1232,12 +1233,6 @@ def _client(ours: NodeConfig | None = None) -> ControlClient:
 
     home = ours.home if ours else home_named(HOME.get("home")) or user_dir("data")
     return ControlClient(control_socket(home), home=home)
-
-
-def _refuse_second(ours: NodeConfig) -> None:
-    from node.control.sockets import clear_stale
-
-    clear_stale(ours.control_socket)
 
 
 def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
