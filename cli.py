@@ -4,8 +4,10 @@ only by the verbs that need them."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ import click
 import typer
 from typer import Argument, Option
 
+from node.control.sockets import clear_stale
 from node.control.usage import PANELS, App, what_was_wrong
 from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, UsageFault, WireError
 from node.core.ids import PeerId
@@ -184,7 +187,7 @@ def start(
         listen=listen,
         p2p_port=p2p_port,
         grpc_port=grpc_port,
-        announce=_some(announce),
+        announce=announce,
         force_tunnel=force_tunnel,
         local_devices=local_devices,
         data=data,
@@ -192,7 +195,7 @@ def start(
         weights=weights,
         max_up=max_up,
         max_down=max_down,
-        join=_some(join),
+        join=join,
         metrics_port=metrics_port,
         log_format=log_format,
         config=config,
@@ -200,7 +203,7 @@ def start(
     from node.app import joining
 
     ours = _config(flags)
-    _refuse_second(ours)
+    clear_stale(ours.control_socket)  # refuses a second daemon
     manifest, invite = joining.choose(ours, what)
     if "libp2p" in sys.modules and manifest is not None and invite is not None:
         _again(ours.manifest_path(manifest.run_id), flags | {"join": invite.addresses})
@@ -264,7 +267,7 @@ def join(
 
     begin, ours = time.monotonic(), _config(flags)
     if not no_start:
-        _refuse_second(ours)
+        clear_stale(ours.control_socket)  # refuses a second daemon
     if lan:
         found = joining.on_the_lan()
         _say("\n".join(joining.lan_lines(found)))
@@ -416,7 +419,7 @@ def bootstrap(
         role="rendezvous",
         p2p_port=port,
         listen=listen,
-        join=_some(join),
+        join=join,
         swarm=str(swarm) if swarm else None,
         max_up=max_up,
         max_down=max_down,
@@ -427,7 +430,7 @@ def bootstrap(
     ours = _config(flags)
     if "transport.p2p_port" not in ours.sources:
         ours = _config(flags | {"p2p_port": RENDEZVOUS_PORT})
-    _refuse_second(ours)
+    clear_stale(ours.control_socket)  # refuses a second daemon
     manifest, invite = joining.choose(ours, None)
     return _run_daemon(ours, manifest, invite)
 
@@ -654,7 +657,7 @@ def doctor(
         )
         return code
     if checks:
-        print("\n".join(local.lines(checks, _width())))
+        print("\n".join(local.lines(checks, max(40, shutil.get_terminal_size().columns))))
     if reached is not None:
         print(
             "\n".join([*net.checkup_lines(reached), *(net.daemon_lines(report) if report else ())])
@@ -718,8 +721,6 @@ def swarm_init(
 ) -> int:
     """Open the data, write a manifest with its hash, signed with this node's key, and print how to
     start and join it. Every call makes another run."""
-    import dataclasses
-
     from node.app import joining
     from node.config import write_atomically
     from node.identity.keys import Identity
@@ -852,8 +853,6 @@ def swarm_inspect(
     as_json: Json = False,
 ) -> int:
     """Show what a swarm is, without joining it."""
-    import dataclasses
-
     from node.app import joining
     from node.identity.invites import is_invite
     from node.manifest import SECTIONS, read_manifest
@@ -1244,12 +1243,6 @@ def _client(ours: NodeConfig | None = None) -> ControlClient:
     return ControlClient(control_socket(home), home=home)
 
 
-def _refuse_second(ours: NodeConfig) -> None:
-    from node.control.sockets import clear_stale
-
-    clear_stale(ours.control_socket)
-
-
 def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
     if sys.stderr.isatty():
         _say(f"tutti {VERSION}   loading torch and hivemind, a few seconds")
@@ -1266,10 +1259,6 @@ def _show_identity(identity: Identity, *, as_json: bool) -> None:
             f"{identity.peer_id}   {identity.name}\nkey   {identity.path}   (keep a backup; never "
             "share it)"
         )
-
-
-def _some(values: list[str] | None) -> list[str] | None:
-    return values or None
 
 
 def _stages(text: str) -> list[int]:
@@ -1295,28 +1284,18 @@ def _assignments(pairs: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _as_flag(key: str, value: Any) -> list[str]:
-    if key == "config":
-        return ["--config", str(value)]
-    return ["--set", f"{key}={','.join(value) if isinstance(value, list | tuple) else value}"]
-
-
 def _again(manifest: Path, flags: dict[str, Any]) -> NoReturn:
     """Become a fresh ``tutti start`` of this swarm, whichever the settings name: the observer's
     libp2p and the daemon's hivemind cannot live in one process."""
+    from node.app.launch import as_flags
+
     sys.stdout.flush()
     sys.stderr.flush()
     words = [sys.executable, str(Path(__file__).resolve())]
     words += ["--home", HOME["home"]] if "home" in HOME else []
     words += ["start", str(manifest)]
-    words += [w for k, v in flags.items() if v is not None for w in _as_flag(k, v)]
+    words += as_flags({k: v for k, v in flags.items() if v is not None})
     os.execv(sys.executable, words)
-
-
-def _width() -> int:
-    import shutil
-
-    return max(40, shutil.get_terminal_size().columns)
 
 
 def _say(text: str) -> None:

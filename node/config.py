@@ -198,10 +198,9 @@ class NodeConfig:
     directory: DirectorySettings = field(default_factory=DirectorySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: PipelineLimits = field(default_factory=PipelineLimits)
-    moved_to: int | None = None
-    """The stage this process has changed to since it was started; 0 for the ends."""
-    moved: bool = False
-    """This process has changed its stage or its cell since it was started."""
+    moved: str = ""
+    """What :data:`MOVED` says: the stage that this process has changed to since it was started, 0
+    for the ends, or "-" for a change of its cell; "" for neither."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built
     in."""
@@ -221,6 +220,9 @@ class NodeConfig:
         home = explicit or user_dir("data")
         user_file = (explicit or user_dir("config")) / "config.toml"
         named = given.pop("config", None) or env.get("TUTTI_CONFIG")
+        moved = env.get(MOVED, "")
+        if re.fullmatch(r"-|[0-9]{0,4}", moved) is None:
+            raise UsageFault(f'{MOVED} = "{moved}"', "it is set by tutti itself: unset it")
 
         merged: dict[str, tuple[Any, str]] = {}
         if user_file.is_file():
@@ -254,30 +256,26 @@ class NodeConfig:
             home=home,
             node=NodeSettings(**tables[""]),
             sources=sources,
-            moved_to=_moved(env.get(MOVED, "")),
-            moved=bool(env.get(MOVED, "")),
+            moved=moved,
             **sections,
         )
 
     @property
     def stage(self) -> int | None:
         """The stage to host, asked for by the user or by the swarm since; None: choose one."""
-        if self.moved_to is not None:
-            return self.moved_to
+        if self.moved not in ("", "-"):
+            return int(self.moved)
         return None if self.node.stage == "auto" else int(self.node.stage)
 
     @property
-    def may_move(self) -> bool:
-        """Whether the swarm may ask for another stage: where the user named one, only if the user
-        says so as well."""
-        return self.node.may_move and (self.node.stage == "auto" or "may_move" in self.sources)
-
-    @property
     def open_to(self) -> str:
-        """The stages it would host instead: "auto" any, "stage" block stages, "" none."""
-        if not self.may_move or self.node.role not in ("auto", "stage"):
+        """The stages it would host instead: "auto" any, "stage" block stages, "" none. Where the
+        user named one, there are others only if the user says so as well."""
+        named = self.node.stage != "auto"
+        may_move = self.node.may_move and (not named or "may_move" in self.sources)
+        if not may_move or self.node.role not in ("auto", "stage"):
             return ""
-        return self.node.role if self.node.stage == "auto" else "stage"
+        return "stage" if named else self.node.role
 
     @property
     def swarm(self) -> Path | None:
@@ -642,16 +640,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def _known() -> dict[str, Any]:
-    known: dict[str, Any] = dict(typing.get_type_hints(NodeSettings))
-    for section, kind in SECTIONS.items():
-        known.update(
-            {f"{section}.{key}": hint for key, hint in typing.get_type_hints(kind).items()}
-        )
-    return known
-
-
-KNOWN: dict[str, Any] = _known()
+KNOWN: dict[str, Any] = typing.get_type_hints(NodeSettings) | {
+    f"{section}.{key}": hint
+    for section, kind in SECTIONS.items()
+    for key, hint in typing.get_type_hints(kind).items()
+}
 """Every setting of a peer, dotted, and its type."""
 ENVIRONMENT: dict[str, str] = {
     **{"TUTTI_" + name.upper().replace(".", "_"): name for name in KNOWN},
@@ -676,14 +669,6 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
         if text.strip():
             found[name] = (from_text(text, KNOWN[name]), variable)
     return found
-
-
-def _moved(text: str) -> int | None:
-    if text in ("", "-"):
-        return None
-    if not (text.isdecimal() and len(text) < 5):
-        raise UsageFault(f'{MOVED} = "{text}"', "it is set by tutti itself: unset it")
-    return int(text)
 
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:

@@ -289,12 +289,8 @@ class Manifest:
         return manifest
 
     def check(self) -> None:
-        """Every range and what fields promise each other. Raises UsageFault naming both sides."""
-        for name, rule in MANIFEST_RULES.items():
-            section, key = name.split(".")
-            value = getattr(getattr(self, section), key)
-            if not rule.allows(value):
-                raise UsageFault(f"{name} = {value!r}", f"allowed: {rule.sentence}")
+        """What fields promise each other; each was in its range when it was read. Raises UsageFault
+        naming both sides."""
         m, p, t = self.model, self.pipeline, self.training
         if self.swarm.protocol > PROTOCOL:
             raise TooNew(
@@ -461,12 +457,11 @@ class Manifest:
             )
         signed = dataclasses.replace(self.owned_by(identity.peer_id), format=FORMAT)
         signed.check()
-        return signed.to_toml(
-            Signature(identity.peer_id, identity.sign(signed.immutable(), signed.domain))
-        )
+        signature = Signature(identity.peer_id, identity.sign(signed.immutable(), signed.domain))
+        return dataclasses.replace(signed, signature=signature).to_toml()
 
-    def to_toml(self, signature: Signature | None = None) -> bytes:
-        """The manifest as a TOML file; with ``signature``, or the one it was parsed with.
+    def to_toml(self) -> bytes:
+        """The manifest as a TOML file, with its signature if it has one.
 
         From format 2 on settings with defaults are comments: a tutti that does not know a newer
         one of them reads the file all the same.
@@ -474,8 +469,7 @@ class Manifest:
         import tomlkit
 
         doc = tomlkit.document()
-        signature = signature or self.signature
-        if signature is not None:
+        if self.signature is not None:
             doc.add(tomlkit.comment(_HEADERS[self.format].removeprefix("# ")))
         if self.format > 1:
             doc.add(tomlkit.comment(_DEFAULTS_SAID.removeprefix("# ")))
@@ -500,10 +494,10 @@ class Manifest:
                 table.add(tomlkit.comment(f"{key} = {item.as_string()}"))
         for name, table in tables.items():
             doc.add(name, table)
-        if signature is not None:
+        if self.signature is not None:
             table = tomlkit.table()
-            table.add("key", str(signature.key))
-            table.add("sig", base64.b64encode(signature.sig).decode())
+            table.add("key", str(self.signature.key))
+            table.add("sig", base64.b64encode(self.signature.sig).decode())
             doc.add("signature", table)
         return tomlkit.dumps(doc).encode()
 

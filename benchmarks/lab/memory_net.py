@@ -144,6 +144,9 @@ class MemoryTransport:
                 return PeerId(str(value))
         raise PeerFault(PeerId("unknown"), "call without a name")
 
+    def on_lost(self, callback: Callable[[PeerId], None]) -> None:
+        """Nobody is called: who calls a lost peer is told by the call."""
+
     def forget(self, peer: PeerId) -> None:
         _, channel = self._channels.pop(peer, ("", None))
         if channel is not None:

@@ -31,7 +31,6 @@ from node.cells.records import CellRecord
 from node.cells.register import CellRegister
 from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
-from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
@@ -112,7 +111,6 @@ class Assembled(Services):
     layers: str
     seq_len: int
     thread: DeviceThread
-    checkpoint: CheckpointSettings
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
 
@@ -145,15 +143,12 @@ async def assemble(
     verdict.require()
     # Main memory is taken in holes too, where there is room for them.
     keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
-    loop = asyncio.get_running_loop()
-    module = await loop.run_in_executor(None, build, m, p.stages, stage, parameters)
-    given, begun = await loop.run_in_executor(
-        None, _begin, config, manifest, stage, module, journal
-    )
+    module = await asyncio.to_thread(build, m, p.stages, stage, parameters)
+    given, begun = await asyncio.to_thread(_begin, config, manifest, stage, module, journal)
     if len(devices) == 1:
         module.to(device.device)
     text, tokenizer = (
-        await loop.run_in_executor(None, _text, config, manifest) if stage == ENDS else (None, None)
+        await asyncio.to_thread(_text, config, manifest) if stage == ENDS else (None, None)
     )
     local = None
     if len(devices) > 1:
@@ -173,7 +168,7 @@ async def assemble(
         DeviceThread(backward_first=config.limits.backward_first),
         PipelineMeter(journal, metrics),
     )
-    meter.product_s = await loop.run_in_executor(None, device.tera_s)
+    meter.product_s = await asyncio.to_thread(device.tera_s)
     store = CheckpointStore(
         config.checkpoint_dir(manifest.run_id),
         config.checkpoint,
@@ -181,7 +176,7 @@ async def assemble(
         tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
     )
     if manifest.swarm.continues:
-        await loop.run_in_executor(None, inherit, config, manifest, stage, store, journal)
+        await asyncio.to_thread(inherit, config, manifest, stage, store, journal)
     services = compose(
         manifest,
         Ports(
@@ -229,7 +224,6 @@ async def assemble(
         layers=f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head",
         seq_len=m.seq_len,
         thread=thread,
-        checkpoint=config.checkpoint,
         local=local,
     )
 
@@ -520,11 +514,10 @@ def inherit(
 def run_facts(
     manifest: Manifest,
     work: StageRuntime,
-    parts: Mapping[int, tuple[ParameterPart, ...]] | None = None,
+    parts: Mapping[int, tuple[ParameterPart, ...]],
 ) -> RunFacts:
     """What the leader plans with: the manifest's numbers and the engines' pure functions."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
-    parts = parts_of_stages(manifest) if parts is None else parts
 
     def place(
         stage: int,

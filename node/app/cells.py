@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Mapping
 from math import floor
 
-from node.app.ports import PeerPort
+from node.app.placing import PlacedPeer
 from node.cells.register import CellReader
 from node.core.ids import CellId, first_cell
 from node.dht.port import DirectoryPort
@@ -70,7 +70,7 @@ async def find_cell(
     return first
 
 
-async def watch_cell(daemon: PeerPort, presence: Presence, stages: int, first: CellId) -> None:
+async def watch_cell(daemon: PlacedPeer, presence: Presence, stages: int, first: CellId) -> None:
     """For ever: leave the own cell for another one where it cannot go on."""
     d, machine = daemon, Dissolution(presence.me, stages, daemon.clock.now())
     sampled = 0.0

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -103,13 +104,14 @@ def run(
 ) -> list[DoctorCheck]:
     """The findings of one check. With ``fix`` what can be mended is, and the check runs again;
     ``mended`` then says what was done. ``checkup``: what the swarm answered, for the clock."""
-
-    def look() -> list[DoctorCheck]:
-        if name == "clock":
-            return clock(ours, checkup)
-        return {"versions": versions, "device": device, "disk": disk, "data": data}[name](ours)
-
-    found = look()
+    look = {
+        "versions": versions,
+        "device": device,
+        "disk": disk,
+        "data": data,
+        "clock": partial(clock, checkup=checkup),
+    }[name]
+    found = look(ours)
     if not fix or not any(one.mend for one in found if not one.finding.ok):
         return found
     done = []
@@ -119,7 +121,7 @@ def run(
                 done.append(one.mend())
             except (OSError, LocalFault, subprocess.SubprocessError) as e:
                 done.append(f"could not be mended: {e}")
-    again = look()
+    again = look(ours)
     return [replace(again[0], mended="; ".join(done)), *again[1:]]
 
 

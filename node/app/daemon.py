@@ -26,7 +26,6 @@ from node.app.launch import Child, as_flags, for_child, stop_all
 from node.app.moving import Mover, again, refusal
 from node.app.operator_service import OperatorService
 from node.app.placing import Placing
-from node.app.ports import Reachability
 from node.app.posting import body_of
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
@@ -89,7 +88,7 @@ _STANDINGS = {s.value for s in Standing}
 
 
 class Daemon:
-    """One peer. :meth:`run` returns the exit code."""
+    """One peer."""
 
     def __init__(
         self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
@@ -127,7 +126,6 @@ class Daemon:
         self.assembled: Assembled | None = None
         self.metrics_url = ""
         self.draining = False
-        self.problem = self.problem_next = ""
         self.children: list[Child] = []
         self.child_trouble: dict[str, str] = {}
         self.lan: Browser | None = None
@@ -135,31 +133,33 @@ class Daemon:
         self._gate: Gate | None = None
         self._shown: tuple[bytes, RunId, bytes] | None = None
         self._ending = asyncio.Event()
-        self._code = ExitCode.OK
         self._why = ""
         self.fault: LocalFault | None = None
 
     # ----------------------------------------------------------- life
 
-    async def run(self) -> int:
+    async def run(self) -> None:
         """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops
-        it from starting."""
+        it from starting, and for the fault."""
         self.identity.lock()
-        self._catch_signals()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         control = ControlService(self.view, self.config.prepare_control_socket())
         try:
             await control.start()
             if self.config.metrics_port is not None:
                 self.metrics_url = self.metrics.serve(self.config.metrics_port)
             self.transport.answer_with(self.view.answer)
-            self._quiet_logs()
+            logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
+            faulthandler.enable()
             await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())
             self.config.keep_ports(*self.transport.ports)
             self.tasks.spawn(self._take_part(), "start")
             await self._ending.wait()
         finally:
             await self._close(control)
-        return int(self._code)
+        if self.fault is not None:
+            raise self.fault
 
     async def _take_part(self) -> None:
         if self.manifest is None and self.invite is not None:
@@ -464,16 +464,11 @@ class Daemon:
         """Whether this daemon has been told to end."""
         return self._ending.is_set()
 
-    def stop(self, why: str, code: ExitCode = ExitCode.OK) -> None:
+    def stop(self, why: str) -> None:
         """End the daemon soon, in order. The first reason counts."""
         if not self._ending.is_set():
-            self._why, self._code = why, code
+            self._why = why
             self._ending.set()
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled, number)
 
     def _signalled(self, number: int) -> None:
         if self._ending.is_set():
@@ -484,28 +479,21 @@ class Daemon:
     def _failed(self, name: str, error: BaseException) -> None:
         """A task raised an unexpected error: log it and shut down; never run with a failed
         component."""
+        text = f"{name}: {type(error).__name__}: {error}"
         if self._ending.is_set():
             # What breaks while everything is taken down is no news, and not why this daemon ends.
-            self.journal.emit(
-                "daemon", "task-failed", f"{name}: {type(error).__name__}: {error}", "debug"
-            )
+            self.journal.emit("daemon", "task-failed", text, "debug")
             return
         if isinstance(error, LocalFault):
-            self.problem, self.problem_next = error.what, error.next_step
             self.fault = error
-            self.stop(str(error), error.code)
+            self.stop(str(error))
             return
-        text = f"{name}: {type(error).__name__}: {error}"
         self.journal.emit("daemon", "task-failed", text, "error")
         logging.getLogger("tutti").error("task %s failed", name, exc_info=error)
         self.fault = LocalFault(
             f"internal error in {text}", f"the log has more: {self.config.events_path}"
         )
-        self.stop(text, ExitCode.UNEXPECTED)
-
-    def _quiet_logs(self) -> None:
-        logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
-        faulthandler.enable()
+        self.stop(text)
 
     # ----------------------------------------------------------- the swarm
 
@@ -665,12 +653,7 @@ class Daemon:
         """Multiaddrs with the PeerId, for --join; the most likely to work first."""
         return self.transport.reachable.multiaddrs()
 
-    def ways_in(self) -> list[str]:
-        """Multiaddrs for an invite: of this peer, and of others that everybody can dial, one
-        each."""
-        return self.addresses() + self._open_peers()
-
-    def _open_peers(self) -> list[str]:
+    def open_peers(self) -> list[str]:
         """A multiaddr of every other peer that everybody can dial, rendezvous first."""
         entries = sorted(
             self.presence.view.everybody.items() if self.presence else (),
@@ -687,31 +670,23 @@ class Daemon:
         kept: list[str] = []
         while True:
             await asyncio.sleep(KEEP_S)
-            found = self._open_peers()[:KEEP_PEERS]
+            found = self.open_peers()[:KEEP_PEERS]
             if found and found != kept:
                 kept = found
                 await asyncio.to_thread(self.config.keep_acquaintances, manifest.run_id, found)
 
     def body(self) -> PeerBody:
         """This peer's record in the directory."""
-        return body_of(self)
-
-    version = VERSION
-
-    @property
-    def started_at(self) -> float:
-        """Unix time."""
-        return self._since.wall()
-
-    def reach(self) -> Reachability:
-        """How others reach this peer."""
-        t = self.transport
-        return Reachability(
-            self.addresses(),
-            t.reachable.standing.value,
-            t.relays.held,
-            t.relay.room,
-            t.relay.rate_left,
+        t, spoken = self.transport, self.protocols()
+        return replace(
+            body_of(self),
+            started=self._since.wall(),
+            protocols=(spoken.oldest, spoken.newest),
+            maddrs=tuple(self.addresses()),
+            reach=t.reachable.standing.value,
+            relays=t.relays.held,
+            room=t.relay.room,
+            rate=t.relay.rate_left,
         )
 
     def _banner(self, solo: bool) -> None:
@@ -744,18 +719,16 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
-    async def body() -> tuple[int, Mover]:
+    async def body() -> Mover:
         daemon = Daemon(config, manifest, invite)
-        code = await daemon.run()
-        if daemon.fault is not None:
-            raise daemon.fault
-        return code, daemon.mover
+        await daemon.run()
+        return daemon.mover
 
     try:
-        code, mover = uvloop.run(body())
+        mover = uvloop.run(body())
         if mover.done:
             again(mover.target)
-        return code
+        return int(ExitCode.OK)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     finally:

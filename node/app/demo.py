@@ -130,8 +130,7 @@ class DemoSwarm:
         self.join = f"/ip4/127.0.0.1/tcp/{self._port}/p2p/{host.peer_id}"
         self.children: list[Child] = []
         self.snapshots: dict[str, Snapshot] = {}
-        self.deaths: list[str] = []
-        self._clients: dict[str, ControlClient] = {}
+        self.clients: dict[str, ControlClient] = {}
         if options.rendezvous:
             meet = (
                 "bootstrap",
@@ -172,34 +171,26 @@ class DemoSwarm:
         """Ask every daemon for its snapshot; one that has died is remembered as lost."""
         for child in self.children:
             if not child.running:
-                self._forget(child)
+                if (client := self.clients.pop(child.label, None)) is not None:
+                    client.close()
+                if child.label in self.snapshots:
+                    self.snapshots[child.label].state = "lost"
                 continue
             try:
-                client = self._clients.get(child.label)
+                client = self.clients.get(child.label)
                 if client is None:
                     client = ControlClient(
                         NodeConfig.load({"home": str(child.home)}).control_socket, timeout_s=5.0
                     )
-                    self._clients[child.label] = client
+                    self.clients[child.label] = client
                 self.snapshots[child.label] = client.status()
             except LocalFault:
-                self._clients.pop(child.label, None)
+                self.clients.pop(child.label, None)
         return [self.snapshots[c.label] for c in self.children if c.label in self.snapshots]
-
-    def client(self, label: str) -> ControlClient:
-        return self._clients[label]
-
-    def _forget(self, child: Child) -> None:
-        if (client := self._clients.pop(child.label, None)) is not None:
-            client.close()
-        if child.label in self.snapshots:
-            self.snapshots[child.label].state = "lost"
-        if child.process is not None and child.label not in self.deaths:
-            self.deaths.append(child.label)
 
     def close(self) -> None:
         """End every daemon, in order."""
-        for client in self._clients.values():
+        for client in self.clients.values():
             client.close()
         stop_all(self.children)
 
@@ -210,16 +201,11 @@ def run(options: DemoOptions) -> int:
     outcome = play(options)
     if options.json:
         print(json.dumps(dataclasses.asdict(outcome)), flush=True)
-    fine = outcome.digests_equal or not (outcome.compared or _pairs(options))
+    # Replicas must be equal where there are two of a stage, and cells that hold more than one.
+    several = options.manifest is None or options.manifest.averaging.cell != 1
+    pairs = max(options.nodes) > 1 and several
+    fine = outcome.digests_equal or not (outcome.compared or pairs)
     return int(ExitCode.OK if fine and not outcome.failures else ExitCode.DEGRADED)
-
-
-def _pairs(options: DemoOptions) -> bool:
-    """Whether there are replicas that must be equal: two of a stage, and cells that hold more than
-    one."""
-    return max(options.nodes) > 1 and (
-        options.manifest is None or options.manifest.averaging.cell != 1
-    )
 
 
 def play(options: DemoOptions) -> DemoOutcome:
@@ -342,7 +328,7 @@ def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
         digests_equal=compared > 0
         and not unequal
         and not any(s.digest_mismatches for s in snapshots),
-        failures=len([d for d in swarm.deaths if d != outcome.killed]),
+        failures=sum(not c.running for c in swarm.children if c.label != outcome.killed),
         bytes_sent=sum(s.bytes_sent for s in snapshots),
         time_s={k: round(sum(s.time_s.get(k, 0.0) for s in snapshots), 1) for k in kinds},
         cpu_s=round(sum(s.cpu_s for s in snapshots), 1),
@@ -355,7 +341,7 @@ def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
     )
     sys.stderr.write(f"  {PROMPT}")
     label = next(c.label for c in swarm.children if c.label.startswith("ends-") and c.running)
-    for piece in swarm.client(label).generate(request, 120.0):
+    for piece in swarm.clients[label].generate(request, 120.0):
         outcome.sample += piece.text
         # The model may say anything, terminal commands included.
         sys.stderr.write(

@@ -113,7 +113,7 @@ async def _stage(
                 None,
                 shapes,
                 None,
-                settings=a.checkpoint,
+                settings=a.work.engines.store.settings,
             )
             return got.tensors, got.epoch
         except NoDonor as e:

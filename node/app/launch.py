@@ -34,7 +34,8 @@ def for_child(config: NodeConfig, name: str, stage: int, join: str) -> dict[str,
 
 def as_flags(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Settings as words of a command line."""
-    return tuple(w for name, value in settings.items() for w in ("--set", f"{name}={value}"))
+    said = {k: ",".join(v) if isinstance(v, list | tuple) else v for k, v in settings.items()}
+    return tuple(w for name, value in said.items() for w in ("--set", f"{name}={value}"))
 
 
 @dataclass

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from node.app.assembly import Assembled
+from node.app.assembly import Assembled, Services
 from node.app.capacity import check_memory
 from node.app.change import under
-from node.app.ports import Hosted, PeerPort
+from node.app.ports import PeerPort
 from node.config import MOVED, NodeConfig
 from node.core.errors import TimedOut
 from node.core.ids import ENDS, CellId, stage_name
@@ -105,7 +105,7 @@ class Mover:
         d.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
         d.stop("drained")
 
-    async def _move(self, a: Hosted, stage: int) -> None:
+    async def _move(self, a: Services, stage: int) -> None:
         d = self._d
         to = stage_name(stage)
         text = f"moving to {to}: finishes the epoch under way and hands over what it owns"

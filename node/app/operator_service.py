@@ -259,7 +259,7 @@ class OperatorService(SnapshotBuilder, Window):
         d = self._d
         if d.manifest is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
-        addresses = fitting_addresses(d.ways_in())
+        addresses = fitting_addresses(d.addresses() + d.open_peers())
         text = Invite(
             d.manifest.run_id, d.manifest.swarm.owner, addresses, d.config.admission
         ).encode()

@@ -9,19 +9,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Protocol
 
+from node.app.moving import Mover
 from node.app.ports import PeerPort
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS, stage_name
+from node.dht.record import PeerBody
 from node.reach.standing import Standing
 from node.scheduler.choosing import LOOK_S, Choosing, able
 from node.training.presence import HASTE_S, Presence
 
 
+class Wanted(Protocol):
+    """What the operator says: a stage, and which others would do (see
+    :class:`~node.dht.record.PeerBody`)."""
+
+    @property
+    def stage(self) -> int | None: ...
+    @property
+    def open_to(self) -> str: ...
+
+
+class PlacedPeer(PeerPort, Protocol):
+    """A peer that has or seeks a place."""
+
+    mover: Mover
+
+    @property
+    def config(self) -> Wanted: ...
+    def body(self) -> PeerBody: ...
+
+
 class Placing:
     """Of one daemon. ``open_to``: as in its record (:class:`~node.dht.record.PeerBody`)."""
 
-    def __init__(self, daemon: PeerPort, choosing: Callable[..., Choosing] = Choosing) -> None:
+    def __init__(self, daemon: PlacedPeer, choosing: Callable[..., Choosing] = Choosing) -> None:
         self._d, self._make = daemon, choosing
         self.open_to = daemon.config.open_to
         self._machine: Choosing | None = None
@@ -60,7 +83,7 @@ class Placing:
         if named > stages:
             what = f"stage {named} is not in this swarm"
             raise UsageFault(what, f"it has block stages 1 to {stages}")
-        self._begin(named)
+        self._begin(presence, named)
         presence.announce(self._d.body)
         return named
 
@@ -83,26 +106,22 @@ class Placing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await presence.company.wait()
-        machine = self._begin(None)
+        machine = self._begin(presence, None)
         while not machine.may_build or machine.stage is None:
-            if (
-                stage := machine.look(
-                    presence.view.placed(self._stages), d.clock.now(), closed=self._closed()
-                )
-            ) is not None:
+            seen, closed = (
+                presence.view.placed(self._stages),
+                d.body().reach == Standing.CLOSED.value,
+            )
+            if (stage := machine.look(seen, d.clock.now(), closed=closed)) is not None:
                 d.journal.emit("daemon", "claimed", f"claims {stage_name(stage)}", stage=stage)
                 presence.changed()
             if not machine.may_build:
                 await asyncio.sleep(HASTE_S)
         return machine.stage
 
-    def _closed(self) -> bool:
-        return self._d.transport.reachable.standing is Standing.CLOSED
-
-    def _begin(self, stage: int | None) -> Choosing:
-        d = self._d
-        stages = able(self.open_to, self._stages)
-        self._machine = self._make(d.identity.peer_id, stages, self._stages, d.clock.now(), stage)
+    def _begin(self, presence: Presence, stage: int | None) -> Choosing:
+        stages, now = able(self.open_to, self._stages), self._d.clock.now()
+        self._machine = self._make(presence.me, stages, self._stages, now, stage)
         return self._machine
 
     async def watch(self, presence: Presence) -> None:

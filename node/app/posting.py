@@ -3,8 +3,11 @@ who stands for one. Leaves: a word, a body. Never: a decision."""
 
 from __future__ import annotations
 
-from node.app.ports import PeerPort
+from typing import Protocol
+
+from node.app.placing import PlacedPeer, Placing
 from node.core.ids import ENDS
+from node.core.version import VERSION
 from node.dht.record import PeerBody
 from node.training.member import MemberState
 
@@ -12,7 +15,13 @@ _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""
 
 
-def state_of(d: PeerPort) -> str:
+class PostedPeer(PlacedPeer, Protocol):
+    """A peer that posts where it is."""
+
+    placing: Placing
+
+
+def state_of(d: PostedPeer) -> str:
     """One word for the screen and for the peer's record."""
     a = d.assembled
     if d.ending and not d.mover.done:
@@ -35,9 +44,10 @@ def state_of(d: PeerPort) -> str:
     return "ready" if state is MemberState.IDLE else "training"
 
 
-def body_of(d: PeerPort) -> PeerBody:
-    """What a peer's record in the directory says."""
-    a, state, reach, stage = d.assembled, state_of(d), d.reach(), d.placing.stage
+def body_of(d: PostedPeer) -> PeerBody:
+    """What a peer's record in the directory says, but for its start, its protocols and how it is
+    reached."""
+    a, state, stage = d.assembled, state_of(d), d.placing.stage
     to = d.mover.cell
     return PeerBody(
         stage=stage or ENDS,
@@ -47,17 +57,10 @@ def body_of(d: PeerPort) -> PeerBody:
         settled=d.placing.settled,
         epoch=max(0, a.stage.version.epoch) if a else 0,
         name=d.name[:64],
-        version=d.version,
+        version=VERSION,
         tokens_per_s=a.meter.tokens_per_s if a else 0.0,
         speed=a.work.speed() if a else 0.0,
-        maddrs=tuple(reach.maddrs),
-        started=d.started_at,
         leads=a is not None and a.training.leader is not None and to is None,
-        reach=reach.standing,
-        relays=reach.relays,
-        room=reach.room,
-        rate=reach.rate,
         follows=(a.training.following or "") if a and to is None else "",
-        protocols=(d.protocols().oldest, d.protocols().newest),
         cell=to or (d.presence.cell if d.presence else ""),
     )

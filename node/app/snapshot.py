@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from node.app.ports import PeerPort
-from node.app.posting import state_of
+from node.app.posting import PostedPeer, state_of
 from node.cells.tally import CellTally
 from node.control.text import doing
+from node.core.errors import LocalFault
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Plan
 from node.core.version import VERSION
@@ -27,7 +27,6 @@ from protos import control_pb2 as pb
 
 if TYPE_CHECKING:
     from node.app.assembly import Assembled
-    from node.app.moving import Mover
     from node.cells.service import CellMeetings
     from node.config import NodeConfig
     from node.identity.admission import Gate
@@ -52,31 +51,27 @@ MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
 
 
-class ShownDaemon(PeerPort, Protocol):
+class ShownDaemon(PostedPeer, Protocol):
     """What is shown to the operator, and asked by the operator's service; see
     :class:`node.app.daemon.Daemon`."""
 
     started: float
     metrics: Metrics
     metrics_url: str
-    problem: str
-    problem_next: str
+    fault: LocalFault | None
     child_trouble: dict[str, str]
     lan: Browser | None
+    transport: Transport
 
     @property
     def config(self) -> NodeConfig: ...
     @property
     def identity(self) -> Identity: ...
     @property
-    def transport(self) -> Transport: ...
-    @property
     def assembled(self) -> Assembled | None: ...
-    @property
-    def mover(self) -> Mover: ...
     def gate(self) -> Gate: ...
     def addresses(self) -> list[str]: ...
-    def ways_in(self) -> list[str]: ...
+    def open_peers(self) -> list[str]: ...
 
 
 @dataclass
@@ -289,8 +284,8 @@ class SnapshotBuilder:
 
     def _health(self, s: pb.Snapshot) -> tuple[bool, str, str]:
         d = self._d
-        if d.problem:
-            return False, d.problem, d.problem_next
+        if d.fault is not None:
+            return False, d.fault.what, d.fault.next_step
         if d.role == "rendezvous":
             up = d.transport.p2p.up
             return (
@@ -581,14 +576,10 @@ def change_line(training: Training) -> pb.ChangeLine:
 
 def kinds_of_tasks() -> Counter[str]:
     """Tasks of the running event loop by the first word of their name, or, for those of libraries,
-    by their function; none outside of a loop."""
-    try:
-        tasks = asyncio.all_tasks()
-    except RuntimeError:
-        return Counter()
+    by their function."""
     return Counter(
         getattr(t.get_coro(), "__qualname__", "")
         if t.get_name().startswith("Task-")
         else t.get_name().split(" ")[0]
-        for t in tasks
+        for t in asyncio.all_tasks()
     )

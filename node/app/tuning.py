@@ -173,12 +173,11 @@ def write_times(path: Path, machine: str, times: Times) -> str:
     return ""
 
 
-def this_machine(environ: Mapping[str, str] | None = None) -> str:
+def this_machine() -> str:
     """What times depend on: the processor, the limits put on it, and the build of torch and its
     libraries."""
-    environ = os.environ if environ is None else environ
     processor = _cpuinfo() or f"{platform.machine()} {platform.processor()}"
-    limits = ", ".join(f"{name}={environ[name]}" for name in LIMITS if environ.get(name))
+    limits = ", ".join(f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name))
     return "\n".join((processor, limits, torch.__config__.show()))
 
 

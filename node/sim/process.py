@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from node.app.catchup import catch_up
 from node.app.cells import find_cell, watch_cell
 from node.app.moving import Mover, no_way
 from node.app.placing import Placing
-from node.app.ports import Reachability
 from node.app.posting import body_of
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
@@ -29,9 +28,10 @@ from node.core.errors import Refused, TimedOut
 from node.core.ids import CellId, PeerId, first_cell
 from node.core.journey import Plan
 from node.core.tasks import Tasks
-from node.core.version import PROTOCOL, Protocols
+from node.core.version import PROTOCOL
 from node.manifest import Manifest
 from node.pipeline.settings import PipelineLimits
+from node.reach.standing import Standing
 from node.scheduler.router import SearchJob, search
 from node.sim import lies
 from node.sim.observing import FactJournal
@@ -88,7 +88,7 @@ class SimPeer:
     """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Where
     ``stage`` is None it chooses one among others who choose."""
 
-    version, role = "sim", "auto"
+    role = "auto"
 
     def __init__(
         self,
@@ -327,17 +327,7 @@ class SimPeer:
 
     def body(self) -> Any:
         """Its record."""
-        return body_of(self)
-
-    @property
-    def started_at(self) -> float:
-        return 0.0
-
-    def protocols(self) -> Protocols:
-        return Protocols(PROTOCOL, PROTOCOL)
-
-    def reach(self) -> Reachability:
-        return Reachability(standing="open")
+        return replace(body_of(self), protocols=(PROTOCOL, PROTOCOL), reach=Standing.OPEN.value)
 
     # ----------------------------------------------------------- what is asked of it from outside
 

@@ -23,7 +23,7 @@ from node.control.text import event_line, in_order, peer_cells
 from node.control.words import clean
 from node.core.errors import LocalFault
 from node.core.ids import PeerId, short
-from node.tui.boxes import loss_rows, node_lines, swarm_lines, warnings
+from node.tui.boxes import loss_rows, node_lines, swarm_lines, warning
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import Event, Snapshot
 
@@ -227,12 +227,12 @@ class Monitor(App[str]):
         loss.update(
             loss_rows(s, max(10, loss.content_size.width), max(1, loss.content_size.height))
         )
-        self._draw_peers(answer, warnings(s))
+        self._draw_peers(answer, warning(s))
 
-    def _draw_peers(self, answer: PeersAnswer, trouble: list[str]) -> None:
+    def _draw_peers(self, answer: PeersAnswer, trouble: str) -> None:
         table = self.query_one("#peers", DataTable)
         table.border_title = f"peers ({len(answer.peers)})"
-        table.border_subtitle = trouble[0][:70] if trouble else ""
+        table.border_subtitle = trouble[:70]
         at, cells = table.scroll_y, has_cells(answer)
         columns = WITH_CELLS if cells else COLUMNS
         table.clear(columns=len(columns) != len(table.columns))

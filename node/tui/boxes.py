@@ -82,14 +82,11 @@ def _cell(c: CellLine) -> str:
     return f"{short_cell(clean(c.cell, 16))} of {c.cells}{came}{coming}"
 
 
-def warnings(s: Snapshot) -> list[str]:
-    """What deserves a line below the peers."""
-    found = [clean(w) for w in s.warnings]
+def warning(s: Snapshot) -> str:
+    """What deserves the line below the peers most; "" for nothing."""
     if s.digest_mismatches:
-        found.insert(
-            0, f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters"
-        )
-    return found
+        return f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters"
+    return clean(s.warnings[0]) if s.warnings else ""
 
 
 def loss_rows(s: Snapshot, width: int, height: int) -> Text:

@@ -1,18 +1,20 @@
 import asyncio
 import io
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cli
 from benchmarks.lab.canned_window import CannedWindow
 from node.config import NodeConfig
-from node.control.diagnose import Machine, verdict
+from node.control.diagnose import Diagnosis, Machine, verdict
 from node.control.doctor import Checkup
 from node.control.service import ControlService
 
@@ -53,9 +55,41 @@ def refused(shown: Shown, code: int, *says: str) -> None:
         assert word in shown.stderr, shown.stderr
 
 
+def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
+    """What became of ``code`` in a Python of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(cli.__file__).parent,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Lets all who look at the network find this, and nothing else. Returns what they will have
+    asked: addresses, and how."""
+
+    def answers(*findings: Diagnosis) -> list[Any]:
+        asked = []
+
+        def examine(addresses: Sequence[str], **how: Any) -> Checkup:
+            asked.append((addresses, how))
+            return Checkup(Machine((), {}), findings, verdict(findings), 0.5)
+
+        monkeypatch.setattr("node.app.joining.examine", examine)
+        return asked
+
+    return answers
+
+
 @pytest.fixture
 def tutti(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    network: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., Shown]:
     """Run a command line in its own home, without a terminal. In this process: starting Python each
     time takes longer.
@@ -67,8 +101,7 @@ def tutti(
     monkeypatch.chdir(home.parent)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    quiet = Checkup(Machine((), {}), (), verdict([]), 0.0)
-    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: quiet)
+    network()
 
     def run(*words: str) -> Shown:
         capsys.readouterr()

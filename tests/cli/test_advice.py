@@ -1,6 +1,7 @@
 """What the command line says when something is wrong can be followed, and its help shows all that
 it was given."""
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -156,9 +157,12 @@ def test_a_missing_key_error_names_the_command_that_makes_one(tutti, home):
     assert missing.returncode == 5
     assert "tutti id new" in missing.stderr
     assert "start" not in missing.stderr
-    made = tutti("id", "new").good()
-    assert Identity.load(home / "identity.key").peer_id in made
+    made, key = tutti("id", "new").good(), home / "identity.key"
+    identity = Identity.load(key)
+    assert identity.peer_id in made
     assert tutti("id", "show").stdout == made
+    shown = {"peer": identity.peer_id, "name": identity.name, "key": str(key)}
+    assert json.loads(tutti("id", "show", "--json").stdout) == shown
     assert tutti("id", "new").returncode == 5  # a key is never replaced
 
 

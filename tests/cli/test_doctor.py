@@ -4,8 +4,6 @@ where it can be."""
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -13,45 +11,38 @@ from pathlib import Path
 import pytest
 import torch
 
-import cli
 from node.app import checks
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
-from node.control.diagnose import Diagnosis, Machine, failed, verdict
-from node.control.doctor import Checkup
+from node.control.diagnose import Diagnosis, failed
 from node.core.errors import ExitCode
 from node.core.version import PROTOCOL
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
+from tests.cli.conftest import in_a_process
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
 
 
 @pytest.fixture
 def found(tutti):
-    """The checks that ``tutti doctor WORDS --json`` tells of, and its exit code."""
+    """The checks that ``tutti doctor WORDS --json`` tells of; fails unless it ends with this exit
+    code."""
 
-    def run(*words):
+    def run(code, *words):
         shown = tutti("doctor", *words, "--json")
         document = json.loads(shown.stdout)
-        assert document["exit_code"] == shown.returncode
-        return document["checks"], shown.returncode
+        assert document["exit_code"] == shown.returncode == code, document
+        return document["checks"]
 
     return run
 
 
 @pytest.fixture
 def first(found):
-    """The first check that ``tutti doctor WORDS --json`` tells of; fails unless it ends with this
-    exit code."""
-
-    def run(code, *words):
-        said, ended = found(*words)
-        assert ended == code, said
-        return said[0]
-
-    return run
+    """The first of them."""
+    return lambda code, *words: found(code, *words)[0]
 
 
 def remembered(home: Path, **changes) -> Manifest:
@@ -66,24 +57,27 @@ def remembered(home: Path, **changes) -> Manifest:
     return manifest
 
 
+@pytest.fixture
+def manifest(home):
+    """The run that this home used last."""
+    return remembered(home)
+
+
 def faults(found):
     return [one for one in found if not one["ok"]]
 
 
 @pytest.mark.parametrize("name", ["versions", "device", "disk", "data", "clock"])
-def test_a_sound_home_passes_every_check(found, home, name):
-    remembered(home)
-    said, code = found(name)
-    assert code == 0
-    for one in said:
+@pytest.mark.usefixtures("manifest")
+def test_a_sound_home_passes_every_check(found, name):
+    for one in found(0, name):
         assert (one["check"], one["ok"]) == (name, True)
         assert one["cause"]
 
 
-def test_the_device_check_says_what_takes_the_memory(found, home):
-    remembered(home)
-    said, _ = found("device")
-    ends, block = (one["cause"] for one in said[1:])
+@pytest.mark.usefixtures("manifest")
+def test_the_device_check_says_what_takes_the_memory(found):
+    ends, block = (one["cause"] for one in found(0, "device")[1:])
     assert ends.startswith("the ends take ")
     assert block.startswith("stage 1 of 3 takes ")
     for words in ("always parameters", "while micro-batches pass activations", "averaging"):
@@ -92,7 +86,7 @@ def test_the_device_check_says_what_takes_the_memory(found, home):
 
 def test_checks_run_in_order_and_the_first_fault_sets_the_code(tutti, found, home):
     remembered(home, data__source="file:/nowhere/text.txt")
-    said, code = found()
+    said = found(ExitCode.DATA_UNFIT)
     assert list(dict.fromkeys(one["check"] for one in said)) == [
         "versions",
         "device",
@@ -100,36 +94,30 @@ def test_checks_run_in_order_and_the_first_fault_sets_the_code(tutti, found, hom
         "data",
         "clock",
     ]
-    assert code == ExitCode.DATA_UNFIT
     shown = tutti("doctor")
     assert "this machine" in shown.stdout  # of the network
     long = [line for line in shown.stdout.splitlines() if len(line) > 80]
     assert all(max(map(len, line.split())) > 60 for line in long)  # a path is not broken
 
 
+@pytest.mark.usefixtures("manifest")
 def test_a_fault_does_not_stop_independent_checks(found, home):
-    remembered(home)
     os.chmod(home / "identity.key", 0o644)
-    said, code = found()
-    assert code == ExitCode.DISK_UNFIT
+    said = found(ExitCode.DISK_UNFIT)
     assert [one["check"] for one in faults(said)] == ["disk", "clock", "net"]
-    said, code = found("--fix")
-    assert (code, faults(said)) == (0, [])
+    assert faults(found(0, "--fix")) == []
 
 
+@pytest.mark.usefixtures("manifest")
 def test_a_run_that_is_not_to_be_read_stops_no_other_check(found, home):
-    remembered(home)
     remembered(home, data__source="synthetic:8")
     (home / "swarms" / "current").unlink()
-    said, code = found()
-    assert code == ExitCode.VERSIONS_UNFIT
+    said = found(ExitCode.VERSIONS_UNFIT)
     assert [one["check"] for one in faults(said)] == ["versions", "clock", "net"]
 
 
-def test_a_stage_that_the_run_does_not_have_is_a_fault(found, home):
-    stages = remembered(home).pipeline.stages
-    said, code = found("--set", f"stage={stages + 1}")
-    assert code == ExitCode.USAGE
+def test_a_stage_that_the_run_does_not_have_is_a_fault(found, manifest):
+    said = found(ExitCode.USAGE, "--set", f"stage={manifest.pipeline.stages + 1}")
     assert [one["check"] for one in faults(said)] == ["device"]
 
 
@@ -148,8 +136,7 @@ def test_a_library_that_is_missing_or_another_is_named(found, monkeypatch):
         "requires",
         lambda name: ["numpy>=99", "nosuchlib>=1", "torch", 'extra-one; extra == "x"'],
     )
-    said, code = found("versions")
-    assert code == ExitCode.VERSIONS_UNFIT
+    said = found(ExitCode.VERSIONS_UNFIT, "versions")
     assert [one["fix"] for one in said] == ['pip install "numpy>=99"', 'pip install "nosuchlib>=1"']
     assert "not installed" in said[1]["cause"]
 
@@ -168,8 +155,7 @@ def test_a_p2p_daemon_that_may_not_be_run_is_made_executable(first, monkeypatch,
 
 def test_a_daemon_of_another_version_is_a_warning(found, daemon):
     daemon.said.version = "0.0.1"
-    said, code = found("versions")
-    assert code == 0
+    said = found(0, "versions")
     assert "the daemon that runs here is tutti 0.0.1" in said[-1]["cause"]
     assert said[-1]["code"] == ExitCode.VERSIONS_UNFIT
 
@@ -178,20 +164,17 @@ def test_peers_of_another_protocol_are_a_warning_until_all_are(found, daemon):
     others = [p for p in daemon.seen.peers if p.path != "self" and p.state != "lost"]
     newer = PROTOCOL + 1
     others[0].oldest_protocol = others[0].newest_protocol = newer
-    said, code = found("versions")
-    assert code == 0
+    said = found(0, "versions")
     assert f"1 of {len(others)} other peers speak protocol {newer}, this tutti" in said[-1]["cause"]
     assert (said[-1]["code"], said[-1]["ok"]) == (ExitCode.VERSIONS_UNFIT, True)
     assert "update this tutti" in said[-1]["fix"]
     for p in others:
         p.oldest_protocol = p.newest_protocol = newer
-    said, code = found("versions")
-    assert code == ExitCode.VERSIONS_UNFIT
+    found(ExitCode.VERSIONS_UNFIT, "versions")
 
 
-def test_a_run_of_another_protocol_is_a_fault(first, home):
-    manifest = remembered(home)
-    path = NodeConfig.load({"home": home}, {}).manifest_path(manifest.run_id)
+def test_a_run_of_another_protocol_is_a_fault(first, ours, manifest):
+    path = ours.manifest_path(manifest.run_id)
     path.write_text(path.read_text().replace("# protocol = 1", "protocol = 9"))
     assert "protocol" in first(ExitCode.VERSIONS_UNFIT, "versions")["cause"]
 
@@ -199,27 +182,23 @@ def test_a_run_of_another_protocol_is_a_fault(first, home):
 # ------------------------------------------------------------ device
 
 
-def test_a_device_that_is_not_here(first):
-    said = first(ExitCode.DEVICE_UNFIT, "device", "--set", "device=cuda:63")
-    assert "cuda:63" in said["cause"]
-    assert said["fix"]
-
-
-def test_a_run_that_does_not_fit(first, home):
-    remembered(home)
-    said = first(ExitCode.DEVICE_UNFIT, "device", "--set", "memory=1MB")
-    assert "does not fit" in said["cause"]
-    assert "memory" in said["fix"]
+@pytest.mark.parametrize(
+    ("setting", "cause", "fix"),
+    [("device=cuda:63", "cuda:63", "use device cpu"), ("memory=1MB", "does not fit", "memory")],
+)
+@pytest.mark.usefixtures("manifest")
+def test_a_device_that_is_not_here_or_too_small(first, setting, cause, fix):
+    said = first(ExitCode.DEVICE_UNFIT, "device", "--set", setting)
+    assert cause in said["cause"]
+    assert fix in said["fix"]
 
 
 def test_ends_that_do_not_fit_are_a_warning_where_a_block_fits(found, home):
     remembered(home, model__vocab=1 << 20, pipeline__stages=6)
-    said, code = found("device", "--set", "memory=400MB")
-    assert (code, [one["ok"] for one in said]) == (0, [True, True, True])
+    said = found(0, "device", "--set", "memory=400MB")
+    assert [one["ok"] for one in said] == [True, True, True]
     assert [one["code"] for one in said] == [0, 0, ExitCode.DEVICE_UNFIT]
-    assert (
-        found("device", "--set", "memory=400MB", "--set", "role=ends")[1] == ExitCode.DEVICE_UNFIT
-    )
+    found(ExitCode.DEVICE_UNFIT, "device", "--set", "memory=400MB", "--set", "role=ends")
 
 
 # ------------------------------------------------------------ disk
@@ -245,8 +224,8 @@ def test_a_home_that_may_not_be_written_is_mended(first, home, monkeypatch):
     assert "made" in first(0, "disk", "--fix")["mended"]
 
 
+@pytest.mark.usefixtures("manifest")
 def test_a_key_that_others_can_read_is_closed_again(first, home):
-    remembered(home)
     key = home / "identity.key"
     key.chmod(0o644)
     assert first(ExitCode.DISK_UNFIT, "disk")["can_mend"]
@@ -257,8 +236,8 @@ def test_a_key_that_others_can_read_is_closed_again(first, home):
     assert key.read_bytes() == b"damaged"
 
 
+@pytest.mark.usefixtures("manifest")
 def test_a_full_disk_is_freed_of_what_is_made_again(first, home, monkeypatch):
-    remembered(home)
     (home / "data").mkdir()
     (home / "data" / "text.uint16").write_bytes(b"\0" * 4096)
     usage = namedtuple("usage", "total used free")
@@ -274,8 +253,8 @@ def test_a_full_disk_is_freed_of_what_is_made_again(first, home, monkeypatch):
     assert (home / "identity.key").exists()
 
 
+@pytest.mark.usefixtures("manifest")
 def test_checkpoints_that_ask_for_more_than_the_disk_has(first, home):
-    remembered(home)
     first(0, "disk", "--set", "checkpoint.keep=1000")
     remembered(
         home,
@@ -290,9 +269,8 @@ def test_checkpoints_that_ask_for_more_than_the_disk_has(first, home):
     assert "TiB" in said["cause"]
 
 
-def test_a_damaged_checkpoint_is_moved_aside(first, home):
-    manifest = remembered(home)
-    root = NodeConfig.load({"home": home}, {}).checkpoint_dir(manifest.run_id)
+def test_a_damaged_checkpoint_is_moved_aside(first, home, ours, manifest):
+    root = ours.checkpoint_dir(manifest.run_id)
     store = CheckpointStore(root, CheckpointSettings(), manifest.run_id)
     for epoch in (1, 2):
         store.save(1, epoch, {"w": torch.full((4,), float(epoch))}, {}, {})
@@ -335,33 +313,34 @@ def test_data_is_a_warning_to_who_can_host_a_block_stage(first, ours):
 # ------------------------------------------------------------ clock
 
 
-def test_a_clock_that_others_contradict(first, home, monkeypatch):
+def test_a_clock_that_others_contradict(first, network):
     peer = Identity.ephemeral().peer_id
     for ahead, code in ((3600.0, ExitCode.CLOCK_WRONG), (0.5, ExitCode.OK)):
-        heard = (Diagnosis(ADDRESS + peer, "answer", True, "answered", clock_s=ahead),)
-        checkup = Checkup(Machine((), {}), heard, verdict(heard), 0.1)
-        monkeypatch.setattr("node.app.joining.examine", lambda addresses, found=checkup, **_: found)
+        network(Diagnosis(ADDRESS + peer, "answer", True, "answered", clock_s=ahead))
         assert "ahead of" in first(code, "clock")["cause"]
 
 
-def test_a_clock_that_is_behind_what_it_has_written(first, home):
-    remembered(home)
+@pytest.fixture
+def behind(home, manifest):
+    """The home has a file from later on."""
     later = time.time() + 7200
     os.utime(home / "identity.key", (later, later))
+
+
+@pytest.mark.usefixtures("behind")
+def test_a_clock_that_is_behind_what_it_has_written(first, home):
     assert "behind a file" in first(ExitCode.CLOCK_WRONG, "clock")["cause"]
     os.utime(home / "identity.key")
     first(0, "clock")
 
 
-def test_a_clock_is_mended_by_the_system(home, monkeypatch):
+@pytest.mark.usefixtures("behind")
+def test_a_clock_is_mended_by_the_system(ours, monkeypatch):
     asked = []
     monkeypatch.setattr(checks.shutil, "which", lambda tool: f"/usr/bin/{tool}")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(checks.subprocess, "run", lambda command, **_: asked.append(command))
-    remembered(home)
-    later = time.time() + 7200
-    os.utime(home / "identity.key", (later, later))
-    said = checks.run("clock", NodeConfig.load({"home": home}, {}), fix=True)
+    said = checks.run("clock", ours, fix=True)
     assert asked == [["/usr/bin/timedatectl", "set-ntp", "true"]]
     assert not said[0].finding.ok  # the second look decides, not the attempt
     assert "NTP" in said[0].mended
@@ -370,28 +349,18 @@ def test_a_clock_is_mended_by_the_system(home, monkeypatch):
 # ------------------------------------------------------------ net, and beside it
 
 
-def test_the_network_is_looked_at_last(tutti, home, monkeypatch):
+def test_the_network_is_looked_at_last(tutti, network):
     peer = Identity.ephemeral().peer_id
-    closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
-    checkup = Checkup(Machine((), {}), (closed,), closed, 0.5)
-    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: checkup)
+    network(failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused"))
     shown = tutti("doctor", "--json")
     assert shown.returncode == ExitCode.PORT_CLOSED
     assert json.loads(shown.stdout)["net"]["verdict"]["code"] == ExitCode.PORT_CLOSED
 
 
+@pytest.mark.usefixtures("manifest")
 def test_the_checks_live_beside_libp2p(home):
-    remembered(home)
-    code = (
-        "import sys, cli; import libp2p; ended = cli.main(['--home', sys.argv[1], 'doctor', "
-        "'--json']); "
-        "assert 'hivemind' not in sys.modules; sys.exit(ended)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(home)],
-        capture_output=True,
-        text=True,
-        cwd=Path(cli.__file__).parent,
-        timeout=120,
+    done = in_a_process(
+        f"import sys, cli; import libp2p; ended = cli.main(['--home', {str(home)!r}, 'doctor', "
+        "'--json']); assert 'hivemind' not in sys.modules; sys.exit(ended)"
     )
     assert done.returncode == 0, done.stderr + done.stdout

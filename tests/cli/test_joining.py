@@ -8,8 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from node.app import daemon
 from node.app.joining import ask_peers, check, choose, examined, invite_text, look
 from node.config import NodeConfig
-from node.control.diagnose import Diagnosis, Machine, identity_in_use, silent, verdict
-from node.control.doctor import Checkup
+from node.control.diagnose import Diagnosis, identity_in_use, silent
 from node.core.errors import ExitCode, Refused, UsageFault
 from node.core.ids import RunId
 from node.core.version import PROTOCOL
@@ -136,72 +135,45 @@ def test_a_private_swarm_is_asked_as_the_admitted_peer(ours, monkeypatch):
         asked.clear()
 
 
-def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch, ours):
+def test_before_the_start_clock_and_identity_are_looked_at(network, ours):
     place = ADDRESS + OWNER.peer_id
     invite = Invite(RunId("ab" * 32), OWNER.peer_id, (place,))
-    asked, answered = [], Diagnosis(place, "answer", True, "answered", clock_s=-3600.0)
-
-    def found(*findings):
-        def examine(addresses, **how):
-            asked.append((addresses, how))
-            return Checkup(Machine((), {}), findings, verdict(findings), 0.1)
-
-        monkeypatch.setattr("node.app.joining.examine", examine)
-
-    found(answered)
+    asked = network(Diagnosis(place, "answer", True, "answered", clock_s=-3600.0))
     with pytest.raises(Refused, match="1h00m behind") as caught:
         check(ours, invite, 3.0)
     assert caught.value.code is ExitCode.CLOCK_WRONG
-    addresses, how = asked[0]
-    assert addresses == (place,)
     # this home has no key yet
-    assert (how["me"], how["first"], how["seconds"]) == (
-        None,
-        True,
-        3.0,
-    )
+    how = {"me": None, "first": True, "seconds": 3.0, "admission": b"", "seed": None}
+    assert asked == [((place,), how)]
 
     me = Identity.load_or_create(ours.identity_path).peer_id
-    found(Diagnosis(place, "answer", True, "answered"), identity_in_use(me, "it answers"))
+    asked = network(Diagnosis(place, "answer", True, "answered"), identity_in_use(me, "it answers"))
     with pytest.raises(Refused, match="in use elsewhere") as caught:
         check(ours, invite)
     assert caught.value.code is ExitCode.IDENTITY_IN_USE
-    assert asked[1][1]["me"] == me
+    assert asked[0][1]["me"] == me
 
-    found(silent(place, 3.0))
+    network(silent(place, 3.0))
     check(ours, invite)  # nobody there: the daemon goes on looking
 
 
-def test_join_does_not_ask_about_the_key_of_a_local_daemon(ours, daemon, monkeypatch):
-    asked = []
+def test_join_does_not_ask_about_the_key_of_a_local_daemon(ours, daemon, network):
+    asked = network()
     Identity.load_or_create(ours.identity_path)
-
-    def examine(addresses, **how):
-        asked.append(how["me"])
-        return Checkup(Machine((), {}), (), verdict([]), 0.1)
-
-    monkeypatch.setattr("node.app.joining.examine", examine)
     check(ours, Invite(RunId("ab" * 32), OWNER.peer_id, (ADDRESS + OWNER.peer_id,)))
-    assert asked == [None]
+    assert [how["me"] for _, how in asked] == [None]
 
 
-def test_the_addresses_to_examine_are_those_given_or_remembered(ours, monkeypatch):
-    asked, manifest = [], Manifest.parse(Manifest.default_demo().sign(OWNER))
+def test_the_addresses_to_examine_are_those_given_or_remembered(ours, network):
+    asked, manifest = network(), Manifest.parse(Manifest.default_demo().sign(OWNER))
     one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}" for port in (1, 2, 3))
-    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: asked.append(addresses))
     examined(ours, ())
     ours.remember(manifest, Invite(manifest.run_id, OWNER.peer_id, (one,)).encode())
     examined(ours, ())
     examined(ours, (Invite(manifest.run_id, OWNER.peer_id, (two,)).encode().upper(), three))
-    assert asked == [[], [one], [two, three]]
+    assert [addresses for addresses, _ in asked] == [[], [one], [two, three]]
     with pytest.raises(UsageFault, match="neither"):
         examined(ours, ("swarm.toml",))
-
-
-def test_an_invite_of_another_version_is_no_file(ours):
-    for text in ("tutti1abcdef", "TUTTI3ABCDEF"):
-        with pytest.raises(UsageFault, match=f"version {text[5]}, this tutti reads version 2"):
-            choose(ours, text)
 
 
 async def test_one_bad_answer_does_not_end_the_search(ours, monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks.lab.canned_window import training_snapshot
 from node.app.change import read
-from node.config import NodeConfig
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest
@@ -147,63 +146,55 @@ def test_a_second_start_is_refused_before_anything_is_loaded(tutti, daemon):
     assert tutti("status").returncode == 0, "the first one is unharmed"
 
 
-def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, daemon):
-    assert (
-        tutti(
-            "swarm", "init", "swarm.toml", "--set", "averaging.cell=1", "--set", "outer.window_s=20"
-        ).returncode
-        == 0
-    )
+@pytest.fixture
+def owned(tutti, home, ours, daemon):
+    """A run of two cells that this home owns; its daemon takes part in it."""
+    cells = ("--set", "averaging.cell=1", "--set", "outer.window_s=20")
+    tutti("swarm", "init", "swarm.toml", *cells).good()
     manifest = read_manifest(home.parent / "swarm.toml")
+    ours.remember(manifest)
+    daemon.said.swarm.run_id = manifest.run_id
+    return manifest
+
+
+def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, ours, daemon, owned):
     (home.parent / "diloco.toml").write_text(
         "[averaging]\ncell = 2\n[outer]\nwindow_s = 20\n"
         'carries = "deltas"\noptimizer = "nesterov"\n'
     )
     (home.parent / "other.toml").write_text("[model]\nlayers = 9\n")
+    daemon.said.swarm.run_id = "0" * 64
     unknown = tutti("swarm", "switch", "diloco.toml")
     assert (unknown.returncode, daemon.switched) == (2, "")
-    NodeConfig.load({"home": str(home)}, {}).remember(manifest)
-    daemon.said.swarm.run_id, daemon.said.change.revision = manifest.run_id, 4
+    daemon.said.swarm.run_id, daemon.said.change.revision = owned.run_id, 4
     assert "change 5" in tutti("swarm", "switch", "diloco.toml").good()
-    rules = read(manifest, daemon.switched)
+    rules = read(owned, daemon.switched)
     assert (rules.revision, rules.cell, rules.outer.carries) == (5, 2, "deltas")
-    assert (
-        json.loads(tutti("swarm", "switch", "diloco.toml", "--json").stdout)["run_id"]
-        == manifest.run_id
-    )
+    said = json.loads(tutti("swarm", "switch", "diloco.toml", "--json").stdout)
+    assert said["run_id"] == owned.run_id
     for file, says in (("other.toml", "not model.layers"), ("none.toml", "cannot read")):
         refused(tutti("swarm", "switch", file), 2, says)
-    NodeConfig.load({"home": str(home)}, {}).identity_path.unlink()
-    Identity.load_or_create(NodeConfig.load({"home": str(home)}, {}).identity_path)
+    ours.identity_path.unlink()
+    Identity.create(ours.identity_path)
     assert tutti("swarm", "switch", "diloco.toml").returncode == ExitCode.REFUSED
 
 
-def test_the_owner_puts_peers_out_of_a_running_swarm(tutti, home, daemon):
-    assert (
-        tutti(
-            "swarm", "init", "swarm.toml", "--set", "averaging.cell=1", "--set", "outer.window_s=20"
-        ).returncode
-        == 0
-    )
-    manifest = read_manifest(home.parent / "swarm.toml")
-    config = NodeConfig.load({"home": str(home)}, {})
-    config.remember(manifest)
-    daemon.said.swarm.run_id = manifest.run_id
+def test_the_owner_puts_peers_out_of_a_running_swarm(tutti, home, ours, daemon, owned):
     one, two = (Identity.ephemeral().peer_id for _ in range(2))
     assert "change 1" in tutti("swarm", "revoke", one).good()
-    rules = read(manifest, daemon.switched)
+    rules = read(owned, daemon.switched)
     assert (rules.revokes(one), rules.revokes(two), rules.cell) == (True, False, 1)
     daemon.said.change.revision, daemon.said.change.signed = 1, daemon.switched
     assert tutti("swarm", "revoke", two).returncode == 0
-    rules = read(manifest, daemon.switched)
+    rules = read(owned, daemon.switched)
     assert (rules.revokes(one), rules.revokes(two)) == (True, True), "who was out stays out"
     daemon.said.change.revision, daemon.said.change.signed = 2, daemon.switched
     (home.parent / "more.toml").write_text("[averaging]\ncell = 2\n[outer]\nwindow_s = 20\n")
     assert tutti("swarm", "switch", "more.toml").returncode == 0
-    rules = read(manifest, daemon.switched)
+    rules = read(owned, daemon.switched)
     assert (rules.cell, rules.revokes(one)) == (2, True), "and another change leaves it so"
     assert tutti("swarm", "revoke", one, "--back").returncode == 0
-    assert not read(manifest, daemon.switched).revokes(one)
+    assert not read(owned, daemon.switched).revokes(one)
     refused(tutti("swarm", "revoke", "nobody"), 2, "no PeerId")
-    mine = Identity.load(config.identity_path).peer_id
+    mine = Identity.load(ours.identity_path).peer_id
     refused(tutti("swarm", "revoke", mine), 2, "this node itself")

@@ -73,6 +73,7 @@ def test_every_variable_of_a_container_is_read(tmp_path):
         ({"stage": "first"}, {}, 'stage = "first"', "--stage", "block stage"),
         ({"memory": "lots"}, {}, 'memory = "lots"', "--memory", ""),
         ({"memory": "0.5kB"}, {}, 'memory = "0.5kB"', "--memory", ""),
+        ({"reserve": "10%"}, {}, 'reserve = "10%"', "--reserve", ""),
         ({"home": "~nobody.here/x"}, {}, "~nobody.here/x: there is no such user", "", "path"),
         ({"config": "~nobody.here/x"}, {}, "~nobody.here/x: there is no such user", "", "path"),
         ({"limits.in_fligt": "3"}, {}, "limits.in_fligt is not a setting", "", ""),

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from node.averaging.strategies.outer import OuterSettings
-from node.core.errors import UsageFault
 from node.manifest import Manifest, amended, read_manifest
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -46,66 +45,6 @@ def test_the_full_manifest_skips_a_third_and_steps_with_muon() -> None:
     assert m.scheduler.paths == "planned"
     assert m.scheduler.hops(m.pipeline.stages) == m.pipeline.stages * 2 // 3
     assert m.optimizer.name == "muon"
-
-
-@pytest.mark.parametrize(
-    ("averaging", "outer", "says"),
-    [
-        ("cell = 2", "", "never average"),
-        ("cell = 0", "", "averaging.cell"),
-        ('cell = "some"', "", "averaging.cell"),
-        ("", "window_s = 20.0", "one cell"),
-        ("cell = 2", 'strategy = "gossip"', "outer.window_s is 0"),
-        (
-            "cell = 2",
-            'window_s = 20.0\nstrategy = "ring"\ncarries = "deltas"\noptimizer = "sgd"',
-            "different anchors",
-        ),
-        ("cell = 2", 'window_s = 20.0\nstrategy = "ring"\nfanout = 2', "outer.fanout"),
-        ("cell = 2", 'window_s = 20.0\nstrategy = "moshpit"', "grid"),
-        (
-            "cell = 2",
-            'window_s = 20.0\nstrategy = "moshpit"\ngrid = ["2"]',
-            "list of whole numbers",
-        ),
-        (
-            "cell = 2",
-            'window_s = 20.0\ncarries = "deltas"\noptimizer = "sgd"\nmomentum = 0.0\nstrategy = '
-            '"hogwild"\ncodec = "int8"\nfeedback = true',
-            "too late",
-        ),
-        (
-            "cell = 2",
-            'window_s = 20.0\ncarries = "parameters"\nstrategy = "hogwild"',
-            "do not add up",
-        ),
-        ("cell = 2", "window_s = 20.0\nfragments = 3", "fragments of deltas"),
-        ("cell = 2", "window_s = 20.0\nquorum = 2", "quorum"),
-        (
-            "cell = 2",
-            'window_s = 20.0\ncarries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"',
-            "outer.feedback",
-        ),
-        ("cell = 2", 'window_s = 20.0\ncarries = "gradients"', "parameters, deltas"),
-        ("cell = 2", 'window_s = 20.0\ncodec = "int8"', "rounds"),
-        (
-            "cell = 2",
-            'window_s = 20.0\nstrategy = "push-sum"\ncarries = "state"\noptimizer = "sgd"',
-            "do not carry push-sum of state",
-        ),
-        ("cell = 2", "every = 4", "outer.window_s"),
-        ("cell = 2", "overlap = 1", "outer.window_s"),
-        ("cell = 2", 'reducer = "median"', "outer.reducer is not a setting any more"),
-        ("cell = 2", "grace_s = 2.0", "a quorum waits"),
-    ],
-)
-def test_averaging_a_live_swarm_does_not_support_is_refused(
-    averaging: str, outer: str, says: str
-) -> None:
-    with pytest.raises(UsageFault) as refusal:
-        Manifest.parse(f"[averaging]\n{averaging}\n[outer]\n{outer}\n".encode())
-    assert refusal.value.next_step
-    assert says in f"{refusal.value}; {refusal.value.next_step}"
 
 
 def test_a_number_of_peers_is_read_from_text_too() -> None:

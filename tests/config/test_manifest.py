@@ -10,21 +10,6 @@ from node.manifest import MAX_MANIFEST, Manifest, amended
 DEMO = Manifest.default_demo()
 
 
-def toml_with(section: str, line: str) -> bytes:
-    """The default manifest with one line replacing, or added to, a section."""
-    key = line.split("=")[0].strip()
-    out, inside = [], False
-    for old in DEMO.to_toml().decode().splitlines():
-        if old.startswith("["):
-            inside = old.startswith(f"[{section}]")
-            out.append(old)
-            if inside:
-                out.append(line)
-        elif not (inside and old.split("=")[0].strip() == key):
-            out.append(old)
-    return "\n".join(out).encode()
-
-
 def test_the_run_id_depends_on_fields_and_not_on_formatting():
     assert (
         Manifest.parse(b"format = 2\n[optimizer]\nlr = 1").run_id
@@ -37,7 +22,7 @@ def test_the_run_id_depends_on_fields_and_not_on_formatting():
         ("swarm", 'name = "other"'),
         ("averaging", 'wire = "bf16"'),
     ):
-        seen.add(Manifest.parse(toml_with(section, line)).run_id)
+        seen.add(Manifest.parse(f"format = 2\n[{section}]\n{line}\n".encode()).run_id)
     assert len(seen) == 5
 
 
@@ -58,59 +43,124 @@ def test_a_run_goes_on_only_as_what_it_was(changes: dict[str, object], says: str
     assert step in caught.value.next_step
 
 
+FOUR = (
+    "[model]\nlayers = 4\n[pipeline]\nstages = 4\nmicro_batch = 4\nmay_skip = 0.5\n"
+    "[training]\ntarget_batch = 32\n[scheduler]\n"
+)
+FEW = FOUR.replace("target_batch = 32", "target_batch = 4")
+TWO = "[averaging]\ncell = 2\n[outer]\n"
+CLOCK = TWO + "window_s = 20.0\n"
+
+
 @pytest.mark.parametrize(
-    ("section", "line", "says"),
+    ("text", "says"),
     [
-        ("model", "layers = 0", "model.layers = 0"),
-        ("model", 'layers = "six"', 'model.layers = "six"'),
-        ("model", "layers = true", "model.layers = true"),
-        ("model", "layers = 6.5", "model.layers = 6.5"),
-        ("model", "layerz = 6", "model.layerz is not a setting"),
-        ("optimizer", "lr = nan", "optimizer.lr = nan"),
-        ("optimizer", "lr = -1", "optimizer.lr = -1"),
-        ("averaging", 'wire = "int4"', 'averaging.wire = "int4"'),
-        ("averaging", 'reducer = "krum"', 'averaging.reducer = "krum"'),
-        ("averaging", "trim = 0.5", "averaging.trim = 0.5"),
-        ("averaging", "clip = 0.0", "averaging.clip = 0.0"),
-        ("averaging", "clip_iterations = 0", "averaging.clip_iterations = 0"),
-        ("data", 'source = "ftp://x"', "data.source"),
-        ("data", 'sha256 = "zz"', "data.sha256"),
-        ("swarm", 'name = "a b\\u001b[2J"', "swarm.name"),
-        ("optimizer", 'parameters = "fp16"', 'optimizer.parameters = "fp16"'),
-        ("swarm", "protocol = 99", "swarm.protocol = 99"),
-        ("swarm", 'owner = "me"', "swarm.owner"),
+        ("[model]\nlayers = 0", "model.layers = 0"),
+        ('[model]\nlayers = "six"', 'model.layers = "six"'),
+        ("[model]\nlayers = true", "model.layers = true"),
+        ("[model]\nlayers = 6.5", "model.layers = 6.5"),
+        ("[model]\nlayerz = 6", "model.layerz is not a setting"),
+        ("[optimizer]\nlr = nan", "optimizer.lr = nan"),
+        ("[optimizer]\nlr = -1", "optimizer.lr = -1"),
+        ('[averaging]\nwire = "int4"', 'averaging.wire = "int4"'),
+        ('[averaging]\nreducer = "krum"', 'averaging.reducer = "krum"'),
+        ("[averaging]\ntrim = 0.5", "averaging.trim = 0.5"),
+        ("[averaging]\nclip = 0.0", "averaging.clip = 0.0"),
+        ("[averaging]\nclip_iterations = 0", "averaging.clip_iterations = 0"),
+        ('[data]\nsource = "ftp://x"', "data.source"),
+        ('[data]\nsha256 = "zz"', "data.sha256"),
+        ('[swarm]\nname = "a b\\u001b[2J"', "swarm.name"),
+        ('[optimizer]\nparameters = "fp16"', 'optimizer.parameters = "fp16"'),
+        ("[swarm]\nprotocol = 99", "swarm.protocol = 99"),
+        ('[swarm]\nowner = "me"', "swarm.owner"),
+        ("[averaging]\nquarantine = 1.5", "averaging.quarantine = 1.5"),
+        ("[averaging]\nreducer = 'trimmed-mean'\ntrim = 0.0", "averaging.trim = 0"),
+        ("[model]\nheads = 3", "model.heads = 3"),
+        ("[model]\nkv_heads = 3", "model.kv_heads = 3"),
+        ("[pipeline]\nstages = 7", "pipeline.stages = 7"),
+        ("[training]\ntarget_batch = 100", "training.target_batch = 100"),
+        ("[model]\nvocab = 100", "model.vocab = 100"),
+        ("[data]\nholdout = 0.0", "data.holdout"),
+        (f"[data]\ntokenizer_sha256 = '{'a' * 64}'", "data.tokenizer_sha256"),
+        (CLOCK + "[optimizer]\nparameters = 'bf16'", 'optimizer.parameters = "bf16"'),
     ],
 )
-def test_a_bad_field_is_reported_with_the_allowed_values(section: str, line: str, says: str):
+def test_a_bad_field_is_reported_with_the_allowed_values(text: str, says: str):
     with pytest.raises(UsageFault) as fault:
-        Manifest.parse(toml_with(section, line))
+        Manifest.parse(text.encode())
     assert fault.value.what.startswith(says)
     assert fault.value.next_step
     assert "\x1b" not in fault.value.what
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("text", "says"),
     [
-        ({"averaging.quarantine": 1.5}, "averaging.quarantine = 1.5"),
-        ({"averaging.reducer": "trimmed-mean", "averaging.trim": 0.0}, "averaging.trim = 0"),
-        ({"model.heads": 3}, "model.heads = 3"),
-        ({"model.kv_heads": 3}, "model.kv_heads = 3"),
-        ({"pipeline.stages": 7}, "pipeline.stages = 7"),
-        ({"training.target_batch": 100}, "training.target_batch = 100"),
-        ({"model.vocab": 100}, "model.vocab = 100"),
-        ({"data.holdout": 0.0}, "data.holdout"),
-        ({"data.tokenizer_sha256": "a" * 64}, "data.tokenizer_sha256"),
+        (TWO, "never average"),
+        ("[averaging]\ncell = 0\n", "averaging.cell"),
+        ('[averaging]\ncell = "some"\n', "averaging.cell"),
+        ("[outer]\nwindow_s = 20.0", "one cell"),
+        (TWO + 'strategy = "gossip"', "outer.window_s is 0"),
+        (CLOCK + 'strategy = "ring"\ncarries = "deltas"\noptimizer = "sgd"', "different anchors"),
+        (CLOCK + 'strategy = "ring"\nfanout = 2', "outer.fanout"),
+        (CLOCK + 'strategy = "moshpit"', "grid"),
+        (CLOCK + 'strategy = "moshpit"\ngrid = ["2"]', "list of whole numbers"),
         (
-            {"optimizer.parameters": "bf16", "averaging.cell": 2, "outer.window_s": 20.0},
-            'optimizer.parameters = "bf16"',
+            CLOCK + 'carries = "deltas"\noptimizer = "sgd"\nmomentum = 0.0\n'
+            'strategy = "hogwild"\ncodec = "int8"\nfeedback = true',
+            "too late",
         ),
+        (CLOCK + 'carries = "parameters"\nstrategy = "hogwild"', "do not add up"),
+        (CLOCK + "fragments = 3", "fragments of deltas"),
+        (CLOCK + "quorum = 2", "quorum"),
+        (CLOCK + 'carries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"', "outer.feedback"),
+        (CLOCK + 'carries = "gradients"', "parameters, deltas"),
+        (CLOCK + 'codec = "int8"', "rounds"),
+        (
+            CLOCK + 'strategy = "push-sum"\ncarries = "state"\noptimizer = "sgd"',
+            "do not carry push-sum of state",
+        ),
+        (TWO + "every = 4", "outer.window_s"),
+        (TWO + "overlap = 1", "outer.window_s"),
+        (TWO + 'reducer = "median"', "outer.reducer is not a setting any more"),
+        (TWO + "grace_s = 2.0", "a quorum waits"),
+        (FOUR + 'paths = "shortest"', "planned"),
+        (FOUR + "paths = 1", "scheduler.paths"),
+        (FOUR + "skip = -0.1", "scheduler.skip"),
+        (FOUR + "skip = 1.0", "scheduler.skip"),
+        (FOUR + "skip = nan", "scheduler.skip"),
+        (FOUR + 'skip = "half"', "scheduler.skip"),
+        (FOUR + "max_swaps = -1", "scheduler.max_swaps"),
+        (FOUR + "max_swaps = 4097", "scheduler.max_swaps"),
+        (FOUR + "max_swaps = 1.5", "scheduler.max_swaps"),
+        (FOUR + "max_jump = -1", "scheduler.max_jump"),
+        (FOUR + "max_jump = true", "scheduler.max_jump"),
+        (FOUR + "keep_first = -1", "scheduler.keep_first"),
+        (FOUR + "swaps = 2", "max_swaps"),
+        (FOUR + "skip = 0.2", "0.25 and more to leave out one"),
+        (FOUR + "skip = 0.75", "pipeline.may_skip = 0.5"),
+        (FOUR + "skip = 0.5\nmax_jump = 1", "max_jump 2"),
+        (FOUR + "skip = 0.5\nkeep_first = 2", "at most 1"),
+        (FEW + "skip = 0.5", "do not visit every stage"),
     ],
 )
-def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object], says: str):
+def test_what_cannot_be_or_not_together_is_refused(text: str, says: str):
     with pytest.raises(UsageFault) as fault:
-        amended(DEMO, changes)
-    assert fault.value.what.startswith(says)
+        Manifest.parse(text.encode())
+    assert fault.value.next_step
+    assert says in f"{fault.value}; {fault.value.next_step}"
+
+
+def test_paths_that_hold_are_taken_and_come_back():
+    made = Manifest.parse(
+        f'{FOUR}paths = "round-robin"\nskip = 0.5\nmax_swaps = 2\nmax_jump = 3'.encode()
+    )
+    s = made.scheduler
+    assert (s.paths, s.skip, s.max_swaps, s.max_jump, s.hops(4)) == ("round-robin", 0.5, 2, 3, 2)
+    assert Manifest.parse(made.to_toml()) == made
+    assert made.run_id != Manifest.parse(f"{FOUR}skip = 0.25".encode()).run_id
+    # Cells and paths that leave out stages go together.
+    Manifest.parse(f"{FOUR}skip = 0.5\n{CLOCK}".encode())
 
 
 @pytest.mark.parametrize(

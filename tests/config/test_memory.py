@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from node.app.assembly import split_between
-from node.app.capacity import check_memory, room_on, shares
+from node.app.capacity import Room, check_memory, room_on, shares
 from node.config import NodeConfig
-from node.core.errors import OutOfResources, UsageFault
+from node.core.errors import OutOfResources
 from node.manifest import Manifest
 
 GIB = 1 << 30
@@ -37,51 +37,48 @@ def config(home: Path, **flags: str) -> NodeConfig:
 
 ALL = {"memory": "100%"}
 SPARED = {**ALL, "reserve": "2GiB"}
+FREE, KEPT = "20.0 GiB of 24.0 GiB were free", "2.0 GiB are reserved for others"
 
 
 @pytest.mark.parametrize(
-    ("flags", "cards", "held", "limit"),
+    ("flags", "cards", "held", "limit", "said"),
     [
-        pytest.param(ALL, [Card(20 * GIB)], 0, 20 * GIB, id="what is free at the start"),
-        pytest.param(ALL, [Card(14 * GIB)], 6 * GIB, 20 * GIB, id="its own is free"),
-        pytest.param({"memory": "8GiB"}, [Card(20 * GIB)], 0, 8 * GIB, id="as much as is set"),
-        pytest.param(SPARED, [Card(20 * GIB)], 0, 18 * GIB, id="a reserve is left to others"),
-        pytest.param(SPARED, [Card(GIB)], 0, 0, id="nothing but the reserve"),
-        pytest.param(SPARED, [Card(GIB, is_cuda=False)], 0, 22 * GIB, id="a CPU"),
+        pytest.param(ALL, [Card(20 * GIB)], 0, 20 * GIB, FREE, id="what is free at the start"),
+        pytest.param(ALL, [Card(14 * GIB)], 6 * GIB, 20 * GIB, FREE, id="its own is free"),
+        pytest.param(
+            {"memory": "8GiB"}, [Card(20 * GIB)], 0, 8 * GIB, FREE, id="as much as is set"
+        ),
+        pytest.param(
+            SPARED,
+            [Card(20 * GIB)],
+            0,
+            18 * GIB,
+            f"{FREE} and {KEPT}",
+            id="a reserve is left to others",
+        ),
+        pytest.param(
+            SPARED,
+            [Card(GIB)],
+            0,
+            0,
+            f"1.0 GiB of 24.0 GiB were free and {KEPT}",
+            id="nothing but the reserve",
+        ),
+        pytest.param(SPARED, [Card(GIB, is_cuda=False)], 0, 22 * GIB, KEPT, id="a CPU"),
         pytest.param(
             {**ALL, "reserve": "1GiB"},
             [Card(20 * GIB), Card(11 * GIB)],
             0,
             2 * 10 * GIB,
+            "11.0 GiB of 24.0 GiB were free and 1.0 GiB are reserved for others",
             id="several give as much as the fullest",
         ),
     ],
 )
 def test_a_device_gives_what_is_free_and_not_reserved(
-    tmp_path: Path, flags, cards, held: int, limit: int
+    tmp_path: Path, flags, cards, held: int, limit: int, said: str
 ) -> None:
-    assert room_on(config(tmp_path, **flags), cards, held).limit == limit
-
-
-@pytest.mark.parametrize(
-    ("flags", "card", "said"),
-    [
-        (ALL, Card(20 * GIB), "20.0 GiB of 24.0 GiB were free"),
-        (
-            SPARED,
-            Card(20 * GIB),
-            "20.0 GiB of 24.0 GiB were free and 2.0 GiB are reserved for others",
-        ),
-        (SPARED, Card(GIB, is_cuda=False), "2.0 GiB are reserved for others"),
-    ],
-)
-def test_it_is_said_what_was_free_and_is_reserved(tmp_path: Path, flags, card, said: str) -> None:
-    assert room_on(config(tmp_path, **flags), [card]).said == said
-
-
-def test_a_reserve_is_a_size(tmp_path: Path) -> None:
-    with pytest.raises(UsageFault, match="reserve = "):
-        config(tmp_path, reserve="10%")
+    assert room_on(config(tmp_path, **flags), cards, held) == Room(limit, said)
 
 
 def test_a_refusal_says_what_was_free(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
-from node.reach.standing import Standing
 from node.scheduler.choosing import SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
 
@@ -29,7 +28,7 @@ class FakePresence:
 
     def __init__(self, daemon: FakeDaemon, others: dict[str, Placed]) -> None:
         self._d, self.hasty, self.company = daemon, False, asyncio.Event()
-        self.times = 1.0
+        self.times, self.me = 1.0, PeerId("me")
         self.others = {PeerId(p): placed for p, placed in others.items()}
         self.view = self
         self.posted: list[tuple[int | None, bool]] = []
@@ -55,14 +54,15 @@ class FakeDaemon:
 
     def __init__(self, home: Path, environ: dict[str, str] | None = None, **flags: Any) -> None:
         self.config = NodeConfig.load({"home": str(home), **flags}, environ or {})
-        self.identity = SimpleNamespace(peer_id=PeerId("me"))
-        self.transport = SimpleNamespace(reachable=SimpleNamespace(standing=Standing.UNKNOWN))
         self.clock, self.journal = VirtualClock(), Journal()
         self.assembled: Any = None
         self.mover = SimpleNamespace(target=None, cell=None, going=False, asked=self.asked)
         self.draining = self.ending = False
-        self.body, self.asks, self.refuses = object(), list[int](), ""
+        self.asks, self.refuses = list[int](), ""
         self.placing = Placing(self)  # type: ignore[arg-type]
+
+    def body(self) -> Any:
+        return SimpleNamespace(reach="unknown")
 
     def asked(self, stage: int) -> str:
         self.asks.append(stage)

@@ -10,19 +10,18 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.swarm import Reference
-from node.app.assembly import reader, run_facts
-from node.averaging.exchange.service import CellRound
-from node.checkpoint.service import StateService
+from node.app.assembly import Ports, compose, parts_of_stages
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.clock import SystemClock
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, NO_CELL, PeerId
 from node.core.journey import Version
 from node.data.order import SampleOrder
 from node.data.sources import open_data
@@ -32,16 +31,12 @@ from node.model.device import Device
 from node.model.stages import build
 from node.optim.owner import Owner
 from node.pipeline.device import DeviceThread
-from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
 from node.training.protocol.events import Heartbeat
 from node.training.protocol.notes import plan_domain, plan_note, ready_note
-from node.training.service import Training
-from node.training.stage_runtime import StageRuntime
-from node.training.state.engines import Engines
 from node.training.state.meter import PipelineMeter
 from node.training.state.stage import StageState
 from node.training.state.text import Text
@@ -71,6 +66,10 @@ def manifest() -> Manifest:
     )
 
 
+def failed(name: str, error: BaseException) -> None:
+    raise AssertionError(name) from error
+
+
 class Peer:
     """One member without p2pd: everything real but the network's lowest floor."""
 
@@ -80,81 +79,49 @@ class Peer:
         m: Manifest,
         stage: int,
         identity: Identity,
-        ends: set[PeerId],
+        everybody: list[PeerId],
         home: Path,
         limits: PipelineLimits | None = None,
     ) -> None:
         self.identity, self.transport = identity, net.transport(identity.peer_id)
-        self.journal, self.metrics = Journal(), Metrics()
-        self.thread, self.meter = DeviceThread(), PipelineMeter(self.journal, self.metrics)
-        parameters = m.optimizer.parameters
-        module = build(m.model, m.pipeline.stages, stage, parameters)
-        self.pipeline = Pipeline(
-            self.transport,
-            module,
-            self.thread,
-            m.pipeline,
-            limits or PipelineLimits(),
-            stage=stage,
-            model=m.model,
-            telemetry=self.meter,
-            autocast=partial(Device(torch.device("cpu")).autocast, parameters),
-            document_mask=m.data.document_mask,
-        )
-        self.cell = CellRound(self.transport, m.averaging, executor=self.thread)
-        text = None
+        self.journal, self.thread, metrics = Journal(), DeviceThread(), Metrics()
+        parameters, text = m.optimizer.parameters, None
         if stage == ENDS:
             corpus = open_data(m.data, m.model.seq_len, m.model.vocab, home)[0]
             text = Text(corpus, SampleOrder(corpus.windows, m.data.seed), m.pipeline.micro_batch)
-        store = CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id)
-        engines = Engines(
-            self.transport,
-            self.pipeline,
-            self.cell,
-            Owner(m.optimizer, m.training.epochs),
-            store,
-            self.thread,
-            self.journal,
-            self.metrics,
-            self.meter,
-            text,
+        view = SimpleNamespace(
+            ends={p: Sighting(0) for p in everybody[:1] if p != identity.peer_id},
+            hosts=dict.fromkeys(everybody, 0),
+            follows={},
+            coming={},
         )
-        state = StageState(module, stage)
-        self.work = StageRuntime(
-            state,
-            engines,
-            m.training,
-            m.optimizer,
-            m.model.seq_len,
-            identity.peer_id,
-            None,
-            m.outer,
-            reader(m),
-        )
-        StateService(self.transport, self.work, CheckpointSettings())
-        self.training = Training(
+        presence: Any = SimpleNamespace(view=view, cell=NO_CELL, enter=None, changed=lambda: None)
+        ports = Ports(
             identity,
-            stage,
-            run_facts(m, self.work),
             self.transport,
-            self.work,
-            lambda: SimpleNamespace(
-                ends={p: Sighting(0) for p in ends - {identity.peer_id}},
-                hosts=dict.fromkeys(net.transports, 0),
-                follows={},
-                coming={},
-            ),
+            presence,
             SystemClock(),
             self.journal,
+            metrics,
+            failed,
+            self.thread,
+            self.thread,
+            PipelineMeter(self.journal, metrics),
+            CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id),
+            Owner(m.optimizer, m.training.epochs),
+            parts_of_stages(m),
+            limits or PipelineLimits(),
+            text,
+            partial(Device(torch.device("cpu")).autocast, parameters),
         )
+        module = build(m.model, m.pipeline.stages, stage, parameters)
+        made = compose(m, ports, StageState(module, stage))
+        self.work, self.training = made.work, made.training
+        self.services = made.training, made.work, made.pipeline, made.cell, self.transport
 
     async def close(self) -> None:
-        await self.training.close()
-        await self.work.close()
-        await self.pipeline.close()
-        await self.cell.close()
-
-        await self.transport.close()
+        for service in self.services:
+            await service.close()
         self.thread.close()
         self.journal.close()
 
@@ -165,8 +132,8 @@ async def swarm_of(
 ) -> AsyncIterator[list[Peer]]:
     """A peer for each of ``stages``, the first of them with the ends, that can be reached."""
     net, keys = MemoryNet(), [Identity.ephemeral() for _ in stages]
-    ends = {keys[0].peer_id}
-    peers = [Peer(net, m, s, k, ends, home, limits) for s, k in zip(stages, keys, strict=True)]
+    ids = [key.peer_id for key in keys]
+    peers = [Peer(net, m, s, k, ids, home, limits) for s, k in zip(stages, keys, strict=True)]
     try:
         for peer in peers:
             await peer.transport.start()

@@ -191,11 +191,11 @@ def test_the_words_shared_by_all_need_the_standard_library_only(root: Path) -> N
 
 
 def test_packages_are_two_deep_and_hold_few_files(root: Path) -> None:
-    """node/package/part.py, or node/package/subject/part.py; the simulator's split is to come."""
+    """node/package/part.py, or node/package/subject/part.py."""
     files = [f.relative_to(root) for f in (root / "node").rglob("*.py")]
     assert [f for f in files if len(f.parts) > 4] == []
     held = Counter(f.parent for f in files)
-    assert [p for p, count in held.items() if count > 20 and p != Path("node/sim")] == []
+    assert [p for p, count in held.items() if count > 20] == []
 
 
 def test_nothing_waits_to_be_done(sources: dict[str, str]) -> None:

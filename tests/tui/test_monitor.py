@@ -1,7 +1,8 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, Static
 
 from benchmarks.lab.canned_window import CannedWindow, training_snapshot
@@ -29,6 +30,13 @@ async def app(service: ControlService) -> Monitor:
     return Monitor(ControlClient(service.path), every_s=0.05)
 
 
+@pytest.fixture
+async def pilot(app: Monitor) -> AsyncIterator[Pilot[str]]:
+    """Of a screen that has just begun."""
+    async with app.run_test(size=(80, 24)) as pilot:
+        yield pilot
+
+
 async def until(pilot, true: Callable[[], bool]) -> None:
     """Wait for the screen to get there; fails after a minute."""
     async with asyncio.timeout(60):
@@ -44,48 +52,43 @@ def words(app: Monitor, box: str) -> str:
     )
 
 
-async def test_it_shows_node_swarm_curve_peers_and_events(window, app):
+async def test_it_shows_node_swarm_curve_peers_and_events(window, app, pilot):
     window.journal.emit("training", "epoch-committed", "epoch 120 committed")
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: app.query_one("#peers", DataTable).row_count == 6)
-        await until(pilot, lambda: len(app.query_one("#events", RichLog).lines) == 1)
-        assert "TRAINING" in words(app, "#node")
-        assert "epoch  120 of 150" in words(app, "#swarm")
-        assert "3:0" in words(app, "#swarm")
-        assert "█" in words(app, "#loss")
-        assert "epoch 120 committed" in app.query_one("#events", RichLog).lines[0].text
+    await until(pilot, lambda: app.query_one("#peers", DataTable).row_count == 6)
+    await until(pilot, lambda: len(app.query_one("#events", RichLog).lines) == 1)
+    assert "TRAINING" in words(app, "#node")
+    assert "epoch  120 of 150" in words(app, "#swarm")
+    assert "3:0" in words(app, "#swarm")
+    assert "█" in words(app, "#loss")
+    assert "epoch 120 committed" in app.query_one("#events", RichLog).lines[0].text
 
 
-async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app):
-    async with app.run_test(size=(80, 24)) as pilot:
-        table = app.query_one("#peers", DataTable)
-        await until(pilot, lambda: table.row_count == 6)
-        assert "CELL" not in {str(c.label) for c in table.columns.values()}
-        assert "cell" not in words(app, "#swarm")
-        own, other = "c" * 16, "a" * 16
-        window.said.cell.CopyFrom(
-            CellLine(cell=own, peers=4, cells=2, window=9, next_s=34.0, alone=True)
-        )
-        for i, line in enumerate(window.seen.peers):
-            line.cell = other if i % 2 else own
-        await until(pilot, lambda: len(table.columns) == 9)
-        await until(pilot, lambda: "cell   cccccc of 2  alone  next 34s" in words(app, "#swarm"))
-        assert [str(table.get_row_at(i)[2]) for i in range(6)] == ["cccccc"] * 3 + ["aaaaaa"] * 3
+async def test_cells_that_lead_themselves_have_a_column_and_a_line(window, app, pilot):
+    table = app.query_one("#peers", DataTable)
+    await until(pilot, lambda: table.row_count == 6)
+    assert "CELL" not in {str(c.label) for c in table.columns.values()}
+    assert "cell" not in words(app, "#swarm")
+    own, other = "c" * 16, "a" * 16
+    window.said.cell.CopyFrom(
+        CellLine(cell=own, peers=4, cells=2, window=9, next_s=34.0, alone=True)
+    )
+    for i, line in enumerate(window.seen.peers):
+        line.cell = other if i % 2 else own
+    await until(pilot, lambda: len(table.columns) == 9)
+    await until(pilot, lambda: "cell   cccccc of 2  alone  next 34s" in words(app, "#swarm"))
+    assert [str(table.get_row_at(i)[2]) for i in range(6)] == ["cccccc"] * 3 + ["aaaaaa"] * 3
 
 
-async def test_it_follows_the_daemon(window, app):
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
-        window.said = training_snapshot(
-            healthy=False, state="waiting", reason="no peer holds stage 3"
-        )
-        await until(pilot, lambda: "no peer holds stage 3" in words(app, "#node"))
-        assert app.query_one("#node").has_class("trouble")
-        window.journal.emit("training", "x", "news")
-        await until(
-            pilot,
-            lambda: any("news" in line.text for line in app.query_one("#events", RichLog).lines),
-        )
+async def test_it_follows_the_daemon(window, app, pilot):
+    await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+    window.said = training_snapshot(healthy=False, state="waiting", reason="no peer holds stage 3")
+    await until(pilot, lambda: "no peer holds stage 3" in words(app, "#node"))
+    assert app.query_one("#node").has_class("trouble")
+    window.journal.emit("training", "x", "news")
+    await until(
+        pilot,
+        lambda: any("news" in line.text for line in app.query_one("#events", RichLog).lines),
+    )
 
 
 async def test_an_answer_during_shutdown_is_dropped(app):
@@ -96,36 +99,34 @@ async def test_an_answer_during_shutdown_is_dropped(app):
     assert calls == ["shown"]
 
 
-async def test_q_leaves_the_daemon_running(window, app):
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
-        await pilot.press("q")
+async def test_q_leaves_the_daemon_running(window, app, pilot):
+    await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+    await pilot.press("q")
+    await until(pilot, lambda: app.return_value is not None)
     assert "the node goes on" in (app.return_value or "")
     assert not window.stopped.is_set()
 
 
-async def test_d_asks_first_and_drains_only_after_a_yes(window, app):
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
-        await pilot.press("d")
-        await until(pilot, lambda: isinstance(app.screen, Question))
-        await pilot.press("n")
-        await until(pilot, lambda: not isinstance(app.screen, Question))
-        assert window.drained is None
-        await pilot.press("d")
-        await until(pilot, lambda: isinstance(app.screen, Question))
-        await pilot.press("y")
-        await until(pilot, lambda: app.return_value is not None)
+async def test_d_asks_first_and_drains_only_after_a_yes(window, app, pilot):
+    await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+    await pilot.press("d")
+    await until(pilot, lambda: isinstance(app.screen, Question))
+    await pilot.press("n")
+    await until(pilot, lambda: not isinstance(app.screen, Question))
+    assert window.drained is None
+    await pilot.press("d")
+    await until(pilot, lambda: isinstance(app.screen, Question))
+    await pilot.press("y")
+    await until(pilot, lambda: app.return_value is not None)
     assert window.drained == 600.0
     assert "drained" in (app.return_value or "")
 
 
-async def test_a_question_mark_helps(app):
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("question_mark")
-        await until(pilot, lambda: isinstance(app.screen, Question))
-        await pilot.press("x")
-        await until(pilot, lambda: not isinstance(app.screen, Question))
+async def test_a_question_mark_helps(app, pilot):
+    await pilot.press("question_mark")
+    await until(pilot, lambda: isinstance(app.screen, Question))
+    await pilot.press("x")
+    await until(pilot, lambda: not isinstance(app.screen, Question))
 
 
 async def test_a_terminal_that_is_too_small_shows_its_needed_size(app):
@@ -138,13 +139,12 @@ async def test_a_terminal_that_is_too_small_shows_its_needed_size(app):
         await until(pilot, lambda: app.query_one("#peers").display)
 
 
-async def test_a_lost_daemon_is_reported_and_waited_for(service, window, tmp_path, app):
-    async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
-        await service.close(0.0)
-        await until(pilot, lambda: "asking again" in words(app, "#node"))
-        again = ControlService(window, tmp_path / "ctl.sock")
-        await again.start()
-        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
-        await pilot.press("q")
+async def test_a_lost_daemon_is_reported_and_waited_for(service, window, tmp_path, app, pilot):
+    await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+    await service.close(0.0)
+    await until(pilot, lambda: "asking again" in words(app, "#node"))
+    again = ControlService(window, tmp_path / "ctl.sock")
+    await again.start()
+    await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+    await pilot.press("q")
     await again.close(0.0)

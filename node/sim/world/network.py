@@ -23,7 +23,6 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.patience import Patience
 from node.identity.faults import FaultBook, until_heard
-from node.reach.standing import Standing
 from node.sim.world.links import RETRANSMIT_S, Links
 from node.sim.world.loop import ProcessLoop, TimerHandle, VirtualTime
 from node.transport.port import PeerLink, translate
@@ -102,7 +101,6 @@ class SimTransport:
         self.net, self.peer_id, self.loop, self.book = net, peer, loop, book
         self.patience = Patience()
         self.server: Any = SimServer()
-        self.reachable: Any = SimpleNamespace(standing=Standing.OPEN)
         self.serving = False
         self.lines: dict[PeerId, SimTransport] = {}
         """Who is reached now, each a process of that peer."""
