@@ -76,7 +76,6 @@ class Sampler:
 
     def __init__(self, cursor: Cursor = WHOLE) -> None:
         self._returned = sorted(p for c in cursor for p in c.returned)
-        self._returned_set = set(self._returned)
         self._next = [(c.next, c.bits) for c in cursor]
         """A heap: of each class the first position never taken."""
         heapq.heapify(self._next)
@@ -86,8 +85,7 @@ class Sampler:
         is furthest behind first. Raises ValueError for a negative ``n``."""
         if n < 0:
             raise ValueError("cannot take fewer than none")
-        again = [heapq.heappop(self._returned) for _ in range(min(n, len(self._returned)))]
-        self._returned_set.difference_update(again)
+        again, self._returned = self._returned[:n], self._returned[n:]
         return (*again, *(self._take_new() for _ in range(n - len(again))))
 
     def _take_new(self) -> int:
@@ -99,14 +97,11 @@ class Sampler:
         """Positions that were taken and did not count. All or nothing: raises ValueError, and
         changes nothing, when one was never taken, is of no class held here, or is already back."""
         back = list(positions)
-        fresh = set(back)
-        if len(fresh) != len(back) or not fresh.isdisjoint(self._returned_set):
+        if len({*self._returned, *back}) != len(self._returned) + len(back):
             raise ValueError("a position was given back twice")
         if not all(type(p) is int and p >= 0 and self._was_taken(p) for p in back):
             raise ValueError("a position was given back that was never taken")
-        self._returned_set |= fresh
-        for position in back:
-            heapq.heappush(self._returned, position)
+        self._returned = sorted([*self._returned, *back])
 
     def _was_taken(self, position: int) -> bool:
         return any(
@@ -116,13 +111,12 @@ class Sampler:
     def cursor(self) -> Cursor:
         """Where this sampler is. What is out at that moment is assumed to count. Raises ValueError
         when positions have come to their end."""
-        back = sorted(self._returned)
         return cursor_of(
             SampleClass(
                 first % (1 << bits),
                 bits,
                 first,
-                tuple(p for p in back if (first - p) % (1 << bits) == 0),
+                tuple(p for p in self._returned if (first - p) % (1 << bits) == 0),
             )
             for first, bits in self._next
         )

@@ -142,24 +142,22 @@ def _open(
     settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, places: Places
 ) -> Corpus:
     _check_lengths(settings, seq_len)
-    kind, colon, name = settings.source.partition(":")
-    if not colon or not name:
-        raise UsageFault(f"unknown data source {settings.source!r}", _SOURCES)
-    if kind in ("builtin", "synthetic") and meant_for_one(places.data):
-        raise _no_file(settings, places)
-    if kind == "builtin":
-        tokens, digest, vocab = _builtin(name, tokenizer)
-    elif kind == "synthetic":
-        tokens, digest, vocab = _synthetic(name, tokenizer)
-    elif kind == "file":
+    kind, _, name = settings.source.partition(":")
+    if kind in ("builtin", "synthetic"):
+        if meant_for_one(places.data):
+            raise _no_file(settings, places)
+        raw = _made(kind, name)
+        digest, vocab = hashlib.sha256(raw).hexdigest(), tokenizer.vocab
+        _check_hash(digest, settings.sha256)
+        tokens = tokenizer.encode(raw)
+    elif kind == "file" and name:
         tokens, digest, vocab = _file(
             name, local(name, places.data), tokenizer, settings.sha256, home
         )
-    elif kind == "hf":
+    elif kind == "hf" and name:
         tokens, digest, vocab = _hub(name, places.data, tokenizer, settings.sha256, home)
     else:
         raise UsageFault(f"unknown data source {settings.source!r}", _SOURCES)
-    _check_hash(digest, settings.sha256)
     return _split(tokens, settings, seq_len, digest, vocab)
 
 
@@ -181,21 +179,18 @@ def _no_file(settings: DataSettings, places: Places) -> UsageFault:
     )
 
 
-def _builtin(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
-    if name != "pydoc":
+def _made(kind: str, name: str) -> bytes:
+    """A text that is in no file."""
+    if kind == "builtin" and name == "pydoc":
+        return readers.pydoc()
+    if kind == "builtin":
         raise UsageFault(f"there is no built-in text {name!r}", "use builtin:pydoc")
-    raw = readers.pydoc()
-    return tokenizer.encode(raw), hashlib.sha256(raw).hexdigest(), tokenizer.vocab
-
-
-def _synthetic(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
     if not (name.isascii() and name.isdigit()):
         raise UsageFault(
             f"the seed of the synthetic language is {name!r}",
             "use synthetic:SEED with a whole number",
         )
-    raw = MarkovLanguage(int(name)).generate(SYNTHETIC_TOKENS).tobytes()
-    return tokenizer.encode(raw), hashlib.sha256(raw).hexdigest(), tokenizer.vocab
+    return MarkovLanguage(int(name)).generate(SYNTHETIC_TOKENS).tobytes()
 
 
 def _file(

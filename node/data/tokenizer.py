@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
@@ -27,35 +26,10 @@ BYTES = 255
 """The largest id of text, where ids are bytes."""
 
 
-class Tokenizer(Protocol):
-    """``vocab`` ids, of which ``eos`` (if there is one) ends a document; ``digest`` names it, for
-    caches."""
-
-    vocab: int
-    bos: int | None
-    eos: int | None
-    digest: str
-
-    def encode(self, text: str | bytes) -> np.ndarray:
-        """Ids [n] of the text, unsigned, no special ids added. Bytes are taken as UTF-8."""
-        ...
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
-        ...
-
-    def stream(self, before: Iterable[int]) -> Callable[[int], str]:
-        """What gives the text that each further id completes, after the ids ``before``."""
-        ...
-
-    def to_json(self) -> bytes:
-        """A Hugging Face tokenizer.json."""
-        ...
-
-
 class ByteTokenizer:
     """Ids 0..255 are the bytes of UTF-8, then bos, eos, pad. Nothing to train, nothing to
-    download."""
+    download. Of the ``vocab`` ids ``eos`` ends a document; ``digest`` names the tokenizer, for
+    caches."""
 
     vocab = 259
     bos: int | None = 256
@@ -64,22 +38,24 @@ class ByteTokenizer:
     SPECIAL = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """As :meth:`Tokenizer.encode`, uint8. A lone surrogate, which UTF-8 cannot say, becomes
-        "?"."""
+        """Ids [n] of the text, uint8, no special ids added. Bytes are taken as UTF-8. A lone
+        surrogate, which UTF-8 cannot say, becomes "?"."""
         raw = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
         return np.frombuffer(raw, dtype=np.uint8)
 
     def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
 
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
+        """What gives the text that each further id completes, after the ids ``before``."""
         partial = codecs.getincrementaldecoder("utf-8")("replace")
         partial.decode(bytes(i for i in before if 0 <= i < 256))
         return lambda i: partial.decode(bytes([i])) if 0 <= i < 256 else ""
 
     def to_json(self) -> bytes:
-        """Encodes as :meth:`encode` does in the ``tokenizers`` library: byte-level BPE without
-        merges.
+        """A Hugging Face tokenizer.json, which encodes as :meth:`encode` does in the
+        ``tokenizers`` library: byte-level BPE without merges.
 
         Only the three special words themselves are read as their ids there, unless
         ``encode_special_tokens`` is set.
@@ -141,7 +117,8 @@ def byte_letters() -> list[str]:
 
 
 class FileTokenizer:
-    """A trained tokenizer from a Hugging Face tokenizer.json."""
+    """A trained tokenizer from a Hugging Face tokenizer.json; as :class:`ByteTokenizer`, but it
+    may lack an ``eos``."""
 
     def __init__(self, path: Path) -> None:
         """Raises UsageFault when the file is missing or not a tokenizer."""
@@ -169,7 +146,7 @@ class FileTokenizer:
         return next((i for i in map(self._inner.token_to_id, words) if i is not None), None)
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """As :meth:`Tokenizer.encode`, uint32."""
+        """As :meth:`ByteTokenizer.encode`, uint32."""
         whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
         # One call for each piece, by the call for many: only that one lets other threads go on.
         ids = [
@@ -204,6 +181,9 @@ class FileTokenizer:
 
     def to_json(self) -> bytes:
         return self._json
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def pieces(text: str, size: int = PIECE) -> Iterable[str]:

@@ -294,6 +294,7 @@ def test_a_directory_of_the_datasets_library(tmp_path, monkeypatch):
         "file:/",
         "file:pyproject.toml",
         "file:~nobody-here/a.txt",
+        "hf:~nobody-here/a",
         "file:a\0.txt",
     ],
 )

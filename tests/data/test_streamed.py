@@ -244,6 +244,11 @@ def test_which_sources_are_streamed(source, streamed):
     assert is_streamed(source) == streamed
 
 
+def test_the_home_of_nobody_is_said():
+    with pytest.raises(UsageFault, match="no such user"):
+        is_streamed("hf:~nobody-here/a")
+
+
 @pytest.mark.parametrize(
     ("path", "why"),
     [

@@ -235,7 +235,7 @@ async def test_what_waits_for_a_server_is_queued_once(web, tmp_path, opens):
         asking = asyncio.ensure_future(made.rows(range(16)))
         await asyncio.sleep(0)
         asking.cancel()
-    assert len(made._queue) <= 2 * made.pieces.lanes
+    assert len(made._making) <= 2 * made.pieces.lanes
 
 
 async def test_what_no_library_can_read_is_said_and_replaced(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import httpx2
 
-from node.core.errors import OutOfResources, UsageFault
+from node.core.errors import OutOfResources
 from node.data.cache import id_type
+from node.data.readers import library
 from node.data.settings import DataSettings
 from node.data.streamed.files import TIMEOUT, WHOLE, Files, kind_of
 from node.data.streamed.shards import Listing, listed
@@ -33,7 +34,8 @@ def open_stream(
     plain = {"user-agent": "tutti", "accept-encoding": "identity"}
     client = httpx2.Client(timeout=TIMEOUT, follow_redirects=True, headers=plain | _token(settings))
     files = Files(client, home / "data" / "stream", cap)
-    kept = home / "data" / f"{_name(settings.source, place)}.shards"
+    named = hashlib.sha256(f"{settings.source}\n{place}".encode()).hexdigest()[:32]
+    kept = home / "data" / f"{named}.shards"
 
     def look() -> Listing:
         found = listed(settings.source, place, client, files.go_on)
@@ -49,10 +51,9 @@ def open_stream(
     listing = _known(kept, settings.sha256) or look()
     stream = Stream(listing, settings, seq_len, tokenizer, files, look)
     whole = (
-        2 * s.size if kind.packed else s.size
+        2 * s.size if kind_of(s.name).packed else s.size
         for s in listing.shards
-        for kind in (kind_of(s.name),)
-        if kind.packed or (s.remote and s.size <= WHOLE)
+        if kind_of(s.name).packed or (s.remote and s.size <= WHOLE)
     )
     piece = settings.windows * seq_len * id_type(tokenizer).itemsize
     needed = 2 * stream.pieces.lanes * piece + 2 * max(whole, default=0)
@@ -67,8 +68,6 @@ def open_stream(
 
 def _known(kept: Path, sha256: str) -> Listing | None:
     """What was found the last time, if it is what is wanted."""
-    if not sha256:
-        return None
     try:
         found = Listing.from_json(kept.read_text())
         return found if found.sha256 == sha256.lower() else None
@@ -76,18 +75,10 @@ def _known(kept: Path, sha256: str) -> Listing | None:
         return None
 
 
-def _name(source: str, place: str) -> str:
-    return hashlib.sha256(f"{source}\n{place}".encode()).hexdigest()[:32]
-
-
 def _token(settings: DataSettings) -> dict[str, str]:
     """For the Hub, who we are, where that was set up here. A redirect to another host leaves it
     out."""
     if not settings.source.startswith("hf:"):
         return {}
-    try:
-        from huggingface_hub import get_token
-    except ImportError as e:
-        raise UsageFault("hf: needs huggingface_hub", 'pip install "tutti[data]"') from e
-    token = get_token()
+    token = library("huggingface_hub", "hf:").get_token()
     return {"authorization": f"Bearer {token}"} if token else {}
