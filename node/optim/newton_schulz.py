@@ -163,12 +163,10 @@ def newton_schulz_all(
     steps: int,
     stack: bool,
     *,
-    coefficients: str = "simple",
     rule: KernelRule | None = None,
 ) -> list[torch.Tensor]:
     """Each matrix orthogonalised, in order, in fp32 or bf16. ``stack``, ``rule`` and what is
     raised: see :func:`in_jobs`."""
-    coefficients_of(coefficients, steps)
 
     def act(job: MatrixBatch) -> Sequence[torch.Tensor]:
         x = (
@@ -180,7 +178,6 @@ def newton_schulz_all(
             x,
             steps,
             _dtype(job.way),
-            coefficients=coefficients,
             use_gram=job.way.gram,
             panels=job.way.panels,
         )
