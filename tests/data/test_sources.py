@@ -11,12 +11,12 @@ import tokenizers
 
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.data import cache, readers
-from node.data.batches import batch, held_out_batch
 from node.data.order import SampleOrder
 from node.data.settings import DataSettings
 from node.data.synthetic import MarkovLanguage
 from node.data.token_file import TokenFile
 from node.data.tokenizer import ByteTokenizer
+from node.training.state.text import Text
 from tests.data.conftest import open_source
 
 
@@ -65,14 +65,14 @@ def test_a_file_that_is_cut_while_in_use_is_an_error(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(bytes(range(200)))
     corpus = open_source(DataSettings(source=f"file:{path}", holdout=0.2), 16, tmp_path)
-    order = SampleOrder(corpus.windows, 0)
-    whole = batch(corpus, order, range(corpus.windows))[0]
+    text = Text(corpus, SampleOrder(corpus.windows, 0), 1)
+    whole = text.at(range(corpus.windows))[0]
     assert sorted(whole.flatten().tolist()) == list(range(16 * corpus.windows))
     os.truncate(tmp_path / "a.txt", 100)
     with pytest.raises(OSError, match=r"a\.txt was cut"):
-        batch(corpus, order, range(corpus.windows))
+        text.at(range(corpus.windows))
     with pytest.raises(OSError, match="was cut"):
-        held_out_batch(corpus, 0, 1)
+        text.held_out(0)
 
 
 DOCUMENTS = [f"Dokument {i}: naïve 🤖\nline" * 3 for i in range(20)]
