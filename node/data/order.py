@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
-from node.core.errors import UsageFault
 from node.core.samples import WHOLE, Cursor, SampleClass, cursor_of
 
 _ROUNDS = 4
@@ -28,18 +27,11 @@ class SampleOrder:
     """
 
     def __init__(self, count: int, seed: int) -> None:
-        """Raises UsageFault when there is no window."""
-        if count < 1:
-            raise UsageFault(
-                "there is nothing to train on", "give a longer text or a shorter model.seq_len"
-            )
         self.count, self.seed = count, seed
         self._half = max(1, ((count - 1).bit_length() + 1) // 2)
 
     def sample(self, position: int) -> int:
-        """Window of ``position``. Raises ValueError for a negative position."""
-        if position < 0:
-            raise ValueError("positions start at 0")
+        """Window of ``position``."""
         data_pass, window = divmod(position, self.count)
         keys = _keys(self.seed, data_pass)
         while True:
@@ -82,9 +74,7 @@ class Sampler:
 
     def take(self, n: int) -> tuple[int, ...]:
         """``n`` positions: given-back ones first, smallest first, then new ones, of the class that
-        is furthest behind first. Raises ValueError for a negative ``n``."""
-        if n < 0:
-            raise ValueError("cannot take fewer than none")
+        is furthest behind first."""
         again, self._returned = self._returned[:n], self._returned[n:]
         return (*again, *(self._take_new() for _ in range(n - len(again))))
 

@@ -145,17 +145,13 @@ class Device:
             torch.cuda.synchronize(self.device)
 
 
-def set_threads(threads: int = 0) -> int:
-    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on; returns how
-    many.
+def set_threads(threads: int) -> None:
+    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on.
 
     Daemons that share a machine should share its cores too: more threads than cores cost a factor,
-    not a percentage. Raises UsageFault for a negative number.
+    not a percentage.
     """
-    if threads < 0:
-        raise UsageFault(f"{threads} threads", "give 0 for all cores, or a number above 0")
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    return torch.get_num_threads()
 
 
 def _container_limit() -> int:

@@ -46,7 +46,8 @@ class VersionTrail:
     :data:`MOST_VERSIONS` of them."""
 
     def __init__(self) -> None:
-        self._past, self._end = dict[int, str](), 0
+        self._past = dict[int, str]()
+        """By epoch, rising."""
 
     def stand(self, version: Version) -> None:
         """``version`` is in place."""
@@ -58,11 +59,10 @@ class VersionTrail:
             e: line for e, line in self._past.items() if same and oldest < e < version.epoch
         }
         self._past[version.epoch] = version.lineage
-        self._end = version.epoch
 
     def forget(self) -> None:
         """What was in place is of another history."""
-        self._past, self._end = {}, 0
+        self._past = {}
 
     def at(self, epoch: int) -> Version:
         """The version of that epoch; without its lineage where this peer was not there."""
@@ -71,7 +71,7 @@ class VersionTrail:
     def leads_from(self, version: Version) -> bool:
         """Whether what is in place came from ``version``, as far as this peer can tell."""
         return (
-            0 < version.epoch <= self._end
+            0 < version.epoch <= next(reversed(self._past), 0)
             and self._past.get(version.epoch, version.lineage) == version.lineage
         )
 

@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.core.errors import UsageFault
 from node.core.samples import SampleClass
 from node.data.order import SampleOrder, Sampler
 
@@ -39,20 +38,6 @@ def test_the_order_is_the_same_on_every_machine():
 
 
 ORDER = [2931, 1242, 1100, 1375, 3428, 1959]
-
-
-@pytest.mark.parametrize(
-    ("call", "fault", "says"),
-    [
-        (lambda: SampleOrder(0, 1), UsageFault, None),
-        (lambda: SampleOrder(5, 1).sample(-1), ValueError, "start at 0"),
-        (lambda: Sampler().take(-1), ValueError, "fewer"),
-    ],
-    ids=["no window", "a position below 0", "fewer than none"],
-)
-def test_impossible_arguments(call, fault, says):
-    with pytest.raises(fault, match=says):
-        call()
 
 
 SHARE = (SampleClass(0, 2, 20), SampleClass(1, 1, 19))

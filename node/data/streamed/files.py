@@ -273,7 +273,7 @@ class Files:
     def _unpack(self, stored: Path, shard: Shard, packed: str, path: Path) -> None:
         most = max(WHOLE, MOST_UNPACKED * shard.size)
         with self._held({stored: 0}), self._staged(path, 0) as (staged, grow):
-            with self._room(), open(staged, "wb") as file:
+            with open(staged, "wb") as file:
                 for text in _unpacked(stored, packed):
                     self.go_on()
                     if file.tell() + len(text) > most:
@@ -314,7 +314,7 @@ class Files:
             headers = {"Range": f"bytes={have}-"} if have else {}
             if shard.etag and have:
                 headers["If-Range"] = shard.etag
-            with asked(shard.name, self._client, "GET", headers) as answer, self._room():
+            with asked(shard.name, self._client, "GET", headers) as answer:
                 # A server that knows no ranges, or has another version now, sends all of it.
                 rest = f"bytes {have}-{shard.size - 1}/{shard.size}"
                 goes_on = have and answer.headers.get("content-range", "") == rest
@@ -335,14 +335,14 @@ class Files:
 
     def put(self, path: Path, content: bytes) -> None:
         """Write a file at once, with room made for it."""
-        with self._staged(path, len(content)) as (staged, _), self._room():
+        with self._staged(path, len(content)) as (staged, _):
             staged.write_bytes(content)
             self._name(staged, path)
 
     def _name(self, staged: Path, path: Path) -> None:
         """Give a file its name once the disk has it: else a name could outlive a power loss, and
         its bytes not."""
-        with self._room(), open(staged, "rb+") as file:
+        with open(staged, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(staged, path)
 
@@ -360,23 +360,17 @@ class Files:
                 staged.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as e:
-            if isinstance(e, TimeoutError | ConnectionError):
-                raise
-            raise OutOfResources(
-                f"cannot keep data in {self.folder}: {e.strerror}", "free some space"
-            ) from e
-
-    @contextlib.contextmanager
     def _held(self, sizes: dict[Path, int]) -> Iterator[Callable[[dict[Path, int]], None]]:
         """Files that are not deleted meanwhile, with room made for as many bytes as they will have;
-        what is given takes larger numbers. Raises OutOfResources where they do not fit."""
+        what is given takes larger numbers. Raises OutOfResources where they do not fit, and where
+        the disk does not take them."""
         self._make_room(sizes)
         try:
             yield self._make_room
+        except OSError as e:
+            raise OutOfResources(
+                f"cannot keep data in {self.folder}: {e.strerror}", "free some space"
+            ) from e
         finally:
             with self._lock:
                 for path in sizes:

@@ -145,11 +145,7 @@ class Stream:
 
     async def held_out_rows(self, i: int, size: int) -> np.ndarray:
         """Token ids of the ``i``-th ``size`` held-out windows, round again at the end, as
-        :meth:`rows` gives them. Raises UsageFault when nothing is held out."""
-        if not self.held_out_windows:
-            raise UsageFault(
-                "no text is held out", "set data.holdout above 0, or training.eval_every to 0"
-            )
+        :meth:`rows` gives them."""
         return await self._rows([self.pieces.held_out(i * size + j) for j in range(size)])
 
     async def close(self) -> None:
@@ -213,7 +209,10 @@ class Stream:
                     self._making[number] = self._making.pop(number)  # behind the others
                 else:
                     self._waiting_again.discard(number)
-                    self._worked()
+                    self._pause = 0.0
+                    if self._warned and not self._waiting_again:
+                        self._warned = False
+                        _log.info("text for training can be had again")
                     del self._urgency[number]
                     self._sound[number] = None
                     future = self._making.pop(number)
@@ -239,12 +238,6 @@ class Stream:
                     self.listing = listing
         self._pause = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause))
         await asyncio.sleep(self._pause)
-
-    def _worked(self) -> None:
-        self._pause = 0.0
-        if self._warned and not self._waiting_again:
-            self._warned = False
-            _log.info("text for training can be had again")
 
     # ------------------------------------------------------------ on threads
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.core.errors import UsageFault
 from node.data.order import SampleOrder
 from node.data.sources import Corpus, Ids
 from node.data.streamed.stream import Stream
@@ -45,13 +44,8 @@ class Text:
         return _batches(self.corpus.held_out_windows, self.size)
 
     def held_out(self, i: int) -> Batch:
-        """The ``i``-th held-out micro-batch, in text order and round again at the end. Raises
-        UsageFault when nothing is held out."""
+        """The ``i``-th held-out micro-batch, in text order and round again at the end."""
         count = self.corpus.held_out_windows
-        if not count:
-            raise UsageFault(
-                "no text is held out", "set data.holdout above 0, or training.eval_every to 0"
-            )
         return self._windows(
             self.corpus.held_out, ((i * self.size + j) % count for j in range(self.size))
         )
