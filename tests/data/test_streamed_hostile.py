@@ -399,9 +399,5 @@ async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path, op
     listed(folder)
     assert is_streamed("file:SHA256SUMS", str(folder))
     assert not is_streamed("file:a.jsonl", str(folder / "SHA256SUMS"))
-    settings = stream_module.DataSettings(source="file:SHA256SUMS", windows=4)
-    tokenizer = opens(f"file:{folder}/SHA256SUMS", tmp_path)._tokenizer
-    from node.data.streamed.opening import open_stream
-
-    made = open_stream(settings, 16, tokenizer, tmp_path, str(folder), CAP)
+    made = opens("file:SHA256SUMS", tmp_path, place=str(folder))
     assert (await made.rows(range(2))).shape == (2, 17)

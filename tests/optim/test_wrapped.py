@@ -29,6 +29,9 @@ def numbers(seed, shape):
 def library(method, p, s):
     import pytorch_optimizer as lib
 
+    if method == "adamw":  # which decays no vector
+        betas, decay = (s.adam_beta1, s.adam_beta2), 0.1 if p.ndim == 2 else 0.0
+        return torch.optim.AdamW([p], lr=s.adam_lr, betas=betas, weight_decay=decay)
     betas = (s.momentum, s.adam_beta2)
     if method == "soap":
         return lib.SOAP(
@@ -57,7 +60,7 @@ def library(method, p, s):
 @pytest.mark.parametrize(
     ("method", "shape", "side"),
     [(m, shape, 10_000) for m in METHODS for shape in [(6, 10), (8, 8), (1, 5)]]
-    + [("soap", (6, 10), 8), ("soap", (6, 10), 5)],
+    + [("soap", (6, 10), 8), ("soap", (6, 10), 5), ("adamw", (9, 5), 0), ("adamw", (7,), 0)],
 )
 def test_it_is_the_librarys(method, shape, side):
     s = settings(method, precondition_side=side)

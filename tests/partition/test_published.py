@@ -73,9 +73,6 @@ def test_alpha_sweep():
 def test_cuts_are_legal_and_owners_unique(values, ranks, size, alpha):
     params = named(values)
     buckets = fill_buckets(params, ranks, size)
-    assert sorted(name for b in buckets for name, _, _ in b.spans) == sorted(
-        name for name, _ in params
-    )
     assert [name for b in buckets for name, _, _ in b.spans] == [
         name for name, _ in reversed(params)
     ]
@@ -89,11 +86,6 @@ def test_cuts_are_legal_and_owners_unique(values, ranks, size, alpha):
         assert set(cut) <= {0, b.total} | {end for _, _, end in b.spans}
     owner = owners_of_cuts(buckets, cuts)
     assert set(owner) == {name for name, _ in params}
-    loads = [0] * ranks
-    for cut in cuts:
-        for r in range(ranks):
-            loads[r] += cut[r + 1] - cut[r]
-    assert sum(loads) == sum(b.total for b in buckets)
     cost = dict(params)
     kept, _ = alpha_balanced(buckets, ranks, alpha, cost)
     assert balance_ratio(kept, cost, ranks) <= balance_ratio(

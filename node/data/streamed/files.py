@@ -307,9 +307,6 @@ class Files:
 
     def _fetch_into(self, part: Path, shard: Shard) -> None:
         have = part.stat().st_size if self.used(part) else 0
-        if have > shard.size:
-            part.unlink()
-            have = 0
         if have < shard.size:
             headers = {"Range": f"bytes={have}-"} if have else {}
             if shard.etag and have:
