@@ -22,6 +22,8 @@ BEHIND = 16
 """Ids behind which the first id of a stream is decoded."""
 
 
+ENDS = ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
+"""Words by which a trained tokenizer ends a document, as far as it has one of them."""
 BYTES = 255
 """The largest id of text, where ids are bytes."""
 
@@ -32,7 +34,6 @@ class ByteTokenizer:
     caches."""
 
     vocab = 259
-    bos: int | None = 256
     eos: int | None = 257
     digest = "bytes-1"
     SPECIAL = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}
@@ -137,13 +138,8 @@ class FileTokenizer:
         ids = self._inner.get_vocab(with_added_tokens=True).values()
         self.vocab = max(ids, default=-1) + 1
         self.digest = hashlib.sha256(self._json).hexdigest()
-        self.bos = self._special("<|bos|>", "<s>", "<|begin_of_text|>")
-        self.eos = self._special(
-            "<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"
-        )
-
-    def _special(self, *words: str) -> int | None:
-        return next((i for i in map(self._inner.token_to_id, words) if i is not None), None)
+        found = map(self._inner.token_to_id, ENDS)
+        self.eos = next((i for i in found if i is not None), None)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """As :meth:`ByteTokenizer.encode`, uint32."""
