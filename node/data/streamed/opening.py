@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import secrets
 from pathlib import Path
 
 import httpx2
@@ -41,11 +39,8 @@ def open_stream(
         found = listed(settings.source, place, client, files.go_on)
         if settings.sha256.lower() not in ("", found.sha256):
             return found  # the source has others now; what is kept is still the run's
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # it is asked for again at the next start
-            staged = kept.with_name(f".{kept.name}.{secrets.token_hex(4)}")
-            staged.write_text(found.to_json())
-            os.replace(staged, kept)
+        with contextlib.suppress(OutOfResources):  # it is asked for again at the next start
+            files.put(kept, found.to_json().encode())
         return found
 
     listing = _known(kept, settings.sha256) or look()
