@@ -218,6 +218,13 @@ def parse_units(rows: Any) -> dict[int, int]:
         raise ValueError(f"no units of mass: {e}") from e
 
 
+def parse_cell(name: Any) -> CellId:
+    """The name of a cell of a run that has several. Raises ValueError for anything else."""
+    if type(name) is not str or not name or not is_cell(name):
+        raise ValueError("a cell's name is 16 hex digits")
+    return CellId(name)
+
+
 def _stages(rows: Any) -> list[tuple[int, Any]]:
     if len(rows) > MOST_STAGES:
         raise ValueError(f"mass of more than {MOST_STAGES} stages")
@@ -226,10 +233,8 @@ def _stages(rows: Any) -> list[tuple[int, Any]]:
 
 def _parsed(row: Any) -> tuple[CellId, Account]:
     cell, since, met, units, agreed = row
-    if type(cell) is not str or not cell or not is_cell(cell):
-        raise ValueError("a cell's name is 16 hex digits")
     account = Account(_whole(since), _whole(met), parse_units(units), parse_units(agreed))
-    return CellId(cell), account
+    return parse_cell(cell), account
 
 
 def _account(cell: CellId, a: Account) -> list[Any]:

@@ -4,6 +4,7 @@ complaints people can act on; and what its fields mean."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -125,13 +126,9 @@ def from_text(text: str, hint: Any) -> Any:
     if typing.get_origin(hint) is types.UnionType:
         found = [from_text(text, kind) for kind in typing.get_args(hint)]
         return next((value for value in found if not isinstance(value, str)), text)
-    try:
-        if hint is int:
-            return int(word)
-        if hint is float:
-            return float(word)
-    except ValueError:
-        return text
+    if hint in (int, float):
+        with contextlib.suppress(ValueError):
+            return hint(word)
     return text
 
 
@@ -177,8 +174,8 @@ def dotted(section: str, key: str) -> str:
 
 def show(value: Any) -> str:
     """A value as it would stand in the file, cut short and without control characters."""
-    text = {True: "true", False: "false"}.get(value, "") if isinstance(value, bool) else ""
-    text = text or (f'"{value}"' if isinstance(value, str) else str(value))
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    text = text.lower() if isinstance(value, bool) else text
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -7,7 +7,6 @@ wrong in it would be trained on.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -103,5 +102,4 @@ def _write(
             os.fsync(file.fileno())
         os.replace(staged, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            staged.unlink()
+        staged.unlink(missing_ok=True)

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
-from node.core.errors import UsageFault
 from node.core.samples import WHOLE, Cursor, SampleClass, cursor_of
 
 _ROUNDS = 4
@@ -28,18 +27,11 @@ class SampleOrder:
     """
 
     def __init__(self, count: int, seed: int) -> None:
-        """Raises UsageFault when there is no window."""
-        if count < 1:
-            raise UsageFault(
-                "there is nothing to train on", "give a longer text or a shorter model.seq_len"
-            )
         self.count, self.seed = count, seed
         self._half = max(1, ((count - 1).bit_length() + 1) // 2)
 
     def sample(self, position: int) -> int:
-        """Window of ``position``. Raises ValueError for a negative position."""
-        if position < 0:
-            raise ValueError("positions start at 0")
+        """Window of ``position``."""
         data_pass, window = divmod(position, self.count)
         keys = _keys(self.seed, data_pass)
         while True:
@@ -76,18 +68,14 @@ class Sampler:
 
     def __init__(self, cursor: Cursor = WHOLE) -> None:
         self._returned = sorted(p for c in cursor for p in c.returned)
-        self._returned_set = set(self._returned)
         self._next = [(c.next, c.bits) for c in cursor]
         """A heap: of each class the first position never taken."""
         heapq.heapify(self._next)
 
     def take(self, n: int) -> tuple[int, ...]:
         """``n`` positions: given-back ones first, smallest first, then new ones, of the class that
-        is furthest behind first. Raises ValueError for a negative ``n``."""
-        if n < 0:
-            raise ValueError("cannot take fewer than none")
-        again = [heapq.heappop(self._returned) for _ in range(min(n, len(self._returned)))]
-        self._returned_set.difference_update(again)
+        is furthest behind first."""
+        again, self._returned = self._returned[:n], self._returned[n:]
         return (*again, *(self._take_new() for _ in range(n - len(again))))
 
     def _take_new(self) -> int:
@@ -99,14 +87,11 @@ class Sampler:
         """Positions that were taken and did not count. All or nothing: raises ValueError, and
         changes nothing, when one was never taken, is of no class held here, or is already back."""
         back = list(positions)
-        fresh = set(back)
-        if len(fresh) != len(back) or not fresh.isdisjoint(self._returned_set):
+        if len({*self._returned, *back}) != len(self._returned) + len(back):
             raise ValueError("a position was given back twice")
         if not all(type(p) is int and p >= 0 and self._was_taken(p) for p in back):
             raise ValueError("a position was given back that was never taken")
-        self._returned_set |= fresh
-        for position in back:
-            heapq.heappush(self._returned, position)
+        self._returned = sorted([*self._returned, *back])
 
     def _was_taken(self, position: int) -> bool:
         return any(
@@ -116,13 +101,12 @@ class Sampler:
     def cursor(self) -> Cursor:
         """Where this sampler is. What is out at that moment is assumed to count. Raises ValueError
         when positions have come to their end."""
-        back = sorted(self._returned)
         return cursor_of(
             SampleClass(
                 first % (1 << bits),
                 bits,
                 first,
-                tuple(p for p in back if (first - p) % (1 << bits) == 0),
+                tuple(p for p in self._returned if (first - p) % (1 << bits) == 0),
             )
             for first, bits in self._next
         )

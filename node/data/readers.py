@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from node.core.errors import NetworkFault, UsageFault
+from node.core.home import expanded
 from node.data.token_file import TokenFile
 
 PIECE = 1 << 22
 """Bytes read at once."""
 
 _GET = "name the file with  --data PATH ; who owns the run has it, and a block stage needs none"
-_INSTALL = 'pip install "tutti[data]"'
 
 
 def pydoc() -> bytes:
@@ -101,21 +102,22 @@ def jsonl(path: Path) -> Iterator[bytes]:
                 ) from e
 
 
-def arrow(what: str) -> tuple[Any, Any]:
-    """The modules pyarrow and pyarrow.parquet. Raises UsageFault without them, which says that
-    reading ``what`` needs them."""
+def library(name: str, what: str) -> Any:
+    """A module of the extra ``data``. Raises UsageFault without it, which says that ``what`` needs
+    it."""
     try:
-        import pyarrow
-        import pyarrow.parquet as pq
+        return importlib.import_module(name)
     except ImportError as e:
-        raise UsageFault(f"reading {what} needs pyarrow, which is not installed", _INSTALL) from e
-    return pyarrow, pq
+        raise UsageFault(
+            f"{what} needs {name}, which is not installed", 'pip install "tutti[data]"'
+        ) from e
 
 
 def parquet(path: Path) -> Iterator[bytes]:
     """The strings of the column "text"; nulls are left out. Raises UsageFault without pyarrow, or
     for another kind of file."""
-    pyarrow, pq = arrow("parquet")
+    pq = library("pyarrow.parquet", "reading parquet")
+    pyarrow = library("pyarrow", "reading parquet")
     try:
         with pq.ParquetFile(path) as file:
             if "text" not in file.schema_arrow.names:
@@ -176,15 +178,12 @@ def hub(name: str) -> tuple[Any, str]:
     Raises UsageFault without the extra, or for a name, split or column that is not there;
     NetworkFault when the Hub cannot be reached.
     """
-    try:
-        import datasets
-    except ImportError as e:
-        raise UsageFault("hf: needs the datasets library, which is not installed", _INSTALL) from e
+    datasets = library("datasets", "hf:")
     where, split, column = (*name.split(":", 2), "", "")[:3]
     split, column = split or "train", column or "text"
     try:
-        if Path(where).expanduser().is_dir():
-            found = datasets.load_from_disk(str(Path(where).expanduser()))
+        if (saved := expanded(where)).is_dir():
+            found = datasets.load_from_disk(str(saved))
             if isinstance(found, datasets.DatasetDict):
                 found = found[split]
         else:

@@ -86,7 +86,6 @@ def open_source(
     if not streams(settings, places):
         return open_data(settings, seq_len, vocab, home, places)
     tokenizer = _tokenizer(settings, vocab, places)
-    _check_lengths(settings, seq_len)
     if meant_for_one(places.data) and not settings.source.startswith("file:"):
         raise _no_file(settings, places)
     if not settings.windows:
@@ -106,7 +105,7 @@ def open_data(
     """What ``settings.source`` names, whole: read, hashed, tokenised and split. Tokenised files are
     kept under ``home/data``.
 
-    Raises UsageFault for a source that does not exist, does not parse, or is too short for one
+    Raises UsageFault for a source that is not there, does not parse, or is too short for one
     window of training text, for a place of a source that is no file, and when the model could meet
     an id it has no embedding for, in the data or in a prompt; Refused when a hash is not that of
     ``settings``; OutOfResources when the disk is full.
@@ -141,36 +140,21 @@ def _require(vocab: int, ids: int, what: str) -> None:
 def _open(
     settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, places: Places
 ) -> Corpus:
-    _check_lengths(settings, seq_len)
-    kind, colon, name = settings.source.partition(":")
-    if not colon or not name:
-        raise UsageFault(f"unknown data source {settings.source!r}", _SOURCES)
-    if kind in ("builtin", "synthetic") and meant_for_one(places.data):
-        raise _no_file(settings, places)
-    if kind == "builtin":
-        tokens, digest, vocab = _builtin(name, tokenizer)
-    elif kind == "synthetic":
-        tokens, digest, vocab = _synthetic(name, tokenizer)
-    elif kind == "file":
+    kind, _, name = settings.source.partition(":")
+    if kind == "file":
         tokens, digest, vocab = _file(
             name, local(name, places.data), tokenizer, settings.sha256, home
         )
     elif kind == "hf":
         tokens, digest, vocab = _hub(name, places.data, tokenizer, settings.sha256, home)
     else:
-        raise UsageFault(f"unknown data source {settings.source!r}", _SOURCES)
-    _check_hash(digest, settings.sha256)
+        if meant_for_one(places.data):
+            raise _no_file(settings, places)
+        raw = readers.pydoc() if kind == "builtin" else _synthetic(int(name))
+        digest, vocab = hashlib.sha256(raw).hexdigest(), tokenizer.vocab
+        _check_hash(digest, settings.sha256)
+        tokens = tokenizer.encode(raw)
     return _split(tokens, settings, seq_len, digest, vocab)
-
-
-_SOURCES = "use builtin:pydoc, file:NAME, http(s)://…, hf:NAME[:CONFIG]:SPLIT or synthetic:SEED"
-
-
-def _check_lengths(settings: DataSettings, seq_len: int) -> None:
-    if not 0 <= settings.holdout < 1:
-        raise UsageFault(f"data.holdout is {settings.holdout}", "give a share from 0 to below 1")
-    if seq_len < 1:
-        raise UsageFault(f"model.seq_len is {seq_len}", "give a whole number above 0")
 
 
 def _no_file(settings: DataSettings, places: Places) -> UsageFault:
@@ -181,21 +165,8 @@ def _no_file(settings: DataSettings, places: Places) -> UsageFault:
     )
 
 
-def _builtin(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
-    if name != "pydoc":
-        raise UsageFault(f"there is no built-in text {name!r}", "use builtin:pydoc")
-    raw = readers.pydoc()
-    return tokenizer.encode(raw), hashlib.sha256(raw).hexdigest(), tokenizer.vocab
-
-
-def _synthetic(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
-    if not (name.isascii() and name.isdigit()):
-        raise UsageFault(
-            f"the seed of the synthetic language is {name!r}",
-            "use synthetic:SEED with a whole number",
-        )
-    raw = MarkovLanguage(int(name)).generate(SYNTHETIC_TOKENS).tobytes()
-    return tokenizer.encode(raw), hashlib.sha256(raw).hexdigest(), tokenizer.vocab
+def _synthetic(seed: int) -> bytes:
+    return MarkovLanguage(seed).generate(SYNTHETIC_TOKENS).tobytes()
 
 
 def _file(

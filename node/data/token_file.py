@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +33,7 @@ class TokenFile:
         start, stop, step = where.indices(self._count)
         if step != 1:
             raise ValueError(f"a part of a file in steps of {step}")
-        part = object.__new__(TokenFile)
-        part.dtype, part._path, part._fd, part._whole = (
-            self.dtype,
-            self._path,
-            self._fd,
-            self._whole,
-        )
+        part = copy(self)
         part._first, part._count = self._first + start, max(0, stop - start)
         return part
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
@@ -23,63 +22,41 @@ BEHIND = 16
 """Ids behind which the first id of a stream is decoded."""
 
 
+ENDS = ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
+"""Words by which a trained tokenizer ends a document, as far as it has one of them."""
 BYTES = 255
 """The largest id of text, where ids are bytes."""
 
 
-class Tokenizer(Protocol):
-    """``vocab`` ids, of which ``eos`` (if there is one) ends a document; ``digest`` names it, for
-    caches."""
-
-    vocab: int
-    bos: int | None
-    eos: int | None
-    digest: str
-
-    def encode(self, text: str | bytes) -> np.ndarray:
-        """Ids [n] of the text, unsigned, no special ids added. Bytes are taken as UTF-8."""
-        ...
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
-        ...
-
-    def stream(self, before: Iterable[int]) -> Callable[[int], str]:
-        """What gives the text that each further id completes, after the ids ``before``."""
-        ...
-
-    def to_json(self) -> bytes:
-        """A Hugging Face tokenizer.json."""
-        ...
-
-
 class ByteTokenizer:
     """Ids 0..255 are the bytes of UTF-8, then bos, eos, pad. Nothing to train, nothing to
-    download."""
+    download. Of the ``vocab`` ids ``eos`` ends a document; ``digest`` names the tokenizer, for
+    caches."""
 
     vocab = 259
-    bos: int | None = 256
     eos: int | None = 257
     digest = "bytes-1"
     SPECIAL = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """As :meth:`Tokenizer.encode`, uint8. A lone surrogate, which UTF-8 cannot say, becomes
-        "?"."""
+        """Ids [n] of the text, uint8, no special ids added. Bytes are taken as UTF-8. A lone
+        surrogate, which UTF-8 cannot say, becomes "?"."""
         raw = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
         return np.frombuffer(raw, dtype=np.uint8)
 
     def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
 
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
+        """What gives the text that each further id completes, after the ids ``before``."""
         partial = codecs.getincrementaldecoder("utf-8")("replace")
         partial.decode(bytes(i for i in before if 0 <= i < 256))
         return lambda i: partial.decode(bytes([i])) if 0 <= i < 256 else ""
 
     def to_json(self) -> bytes:
-        """Encodes as :meth:`encode` does in the ``tokenizers`` library: byte-level BPE without
-        merges.
+        """A Hugging Face tokenizer.json, which encodes as :meth:`encode` does in the
+        ``tokenizers`` library: byte-level BPE without merges.
 
         Only the three special words themselves are read as their ids there, unless
         ``encode_special_tokens`` is set.
@@ -141,7 +118,8 @@ def byte_letters() -> list[str]:
 
 
 class FileTokenizer:
-    """A trained tokenizer from a Hugging Face tokenizer.json."""
+    """A trained tokenizer from a Hugging Face tokenizer.json; as :class:`ByteTokenizer`, but it
+    may lack an ``eos``."""
 
     def __init__(self, path: Path) -> None:
         """Raises UsageFault when the file is missing or not a tokenizer."""
@@ -160,16 +138,11 @@ class FileTokenizer:
         ids = self._inner.get_vocab(with_added_tokens=True).values()
         self.vocab = max(ids, default=-1) + 1
         self.digest = hashlib.sha256(self._json).hexdigest()
-        self.bos = self._special("<|bos|>", "<s>", "<|begin_of_text|>")
-        self.eos = self._special(
-            "<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"
-        )
-
-    def _special(self, *words: str) -> int | None:
-        return next((i for i in map(self._inner.token_to_id, words) if i is not None), None)
+        found = map(self._inner.token_to_id, ENDS)
+        self.eos = next((i for i in found if i is not None), None)
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """As :meth:`Tokenizer.encode`, uint32."""
+        """As :meth:`ByteTokenizer.encode`, uint32."""
         whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
         # One call for each piece, by the call for many: only that one lets other threads go on.
         ids = [
@@ -204,6 +177,9 @@ class FileTokenizer:
 
     def to_json(self) -> bytes:
         return self._json
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def pieces(text: str, size: int = PIECE) -> Iterable[str]:

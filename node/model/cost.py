@@ -113,29 +113,21 @@ class StageBytes:
     @property
     def table(self) -> tuple[MemoryRow, ...]:
         """Its parts: those that are always there, those of micro-batches, those of rounds."""
-        r, parted = self.rounds, ("always", "while micro-batches pass", "in averaging and steps")
-        always = {
-            "parameters": self.parameters,
-            "gradients": self.gradients,
-            "optimizer": r.optimizer,
-            "rounds between cells": r.outer,
-            "kept for steps": r.shelf,
-        }
-        passes = {
-            f"activations of {self.stashed} micro-batches": self.stash,
-            f"gradients of {self.uncounted} under way": self.shares,
-            "work space": self.work,
-        }
-        stepped = {
-            "the version before": self.before,
-            "its optimizer state": r.staged,
-            "groups under way": r.exchange,
-            "steps": r.step - r.shelf,
-        }
-        return tuple(
-            MemoryRow(when, what, nbytes)
-            for when, of in zip(parted, (always, passes, stepped), strict=True)
-            for what, nbytes in of.items()
+        r = self.rounds
+        always, passes, stepped = "always", "while micro-batches pass", "in averaging and steps"
+        return (
+            MemoryRow(always, "parameters", self.parameters),
+            MemoryRow(always, "gradients", self.gradients),
+            MemoryRow(always, "optimizer", r.optimizer),
+            MemoryRow(always, "rounds between cells", r.outer),
+            MemoryRow(always, "kept for steps", r.shelf),
+            MemoryRow(passes, f"activations of {self.stashed} micro-batches", self.stash),
+            MemoryRow(passes, f"gradients of {self.uncounted} under way", self.shares),
+            MemoryRow(passes, "work space", self.work),
+            MemoryRow(stepped, "the version before", self.before),
+            MemoryRow(stepped, "its optimizer state", r.staged),
+            MemoryRow(stepped, "groups under way", r.exchange),
+            MemoryRow(stepped, "steps", r.step - r.shelf),
         )
 
 

@@ -67,9 +67,7 @@ class Device:
         if kind != "cuda" or not (number.isascii() and number.isdigit()):
             raise UsageFault(f"unknown device {name!r}", 'use "auto", "cpu" or "cuda:0"')
         if int(number) >= there:
-            raise OutOfResources(
-                f"there is no device {wanted} here: {_why_no_cuda(there)}", _next_step(there)
-            )
+            raise _absent(wanted, there)
         return cls(torch.device("cuda", int(number)))
 
     @property
@@ -147,17 +145,13 @@ class Device:
             torch.cuda.synchronize(self.device)
 
 
-def set_threads(threads: int = 0) -> int:
-    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on; returns how
-    many.
+def set_threads(threads: int) -> None:
+    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on.
 
     Daemons that share a machine should share its cores too: more threads than cores cost a factor,
-    not a percentage. Raises UsageFault for a negative number.
+    not a percentage.
     """
-    if threads < 0:
-        raise UsageFault(f"{threads} threads", "give 0 for all cores, or a number above 0")
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    return torch.get_num_threads()
 
 
 def _container_limit() -> int:
@@ -170,17 +164,17 @@ def _container_limit() -> int:
     return int(text) if text.isdigit() else 1 << 62
 
 
-def _why_no_cuda(there: int) -> str:
+def _absent(wanted: str, there: int) -> OutOfResources:
+    """The fault for a CUDA device that this machine with ``there`` of them has not."""
     if there:
-        return f"cuda:0 to cuda:{there - 1} are" if there > 1 else "only cuda:0 is"
-    if torch.version.cuda is None:
-        return "this torch is built without CUDA"
-    return f"torch for CUDA {torch.version.cuda} sees no usable GPU"
-
-
-def _next_step(there: int) -> str:
-    if there:
-        return "choose one of these, or device auto"
-    if torch.version.cuda is None:
-        return "use device cpu, or install a CUDA build of torch"
-    return "use device cpu, or check that nvidia-smi lists the GPU and its driver is recent enough"
+        why = f"cuda:0 to cuda:{there - 1} are" if there > 1 else "only cuda:0 is"
+        step = "choose one of these, or device auto"
+    elif torch.version.cuda is None:
+        why = "this torch is built without CUDA"
+        step = "use device cpu, or install a CUDA build of torch"
+    else:
+        why = f"torch for CUDA {torch.version.cuda} sees no usable GPU"
+        step = (
+            "use device cpu, or check that nvidia-smi lists the GPU and its driver is recent enough"
+        )
+    return OutOfResources(f"there is no device {wanted} here: {why}", step)

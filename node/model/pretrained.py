@@ -119,7 +119,8 @@ class Weights:
         self._file_of: dict[str, Path] = {}
         index = directory / "model.safetensors.index.json"
         if not index.is_file():
-            self._named(directory / "model.safetensors")
+            with self._open(directory / "model.safetensors") as found:
+                self._file_of = dict.fromkeys(found.keys(), directory / "model.safetensors")
             return
         listed = _json(index).get("weight_map")
         if not isinstance(listed, dict):
@@ -128,10 +129,6 @@ class Weights:
             if not isinstance(file, str) or Path(file).name != file:
                 raise UsageFault(f"{index} names a file {str(file)[:80]!r}", _AGAIN)
             self._file_of[str(name)] = directory / file
-
-    def _named(self, file: Path) -> None:
-        with self._open(file) as found:
-            self._file_of = dict.fromkeys(found.keys(), file)
 
     def _open(self, file: Path) -> Any:
         try:

@@ -9,8 +9,9 @@ global layer numbers, so that the stages' tensors merge into one whole model by 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 from node.core.ids import ENDS
 from node.model.settings import ModelSettings
 
@@ -18,73 +19,48 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 
-_POSITIVE_INTS = (
-    "layers",
-    "d_model",
-    "heads",
-    "kv_heads",
-    "d_ff",
-    "vocab",
-    "seq_len",
-    "rope_context",
-)
-_POSITIVE_FLOATS = (
-    "rope_theta",
-    "rope_factor",
-    "rope_low",
-    "rope_high",
-    "norm_eps",
-    "init_std",
-    "adapter_alpha",
-)
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Of a layer, by the last name."""
 
 
 def check_settings(settings: ModelSettings) -> None:
-    """Raises UsageFault naming the field, for a shape that is no model."""
-    for name in _POSITIVE_INTS:
-        value = getattr(settings, name)
-        if type(value) is not int or not 0 < value < 2**31:
-            raise UsageFault(f"model.{name} = {value!r}", "give a whole number above 0")
-    for name in _POSITIVE_FLOATS:
-        value = getattr(settings, name)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise UsageFault(f"model.{name} = {value!r}", "give a finite number above 0")
-    m, width = settings, settings.head_width
-    if type(width) is not int or not 0 <= width < 2**31 or width % 2:
-        raise UsageFault(
-            f"model.head_width = {width!r}", "give an even number, or 0 for d_model // heads"
-        )
-    if not width and m.d_model % (2 * m.heads):
-        raise UsageFault(
+    """Raises UsageFault naming the field, where fields do not go together. What each may be by
+    itself the manifest checks."""
+    m, targets = settings, settings.adapter_targets
+    refuse(
+        (
+            m.head_width % 2,
+            f"model.head_width = {m.head_width}",
+            "give an even number, or 0 for d_model // heads",
+        ),
+        (
+            not m.head_width and m.d_model % (2 * m.heads),
             f"model.heads = {m.heads} does not cut model.d_model = {m.d_model} into heads of even "
             "width (rotary pairs)",
             "make model.d_model a multiple of 2 x model.heads, or give model.head_width",
-        )
-    if m.heads % m.kv_heads:
-        raise UsageFault(
+        ),
+        (
+            m.heads % m.kv_heads,
             f"model.kv_heads = {m.kv_heads} does not divide model.heads = {m.heads}",
             "make model.heads a multiple of model.kv_heads",
-        )
-    if m.rope_low >= m.rope_high:
-        raise UsageFault(
+        ),
+        (
+            m.rope_low >= m.rope_high,
             f"model.rope_low = {m.rope_low} is not less than model.rope_high = {m.rope_high}",
             "make it less",
-        )
-    if m.qk_norm and m.qkv_bias:
-        raise UsageFault(
+        ),
+        (
+            m.qk_norm and m.qkv_bias,
             "model.qkv_bias = true with model.qk_norm = true",
             "leave out one: no model that others load has both",
-        )
-    rank, targets = m.adapter, m.adapter_targets
-    if type(rank) is not int or not 0 <= rank < 2**31:
-        raise UsageFault(f"model.adapter = {rank!r}", "give a rank, or 0 for none")
-    if rank and (not targets or len({*targets}) < len(targets) or not {*targets} <= {*MATRICES}):
-        raise UsageFault(
+        ),
+        (
+            m.adapter
+            and (not targets or len({*targets}) < len(targets) or not {*targets} <= {*MATRICES}),
             f"model.adapter_targets = {list(targets)}",
             f"name some of {', '.join(MATRICES)}, each once",
-        )
+        ),
+    )
 
 
 def head_dim(settings: ModelSettings) -> int:
@@ -99,14 +75,14 @@ def layer_cut(settings: ModelSettings, stages: int) -> list[range]:
     Raises UsageFault when a stage would be left without a layer.
     """
     check_settings(settings)
-    if type(stages) is not int or not 1 <= stages <= settings.layers:
+    if not 1 <= stages <= settings.layers:
         raise UsageFault(
             f"{settings.layers} layers cannot be cut into {stages} stages",
             f"choose pipeline.stages between 1 and {settings.layers}",
         )
     size, longer = divmod(settings.layers, stages)
-    starts = [s * size + min(s, longer) for s in range(stages + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    starts = (s * size + min(s, longer) for s in range(stages + 1))
+    return [range(a, b) for a, b in pairwise(starts)]
 
 
 def ends_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
@@ -153,7 +129,7 @@ def base_shapes(settings: ModelSettings, stages: int, stage: int) -> dict[str, t
     Raises UsageFault for a cut or a stage number that does not exist.
     """
     cut = layer_cut(settings, stages)
-    if type(stage) is not int or not ENDS <= stage <= stages:
+    if not ENDS <= stage <= stages:
         raise UsageFault(f"there is no stage {stage}", f"choose a stage between 0 and {stages}")
     if stage == ENDS:
         return ends_shapes(settings)

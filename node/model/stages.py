@@ -25,10 +25,8 @@ from torch.utils.checkpoint import checkpoint
 from node.core.ids import ENDS
 from node.model.documents import NO_TARGET, lengths_of
 from node.model.settings import ModelSettings
-from node.model.shapes import check_settings, head_dim, layer_cut, parameter_shapes
+from node.model.shapes import head_dim, layer_cut, parameter_shapes
 from node.wire.tensors import dtype_of
-
-__all__ = ["Blocks", "Ends", "build", "initialise", "layer_cut", "parameter_shapes"]
 
 LOGITS_AT_ONCE = 1 << 24
 """Logits (numbers, not bytes) one piece of the loss may hold; 64 MiB in fp32."""
@@ -203,7 +201,6 @@ class Ends(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        check_settings(settings)
         self.settings = settings
         self.model = _Model()
         self.model.embed_tokens = cast(
@@ -258,7 +255,6 @@ class Blocks(nn.Module):
 
     def __init__(self, settings: ModelSettings, layers: range) -> None:
         super().__init__()
-        check_settings(settings)
         self.settings, self.layers = settings, layers
         self.recompute = False
         self.rope = Rope(settings)

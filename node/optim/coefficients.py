@@ -42,18 +42,14 @@ FINISH: Step = (2.0, -1.5, 0.5)
 """Converges to 1 exactly: the last two steps of DeepSeek-V4's ten, whose others are the simple
 ones."""
 NAMES = ("simple", "quintic", "polar_express", "deepseek_v4")
-MAX_STEPS = 100
 
 
 def coefficients(name: str, steps: int) -> tuple[Step, ...]:
-    """The ``steps`` triples of a set. Raises UsageFault for an unknown name or a count outside [1,
-    100].
+    """The ``steps`` triples of a set of :data:`NAMES`.
 
     Quintic is cyclic. Polar Express repeats its last step, and so becomes exact. DeepSeek-V4 needs
-    three steps at least.
+    three steps at least. Raises UsageFault for fewer.
     """
-    if not 1 <= steps <= MAX_STEPS:
-        raise UsageFault(f"{steps} Newton-Schulz steps", f"choose 1 to {MAX_STEPS}; 5 is usual")
     match name:
         case "simple":
             return (SIMPLE,) * steps
@@ -66,13 +62,7 @@ def coefficients(name: str, steps: int) -> tuple[Step, ...]:
             return tuple(safe[min(i, len(safe) - 1)] for i in range(steps))
         case "deepseek_v4" if steps >= 3:
             return (SIMPLE,) * (steps - 2) + (FINISH,) * 2
-        case "deepseek_v4":
-            raise UsageFault(
-                f"deepseek_v4 in {steps} Newton-Schulz steps",
-                "choose 3 or more; 10 is what it was made for",
-            )
-        case _:
-            raise UsageFault(
-                f"no Newton-Schulz coefficients are called {name[:40]!r}",
-                f"choose one of {', '.join(NAMES)}",
-            )
+    raise UsageFault(
+        f"{name[:40]} in {steps} Newton-Schulz steps",
+        "choose 3 or more; 10 is what it was made for",
+    )

@@ -18,7 +18,7 @@ def split(whole: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join(upper: Tensor, lower: Tensor | None) -> Tensor:
-    """The fp32 numbers that :func:`split` had; without a lower half ``upper`` as it is."""
+    """The fp32 numbers that :func:`split` had; without a lower half those of ``upper``."""
     if lower is None:
         return upper.float()
     bits = upper.view(torch.int16).to(torch.int32) << 16

@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from node.core.errors import StepFault
 from node.optim.coefficients import Step
 from node.optim.coefficients import coefficients as coefficients_of
 from node.optim.gram import gram, standard
@@ -60,11 +59,8 @@ def newton_schulz(
 
     A matrix with more rows than columns is worked on transposed: the products are of the smaller
     side. ``use_gram``, ``panels``: see ``gram.py``. Numbers that are not finite come out as such.
-    Raises StepFault for what is no matrix or an empty one, UsageFault for coefficients that do not
-    exist.
     """
     chosen = coefficients_of(coefficients, steps)
-    _check(matrices)
     x = (
         matrices.detach()
         .contiguous()
@@ -163,12 +159,10 @@ def newton_schulz_all(
     steps: int,
     stack: bool,
     *,
-    coefficients: str = "simple",
     rule: KernelRule | None = None,
 ) -> list[torch.Tensor]:
-    """Each matrix orthogonalised, in order, in fp32 or bf16. ``stack``, ``rule`` and what is
-    raised: see :func:`in_jobs`."""
-    coefficients_of(coefficients, steps)
+    """Each matrix orthogonalised, in order, in fp32 or bf16. ``stack``, ``rule``: see
+    :func:`in_jobs`."""
 
     def act(job: MatrixBatch) -> Sequence[torch.Tensor]:
         x = (
@@ -180,7 +174,6 @@ def newton_schulz_all(
             x,
             steps,
             _dtype(job.way),
-            coefficients=coefficients,
             use_gram=job.way.gram,
             panels=job.way.panels,
         )
@@ -200,7 +193,7 @@ def in_jobs(
     With ``stack``, matrices of a shape that gains from it are in one job, and large ones are done
     side by side on as many threads as torch has, in one job for each thread. Without, every matrix
     is a job of all threads, one after the other. ``rule``: instead of the one for the kind of
-    device. Raises StepFault for what is no matrix, or an empty one.
+    device.
     """
     threads = torch.get_num_threads()
     jobs = _jobs(matrices, stack, threads, rule)
@@ -230,12 +223,6 @@ def _jobs(
     jobs: list[MatrixBatch] = []
     for members in groups.values():
         first = matrices[members[0]]
-        if first.ndim != 2:
-            raise StepFault(
-                f"a tensor of shape {tuple(first.shape)} is no matrix",
-                "give it to AdamW, or reshape it",
-            )
-        _check(first)
         chosen = way(first.size(0), first.size(1), rule or rule_of(first.device))
         apart = stack and first.device.type == "cpu" and _work(first) >= APART
         share = -(-len(members) // threads) if apart else len(members)
@@ -249,18 +236,6 @@ def _jobs(
 
 def _work(matrix: torch.Tensor) -> int:
     return min(matrix.shape) * matrix.numel()
-
-
-def _check(matrices: torch.Tensor) -> None:
-    if matrices.ndim < 2 or not matrices.numel():
-        raise StepFault(
-            f"a tensor of shape {tuple(matrices.shape)} is no matrix",
-            "give it to AdamW, or reshape it",
-        )
-    if not matrices.is_floating_point():
-        raise StepFault(
-            f"a matrix of {matrices.dtype} cannot be orthogonalised", "give floating-point numbers"
-        )
 
 
 def _dtype(chosen: KernelChoice) -> torch.dtype:

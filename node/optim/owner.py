@@ -249,7 +249,7 @@ class Owner:
             if (method := method_of(name, shape, settings)) == "muon":
                 matrices.append(name)
                 continue
-            gradient = _fp32(gradients[name].detach(), parameters[name].device)
+            gradient = gradients[name].detach().to(parameters[name].device, torch.float32)
             _check_finite([name], torch.linalg.vector_norm(gradient).view(1))
             if method == "adamw":
                 fresh[name], staged[name] = self._adamw(
@@ -275,8 +275,6 @@ class Owner:
 
     def _begins(self, name: str, parameter: Tensor) -> Tensor:
         """What a step of ``parameter`` begins from, fp32."""
-        if not self._settings.masters:
-            return _fp32(parameter)
         return join(parameter, self._state.get(name, {}).get(LOW))
 
     def _ends(self, fresh: Tensor, state: State) -> tuple[Tensor, State]:
@@ -301,7 +299,7 @@ class Owner:
             piece = slice(start, start + rows)
             its = {k: t if k == "steps" else t[piece] for k, t in state.items()}
             low = its.pop(LOW, None)
-            old = join(parameter[piece], low) if settings.masters else _fp32(parameter[piece])
+            old = join(parameter[piece], low)
             fresh[piece], after = self._ends(*adamw(settings, old, gradient[piece], its, lr))
             for key, value in after.items():
                 if key == "steps":
@@ -323,7 +321,10 @@ class Owner:
         threads meet but once."""
         settings, states = self._settings, [self._state.get(name, {}) for name in names]
         olds = [self._begins(name, parameters[name]) for name in names]
-        means = [_fp32(gradients[name], old.device) for name, old in zip(names, olds, strict=True)]
+        means = [
+            gradients[name].to(old.device, torch.float32)
+            for name, old in zip(names, olds, strict=True)
+        ]
         momenta = [
             s["momentum"].to(g.device) if s else torch.zeros_like(g)
             for g, s in zip(means, states, strict=True)
@@ -365,15 +366,6 @@ class Owner:
             (new, {"momentum": m, "steps": count})
             for (new, m), count in zip(done, counts, strict=True)
         ]
-
-
-def _fp32(given: Tensor, device: torch.device | None = None) -> Tensor:
-    here = device is None or given.device == device
-    return (
-        given
-        if here and given.dtype is torch.float32
-        else given.to(device or given.device, torch.float32)
-    )
 
 
 def _check_finite(names: Sequence[str], norms: Tensor) -> None:

@@ -46,7 +46,8 @@ class VersionTrail:
     :data:`MOST_VERSIONS` of them."""
 
     def __init__(self) -> None:
-        self._past, self._end = dict[int, str](), 0
+        self._past = dict[int, str]()
+        """By epoch, rising."""
 
     def stand(self, version: Version) -> None:
         """``version`` is in place."""
@@ -58,11 +59,10 @@ class VersionTrail:
             e: line for e, line in self._past.items() if same and oldest < e < version.epoch
         }
         self._past[version.epoch] = version.lineage
-        self._end = version.epoch
 
     def forget(self) -> None:
         """What was in place is of another history."""
-        self._past, self._end = {}, 0
+        self._past = {}
 
     def at(self, epoch: int) -> Version:
         """The version of that epoch; without its lineage where this peer was not there."""
@@ -71,64 +71,47 @@ class VersionTrail:
     def leads_from(self, version: Version) -> bool:
         """Whether what is in place came from ``version``, as far as this peer can tell."""
         return (
-            0 < version.epoch <= self._end
+            0 < version.epoch <= next(reversed(self._past), 0)
             and self._past.get(version.epoch, version.lineage) == version.lineage
         )
 
 
-class Spares:
+class Spares(dict[str, StateReplica]):
     """The newest copy of each part, apart from the state of this peer's own parts."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, StateReplica] = {}
 
     def put(self, name: str, version: Version, state: Mapping[str, torch.Tensor]) -> None:
         """Keep a copy unless a newer one is held. The tensors are kept by reference: do not write
         into them."""
-        held = self._held.get(name)
+        held = self.get(name)
         if held is None or held.version.epoch <= version.epoch:
             narrow = {k: t.to(torch.int16) if k == LOW else t for k, t in state.items()}
-            self._held[name] = StateReplica(version, narrow)
-
-    def get(self, name: str) -> StateReplica | None:
-        return self._held.get(name)
-
-    def held(self) -> dict[str, StateReplica]:
-        """Every copy."""
-        return dict(self._held)
+            self[name] = StateReplica(version, narrow)
 
     def versions(self) -> dict[str, Version]:
         """Part to the version its copy is of."""
-        return {name: spare.version for name, spare in self._held.items()}
+        return {name: spare.version for name, spare in self.items()}
 
     def at(self, epoch: int, lineage: str = "") -> tuple[Version, dict[str, torch.Tensor]] | None:
         """All copies of one version as "<part>/<state>"; an empty ``lineage`` stands for any. None
         without a copy."""
-        found = sorted(
-            {
-                s.version
-                for s in self._held.values()
-                if s.version.epoch == epoch and lineage in ("", s.version.lineage)
-            }
-        )
+        versions = set(self.versions().values())
+        found = [v for v in versions if v.epoch == epoch and lineage in ("", v.lineage)]
         if not found:
             return None
-        same = {n: s.state for n, s in self._held.items() if s.version == found[0]}
-        return found[0], {
-            f"{name}/{key}": tensor for name, state in same.items() for key, tensor in state.items()
+        return min(found), {
+            f"{name}/{key}": tensor
+            for name, spare in self.items()
+            if spare.version == min(found)
+            for key, tensor in spare.state.items()
         }
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget these parts."""
         for name in names:
-            self._held.pop(name, None)
+            self.pop(name, None)
 
     def keep_only(self, trail: VersionTrail) -> None:
         """Forget copies of versions the parameters here did not come through."""
         self.drop(
-            [name for name, spare in self._held.items() if not trail.leads_from(spare.version)]
+            [name for name, version in self.versions().items() if not trail.leads_from(version)]
         )
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._held.clear()

@@ -49,19 +49,13 @@ def spread(acts: Sequence[Callable[[], T]], workers: int, each: int = 1) -> list
                     return
                 found[i] = act()
 
-    others = min(workers, len(acts)) - 1
+    busy = [_pool(os.getpid()).submit(work) for _ in range(min(workers, len(acts)) - 1)]
     try:
-        if others < 1:
-            work()
-        else:
-            busy = [_pool(os.getpid()).submit(work) for _ in range(others)]
-            try:
-                work()
-            finally:
-                running = [other for other in busy if not other.cancel()]
-                wait(running)
-            for other in running:
-                other.result()
+        work()
     finally:
+        running = [other for other in busy if not other.cancel()]
+        wait(running)
         torch.set_num_threads(before)
+    for other in running:
+        other.result()
     return [found[i] for i in range(len(acts))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
+from itertools import groupby
 
 from node.core.errors import OutOfResources
 from node.partition.bounds import lower_bound
@@ -99,12 +100,7 @@ def _multifit(problem: OwnershipProblem, low: float, high: float) -> list[int] |
 
 def _first_fit(problem: OwnershipProblem, time: float) -> list[int] | None:
     costs, owner = problem.costs, [-1] * len(problem.costs)
-    kinds: list[list[int]] = []
-    for unit in range(len(costs)):
-        if kinds and costs[kinds[-1][0]] == costs[unit]:
-            kinds[-1].append(unit)
-        else:
-            kinds.append([unit])
+    kinds = [list(units) for _, units in groupby(range(len(costs)), costs.__getitem__)]
     keys = [-costs[kind[0]] for kind in kinds]
     for peer in sorted(range(len(problem.speeds)), key=lambda p: (problem.speeds[p], p)):
         room, at = int(time * problem.speeds[peer]), 0

@@ -9,8 +9,8 @@ the tensor-parallel ranks have sharded it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Literal
 
 from node.core.errors import UsageFault
@@ -59,8 +59,7 @@ def shampoo_flops(
 
 
 def flops(method: Method, rows: int, cols: int) -> int:
-    """Floating-point operations of one step; of AdamW 12 for each number. Raises UsageFault for an
-    unknown method."""
+    """Floating-point operations of one step; of AdamW 12 for each number."""
     match method:
         case "muon":
             return muon_flops(rows, cols)
@@ -70,10 +69,6 @@ def flops(method: Method, rows: int, cols: int) -> int:
             return shampoo_flops(rows, cols)
         case "adamw":
             return 12 * rows * cols
-        case _:
-            raise UsageFault(
-                f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}"
-            )
 
 
 def state_bytes(method: Method, rows: int, cols: int, masters: bool = False) -> int:
@@ -88,31 +83,20 @@ def state_bytes(method: Method, rows: int, cols: int, masters: bool = False) -> 
     return state + 2 * numel * masters
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRate:
-    """A measurement: ``gflops`` of a step of ``rows`` × ``cols``, by this method's own count of
-    operations."""
-
-    rows: int
-    cols: int
-    gflops: float
-
-
 class Rates:
-    """Corrects counted operations by measured rates; without measurements the count stands.
+    """Corrects counted operations by measured rates; without measurements the count stands. A
+    measurement is (rows, cols, Gflop/s) of a step, by the method's own count of operations.
 
     The rate of a shape is that of the nearest measured one: least ratio of the shorter sides, then
     of the longer ones, then the smaller shape. The correction is relative to the best rate
     measured, so that costs stay in operations at full rate.
     """
 
-    def __init__(self, measured: Iterable[KernelRate] = ()) -> None:
-        """Raises UsageFault for a rate that is not above 0 and finite, and for a side below 1."""
-        self._measured = sorted(
-            {(min(r.rows, r.cols), max(r.rows, r.cols), r.gflops) for r in measured}
-        )
-        for m, _, rate in self._measured:
-            if m < 1 or not 0 < rate < 1e12:
+    def __init__(self, measured: Iterable[tuple[int, int, float]] = ()) -> None:
+        """Raises UsageFault for a rate that is not above 0 and finite."""
+        self._measured = sorted({(min(a, b), max(a, b), rate) for a, b, rate in measured})
+        for _, _, rate in self._measured:
+            if not 0 < rate < 1e12:
                 raise UsageFault(f"{rate} is not a rate in Gflop/s of a matrix", "measure again")
         self._best = max((rate for _, _, rate in self._measured), default=1.0)
 
@@ -125,6 +109,10 @@ class Rates:
         return max(1, int(Fraction(count) * Fraction(self._best) / Fraction(nearest[2])))
 
 
+COUNTED = Rates()
+"""Where nothing was measured."""
+
+
 def _ratio(a: int, b: int) -> Fraction:
     return Fraction(max(a, b), min(a, b))
 
@@ -132,18 +120,14 @@ def _ratio(a: int, b: int) -> Fraction:
 def units_of(
     matrices: Sequence[Matrix],
     method: Method,
-    rates: Rates | None = None,
+    rates: Rates = COUNTED,
     masters: bool = False,
 ) -> list[Unit]:
-    """Every unit of every matrix, with its cost and the bytes of its state. Raises UsageFault for
-    an unknown method."""
-    table = rates or Rates()
-    made: list[Unit] = []
-    known: dict[tuple[int, int], tuple[int, int]] = {}
-    for matrix in matrices:
-        for name, rows, cols in matrix.shapes:
-            if (rows, cols) not in known:
-                cost = table.corrected(flops(method, rows, cols), rows, cols)
-                known[rows, cols] = cost, state_bytes(method, rows, cols, masters)
-            made.append(Unit(name, rows, cols, *known[rows, cols]))
-    return made
+    """Every unit of every matrix, with its cost and the bytes of its state."""
+
+    @cache
+    def of(rows: int, cols: int) -> tuple[int, int]:
+        cost = rates.corrected(flops(method, rows, cols), rows, cols)
+        return cost, state_bytes(method, rows, cols, masters)
+
+    return [Unit(*shape, *of(*shape[1:])) for matrix in matrices for shape in matrix.shapes]

@@ -160,9 +160,7 @@ def _branched(
     problem = state.problem
     costs, speeds = problem.costs, problem.speeds
     best, best_time = list(state.owner), state.makespan()
-    tails = [0] * (len(costs) + 1)
-    for unit in range(len(costs) - 1, -1, -1):
-        tails[unit] = tails[unit + 1] + costs[unit]
+    tails = [sum(costs[unit:]) for unit in range(len(costs) + 1)]
     load, owner, work = [0] * len(speeds), [-1] * len(costs), ComparisonBudget(most)
 
     def go(unit: int) -> bool:

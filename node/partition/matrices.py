@@ -18,8 +18,7 @@ class Matrix:
     """A parameter of ``rows`` × ``cols``. ``splits``: (label, rows) of the blocks of rows it is
     stepped as; empty: whole.
 
-    Raises UsageFault for a side below 1, and for splits that do not make up the rows or share a
-    label.
+    Raises UsageFault for splits that do not make up the rows or share a label.
     """
 
     name: str
@@ -28,17 +27,7 @@ class Matrix:
     splits: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.cols) < 1:
-            raise UsageFault(
-                f"{self.name} is {self.rows} x {self.cols}",
-                "give every matrix at least one row and one column",
-            )
-        if not self.splits:
-            return
-        if (
-            min(rows for _, rows in self.splits) < 1
-            or sum(rows for _, rows in self.splits) != self.rows
-        ):
+        if self.splits and sum(rows for _, rows in self.splits) != self.rows:
             told = "+".join(str(rows) for _, rows in self.splits)
             raise UsageFault(
                 f"the splits of {self.name} are {told}, it has {self.rows} rows",
@@ -77,7 +66,7 @@ class Unit:
 def equal_splits(matrix: str, rows: int, count: int) -> tuple[tuple[str, int], ...]:
     """``count`` equal blocks of rows, labelled 0, 1, …. Raises UsageFault if they do not divide the
     rows."""
-    if count < 1 or rows % count:
+    if rows % count:
         raise UsageFault(
             f"{matrix} has {rows} rows, which {count} equal splits do not divide",
             "list the rows of each split",

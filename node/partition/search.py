@@ -97,13 +97,12 @@ class SearchState:
         some = self.some(peer, most)
         for i in some:
             found.setdefault(costs[i], (i,))
-        if most > 1:
-            for size in range(2, most + 1):
-                for units in combinations(some, size):
-                    total = 0
-                    for i in units:
-                        total += costs[i]
-                    found.setdefault(total, units)
+        for size in range(2, most + 1):
+            for units in combinations(some, size):
+                total = 0
+                for i in units:
+                    total += costs[i]
+                found.setdefault(total, units)
         return sorted(found.items())
 
     def some(self, peer: int, most: int) -> list[int]:
@@ -116,15 +115,10 @@ class SearchState:
 
     def room_for(self, peer: int, come: Sequence[int], go: Sequence[int]) -> bool:
         """Whether a peer's memory holds after an exchange."""
-        room, sizes = self.problem.room, self.problem.sizes
+        room, size = self.problem.room, self.problem.sizes.__getitem__
         if room is None:
             return True
-        used = self.used[peer]
-        for i in come:
-            used += sizes[i]
-        for i in go:
-            used -= sizes[i]
-        return used <= room[peer]
+        return self.used[peer] + sum(map(size, come)) - sum(map(size, go)) <= room[peer]
 
 
 def improve(state: SearchState, work: ComparisonBudget, good_enough: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from node.core.errors import UsageFault
 from node.model.cost import human
-from node.partition.cost import METHODS, KernelRate, Rates, units_of
+from node.partition.cost import COUNTED, METHODS, Rates, units_of
 from node.partition.matrices import Matrix, equal_splits
 from node.partition.plan import OwnershipPlan, make_plan
 from node.scheduler.planning.problem import truth, whole
@@ -243,7 +243,7 @@ def _memory(given: Any, ranks: int) -> tuple[int, ...] | None:
 
 def _rates(given: Any) -> Rates:
     if given is None:
-        return Rates()
+        return COUNTED
     good = isinstance(given, list) and all(
         isinstance(r, list)
         and len(r) == 3
@@ -253,7 +253,7 @@ def _rates(given: Any) -> Rates:
     if not good:
         raise UsageFault("rates is not a list of measurements", "give [[rows, cols, gflops], ...]")
     return Rates(
-        KernelRate(
+        (
             whole(rows, "rows of a rate", 1, MOST_SIDE),
             whole(cols, "cols of a rate", 1, MOST_SIDE),
             gflops,

@@ -342,7 +342,7 @@ class StageRuntime:
     def _save(self, epoch: int, plan: Plan | None) -> None:
         own, copies = (
             self.state_export.state_at(self.stage.settled),
-            self.state_export.spares.held(),
+            dict(self.state_export.spares),
         )
         self.local_checkpoints.save(
             epoch,

@@ -58,11 +58,12 @@ def listed(directory: Path) -> Path:
 
 
 def stream(source: str, home: Path, *, windows: int = 8, seq_len: int = 16, cap: int = CAP,
-           sha256: str = "", holdout: float = 0.05, masked: bool = False) -> Stream:  # fmt: skip
+           sha256: str = "", holdout: float = 0.05, masked: bool = False,
+           place: str = "") -> Stream:  # fmt: skip
     settings = DataSettings(
         source=source, windows=windows, sha256=sha256, holdout=holdout, document_mask=masked
     )
-    return open_stream(settings, seq_len, ByteTokenizer(), home, "", cap)
+    return open_stream(settings, seq_len, ByteTokenizer(), home, place, cap)
 
 
 @contextmanager

@@ -67,10 +67,7 @@ async def test_held_out_text_is_never_trained_on(web, tmp_path, opens):
     assert all(text.find(text_of(row)) >= edge for row in held)
     trained = await rows(made, made.pieces.count // 4 * 255 // 16 * 16)
     assert max(text.find(text_of(row)) for row in trained) < edge
-    await made.close()
-    none = opens(f"{web.url}/SHA256SUMS", tmp_path, holdout=0.0)
-    with pytest.raises(UsageFault, match="no text is held out"):
-        await none.held_out_rows(0, 1)
+    assert opens(f"{web.url}/SHA256SUMS", tmp_path, holdout=0.0).held_out_windows == 0
 
 
 async def test_a_server_that_is_away_is_asked_until_it_is_back(web, tmp_path, caplog, opens):
@@ -242,6 +239,11 @@ def test_open_source_compares_the_list_and_asks_for_the_measure(web, tmp_path):
 )
 def test_which_sources_are_streamed(source, streamed):
     assert is_streamed(source) == streamed
+
+
+def test_the_home_of_nobody_is_said():
+    with pytest.raises(UsageFault, match="no such user"):
+        is_streamed("hf:~nobody-here/a")
 
 
 @pytest.mark.parametrize(

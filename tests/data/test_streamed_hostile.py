@@ -235,7 +235,7 @@ async def test_what_waits_for_a_server_is_queued_once(web, tmp_path, opens):
         asking = asyncio.ensure_future(made.rows(range(16)))
         await asyncio.sleep(0)
         asking.cancel()
-    assert len(made._queue) <= 2 * made.pieces.lanes
+    assert len(made._making) <= 2 * made.pieces.lanes
 
 
 async def test_what_no_library_can_read_is_said_and_replaced(
@@ -399,9 +399,5 @@ async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path, op
     listed(folder)
     assert is_streamed("file:SHA256SUMS", str(folder))
     assert not is_streamed("file:a.jsonl", str(folder / "SHA256SUMS"))
-    settings = stream_module.DataSettings(source="file:SHA256SUMS", windows=4)
-    tokenizer = opens(f"file:{folder}/SHA256SUMS", tmp_path)._tokenizer
-    from node.data.streamed.opening import open_stream
-
-    made = open_stream(settings, 16, tokenizer, tmp_path, str(folder), CAP)
+    made = opens("file:SHA256SUMS", tmp_path, place=str(folder))
     assert (await made.rows(range(2))).shape == (2, 17)

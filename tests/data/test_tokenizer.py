@@ -73,7 +73,6 @@ def test_a_trained_tokenizer_is_loaded_and_exported_unchanged(trained):
     assert ours.to_json() == trained.read_bytes()
     assert int(ids.max()) < ours.vocab
     assert ours.eos == 0
-    assert ours.bos is None
 
 
 def words() -> tokenizers.Tokenizer:

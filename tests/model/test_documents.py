@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
-from benchmarks.given.directories import made
 from benchmarks.lab.visits import visit
 from benchmarks.reference.unsplit import Unsplit
 from node.model.documents import NO_TARGET, ends_of, lengths_of, within
-from node.model.pretrained import Weights, model_of
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.visit_buffers import StageMath
@@ -63,22 +59,6 @@ def test_a_packed_document_is_as_it_is_alone(qk_norm: bool, recompute: bool) -> 
     assert float(loss.detach()) == pytest.approx(float(total), rel=1e-6)
     for a, b in zip(together.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_packed_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    there = made(kind, tmp_path)
-    settings, model = ModelSettings(**model_of(there)[0]), None
-    model = Unsplit(settings)
-    weights = Weights(there)
-    model.load_state_dict({n: t for s in (0, 1) for n, t in weights.stage(settings, 1, s).items()})
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32)
-    tokens = torch.arange(48)[None] * 11 % settings.vocab
-    positions = torch.cat([torch.arange(n) for n in (20, 1, 27)])[None]
-    with torch.no_grad():
-        wanted = theirs(tokens, position_ids=positions, use_cache=False).logits
-        assert float((model.logits(tokens, (19, 20)) - wanted).abs().max()) < 1e-5
-        assert float((model.logits(tokens) - wanted).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("most", [1, 2])

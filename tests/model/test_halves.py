@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.given.directories import made
-from benchmarks.lab.visits import read
+from benchmarks.lab.visits import visit
 from node.core.ids import ENDS
 from node.model.cost import stage_bytes
 from node.model.device import Device
@@ -19,7 +19,7 @@ from node.model.pretrained import Weights, model_of
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.gradients import GradientSum
-from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from node.pipeline.visit_buffers import StageMath
 
 SMALL = ModelSettings(layers=2, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=16, qk_norm=True)
 LORA = replace(SMALL, adapter=2)
@@ -36,18 +36,13 @@ def test_a_visit_in_bf16_is_near_one_in_fp32(settings: ModelSettings, recompute:
     assert {t.dtype for t in half.state_dict().values()} == {torch.bfloat16}
     found = []
     for module, autocast in ((half, HALF), (whole, Device(torch.device("cpu")).autocast)):
+        x = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1))
         math = StageMath(module, "fp32", autocast, recompute)
-        work = VisitBuffers(1.0, (2, 16, 32))
-        work.input = read(torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1)))
-        math.forward(work)
-        assert work.output is not None
-        out = torch.frombuffer(work.output, dtype=torch.float32).clone()
-        work.gradient = read(torch.ones(2, 16, 32))
-        math.backward(work)
-        assert work.share is not None
+        output, _, share = visit(math, x, torch.ones(2, 16, 32))
         sums = GradientSum()
-        sums.offer([work.share], 32)
-        found.append((out, sums.take()[0], {g.dtype for g in work.share.values()}))
+        sums.offer([share], 32)
+        out = torch.frombuffer(bytearray(output), dtype=torch.float32)
+        found.append((out, sums.take()[0], {g.dtype for g in share.values()}))
     (out, grads, kinds), (plain, theirs, _) = found
     torch.testing.assert_close(out, plain, atol=0.05, rtol=0.05)
     assert kinds == {torch.bfloat16}

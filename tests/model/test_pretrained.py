@@ -47,6 +47,7 @@ def llama(saved: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("numbers", [torch.float32, torch.bfloat16])
 def test_logits_are_those_of_transformers(kind: str, numbers: torch.dtype, tmp_path: Path) -> None:
+    """Of one document, and of three that are packed into one sequence."""
     there = made(kind, tmp_path)
     if numbers is torch.bfloat16:
         model = transformers.AutoModelForCausalLM.from_pretrained(there).to(numbers)
@@ -62,6 +63,10 @@ def test_logits_are_those_of_transformers(kind: str, numbers: torch.dtype, tmp_p
     tokens = torch.arange(64)[None] * 11 % settings.vocab
     with torch.no_grad():
         assert float((model(tokens) - theirs(tokens).logits).abs().max()) < 1e-5
+        positions = torch.cat([torch.arange(n) for n in (20, 1, 43)])[None]
+        packed = theirs(tokens, position_ids=positions, use_cache=False).logits
+        assert float((model.logits(tokens, (19, 20)) - packed).abs().max()) < 1e-5
+        assert float((model(tokens) - packed).abs().max()) > 1e-3
 
 
 def test_digests_name_the_weights_of_every_stage(llama: Path) -> None:

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.reference.unsplit import Unsplit
-from node.core.errors import UsageFault
 from node.model import stages as stages_module
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, parameter_shapes
@@ -149,10 +148,3 @@ def test_rotary_tables_follow_the_number_format():
     torch.testing.assert_close(single.double(), double, atol=1e-5, rtol=1e-5)
     q = torch.zeros(1, dtype=torch.bfloat16)
     assert {t.dtype for t in blocks.rope.tables(4, q)} == {torch.bfloat16}
-
-
-def test_a_stage_that_does_not_exist_is_refused():
-    with pytest.raises(UsageFault):
-        build(SMALL, 3, 4)
-    with pytest.raises(UsageFault):
-        Blocks(replace(SMALL, heads=5), range(1))

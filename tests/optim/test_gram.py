@@ -88,12 +88,6 @@ def test_restarts_come_after_two_steps_and_then_every_three(steps, expected):
     assert runs(steps) == expected
 
 
-def test_a_stack_of_gram_iterations_is_each_by_itself():
-    stack = torch.stack([wide("gauss", seed=i) for i in range(3)])
-    for one, many in zip(stack, gram(stack, SIMPLE), strict=True):
-        assert distance(many, gram(one, SIMPLE)) < 1e-13
-
-
 @pytest.mark.parametrize("m", [1, 31, 32, 33, 128, 160, 257])
 @pytest.mark.parametrize("plus", [False, True])
 def test_panels_are_the_symmetric_product(m, plus):

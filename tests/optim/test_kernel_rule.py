@@ -109,15 +109,11 @@ def test_bf16_that_gains_little_is_not_taken():
     )
 
 
-@pytest.mark.parametrize("slow", [64, 128, 256, 512])
+@pytest.mark.parametrize("slow", SQUARES)
 def test_bf16_begins_where_it_is_faster_on_all_that_is_larger(slow):
     faster = {side: (0.9 if side == slow else 3.0) for side in SQUARES}
-    larger = min(side for side in SQUARES if side > slow)
+    larger = min((side for side in SQUARES if side > slow), default=0)
     assert rule_from(measured(machine(faster))[0]).bf16_from == larger**2
-
-
-def test_bf16_that_loses_on_the_largest_is_never_taken():
-    assert rule_from(measured(machine({**UNITS, max(SQUARES): 1.0}))[0]).bf16_from == 0
 
 
 def test_hopeless_bf16_is_tried_on_one_size_only():

@@ -106,24 +106,6 @@ def test_updates_below_the_resolution_of_bf16_add_up() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@matrix_by_matrix()
-def test_a_step_goes_on_from_a_master_that_was_handed_over(method: str) -> None:
-    owner, parameters = trained(method, 3, halves())
-    taker = Owner(settings_of(method, "bf16"), 0)
-    for name, shape in SHAPES.items():
-        taker.load_state(name, shape, owner.state(name), 2)
-    gradients = numbers(9, scale=0.01)
-    attempt = owner.step_parts(parameters, gradients, 3)
-    expected = step_all(owner, parameters, gradients, 3)
-    fresh = step_all(taker, parameters, gradients, 3)
-    for name in SHAPES:
-        assert torch.equal(attempt[name], expected[name]), "an attempt may be repeated"
-        assert torch.equal(fresh[name], expected[name])
-        mine, its = taker.state(name), owner.state(name)
-        assert all(torch.equal(mine[key], its[key]) for key in its)
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_a_lower_half_of_others_moves_little(method: str) -> None:
     """As that of an older copy, or one that somebody made up."""
     owner, parameters = trained(method, 3, halves())

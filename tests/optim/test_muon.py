@@ -59,21 +59,3 @@ def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
         other - parameter
     )
     assert not torch.allclose(mine, parameter, atol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "decay"), [("lm_head.weight", (9, 5), 0.1), ("model.norm.weight", (7,), 0.0)]
-)
-def test_adamw_equals_torchs(name, shape, decay):
-    g = torch.Generator().manual_seed(4)
-    parameter, gradients = (
-        torch.randn(shape, generator=g),
-        [torch.randn(shape, generator=g) for _ in range(8)],
-    )
-    settings = OptimSettings(adam_lr=3e-3, warmup=0, weight_decay=0.1)
-    mine = walk(settings, name, parameter, gradients)
-
-    def make(p: torch.Tensor) -> torch.optim.AdamW:
-        return torch.optim.AdamW(p, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)
-
-    assert torch.allclose(mine, theirs(make, parameter, gradients), atol=1e-6, rtol=0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from node.core.errors import StepFault, UsageFault
+from node.core.errors import UsageFault
 from node.optim.coefficients import NAMES, coefficients
 from node.optim.kernel_rule import CPU, KernelRule
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all
@@ -130,25 +130,6 @@ def test_a_stack_is_cut_where_it_would_take_too_much(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("bad", "why"),
-    [
-        (torch.zeros(4), "no matrix"),
-        (torch.zeros(0, 4), "no matrix"),
-        (torch.zeros(4, 0), "no matrix"),
-        (torch.zeros(()), "no matrix"),
-        (torch.zeros(2, 3, 4), "no matrix"),
-        (torch.zeros(4, 4, dtype=torch.int64), "int64"),
-    ],
-)
-def test_what_is_no_matrix_of_floats_is_refused(bad, why):
-    with pytest.raises(StepFault, match=why):
-        newton_schulz_all([matrix((4, 4)), bad], 5, False)
-    if bad.ndim != 3:
-        with pytest.raises(StepFault, match=why):
-            newton_schulz(bad)
-
-
-@pytest.mark.parametrize(
     ("name", "steps", "least", "low", "high"),
     [
         ("simple", 5, 2e-3, 0.68, 1.21),
@@ -171,12 +152,9 @@ def test_each_set_brings_singular_values_to_one(name, steps, least, low, high):
     assert distance(newton_schulz(m, steps, coefficients=name), reference(m, steps, name)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "steps"), [("jordan2", 5), ("simple", 0), ("simple", 101), ("deepseek_v4", 2)]
-)
-def test_unknown_coefficients_and_senseless_counts_are_refused(name, steps):
+def test_too_few_steps_are_refused():
     with pytest.raises(UsageFault):
-        coefficients(name, steps)
+        coefficients("deepseek_v4", 2)
 
 
 def test_sets_differ_and_stay_bounded_on_all_they_may_meet():

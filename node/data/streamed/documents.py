@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from node.core.errors import LocalFault, UsageFault
-from node.data.readers import arrow
+from node.data.readers import library
 from node.data.streamed.files import BLOCK, Files, Ranges, Shard, kind_of
 from node.data.streamed.pieces import Part
 
@@ -80,7 +80,8 @@ class Documents:
             )  # fmt: skip
 
     def _rows(self, shard: Shard, part: Part) -> Iterator[bytes]:
-        pyarrow, pq = arrow("parquet")
+        pq = library("pyarrow.parquet", "reading parquet")
+        pyarrow = library("pyarrow", "reading parquet")
         try:
             # A buffer: pages are decoded one after the other, however large a row group is.
             source = Ranges(self._files, shard)

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import httpx2
 
 from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
-from node.data.readers import arrow
+from node.data.readers import library
 
 WHOLE = 64 << 20
 """A shard of at most so many bytes is fetched whole, and its hash is compared; of a larger one only
@@ -205,16 +205,16 @@ class Files:
         had come of it before a failure is not fetched again. Raises as :meth:`read` does."""
         path = self._path(shard, "shard") if shard.remote else Path(shard.name)
         with self._alone(path):
-            if shard.remote and self.used(path):
+            if shard.remote and self.used(path) and path not in self._compared:
                 try:
-                    self._own(shard, path)
+                    self._compare(shard, path)
                 except UsageFault:
                     path.unlink(missing_ok=True)
             if shard.remote and not self.used(path):
                 self._fetch(shard, path)
-                self._compared.add(path)
-            elif not shard.remote and path.parent != self.folder:
-                self._own(shard, path)
+            elif not shard.remote and path.parent != self.folder and path not in self._compared:
+                self._compare(shard, path)
+            self._compared.add(path)
             return path
 
     def unpacked(self, shard: Shard, packed: str) -> Shard:
@@ -252,18 +252,16 @@ class Files:
         with self._lock:
             return self._making.setdefault(path.name, threading.Lock())
 
-    def _own(self, shard: Shard, path: Path) -> None:
-        """Compare a shard that lies on this disk, once."""
-        if path in self._compared:
-            return
+    def _compare(self, shard: Shard, path: Path) -> None:
+        """Raises UsageFault for a file that is not what the list says of a shard."""
         try:
             with open(path, "rb") as file:
                 digest = self._digest(file) if shard.sha256 else ""
                 size = os.fstat(file.fileno()).st_size
         except OSError as e:
             raise UsageFault(f"cannot read {path}: {e.strerror}", "check  --data PATH") from e
-        _compare(shard, size, digest)
-        self._compared.add(path)
+        if size != shard.size or digest != shard.sha256:
+            raise _other(shard, f"{size} bytes, sha256 {digest[:16]}…")
 
     def _digest(self, file: BinaryIO) -> str:
         found = hashlib.sha256()
@@ -275,7 +273,7 @@ class Files:
     def _unpack(self, stored: Path, shard: Shard, packed: str, path: Path) -> None:
         most = max(WHOLE, MOST_UNPACKED * shard.size)
         with self._held({stored: 0}), self._staged(path, 0) as (staged, grow):
-            with self._room(), open(staged, "wb") as file:
+            with open(staged, "wb") as file:
                 for text in _unpacked(stored, packed):
                     self.go_on()
                     if file.tell() + len(text) > most:
@@ -300,18 +298,20 @@ class Files:
         part = path.with_suffix(".part")
         with self._held({part: shard.size}):
             self._fetch_into(part, shard)
+            try:
+                self._compare(shard, part)
+            except UsageFault:
+                part.unlink()
+                raise
             self._name(part, path)
 
     def _fetch_into(self, part: Path, shard: Shard) -> None:
         have = part.stat().st_size if self.used(part) else 0
-        if have > shard.size:
-            part.unlink()
-            have = 0
         if have < shard.size:
             headers = {"Range": f"bytes={have}-"} if have else {}
             if shard.etag and have:
                 headers["If-Range"] = shard.etag
-            with asked(shard.name, self._client, "GET", headers) as answer, self._room():
+            with asked(shard.name, self._client, "GET", headers) as answer:
                 # A server that knows no ranges, or has another version now, sends all of it.
                 rest = f"bytes {have}-{shard.size - 1}/{shard.size}"
                 goes_on = have and answer.headers.get("content-range", "") == rest
@@ -329,24 +329,17 @@ class Files:
             raise NetworkFault(
                 f"{shard.name}: {got} bytes came of {shard.size}", "it is asked again"
             )
-        with open(part, "rb") as file:
-            digest = self._digest(file)
-        try:
-            _compare(shard, got, digest)
-        except UsageFault:
-            part.unlink()
-            raise
 
     def put(self, path: Path, content: bytes) -> None:
         """Write a file at once, with room made for it."""
-        with self._staged(path, len(content)) as (staged, _), self._room():
+        with self._staged(path, len(content)) as (staged, _):
             staged.write_bytes(content)
             self._name(staged, path)
 
     def _name(self, staged: Path, path: Path) -> None:
         """Give a file its name once the disk has it: else a name could outlive a power loss, and
         its bytes not."""
-        with self._room(), open(staged, "rb+") as file:
+        with open(staged, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(staged, path)
 
@@ -364,23 +357,17 @@ class Files:
                 staged.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _room(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as e:
-            if isinstance(e, TimeoutError | ConnectionError):
-                raise
-            raise OutOfResources(
-                f"cannot keep data in {self.folder}: {e.strerror}", "free some space"
-            ) from e
-
-    @contextlib.contextmanager
     def _held(self, sizes: dict[Path, int]) -> Iterator[Callable[[dict[Path, int]], None]]:
         """Files that are not deleted meanwhile, with room made for as many bytes as they will have;
-        what is given takes larger numbers. Raises OutOfResources where they do not fit."""
+        what is given takes larger numbers. Raises OutOfResources where they do not fit, and where
+        the disk does not take them."""
         self._make_room(sizes)
         try:
             yield self._make_room
+        except OSError as e:
+            raise OutOfResources(
+                f"cannot keep data in {self.folder}: {e.strerror}", "free some space"
+            ) from e
         finally:
             with self._lock:
                 for path in sizes:
@@ -410,11 +397,6 @@ class Files:
                 )
 
 
-def _compare(shard: Shard, size: int, sha256: str) -> None:
-    if size != shard.size or (shard.sha256 and sha256 != shard.sha256):
-        raise _other(shard, f"{size} bytes, sha256 {sha256[:16]}…")
-
-
 def _other(shard: Shard, why: str) -> UsageFault:
     return UsageFault(
         f"{shard.name} is not the shard of the list: {why}",
@@ -424,7 +406,7 @@ def _other(shard: Shard, why: str) -> UsageFault:
 
 def _unpacked(stored: Path, packed: str) -> Iterator[bytes]:
     """The text of a packed file in pieces. Raises UsageFault for what is none."""
-    pyarrow, _ = arrow(".zst and .gz")
+    pyarrow = library("pyarrow", "reading .zst and .gz")
     try:
         with pyarrow.input_stream(str(stored), compression=packed) as source:
             while text := source.read(_UNPACKED):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import secrets
 from pathlib import Path
 
 import httpx2
 
-from node.core.errors import OutOfResources, UsageFault
+from node.core.errors import OutOfResources
 from node.data.cache import id_type
+from node.data.readers import library
 from node.data.settings import DataSettings
 from node.data.streamed.files import TIMEOUT, WHOLE, Files, kind_of
 from node.data.streamed.shards import Listing, listed
@@ -33,26 +32,23 @@ def open_stream(
     plain = {"user-agent": "tutti", "accept-encoding": "identity"}
     client = httpx2.Client(timeout=TIMEOUT, follow_redirects=True, headers=plain | _token(settings))
     files = Files(client, home / "data" / "stream", cap)
-    kept = home / "data" / f"{_name(settings.source, place)}.shards"
+    named = hashlib.sha256(f"{settings.source}\n{place}".encode()).hexdigest()[:32]
+    kept = home / "data" / f"{named}.shards"
 
     def look() -> Listing:
         found = listed(settings.source, place, client, files.go_on)
         if settings.sha256.lower() not in ("", found.sha256):
             return found  # the source has others now; what is kept is still the run's
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # it is asked for again at the next start
-            staged = kept.with_name(f".{kept.name}.{secrets.token_hex(4)}")
-            staged.write_text(found.to_json())
-            os.replace(staged, kept)
+        with contextlib.suppress(OutOfResources):  # it is asked for again at the next start
+            files.put(kept, found.to_json().encode())
         return found
 
     listing = _known(kept, settings.sha256) or look()
     stream = Stream(listing, settings, seq_len, tokenizer, files, look)
     whole = (
-        2 * s.size if kind.packed else s.size
+        2 * s.size if kind_of(s.name).packed else s.size
         for s in listing.shards
-        for kind in (kind_of(s.name),)
-        if kind.packed or (s.remote and s.size <= WHOLE)
+        if kind_of(s.name).packed or (s.remote and s.size <= WHOLE)
     )
     piece = settings.windows * seq_len * id_type(tokenizer).itemsize
     needed = 2 * stream.pieces.lanes * piece + 2 * max(whole, default=0)
@@ -67,8 +63,6 @@ def open_stream(
 
 def _known(kept: Path, sha256: str) -> Listing | None:
     """What was found the last time, if it is what is wanted."""
-    if not sha256:
-        return None
     try:
         found = Listing.from_json(kept.read_text())
         return found if found.sha256 == sha256.lower() else None
@@ -76,18 +70,10 @@ def _known(kept: Path, sha256: str) -> Listing | None:
         return None
 
 
-def _name(source: str, place: str) -> str:
-    return hashlib.sha256(f"{source}\n{place}".encode()).hexdigest()[:32]
-
-
 def _token(settings: DataSettings) -> dict[str, str]:
     """For the Hub, who we are, where that was set up here. A redirect to another host leaves it
     out."""
     if not settings.source.startswith("hf:"):
         return {}
-    try:
-        from huggingface_hub import get_token
-    except ImportError as e:
-        raise UsageFault("hf: needs huggingface_hub", 'pip install "tutti[data]"') from e
-    token = get_token()
+    token = library("huggingface_hub", "hf:").get_token()
     return {"authorization": f"Bearer {token}"} if token else {}

@@ -19,7 +19,9 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx2
 
 from node.core.errors import NetworkFault, UsageFault
+from node.core.home import expanded
 from node.data.places import local
+from node.data.readers import library
 from node.data.streamed.files import Shard, asked, kind_of
 
 MOST_SHARDS = 100_000
@@ -37,10 +39,11 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 def is_streamed(source: str, place: str = "") -> bool:
     """Whether a source is read in pieces; ``place``: where this peer keeps it, if anywhere. Of a
-    file the manifest's word counts: all peers must read it in the same way."""
+    file the manifest's word counts: all peers must read it in the same way. Raises UsageFault for
+    the home of an unknown user."""
     kind, _, name = source.partition(":")
     if kind == "hf":
-        return not Path(place or name.partition(":")[0]).expanduser().exists()
+        return not expanded(place or name.partition(":")[0]).exists()
     return kind in ("http", "https") or (kind == "file" and _is_list(name))
 
 
@@ -180,21 +183,16 @@ def _local(path: Path) -> tuple[Shard, ...]:
 
 def _hub(name: str, client: httpx2.Client) -> Listing:
     """NAME[@REVISION][:CONFIG]:SPLIT of the Hugging Face Hub, at one commit."""
-    try:
-        from huggingface_hub import HfApi, hf_hub_url
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    except ImportError as e:
-        raise UsageFault(
-            "hf: needs the datasets library, which is not installed", 'pip install "tutti[data]"'
-        ) from e
+    hub = library("huggingface_hub", "hf:")
+    errors = library("huggingface_hub.errors", "hf:")
     where, *rest = name.split(":")
     repository, _, revision = where.partition("@")
     config, split = rest[:2] if len(rest) > 1 else ("", *rest, "train")[:2]
     try:
-        info = HfApi().dataset_info(
+        info = hub.HfApi().dataset_info(
             repository, revision=revision or None, timeout=HUB_S, files_metadata=True
         )
-    except (HfHubHTTPError, HFValidationError) as e:
+    except (errors.HfHubHTTPError, errors.HFValidationError) as e:
         status = getattr(getattr(e, "response", None), "status_code", 0)
         if status >= 500:
             raise NetworkFault(f"the Hub says {status}", "try again later") from e
@@ -213,7 +211,7 @@ def _hub(name: str, client: httpx2.Client) -> Listing:
         )
     shards = tuple(
         Shard(
-            hf_hub_url(repository, file, repo_type="dataset", revision=info.sha),
+            hub.hf_hub_url(repository, file, repo_type="dataset", revision=info.sha),
             int(files[file].size or 0),
             str(lfs.sha256) if (lfs := files[file].lfs) else "",
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import heapq
 import json
 import logging
 import os
@@ -82,13 +81,13 @@ class Stream:
         self._sound = Newest[int, None](4 * self.pieces.lanes)
         """Pieces whose file was found sound since the start."""
         self._making = dict[int, asyncio.Future[None]]()
-        self._queue = list[tuple[int, int, int]]()
+        """Pieces that are wanted and not here yet, in the order in which they were asked for."""
         self._urgency = dict[int, int]()
-        """Of each piece that is queued, the highest: once for each of them is enough."""
+        """Of each of them, the highest."""
         self._under_way = set[int]()
         self._waiting_again = set[int]()
         """Pieces that could not be had at the last try."""
-        self._queued = self._working = 0
+        self._working = 0
         self._pause, self._looked = 0.0, -LOOK_AGAIN_S
         self._warned = False
         self._replaced = Newest[str, None](1000)
@@ -146,11 +145,7 @@ class Stream:
 
     async def held_out_rows(self, i: int, size: int) -> np.ndarray:
         """Token ids of the ``i``-th ``size`` held-out windows, round again at the end, as
-        :meth:`rows` gives them. Raises UsageFault when nothing is held out."""
-        if not self.held_out_windows:
-            raise UsageFault(
-                "no text is held out", "set data.holdout above 0, or training.eval_every to 0"
-            )
+        :meth:`rows` gives them."""
         return await self._rows([self.pieces.held_out(i * size + j) for j in range(size)])
 
     async def close(self) -> None:
@@ -191,26 +186,17 @@ class Stream:
                 future.set_result(None)
                 return future
             self._making[number] = future
-        if urgency < self._urgency.get(number, _LATER + 1):
-            self._queue_up(number, urgency)
+        self._urgency[number] = min(urgency, self._urgency.get(number, _LATER))
         if self._working < self._workers:
             self._working += 1
             self._tasks.spawn(self._work(), "tokenise")
         return future
 
-    def _queue_up(self, number: int, urgency: int) -> None:
-        self._urgency[number] = urgency
-        self._queued += 1
-        heapq.heappush(self._queue, (urgency, self._queued, number))
-
     async def _work(self) -> None:
         """Make pieces, the most urgent first, until none is left."""
         try:
-            while self._queue:
-                urgency, _, number = heapq.heappop(self._queue)
-                future = self._making.get(number)
-                if future is None or number in self._under_way:
-                    continue  # asked for twice
+            while waiting := [n for n in self._making if n not in self._under_way]:
+                number = min(waiting, key=self._urgency.__getitem__)
                 self._under_way.add(number)
                 try:
                     others = ELSEWHERE if number in self._waiting_again else 0
@@ -220,13 +206,16 @@ class Stream:
                 except (LocalFault, OSError) as e:
                     self._waiting_again.add(number)
                     await self._failed(e)
-                    self._queue_up(number, min(urgency, self._urgency[number]))
+                    self._making[number] = self._making.pop(number)  # behind the others
                 else:
                     self._waiting_again.discard(number)
-                    self._worked()
+                    self._pause = 0.0
+                    if self._warned and not self._waiting_again:
+                        self._warned = False
+                        _log.info("text for training can be had again")
                     del self._urgency[number]
                     self._sound[number] = None
-                    del self._making[number]
+                    future = self._making.pop(number)
                     if not future.done():
                         future.set_result(None)
                 finally:
@@ -249,12 +238,6 @@ class Stream:
                     self.listing = listing
         self._pause = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause))
         await asyncio.sleep(self._pause)
-
-    def _worked(self) -> None:
-        self._pause = 0.0
-        if self._warned and not self._waiting_again:
-            self._warned = False
-            _log.info("text for training can be had again")
 
     # ------------------------------------------------------------ on threads
 

@@ -5,81 +5,67 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from node.data.batches import batch, held_out_batch, pair
 from node.data.order import SampleOrder
-from node.data.sources import Corpus
+from node.data.sources import Corpus, Ids
 from node.data.streamed.stream import Stream
+from node.model.documents import NO_TARGET
 
 Batch = tuple[Tensor, Tensor]
 
 
-class Samples(Protocol):
-    """Micro-batches of (tokens, targets), int64 [B, T] each; ``size``: sequences of one."""
-
-    @property
-    def size(self) -> int: ...
-
-    def expect(self, samples: Iterable[int]) -> None:
-        """The samples at these positions are wanted soon."""
-        ...
-
-    async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
-        """What makes the batch of the samples at these positions, on any thread; waits until they
-        can be had."""
-        ...
-
-    def held_out_count(self) -> int:
-        """Whole micro-batches of held-out text, at least 1 when there is any."""
-        ...
-
-    async def fetch_held_out(self, i: int) -> Batch:
-        """The ``i``-th held-out micro-batch."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of what is kept open."""
-        ...
-
-
 @dataclass(frozen=True)
 class Text:
-    """Samples of a corpus that is here as a whole."""
+    """Samples of a corpus that is here as a whole; ``size``: sequences of a micro-batch."""
 
     corpus: Corpus
     order: SampleOrder
     size: int
 
     def at(self, samples: Sequence[int]) -> Batch:
-        """(tokens, targets), int64 [B, T], of the samples at these positions."""
-        return batch(self.corpus, self.order, samples)
+        """(tokens, targets) of the samples at these positions: int64 [B, T] each, targets one token
+        ahead."""
+        return self._windows(self.corpus.train, map(self.order.sample, samples))
 
     def expect(self, samples: Iterable[int]) -> None:
-        pass
+        """The samples at these positions are wanted soon."""
 
     async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
+        """What makes the batch of the samples at these positions, on any thread; waits until they
+        can be had."""
         return partial(self.at, samples)
 
     def held_out_count(self) -> int:
+        """Whole micro-batches of held-out text, at least 1 when there is any."""
         return _batches(self.corpus.held_out_windows, self.size)
 
     def held_out(self, i: int) -> Batch:
-        """The ``i``-th held-out micro-batch."""
-        return held_out_batch(self.corpus, i, self.size)
+        """The ``i``-th held-out micro-batch, in text order and round again at the end."""
+        count = self.corpus.held_out_windows
+        return self._windows(
+            self.corpus.held_out, ((i * self.size + j) % count for j in range(self.size))
+        )
 
     async def fetch_held_out(self, i: int) -> Batch:
+        """As :meth:`held_out`."""
         return self.held_out(i)
 
     async def close(self) -> None:
-        pass
+        """Let go of what is kept open."""
+
+    def _windows(self, text: Ids, windows: Iterable[int]) -> Batch:
+        length = self.corpus.seq_len
+        rows = np.stack([np.asarray(text[w * length : (w + 1) * length + 1]) for w in windows])
+        return pair(rows.astype(np.int64), self.corpus.end)
 
 
 @dataclass(frozen=True)
 class StreamedText:
-    """Samples of a stream."""
+    """As :class:`Text`, of a stream."""
 
     stream: Stream
     size: int
@@ -98,6 +84,17 @@ class StreamedText:
 
     async def close(self) -> None:
         await self.stream.close()
+
+
+Samples = Text | StreamedText
+
+
+def pair(rows: np.ndarray, end: int | None) -> Batch:
+    """(tokens, targets) of token ids, int64 [B, T + 1]. A token ``end`` has no target: what follows
+    is another document; None: every token has one."""
+    both = torch.from_numpy(rows)
+    tokens, targets = both[:, :-1].contiguous(), both[:, 1:].contiguous()
+    return tokens, targets if end is None else targets.masked_fill_(tokens == end, NO_TARGET)
 
 
 def _batches(windows: int, size: int) -> int:
