@@ -108,7 +108,7 @@ class Quiet(HistoryRecorder):
     def gave(self, peer: Any, samples: Any, sums: Any, tokens: int) -> int:
         return tokens
 
-    step = stepping = settling = restored = fact = _nothing
+    step = stepping = settling = restored = accept = _nothing
 
 
 class CellSwarm(SimSwarm):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 from node.app.ports import PeerPort
 from node.core.errors import LocalFault, UsageFault
@@ -21,8 +20,8 @@ from node.training.presence import HASTE_S, Presence
 class Placing:
     """Of one daemon. ``open_to``: as in its record (:class:`~node.dht.record.PeerBody`)."""
 
-    def __init__(self, daemon: PeerPort, choosing: Callable[..., Choosing] = Choosing) -> None:
-        self._d, self._make = daemon, choosing
+    def __init__(self, daemon: PeerPort) -> None:
+        self._d = daemon
         self.open_to = daemon.config.open_to
         self._machine: Choosing | None = None
         self._stages = 0
@@ -102,7 +101,7 @@ class Placing:
     def _begin(self, stage: int | None) -> Choosing:
         d = self._d
         stages = able(self.open_to, self._stages)
-        self._machine = self._make(d.identity.peer_id, stages, self._stages, d.clock.now(), stage)
+        self._machine = Choosing(d.identity.peer_id, stages, self._stages, d.clock.now(), stage)
         return self._machine
 
     async def watch(self, presence: Presence) -> None:

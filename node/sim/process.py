@@ -8,10 +8,10 @@ services there are, and how they are connected, is :func:`node.app.assembly.comp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -30,25 +30,27 @@ from node.core.ids import CellId, PeerId, first_cell
 from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.core.version import PROTOCOL, Protocols
+from node.identity.faults import FaultBook
 from node.manifest import Manifest
 from node.pipeline.settings import PipelineLimits
 from node.scheduler.router import SearchJob, search
-from node.sim import lies
-from node.sim.observing import FactJournal
-from node.sim.ports import SimSwarmPort
+from node.sim.setup import Setup
 from node.sim.world.device import SimDevice
-from node.sim.world.directory import SimDirectory
+from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.disk import DiskStore, SimDisk
 from node.sim.world.loop import Inline, ProcessLoop, VirtualTime
-from node.sim.world.network import SimTransport
+from node.sim.world.network import SimNet, SimTransport
 from node.sim.world.signing import SimSigner
 from node.sim.world.values import SampleText, ValueMath, ValueOwner, Values, ValueSum
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
 from node.training.colleagues import Colleagues
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.presence import Presence
+from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import SEARCH_S
-from node.training.protocol.rules import ChangeStatus
+from node.training.protocol.rules import ChangeStatus, Rules
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
 from node.training.state.meter import PipelineMeter
@@ -74,6 +76,32 @@ class SimClock(Clock):
 
     def wall(self) -> float:
         return self._world.now + self.skew
+
+
+class SimSwarmPort(Protocol):
+    """The swarm that a peer is part of: of :class:`node.sim.swarm.SimSwarm` what its peers, watches
+    and strangers know."""
+
+    seed: int
+    setup: Setup
+    world: VirtualTime
+    net: SimNet
+    record_store: SimDht
+    manifest: Manifest
+    metrics: Metrics
+    make: Any
+    watch: Any
+
+    @property
+    def peers(self) -> Mapping[PeerId, SimPeer]: ...
+    @property
+    def stash_bytes(self) -> int: ...
+    def honest(self, peer: PeerId) -> bool: ...
+    def calm(self) -> bool: ...
+    def live(self, stage: int | None = None) -> Sequence[SimPeer]: ...
+    def read(self, change: str) -> Rules: ...
+    def facts(self, facts: RunFacts) -> RunFacts: ...
+    def left(self, peer: SimPeer, mover: Mover) -> None: ...
 
 
 @dataclass
@@ -114,12 +142,12 @@ class SimPeer:
         swarm = self.swarm
         self.loop = ProcessLoop(self.world)
         self.device = SimDevice(self.loop, self.slowness)
-        self.journal = FactJournal(self.name, swarm.watch, self.clock)
+        self.journal = Journal((swarm.watch,), clock=self.clock, keep=1)
         self.transport = SimTransport(
             swarm.net,
             self.name,
             self.loop,
-            swarm.make.fault_book(),
+            FaultBook(),
             partial(swarm.watch.banned, self),
             partial(swarm.watch.fault, self),
         )
@@ -128,8 +156,7 @@ class SimPeer:
         self.assembled: Services | None = None
         self.owner: ValueOwner | None = None
         self.draining = self.ending = self.told_to_leave = False
-        make: Any = partial(swarm.make.choosing, self)
-        self.mover, self.placing = Mover(self, self._refuses), Placing(self, make)
+        self.mover, self.placing = Mover(self, self._refuses), Placing(self)
 
     # ----------------------------------------------------------- life
 
@@ -239,7 +266,7 @@ class SimPeer:
         )
         self.assembled = made = compose(manifest, ports, state)
         self.transport.serving = True
-        lies.puts_on(self, made.training)
+        watch.services(self)
         make.services(self)
         return made
 
