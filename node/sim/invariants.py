@@ -163,9 +163,8 @@ class OneOwner(Checker):
             f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts",
         )
         for stage in sorted(there):
-            parts = names[stage]
             able = {m.peer for m in plan.stage(stage) if m.current}
-            for part in parts:
+            for part in names[stage]:
                 self.must(
                     plan.owners[part] in able,
                     f"part {part} of epoch {plan.epoch} is owned by {plan.owners[part]}",
@@ -402,11 +401,11 @@ class WeightedMean(Checker):
             total = mean * 0.0
             for p, g in given.items():
                 total = total + (g.sums if counts[p] == g.tokens else g.sums * counts[p] / g.tokens)
-            if not tokens or (total / tokens - mean).abs().max().item() > NEAR * SCALE:
-                raise self.broken(
-                    f"{peer.name} steps {name} of epoch {plan.epoch} by a mean that is not the "
-                    f"mean of what {', '.join(by)} gave"
-                )
+            self.must(
+                tokens and (total / tokens - mean).abs().max().item() <= NEAR * SCALE,
+                f"{peer.name} steps {name} of epoch {plan.epoch} by a mean that is not the mean of "
+                f"what {', '.join(by)} gave",
+            )
 
     def _counts(
         self, peer: SimPeer, plan: Plan, given: Mapping[PeerId, TakenBatches]
@@ -502,10 +501,11 @@ class AppliedOnce(Checker):
         """An owner's machine orders a step."""
         stepped = running.stepped.setdefault(step.round.epoch, set())
         for name in step.names:
-            if (key := (opened.plan_hash, name)) in stepped:
-                raise self.broken(
-                    f"{peer.name} steps {name} of epoch {step.round.epoch} twice under one plan"
-                )
+            key = opened.plan_hash, name
+            self.must(
+                key not in stepped,
+                f"{peer.name} steps {name} of epoch {step.round.epoch} twice under one plan",
+            )
             stepped.add(key)
 
     def stepping(
@@ -596,7 +596,6 @@ class PurePlan(Checker):
 @dataclass
 class _EpochFaults:
     plan: Plan
-    since: float
     faults: list[str] = field(default_factory=list)
     forgiven: bool = False
 
@@ -625,7 +624,7 @@ class OneFault(Checker):
 
     def planned(self, peer: SimPeer, plan: Plan) -> None:
         calm = self.swarm.world.now - self._disturbed > self.CALM_S and self.swarm.calm()
-        self._running[peer.name] = _EpochFaults(plan, self.swarm.world.now, [], not calm)
+        self._running[peer.name] = _EpochFaults(plan, forgiven=not calm)
 
     def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)

@@ -50,7 +50,7 @@ from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import SEARCH_S
-from node.training.protocol.rules import ChangeStatus, Rules
+from node.training.protocol.rules import Rules
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
 from node.training.state.meter import PipelineMeter
@@ -94,8 +94,6 @@ class SimSwarmPort(Protocol):
 
     @property
     def peers(self) -> Mapping[PeerId, SimPeer]: ...
-    @property
-    def stash_bytes(self) -> int: ...
     def honest(self, peer: PeerId) -> bool: ...
     def calm(self) -> bool: ...
     def live(self, stage: int | None = None) -> Sequence[SimPeer]: ...
@@ -151,6 +149,7 @@ class SimPeer:
             partial(swarm.watch.banned, self),
             partial(swarm.watch.fault, self),
         )
+        self._failed = partial(swarm.watch.crashed, self)
         self.tasks = Tasks("daemon", self._failed)
         self.presence: Presence | None = None
         self.assembled: Services | None = None
@@ -165,14 +164,11 @@ class SimPeer:
         self.life += 1
         self._new()
         self.alive = True
-        self._later(self._begin)
+        self._later(lambda: self.tasks.spawn(self._take_part(), "start"))
 
     def _later(self, do: Any, *args: Any) -> None:
         """Do it in this process."""
         self.world.push(0.0, do, *args, loop=self.loop)
-
-    def _begin(self) -> None:
-        self.tasks.spawn(self._take_part(), "start")
 
     async def _take_part(self) -> None:
         swarm, manifest = self.swarm, self.manifest
@@ -231,6 +227,10 @@ class SimPeer:
         )
         state = StageState(Values(setup.names[stage]), stage, placed=self._placed)
 
+        m = manifest.model
+        # Of each micro-batch two activations of fp32.
+        stash = setup.stash * 2 * 4 * m.d_model * m.seq_len * manifest.pipeline.micro_batch
+
         def math(module: Any, wire: str, autocast: Any) -> ValueMath:
             return ValueMath(module, wire, device, setup.work.forward_s, setup.work.ends_s)
 
@@ -248,7 +248,7 @@ class SimPeer:
             store,
             self.owner,
             setup.parts,
-            PipelineLimits(swarm.stash_bytes, setup.in_flight),
+            PipelineLimits(stash, setup.in_flight),
             None if stage else SampleText(manifest.model.seq_len, setup.micro_batch),
             math=math,
             gradients=ValueSum(partial(watch.gave, self)),
@@ -317,23 +317,15 @@ class SimPeer:
             self.disk.died(self.world.now)
             self.swarm.net.lost(self.name)
 
-    @property
-    def paused(self) -> bool:
-        """It stands still (SIGSTOP)."""
-        return self.loop.frozen
-
     def pause(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP: it stands still."""
         if self.alive:
-            self.loop.freeze()
+            self.loop.frozen = True
 
     def resume(self) -> None:
         """SIGCONT."""
         if self.alive and self.loop.frozen:
             self.loop.thaw()
-
-    def _failed(self, name: str, error: BaseException) -> None:
-        self.swarm.watch.crashed(self, name, error)
 
     # ----------------------------------------------------------- what decides, and is watched
 
@@ -417,11 +409,6 @@ class SimPeer:
     def in_place(self) -> str:
         """The digest of the parameters that are in place."""
         return digest(self.work.stage.parameters())
-
-    @property
-    def standing(self) -> ChangeStatus:
-        """What it knows of how cells average."""
-        return self.training.standing
 
     def change(self, text: str) -> None:
         """The owner asks its daemon for a change to how cells average."""

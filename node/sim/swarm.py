@@ -13,7 +13,6 @@ from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
 from node.dht.settings import DirectorySettings
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.route import fewest_hops
 from node.sim.process import SimPeer
 from node.sim.setup import Setup
 from node.sim.strangers import Stranger
@@ -55,8 +54,6 @@ class SimSwarm:
             self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
         )
         self.manifest = setup.manifest(seed)
-        p = self.manifest.pipeline
-        self.fewest = fewest_hops(p.stages, p.may_skip)
         self.metrics = Metrics()
         self.watch = HistoryRecorder(self)
         self.changes: dict[str, Rules] = {}
@@ -125,12 +122,6 @@ class SimSwarm:
             facts.sizes, tensor=setup.activation, operations=(ends, *[block] * setup.stages)
         )
         return replace(facts, sizes=sizes)
-
-    @property
-    def stash_bytes(self) -> int:
-        """For as many micro-batches as the setup says."""
-        m = self.manifest
-        return self.setup.stash * 2 * 4 * m.model.d_model * m.model.seq_len * m.pipeline.micro_batch
 
     def honest(self, peer: PeerId) -> bool:
         return peer not in self.liars and peer not in self.strangers

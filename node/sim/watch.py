@@ -4,7 +4,7 @@ comes out."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -83,7 +83,7 @@ class HistoryRecorder:
             AppliedOnce(swarm),
         )
         self.pure, self.one_fault, self.line = PurePlan(swarm), OneFault(swarm), OneLine(swarm)
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.commits: list[Commit] = []
         self.ended: set[str] = set()
         """Cells whose leader says that the run is complete."""
@@ -91,14 +91,13 @@ class HistoryRecorder:
         self._outer: set[str] = set()
         """Beginnings of the hashes of plans that put in place what came of a window."""
         self.detected: dict[PeerId, float] = {}
-        self.given_up_epochs = self.given_up_tokens = self.samples_back = self.samples_counted = 0
 
     def note(self, text: str) -> None:
         """One line for the record of what happened last."""
         self.recent.append(f"{self.swarm.world.now:8.3f} {text}")
 
     def count(self, kind: str, by: int = 1) -> None:
-        self.counts[kind] = self.counts.get(kind, 0) + by
+        self.counts[kind] += by
 
     def crashed(self, peer: SimPeer, name: str, error: BaseException) -> None:
         """A task of a peer raised what nobody expected: the daemon would end. What is no
@@ -165,8 +164,8 @@ class HistoryRecorder:
                         if a.facts["hash"] in self._outer:
                             self.count("means-in-place")
                         each = self.swarm.setup.micro_batch
-                        self.samples_counted += each * int(str(a.facts.get("counted", 0)))
-                        self.samples_back += each * int(str(a.facts.get("dropped", 0)))
+                        self.count("samples-counted", each * int(str(a.facts.get("counted", 0))))
+                        self.count("samples-returned", each * int(str(a.facts.get("dropped", 0))))
                     elif a.kind in ("epoch-abandoned", "epoch-uncertain"):
                         self.one_fault.ended(peer, False, a.text)
 
@@ -217,18 +216,12 @@ class HistoryRecorder:
             return machine.at, machine.term
 
         def after(event: Any, actions: Sequence[Any], was: Any) -> None:
-            self.moved(peer, event, actions, *was)
+            self.grow.member(peer, event, actions, *was)
 
         def lying(actions: list[Any]) -> list[Any]:
             return [lies.told(peer, a) for a in actions] if peer.lie else actions
 
         return _seen(machine, before, after, lying)
-
-    def moved(
-        self, peer: SimPeer, event: Any, actions: Sequence[Any], at: Version, term: int
-    ) -> None:
-        """A member has decided."""
-        self.grow.member(peer, event, actions, at, term)
 
     def began(self, peer: SimPeer, plan: Plan, listener: bool) -> None:
         """A plan is in force at a peer."""
@@ -238,8 +231,10 @@ class HistoryRecorder:
 
     def fault(self, peer: SimPeer, other: PeerId, reason: str) -> None:
         """A peer counts a fault of another one."""
-        if reason.startswith(OBJECTED) and self.swarm.honest(other):
-            raise self.pure.broken(f"{peer.name} objects to a plan of {other}: {reason}")
+        self.pure.must(
+            not reason.startswith(OBJECTED) or not self.swarm.honest(other),
+            f"{peer.name} objects to a plan of {other}: {reason}",
+        )
 
     def banned(self, peer: SimPeer, other: PeerId) -> None:
         self.count("bans")
@@ -252,8 +247,9 @@ class HistoryRecorder:
         if event.kind in COUNTED:
             self.count(COUNTED[event.kind])
         if event.kind == "history-given-up":
-            self.given_up_epochs = max(self.given_up_epochs, int(event.fields["epochs"]))
-            self.given_up_tokens = max(self.given_up_tokens, int(event.fields["tokens"]))
+            for what in ("epochs", "tokens"):  # of all that one peer has given up
+                most = max(self.counts[f"{what}-given-up"], int(event.fields[what]))
+                self.counts[f"{what}-given-up"] = most
 
     def close(self) -> None:
         """A peer's record ends."""
@@ -306,8 +302,6 @@ class HistoryRecorder:
                     running.failed_step(event)
                 case av.Voided(epoch):
                     running.voids(epoch)
-                case _:
-                    pass
 
         def after(event: Any, actions: Sequence[Any], _: Any) -> None:
             for a in actions:
@@ -316,8 +310,6 @@ class HistoryRecorder:
                         self.step(peer, running, a)
                     case av.Fail(epoch):
                         running.failed.add(epoch)
-                    case _:
-                        pass
 
         return _seen(machine, before, after)
 
@@ -326,10 +318,10 @@ class HistoryRecorder:
         opened = running.opened.get(step.round)
         if opened is None or not self.swarm.honest(peer.name):
             return
-        if step.round.epoch in running.failed:
-            raise self.applied.broken(
-                f"{peer.name} steps in attempt {step.round.attempt}, which it had called off"
-            )
+        self.applied.must(
+            step.round.epoch not in running.failed,
+            f"{peer.name} steps in attempt {step.round.attempt}, which it had called off",
+        )
         self.mean.step(peer, opened, step)
         self.applied.once(peer, running, opened, step)
         self.once.step(peer, opened, step, self.mean)
