@@ -388,15 +388,19 @@ def simulate(
 ) -> int:
     """A swarm of any size in virtual time: the daemon's own decisions, simulated lines and faults,
     every invariant checked."""
-    from node.sim.command import SimulateOptions, run_averaging, run_command
+    from node.sim.command import run_averaging, run_command, setup_of
 
     if averaging:
         return run_averaging(averaging, peers, grid, failure, seeds, seed, as_json=as_json)
-    names = tuple(scenario or ("quiet",))
+    setup = setup_of(swarm, peers=peers, ends=ends, stages=stages, epochs=epochs, small=small)
     return run_command(
-        SimulateOptions(
-            swarm, peers, ends, stages, epochs, names, seed, as_json, picture, save, replay, small
-        )
+        setup,
+        scenario or ("quiet",),
+        seed,
+        replay=replay,
+        save=save,
+        picture=picture,
+        as_json=as_json,
     )
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Report
-from node.sim.command import SimulateOptions, setup_of
+from node.sim.command import setup_of
 from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup
@@ -187,7 +187,7 @@ def _costs(sizes: list[int]) -> Iterator[tuple[int, tuple[float, float]]]:
     for peers in sizes:
         spent = []
         for seed in range(3 if peers < 500 else 1):
-            setup = setup_of(SimulateOptions(peers=peers, epochs=EPOCHS))
+            setup = setup_of(peers=peers, epochs=EPOCHS)
             schedule, began = lay(("churn",), setup, seed), time.process_time()
             outcome = run(setup, schedule)
             if outcome.violation is not None:
@@ -195,7 +195,7 @@ def _costs(sizes: list[int]) -> Iterator[tuple[int, tuple[float, float]]]:
             spent.append(time.process_time() - began)
         yield (
             peers,
-            (median(spent) / EPOCHS / setup_of(SimulateOptions(peers=peers)).peers, median(spent)),
+            (median(spent) / EPOCHS / setup_of(peers=peers).peers, median(spent)),
         )
 
 

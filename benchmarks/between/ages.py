@@ -8,7 +8,7 @@ trouble."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from benchmarks.between.faults import wall
 from benchmarks.between.independence import LOSS, SETTLED_S, STRIKES_S, Book, Recorder, by_cell
 from benchmarks.report import Report
 from node.averaging.strategies.outer import OuterSettings
-from node.core.ids import CellId, PeerId
+from node.core.ids import CellId
 from node.scheduler.settings import SchedulerSettings
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.sim.world.loop import bury, quiet
+from node.telemetry.events import Event
 
 HOGWILD = OuterSettings(
     "hogwild", "deltas", window_s=10.0, optimizer="sgd", lr=1.0, momentum=0.0, codec="int8"
@@ -80,12 +81,10 @@ class Pushed(Recorder):
         super().__init__(swarm, story.book)
         self._story, self._world = story, swarm.world
 
-    def fact(
-        self, name: PeerId, room: str, kind: str, text: str, level: str, fields: Mapping[str, Any]
-    ) -> None:
-        super().fact(name, room, kind, text, level, fields)
-        if kind == "pushes" and self._world.now > STRIKES_S:
-            self._story.ages += [(CellId(cell), age) for cell, age in fields["ages"].items()]
+    def accept(self, event: Event) -> None:
+        super().accept(event)
+        if event.kind == "pushes" and self._world.now > STRIKES_S:
+            self._story.ages += [(CellId(cell), age) for cell, age in event.fields["ages"].items()]
 
 
 def rows(report: Report, root: Path) -> None:

@@ -194,7 +194,7 @@ def play(trouble: Trouble, seed: int) -> Story | None:
 
 
 def _works(swarm: SimSwarm, name: PeerId) -> bool:
-    return swarm.peers[name].alive and not swarm.peers[name].paused
+    return swarm.peers[name].alive and not swarm.peers[name].loop.frozen
 
 
 def _halves(report: Report, seeds: int) -> None:
@@ -246,6 +246,6 @@ def _meet_again(seed: int) -> tuple[float, int]:
             return plan is not None and plan.hash in plans
 
         swarm.world.run(met + AFTER_S, both)
-        seconds, epochs = swarm.world.now - met, swarm.watch.given_up_epochs
+        seconds, epochs = swarm.world.now - met, swarm.watch.counts["epochs-given-up"]
         bury()
     return seconds, epochs

@@ -15,7 +15,7 @@ from benchmarks.report import Report
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId, PeerId, first_cell
 from node.scheduler.settings import SchedulerSettings
-from node.sim.ports import SimPeerPort
+from node.sim.process import SimPeer
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from node.sim.watch import HistoryRecorder
@@ -72,7 +72,7 @@ class Recorder(HistoryRecorder):
         super().__init__(swarm)
         self.book, self._all = book, swarm
 
-    def report(self, peer: SimPeerPort, report: ev.RecordFact) -> None:
+    def report(self, peer: SimPeer, report: ev.RecordFact) -> None:
         super().report(peer, report)
         made, book = self._all.peers[peer.name].assembled, self.book
         if made is None:

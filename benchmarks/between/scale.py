@@ -108,7 +108,7 @@ class Quiet(HistoryRecorder):
     def gave(self, peer: Any, samples: Any, sums: Any, tokens: int) -> int:
         return tokens
 
-    step = stepping = settling = restored = fact = _nothing
+    step = stepping = settling = restored = accept = _nothing
 
 
 class CellSwarm(SimSwarm):
@@ -327,7 +327,7 @@ def _count(swarm: SimSwarm, counts: Counts) -> None:
 def _sample(swarm: SimSwarm, counts: Counts) -> None:
     """Take the processor time and the calls of some peers from now on."""
     world, run = swarm.world, swarm.manifest.run_id
-    push, soon = world.push, world.soon
+    push = world.push
     cells = sorted({p.training.cell for p in swarm.live()})[:SAMPLED]
     sampled: dict[Any, Measure] = {}
     for number, cell in enumerate(cells):
@@ -343,7 +343,6 @@ def _sample(swarm: SimSwarm, counts: Counts) -> None:
         return handle
 
     world.push = lambda *args, **more: measured(push(*args, **more))
-    world.soon = lambda handle: soon(measured(handle))
     for loop, measure in sampled.items():
         loop.call_soon = partial(_call_soon, loop.call_soon, measure)
 

@@ -18,7 +18,7 @@ from node.scheduler.planning.dealing import legal, orders
 from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.first import origins_in_turns
 from node.scheduler.planning.problem import PathProblem, Route
-from node.scheduler.planning.replay import Replayed, replay
+from node.scheduler.planning.replay import ReplayedRun, replay
 from node.scheduler.planning.rules import broken
 
 MOST_ROUTES = 20_000
@@ -89,7 +89,9 @@ def _shortest(
     )
 
 
-def _children(problem: PathProblem, plan: tuple[Route, ...], played: Replayed) -> list[Forbidden]:
+def _children(
+    problem: PathProblem, plan: tuple[Route, ...], played: ReplayedRun
+) -> list[Forbidden]:
     """The first conflict, forbidden to each of those who are in it (at most four)."""
     visits: Counter[int] = Counter(problem.stage_of[n] for route in plan for n in route[1:])
     if problem.equal_visits:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Protocol
 
 from node.app.moving import Mover
@@ -44,8 +43,8 @@ class PlacedPeer(PeerPort, Protocol):
 class Placing:
     """Of one daemon. ``open_to``: as in its record (:class:`~node.dht.record.PeerBody`)."""
 
-    def __init__(self, daemon: PlacedPeer, choosing: Callable[..., Choosing] = Choosing) -> None:
-        self._d, self._make = daemon, choosing
+    def __init__(self, daemon: PlacedPeer) -> None:
+        self._d = daemon
         self.open_to = daemon.config.open_to
         self._machine: Choosing | None = None
         self._stages = 0
@@ -121,7 +120,7 @@ class Placing:
 
     def _begin(self, presence: Presence, stage: int | None) -> Choosing:
         stages, now = able(self.open_to, self._stages), self._d.clock.now()
-        self._machine = self._make(presence.me, stages, self._stages, now, stage)
+        self._machine = Choosing(presence.me, stages, self._stages, now, stage)
         return self._machine
 
     async def watch(self, presence: Presence) -> None:

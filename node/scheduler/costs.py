@@ -163,17 +163,9 @@ def believe(
 def _ways(
     said: Mapping[PeerId, Measured], tensor: int
 ) -> tuple[dict[tuple[PeerId, PeerId], float], float, float]:
-    trips: dict[tuple[PeerId, PeerId], float] = {}
-    tensors: dict[tuple[PeerId, PeerId], float] = {}
-    for a, m in said.items():
-        for b, way in m.ways:
-            if b == a or b not in said:
-                continue
-            if way.trip_s > 0:
-                trips[a, b] = way.trip_s
-            if way.tensor_s > 0:
-                tensors[a, b] = way.tensor_s
-    trips, tensors = _within(trips), _within(tensors)
+    ways = {(a, b): way for a, m in said.items() for b, way in m.ways if b != a and b in said}
+    trips = _within({ends: way.trip_s for ends, way in ways.items() if way.trip_s > 0})
+    tensors = _within({ends: way.tensor_s for ends, way in ways.items() if way.tensor_s > 0})
     # The receipt comes back over the same line: half of a round trip is not the tensor's.
     both = {(a, b): trips.get((a, b), trips.get((b, a), 0.0)) for a, b in tensors}
     bodies = {way: max(0.0, s - both[way]) for way, s in tensors.items()}
@@ -183,12 +175,10 @@ def _ways(
         if (a, b) not in known and (b, a) not in known:
             known[a, b] = trip / 2 + body
     longest = BEYOND * _median(known.values())
-    for a, m in said.items():
-        for b, way in m.ways:
-            if b in said and (rate := least(way.rate, m.up, said[b].down)) and (a, b) in known:
-                known[a, b] = max(
-                    known[a, b], min(longest, trips.get((a, b), 0.0) / 2 + tensor / rate)
-                )
+    for (a, b), way in ways.items():
+        if (rate := least(way.rate, said[a].up, said[b].down)) and (a, b) in known:
+            slow = trips.get((a, b), 0.0) / 2 + tensor / rate
+            known[a, b] = max(known[a, b], min(longest, slow))
     return known, _median(known.values()), body
 
 

@@ -87,15 +87,13 @@ def reroute(
         if _holds(path, proven):
             done.append(path)
             continue
-        for hop in path.hops:
-            work[hop.peer] -= 1
+        work.subtract(hop.peer for hop in path.hops)
         hops = _best(path, siblings, proven, work)
         if hops is None:
             stages = [hop.stage for hop in path.hops]
             replicas = {hop.stage: [p for p, _ in siblings(hop)] for hop in path.hops}
             raise NoWay(missing([path.origin], stages, replicas, proven))
-        for hop in hops:
-            work[hop.peer] += 1
+        work.update(hop.peer for hop in hops)
         done.append(Path(path.index, path.origin, path.samples, hops))
     return tuple(done)
 

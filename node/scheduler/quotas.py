@@ -62,14 +62,10 @@ def quotas(total: int, speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, i
     """Split ``total`` micro-batches over peers by their speeds.
 
     They are dealt by :func:`turns`, which minimises ``max(quota / speed)``: the Jefferson
-    apportionment. The quotas sum to ``total``. Raises ValueError when ``total`` is negative or
-    there is no peer.
+    apportionment. The quotas sum to ``total``. Raises ValueError when ``total`` is negative, or
+    there is work and no peer.
     """
-    if total < 0:
-        raise ValueError("a number of micro-batches is not negative")
     out = dict.fromkeys(sorted(working_speeds(speeds)), 0)
-    if not out:
-        raise ValueError("nobody to give work to")
     for peer in islice(turns(speeds), total):
         out[peer] += 1
     return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
 
 from node.core.ids import PeerId
 from node.core.journey import Path
@@ -38,9 +39,7 @@ class Rotation:
 
     def after(self, paths: Iterable[Path]) -> Rotation:
         """What it will be when these paths have counted."""
-        ahead = Rotation()
-        ahead._turn, ahead._last, ahead._since = self._turn, dict(self._last), dict(self._since)
-        ahead._visits = self._visits.copy()
+        ahead = deepcopy(self)
         ahead.counted(paths)
         return ahead
 

@@ -5,7 +5,6 @@ chance, but for messages that get lost."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +16,6 @@ from node.averaging.strategies.strategy import Butterfly, Edges, Groups, Strateg
 
 Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-
-class World(Protocol):
-    def round(self, number: int, alive: Flags) -> Values:
-        """Play one round; the values [n, c] that the peers have then."""
-        ...
 
 
 @dataclass
@@ -166,6 +159,10 @@ class Outer:
             self.anchor[column] += mean[column]
             self.values[alive, column] = self.base[alive, column] = self.anchor[column]
         return self.values
+
+
+World = Direct | Keyed | PushSum | Pushed | Outer
+"""``round(number, alive)`` plays one round; the values [n, c] that the peers have then."""
 
 
 def grouped(groups: Groups, values: Values, alive: Flags) -> Values:

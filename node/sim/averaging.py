@@ -95,13 +95,10 @@ class AveragingFinding:
 
     def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
-        said = {
-            name: round(n, 3)
-            for name, n in zip(("rounds_to_1e-4", "rounds_to_1e-9"), self.rounds, strict=True)
-        }
         return {
             "strategy": self.name,
-            **said,
+            "rounds_to_1e-4": round(self.rounds[0], 3),
+            "rounds_to_1e-9": round(self.rounds[1], 3),
             "variance": [float(f"{v:.4g}") for v in self.variance],
             "bias": float(f"{self.bias:.3g}"),
             "bytes_per_peer_per_round": round(self.sent),

@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from node.control.words import several
@@ -23,49 +22,38 @@ from node.sim.shrink import shrink
 from node.telemetry import pictures
 
 
-@dataclass(frozen=True)
-class SimulateOptions:
-    """What was asked for on the command line; 0 leaves a number to the manifest. ``ends`` 0: one in
-    twelve."""
-
-    manifest: Path | None = None
-    peers: int = 12
-    ends: int = 0
-    stages: int = 0
-    epochs: int = 0
-    scenarios: Sequence[str] = ("quiet",)
-    seed: int = 0
-    as_json: bool = False
-    picture: Path | None = None
-    save: Path | None = None
-    replay: Path | None = None
-    small: bool = False
-
-
-def run_command(o: SimulateOptions) -> int:
-    """Run it and print. DEGRADED when an invariant breaks or the run does not finish; UsageFault
-    for what cannot be run."""
-    if o.picture:
-        pictures.check(o.picture)
-    setup = setup_of(o)
-    schedule = _read(o.replay, setup) if o.replay else lay(o.scenarios, setup, o.seed)
+def run_command(
+    setup: Setup,
+    scenarios: Sequence[str],
+    seed: int,
+    *,
+    replay: Path | None,
+    save: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> int:
+    """``tutti simulate``: run the scenarios, or the faults of a file, and print. DEGRADED when an
+    invariant breaks or the run does not finish; UsageFault for what cannot be run."""
+    if picture:
+        pictures.check(picture)
+    schedule = _read(replay, setup) if replay else lay(scenarios, setup, seed)
     begin = time.perf_counter()
     outcome = run(setup, schedule)
     took = time.perf_counter() - begin
     if outcome.violation is not None and len(schedule.faults) > 1 and took < 5.0:
         outcome = shrink(setup, outcome, most=60)
-    _write(o.save, outcome.schedule.to_json())
-    name = "replay" if o.replay else ", ".join(o.scenarios)
-    if o.picture:
+    _write(save, outcome.schedule.to_json())
+    name = "replay" if replay else ", ".join(scenarios)
+    if picture:
         title = f"{setup.peers} peers, {setup.stages} stages, {name}, seed {schedule.seed}"
-        pictures.write(o.picture, lambda: svg(outcome, title), lambda: figure(outcome, title))
-    if o.as_json:
+        pictures.write(picture, lambda: svg(outcome, title), lambda: figure(outcome, title))
+    if as_json:
         text = outcome.summary() | {"scenario": name, "wall_s": round(took, 3)}
         print(json.dumps(text | {"schedule": json.loads(outcome.schedule.to_json())}), flush=True)
     else:
         for line in report(outcome, name, took):
             print(line)
-        _complain(o, outcome)
+        _complain(save, outcome)
     return ExitCode.OK if outcome.violation is None and outcome.finished else ExitCode.DEGRADED
 
 
@@ -89,13 +77,21 @@ def run_averaging(
     return ExitCode.OK
 
 
-def setup_of(o: SimulateOptions) -> Setup:
-    """The swarm that is asked for. Raises UsageFault for numbers that do not fit together."""
-    if o.small:
-        return Setup(epochs=o.epochs or Setup.epochs)
-    manifest = read_manifest(o.manifest) if o.manifest else Manifest.default_demo()
-    ends = o.ends or max(1, o.peers // 12)
-    return Setup.of(manifest, o.peers, ends, o.epochs or None, o.stages or None)
+def setup_of(
+    manifest: Path | None = None,
+    *,
+    peers: int = 12,
+    ends: int = 0,
+    stages: int = 0,
+    epochs: int = 0,
+    small: bool = False,
+) -> Setup:
+    """The swarm that is asked for; 0 leaves a number to the manifest. ``ends`` 0: one in twelve.
+    Raises UsageFault for numbers that do not fit together."""
+    if small:
+        return Setup(epochs=epochs or Setup.epochs)
+    agreed = read_manifest(manifest) if manifest else Manifest.default_demo()
+    return Setup.of(agreed, peers, ends or max(1, peers // 12), epochs or None, stages or None)
 
 
 def report(outcome: ScheduleOutcome, name: str, took: float) -> list[str]:
@@ -148,7 +144,7 @@ def report(outcome: ScheduleOutcome, name: str, took: float) -> list[str]:
     return lines + [f"{label:<10}{text}"[: max(width, 20)] for label, text in rows]
 
 
-def _complain(o: SimulateOptions, outcome: ScheduleOutcome) -> None:
+def _complain(save: Path | None, outcome: ScheduleOutcome) -> None:
     v = outcome.violation
     if v is None:
         if not outcome.finished:
@@ -159,10 +155,10 @@ def _complain(o: SimulateOptions, outcome: ScheduleOutcome) -> None:
         print(f"  {line}", file=sys.stderr)
     print("the smallest schedule that shows it:", file=sys.stderr)
     print(outcome.schedule.to_json(), file=sys.stderr)
-    where = o.save or "FILE"
+    where = save or "FILE"
     print(
         f"again:  tutti simulate … --replay {where}"
-        + ("" if o.save else "   (write FILE with --save FILE)"),
+        + ("" if save else "   (write FILE with --save FILE)"),
         file=sys.stderr,
     )
 

@@ -19,7 +19,7 @@ from node.core.ids import ENDS, PeerId
 from node.sim.lies import LIES
 from node.sim.process import SimPeer
 from node.sim.swarm import SimSwarm
-from node.sim.world.links import Link, Wall
+from node.sim.world.links import Wall
 
 SLOWEST = 100.0
 """Times as slow as it began: more is as good as dead."""
@@ -147,13 +147,6 @@ def _one(
 
 
 _kill = _one(_down, SimSwarm.spare)
-
-
-def _kill_leader(swarm: SimSwarm, f: Fault) -> None:
-    victim = swarm.chief()
-    if victim is not None and swarm.spare(victim):
-        _say(swarm, f, victim.name)
-        _down(swarm, f, victim)
 
 
 def _replace(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
@@ -286,43 +279,31 @@ def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
         )
 
 
-def _lines(swarm: SimSwarm, me: PeerId) -> list[Link]:
-    """All lines of a peer, in both directions."""
-    pairs = (pair for p in swarm.peers for pair in ((me, p), (p, me)) if p != me)
-    return [swarm.links.link(*pair) for pair in pairs]
+def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> None:
+    """All lines of a peer, in both directions, have so much more of something for a while.
+    Troubles of one line add up and go one by one."""
+    _disturb(swarm, f, victim)
+    me, links = victim.name, swarm.links
+    lines = [links.link(*way) for p in swarm.peers if p != me for way in ((me, p), (p, me))]
+
+    def change(sign: int) -> None:
+        for line in lines:
+            for what, size in more.items():
+                setattr(line, what, max(0.0, getattr(line, what) + sign * size))
+
+    change(1)
+    _for(swarm, f.seconds, lambda: change(-1))
 
 
 def _slow_link(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """Every line of a peer gets ``size`` times the latency and the jitter of it."""
-    _disturb(swarm, f, victim)
-    factor, lines = max(1.0, f.size), _lines(swarm, victim.name)
-    # Troubles of one line add up and go one by one.
-    more, unrest = swarm.setup.links.latency_s * (factor - 1), swarm.setup.links.latency_s * factor
-    for line in lines:
-        line.latency, line.jitter = line.latency + more, line.jitter + unrest
-
-    def heal() -> None:
-        for line in lines:
-            line.latency, line.jitter = (
-                max(0.0, line.latency - more),
-                max(0.0, line.jitter - unrest),
-            )
-
-    _for(swarm, f.seconds, heal)
+    factor, usual = max(1.0, f.size), swarm.setup.links.latency_s
+    _worse(swarm, f, victim, latency=usual * (factor - 1), jitter=usual * factor)
 
 
 def _loss(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """Every line of a peer loses a share ``size`` of its messages."""
-    _disturb(swarm, f, victim)
-    lines = _lines(swarm, victim.name)
-    for line in lines:
-        line.loss += f.size
-
-    def heal() -> None:
-        for line in lines:
-            line.loss = max(0.0, line.loss - f.size)
-
-    _for(swarm, f.seconds, heal)
+    _worse(swarm, f, victim, loss=f.size)
 
 
 # ----------------------------------------------------------- machines and people
@@ -397,13 +378,13 @@ def _stranger(swarm: SimSwarm, f: Fault) -> None:
 
 KINDS: dict[str, Callable[[SimSwarm, Fault], Any]] = {
     "kill": _kill,
-    "kill-leader": _kill_leader,
+    "kill-leader": _one(_down, lambda swarm, p: p is swarm.chief() and swarm.spare(p)),
     "kill-each": _kill_each,
     "replace": _one(_replace, SimSwarm.spare),
     "restart": _one(_restart, SimSwarm.spare),
     "restart-all": _restart_all,
     "outage": _outage,
-    "pause": _one(_pause, lambda swarm, p: not p.paused),
+    "pause": _one(_pause, lambda swarm, p: not p.loop.frozen),
     "join": _join,
     "come": _come,
     "leave": _leave_some,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,11 +25,10 @@ from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import Cursor, SampleClass, split
 from node.optim.owner import Owner
 from node.scheduler.assigned import assigned
-from node.sim.ports import SimPeerPort, SimSwarmPort
+from node.sim.process import SimPeer, SimSwarmPort
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
 
-GENESIS = Version(0)
 NEAR = 1e-4
 """How far a mean may be from the one it should be: what fp32 loses."""
 KEPT = 512
@@ -93,9 +92,7 @@ class Ledger:
     """Of each (remainder, bits): the first position never taken."""
     returned: frozenset[int]
     counted: int
-    lost: int
-    tokens: int
-    depth: int
+    lost: int = 0
 
     @property
     def taken(self) -> int:
@@ -103,13 +100,12 @@ class Ledger:
         return sum(first >> bits for (_, bits), first in self.next.items())
 
 
+@dataclass
 class Checker:
     """Base of all: knows the swarm and how to raise."""
 
-    id = ""
-
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        self.swarm = swarm
+    swarm: SimSwarmPort
+    id: ClassVar[str] = ""
 
     def broken(self, what: str) -> InvariantViolation:
         """To be raised; whoever catches it, the swarm halts."""
@@ -126,16 +122,14 @@ class Checker:
             raise self.broken(what)
 
 
+@dataclass
 class EqualDigests(Checker):
     """I1: whoever begins an epoch as a current member holds what the rest of its cell holds."""
 
     id = "I1"
+    _seen: dict[tuple[str, int], tuple[str, PeerId]] = field(default_factory=dict)
 
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        self._seen: dict[tuple[str, int], tuple[str, PeerId]] = {}
-
-    def began(self, peer: SimPeerPort, plan: Plan) -> None:
+    def began(self, peer: SimPeer, plan: Plan) -> None:
         me, digest = plan.member(peer.name), peer.digest
         self.must(
             peer.in_place() == digest,
@@ -169,9 +163,8 @@ class OneOwner(Checker):
             f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts",
         )
         for stage in sorted(there):
-            parts = names[stage]
             able = {m.peer for m in plan.stage(stage) if m.current}
-            for part in parts:
+            for part in names[stage]:
                 self.must(
                     plan.owners[part] in able,
                     f"part {part} of epoch {plan.epoch} is owned by {plan.owners[part]}",
@@ -189,14 +182,12 @@ class OneOwner(Checker):
             self.must(owner in able, f"attempt {a.round.attempt} gives part {part} to {owner}")
 
 
+@dataclass
 class CountsOnce(Checker):
     """I3: a micro-batch contributes to a stage at most once."""
 
     id = "I3"
-
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        self._seen: dict[tuple[str, int], dict[int, PeerId]] = {}
+    _seen: dict[tuple[str, int], dict[int, PeerId]] = field(default_factory=dict)
 
     def plan(self, plan: Plan) -> None:
         """A swarm that has lost everything may begin with the very same plan again: what was
@@ -204,18 +195,18 @@ class CountsOnce(Checker):
         for stage in self.swarm.setup.names:
             self._seen.pop((plan.hash, stage), None)
 
-    def counted(self, peer: SimPeerPort, plan: Plan, index: int, again: bool) -> None:
+    def counted(self, peer: SimPeer, plan: Plan, index: int, again: bool) -> None:
         self.must(
             not again, f"micro-batch {index} of epoch {plan.epoch} counts twice at {peer.name}"
         )
 
-    def taken(self, peer: SimPeerPort, plan: Plan | None, plan_hash: str) -> None:
+    def taken(self, peer: SimPeer, plan: Plan | None, plan_hash: str) -> None:
         self.must(
             plan is not None and plan.hash == plan_hash,
             f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force",
         )
 
-    def gave(self, peer: SimPeerPort, plan: Plan, taken: TakenBatches) -> None:
+    def gave(self, peer: SimPeer, plan: Plan, taken: TakenBatches) -> None:
         """What one peer gives has samples of the plan, and each once."""
         self.must(
             {s for p in plan.paths for s in p.samples}.issuperset(taken.samples),
@@ -226,9 +217,7 @@ class CountsOnce(Checker):
             f"{peer.name} counts a sample of epoch {plan.epoch} twice",
         )
 
-    def step(
-        self, peer: SimPeerPort, opened: Opened, step: ReduceAndStep, mean: WeightedMean
-    ) -> None:
+    def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep, mean: WeightedMean) -> None:
         """Nobody else has given what one contributor gives."""
         seen = self._seen.setdefault((opened.plan_hash, peer.stage), {})
         for giver in step.contributors:
@@ -242,19 +231,18 @@ class CountsOnce(Checker):
         _shorten(self._seen)
 
 
+@dataclass
 class NoSampleLost(Checker):
     """I4: samples taken = counted + given back + knowingly given up, along every history, and no
     two cells take the same: where a cell divides, so does its share."""
 
     id = "I4"
-
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        nothing = Ledger(None, {(0, 0): 0}, frozenset(), 0, 0, 0, 0)
-        self.books: dict[Version, Ledger] = {GENESIS: nothing}
-        self.guessed: set[Version] = set()
-        self._shares: dict[tuple[Version, str], Ledger] = {}
-        """The books of each cell at a version at which one has divided."""
+    books: dict[Version, Ledger] = field(
+        default_factory=lambda: {Version(0): Ledger(None, {(0, 0): 0}, frozenset(), 0)}
+    )
+    guessed: set[Version] = field(default_factory=set)
+    _shares: dict[tuple[Version, str], Ledger] = field(default_factory=dict)
+    """The books of each cell at a version at which one has divided."""
 
     def book(self, plan: Plan) -> Ledger:
         """Of the version that a plan starts from, for the cell that it is of."""
@@ -302,7 +290,7 @@ class NoSampleLost(Checker):
             new.counted = new.taken - len(returned)
             self._shares[plan.base, cell] = new
 
-    def close(self, plan: Plan, dropped: Sequence[int], tokens: int) -> None:
+    def close(self, plan: Plan, dropped: Sequence[int]) -> None:
         made = Version(plan.epoch + 1, lineage_after(plan, dropped))
         if made in self.books:
             return
@@ -327,8 +315,6 @@ class NoSampleLost(Checker):
             frozenset(returned),
             book.counted + counted,
             book.lost,
-            book.tokens + tokens,
-            book.depth + 1,
         )
         self.must(
             new.taken == new.counted + len(new.returned) + new.lost,
@@ -353,17 +339,15 @@ def _place(cursor: Cursor) -> tuple[dict[tuple[int, int], int], frozenset[int]]:
     return {(c.remainder, c.bits): c.next for c in cursor}, back
 
 
+@dataclass
 class WeightedMean(Checker):
     """I5: a step sums each contribution once and divides by exactly its tokens, all of one plan."""
 
     id = "I5"
-
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        self._given: dict[tuple[str, PeerId], TakenBatches] = {}
-        self._followed = 0
-        """Of what is known, how much belonged to plans in force when the old was last dropped."""
-        self._by: dict[tuple[PeerId, str], tuple[str, tuple[PeerId, ...]]] = {}
+    _given: dict[tuple[str, PeerId], TakenBatches] = field(default_factory=dict)
+    _followed: int = 0
+    """Of what is known, how much belonged to plans in force when the old was last dropped."""
+    _by: dict[tuple[PeerId, str], tuple[str, tuple[PeerId, ...]]] = field(default_factory=dict)
 
     def gave(self, plan_hash: str, peer: PeerId, taken: TakenBatches) -> None:
         """These are a peer's gradients under a plan."""
@@ -392,7 +376,7 @@ class WeightedMean(Checker):
         """What a peer gave under a plan, None for nothing."""
         return self._given.get((plan_hash, peer))
 
-    def step(self, peer: SimPeerPort, opened: Opened, step: ReduceAndStep) -> None:
+    def step(self, peer: SimPeer, opened: Opened, step: ReduceAndStep) -> None:
         """An owner's machine orders a step."""
         able = set(opened.members) - opened.listeners
         by = step.contributors
@@ -400,7 +384,7 @@ class WeightedMean(Checker):
         for name in step.names:
             self._by[peer.name, name] = opened.plan_hash, by
 
-    def stepping(self, peer: SimPeerPort, plan: Plan, means: Mapping[str, Tensor]) -> None:
+    def stepping(self, peer: SimPeer, plan: Plan, means: Mapping[str, Tensor]) -> None:
         """The mean that is stepped is that of what was given."""
         for name, mean in means.items():
             plan_hash, by = self._by.get((peer.name, name), ("", ()))
@@ -417,14 +401,14 @@ class WeightedMean(Checker):
             total = mean * 0.0
             for p, g in given.items():
                 total = total + (g.sums if counts[p] == g.tokens else g.sums * counts[p] / g.tokens)
-            if not tokens or (total / tokens - mean).abs().max().item() > NEAR * SCALE:
-                raise self.broken(
-                    f"{peer.name} steps {name} of epoch {plan.epoch} by a mean that is not the "
-                    f"mean of what {', '.join(by)} gave"
-                )
+            self.must(
+                tokens and (total / tokens - mean).abs().max().item() <= NEAR * SCALE,
+                f"{peer.name} steps {name} of epoch {plan.epoch} by a mean that is not the mean of "
+                f"what {', '.join(by)} gave",
+            )
 
     def _counts(
-        self, peer: SimPeerPort, plan: Plan, given: Mapping[PeerId, TakenBatches]
+        self, peer: SimPeer, plan: Plan, given: Mapping[PeerId, TakenBatches]
     ) -> Mapping[PeerId, int]:
         """Tokens for which each contribution counts: all that it is of. Of a micro-batch that was
         given up after its origin had named who did it, a share is in a sum already; then the sum
@@ -443,20 +427,18 @@ SCALE = 64.0
 """Of gradients here."""
 
 
+@dataclass
 class WholeCheckpoint(Checker):
     """I6: what is read back from a disk is whole, of one version, and what was held at it."""
 
     id = "I6"
+    _held: dict[tuple[int, Version], str] = field(default_factory=dict)
 
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        self._held: dict[tuple[int, Version], str] = {}
-
-    def stood(self, peer: SimPeerPort, plan: Plan) -> None:
+    def stood(self, peer: SimPeer, plan: Plan) -> None:
         """This is what the cell of a peer holds at the version a plan starts from."""
         self._held.setdefault((peer.stage, plan.base), peer.digest)
 
-    def restored(self, peer: SimPeerPort, found: Checkpoint) -> None:
+    def restored(self, peer: SimPeer, found: Checkpoint) -> None:
         """A checkpoint has been read."""
         version = Version(found.epoch, str(found.meta.get("lineage", "")))
         names = set(self.swarm.setup.names[found.stage])
@@ -473,7 +455,7 @@ class OnlyGrow(Checker):
     id = "I7"
 
     def member(
-        self, peer: SimPeerPort, event: Any, actions: Iterable[Any], at: Version, term: int
+        self, peer: SimPeer, event: Any, actions: Iterable[Any], at: Version, term: int
     ) -> None:
         m = peer.member
         self.must(m.term >= term, f"{peer.name} falls back from term {term} to {m.term}")
@@ -487,7 +469,7 @@ class OnlyGrow(Checker):
 
     def plan(
         self,
-        peer: SimPeerPort,
+        peer: SimPeer,
         plan: Plan,
         before: tuple[int, Version | None],
         actions: Sequence[Any],
@@ -504,33 +486,30 @@ class OnlyGrow(Checker):
             )
 
 
+@dataclass
 class AppliedOnce(Checker):
     """I8: the step of a part that makes a version is applied once, to the version before, and
     settled by one owner."""
 
     id = "I8"
+    _settled: dict[tuple[Version, str], PeerId] = field(default_factory=dict)
+    _through: dict[tuple[str, bytes], list[Version]] = field(default_factory=dict)
+    """The versions that optimizer state was first of: work that is done again from the same place
+    comes to the same bits in another history."""
 
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        self._settled: dict[tuple[Version, str], PeerId] = {}
-        self._through: dict[tuple[str, bytes], list[Version]] = {}
-        """The versions that optimizer state was first of: work that is done again from the same
-        place comes to the same bits in another history."""
-
-    def once(
-        self, peer: SimPeerPort, running: EpochRun, opened: Opened, step: ReduceAndStep
-    ) -> None:
+    def once(self, peer: SimPeer, running: EpochRun, opened: Opened, step: ReduceAndStep) -> None:
         """An owner's machine orders a step."""
         stepped = running.stepped.setdefault(step.round.epoch, set())
         for name in step.names:
-            if (key := (opened.plan_hash, name)) in stepped:
-                raise self.broken(
-                    f"{peer.name} steps {name} of epoch {step.round.epoch} twice under one plan"
-                )
+            key = opened.plan_hash, name
+            self.must(
+                key not in stepped,
+                f"{peer.name} steps {name} of epoch {step.round.epoch} twice under one plan",
+            )
             stepped.add(key)
 
     def stepping(
-        self, peer: SimPeerPort, plan: Plan, owner: Owner, means: Mapping[str, Tensor]
+        self, peer: SimPeer, plan: Plan, owner: Owner, means: Mapping[str, Tensor]
     ) -> None:
         """Of the version the plan starts from, with optimizer state of its history."""
         at = peer.work.version
@@ -549,7 +528,7 @@ class AppliedOnce(Checker):
     def _leads(self, old: Version, new: Version) -> bool:
         return self.swarm.watch.samples.ancestor(old, new)
 
-    def settling(self, peer: SimPeerPort, owner: Owner, names: Iterable[str]) -> None:
+    def settling(self, peer: SimPeer, owner: Owner, names: Iterable[str]) -> None:
         """Steps that made the version in place are final."""
         version = peer.work.version
         for name in sorted(names):
@@ -572,16 +551,14 @@ def _mark(state: Mapping[str, Tensor]) -> bytes:
     return b"".join(state[key].numpy().tobytes() for key in sorted(state))
 
 
+@dataclass
 class PurePlan(Checker):
     """I9: the same leader, event and time give the same plan, tried on a copy now and then; and
     nobody objects to one."""
 
     id = "I9"
     EVERY = 61
-
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        self._count = 0
+    _count: int = 0
 
     def before(self, leader: Leader, event: Any) -> Leader | None:
         if leader.phase is Phase.RUN or isinstance(event, ev.ClockTick):
@@ -619,22 +596,19 @@ class PurePlan(Checker):
 @dataclass
 class _EpochFaults:
     plan: Plan
-    since: float
     faults: list[str] = field(default_factory=list)
     forgiven: bool = False
 
 
+@dataclass
 class OneFault(Checker):
     """I10: an epoch under which at most one peer died, one that was not the leader and had a live
     replica, commits."""
 
     id = "I10"
     CALM_S = 25.0
-
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        self._running: dict[PeerId, _EpochFaults] = {}
-        self._disturbed = -1e9
+    _running: dict[PeerId, _EpochFaults] = field(default_factory=dict)
+    _disturbed: float = -1e9
 
     def fault(self, kind: str, peer: PeerId | None, spared: bool) -> None:
         """``spared``: a live current replica is left, and it does not lead."""
@@ -644,15 +618,15 @@ class OneFault(Checker):
             r.forgiven = r.forgiven or not mild or len(r.faults) > 1 or peer == r.plan.leader
         self._disturbed = self.swarm.world.now
 
-    def leads(self, peer: SimPeerPort) -> None:
+    def leads(self, peer: SimPeer) -> None:
         """It begins to lead: of what it planned before it stopped, others know the end."""
         self._running.pop(peer.name, None)
 
-    def planned(self, peer: SimPeerPort, plan: Plan) -> None:
+    def planned(self, peer: SimPeer, plan: Plan) -> None:
         calm = self.swarm.world.now - self._disturbed > self.CALM_S and self.swarm.calm()
-        self._running[peer.name] = _EpochFaults(plan, self.swarm.world.now, [], not calm)
+        self._running[peer.name] = _EpochFaults(plan, forgiven=not calm)
 
-    def ended(self, peer: SimPeerPort, committed: bool, why: str) -> None:
+    def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)
         if r is not None and not committed and not r.forgiven:
             raise self.broken(
@@ -660,25 +634,23 @@ class OneFault(Checker):
             )
 
 
+@dataclass
 class OneLine(Checker):
     """I11: of one cell, two leaders never commit by turns: each commit is of a newer plan than the
     one before, wherever in the network that was. Those who go on without enough voters say so, and
     do not count."""
 
     id = "I11"
-
-    def __init__(self, swarm: SimSwarmPort) -> None:
-        super().__init__(swarm)
-        self._last: dict[tuple[str, str], tuple[int, PeerId]] = {}
-        self._line: dict[str, str] = {}
-        """Of each plan the first of all before it: who has lost every memory of one begins anew."""
+    _last: dict[tuple[str, str], tuple[int, PeerId]] = field(default_factory=dict)
+    _line: dict[str, str] = field(default_factory=dict)
+    """Of each plan the first of all before it: who has lost every memory of one begins anew."""
 
     def planned(self, plan: Plan, after: str) -> None:
         """A plan by the voters of the plan with the hash ``after``."""
         self._line[plan.hash[:12]] = self._line.get(after[:12], plan.hash[:12])
         _shorten(self._line)
 
-    def committed(self, peer: SimPeerPort, cell: str, plan: str, term: int, epoch: int) -> None:
+    def committed(self, peer: SimPeer, cell: str, plan: str, term: int, epoch: int) -> None:
         """A leader says that the epoch of the plan whose hash begins so is committed, not as an
         orphan."""
         key = cell, self._line.get(plan, plan)

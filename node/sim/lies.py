@@ -6,16 +6,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.scheduler.costs import LinkCost, Measured
-from node.sim.ports import SimPeerPort
+from node.sim.process import SimPeer
 from node.training.protocol import events as ev
-
-if TYPE_CHECKING:
-    from node.training.service import Training
 
 LIES = {
     "tokens": "gives its gradients with a thousand times their tokens",
@@ -28,8 +25,9 @@ LIES = {
 }
 
 
-def puts_on(peer: SimPeerPort, training: Training) -> None:
+def puts_on(peer: SimPeer) -> None:
     """From now on its heartbeats lie while the peer does."""
+    training = peer.training
     true = training._heard
 
     def said(leader: PeerId | None = None) -> ev.Heartbeat:
@@ -38,7 +36,7 @@ def puts_on(peer: SimPeerPort, training: Training) -> None:
     setattr(training, "_heard", said)  # noqa: B010 - a liar has other code
 
 
-def heard(peer: SimPeerPort, h: ev.Heartbeat) -> ev.Heartbeat:
+def heard(peer: SimPeer, h: ev.Heartbeat) -> ev.Heartbeat:
     """The heartbeat of a liar."""
     match peer.lie:
         case "epoch":
@@ -71,12 +69,12 @@ def heard(peer: SimPeerPort, h: ev.Heartbeat) -> ev.Heartbeat:
     return h
 
 
-def tokens(peer: SimPeerPort, true: int) -> int:
+def tokens(peer: SimPeer, true: int) -> int:
     """Behind the gradients it gives."""
     return true * 1000 if peer.lie == "tokens" else true
 
 
-def told(peer: SimPeerPort, action: Any) -> Any:
+def told(peer: SimPeer, action: Any) -> Any:
     """What its member tells the leader of an epoch."""
     match action:
         case ev.TellCommitted() if peer.lie == "digest":

@@ -8,10 +8,10 @@ services there are, and how they are connected, is :func:`node.app.assembly.comp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -29,26 +29,28 @@ from node.core.ids import CellId, PeerId, first_cell
 from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.core.version import PROTOCOL
+from node.identity.faults import FaultBook
 from node.manifest import Manifest
 from node.pipeline.settings import PipelineLimits
 from node.reach.standing import Standing
 from node.scheduler.router import SearchJob, search
-from node.sim import lies
-from node.sim.observing import FactJournal
-from node.sim.ports import SimSwarmPort
+from node.sim.setup import Setup
 from node.sim.world.device import SimDevice
-from node.sim.world.directory import SimDirectory
+from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.disk import DiskStore, SimDisk
 from node.sim.world.loop import Inline, ProcessLoop, VirtualTime
-from node.sim.world.network import SimTransport
+from node.sim.world.network import SimNet, SimTransport
 from node.sim.world.signing import SimSigner
 from node.sim.world.values import SampleText, ValueMath, ValueOwner, Values, ValueSum
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
 from node.training.colleagues import Colleagues
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.presence import Presence
+from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import SEARCH_S
-from node.training.protocol.rules import ChangeStatus
+from node.training.protocol.rules import Rules
 from node.training.service import Training
 from node.training.stage_runtime import StageRuntime
 from node.training.state.meter import PipelineMeter
@@ -74,6 +76,30 @@ class SimClock(Clock):
 
     def wall(self) -> float:
         return self._world.now + self.skew
+
+
+class SimSwarmPort(Protocol):
+    """The swarm that a peer is part of: of :class:`node.sim.swarm.SimSwarm` what its peers, watches
+    and strangers know."""
+
+    seed: int
+    setup: Setup
+    world: VirtualTime
+    net: SimNet
+    record_store: SimDht
+    manifest: Manifest
+    metrics: Metrics
+    make: Any
+    watch: Any
+
+    @property
+    def peers(self) -> Mapping[PeerId, SimPeer]: ...
+    def honest(self, peer: PeerId) -> bool: ...
+    def calm(self) -> bool: ...
+    def live(self, stage: int | None = None) -> Sequence[SimPeer]: ...
+    def read(self, change: str) -> Rules: ...
+    def facts(self, facts: RunFacts) -> RunFacts: ...
+    def left(self, peer: SimPeer, mover: Mover) -> None: ...
 
 
 @dataclass
@@ -114,22 +140,22 @@ class SimPeer:
         swarm = self.swarm
         self.loop = ProcessLoop(self.world)
         self.device = SimDevice(self.loop, self.slowness)
-        self.journal = FactJournal(self.name, swarm.watch, self.clock)
+        self.journal = Journal((swarm.watch,), clock=self.clock, keep=1)
         self.transport = SimTransport(
             swarm.net,
             self.name,
             self.loop,
-            swarm.make.fault_book(),
+            FaultBook(),
             partial(swarm.watch.banned, self),
             partial(swarm.watch.fault, self),
         )
+        self._failed = partial(swarm.watch.crashed, self)
         self.tasks = Tasks("daemon", self._failed)
         self.presence: Presence | None = None
         self.assembled: Services | None = None
         self.owner: ValueOwner | None = None
         self.draining = self.ending = self.told_to_leave = False
-        make: Any = partial(swarm.make.choosing, self)
-        self.mover, self.placing = Mover(self, self._refuses), Placing(self, make)
+        self.mover, self.placing = Mover(self, self._refuses), Placing(self)
 
     # ----------------------------------------------------------- life
 
@@ -138,14 +164,11 @@ class SimPeer:
         self.life += 1
         self._new()
         self.alive = True
-        self._later(self._begin)
+        self._later(lambda: self.tasks.spawn(self._take_part(), "start"))
 
     def _later(self, do: Any, *args: Any) -> None:
         """Do it in this process."""
         self.world.push(0.0, do, *args, loop=self.loop)
-
-    def _begin(self) -> None:
-        self.tasks.spawn(self._take_part(), "start")
 
     async def _take_part(self) -> None:
         swarm, manifest = self.swarm, self.manifest
@@ -204,6 +227,10 @@ class SimPeer:
         )
         state = StageState(Values(setup.names[stage]), stage, placed=self._placed)
 
+        m = manifest.model
+        # Of each micro-batch two activations of fp32.
+        stash = setup.stash * 2 * 4 * m.d_model * m.seq_len * manifest.pipeline.micro_batch
+
         def math(module: Any, wire: str, autocast: Any) -> ValueMath:
             return ValueMath(module, wire, device, setup.work.forward_s, setup.work.ends_s)
 
@@ -221,7 +248,7 @@ class SimPeer:
             store,
             self.owner,
             setup.parts,
-            PipelineLimits(swarm.stash_bytes, setup.in_flight),
+            PipelineLimits(stash, setup.in_flight),
             None if stage else SampleText(manifest.model.seq_len, setup.micro_batch),
             math=math,
             gradients=ValueSum(partial(watch.gave, self)),
@@ -239,7 +266,7 @@ class SimPeer:
         )
         self.assembled = made = compose(manifest, ports, state)
         self.transport.serving = True
-        lies.puts_on(self, made.training)
+        watch.services(self)
         make.services(self)
         return made
 
@@ -290,23 +317,15 @@ class SimPeer:
             self.disk.died(self.world.now)
             self.swarm.net.lost(self.name)
 
-    @property
-    def paused(self) -> bool:
-        """It stands still (SIGSTOP)."""
-        return self.loop.frozen
-
     def pause(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP: it stands still."""
         if self.alive:
-            self.loop.freeze()
+            self.loop.frozen = True
 
     def resume(self) -> None:
         """SIGCONT."""
         if self.alive and self.loop.frozen:
             self.loop.thaw()
-
-    def _failed(self, name: str, error: BaseException) -> None:
-        self.swarm.watch.crashed(self, name, error)
 
     # ----------------------------------------------------------- what decides, and is watched
 
@@ -380,11 +399,6 @@ class SimPeer:
     def in_place(self) -> str:
         """The digest of the parameters that are in place."""
         return digest(self.work.stage.parameters())
-
-    @property
-    def standing(self) -> ChangeStatus:
-        """What it knows of how cells average."""
-        return self.training.standing
 
     def change(self, text: str) -> None:
         """The owner asks its daemon for a change to how cells average."""

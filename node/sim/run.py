@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -40,14 +41,10 @@ class ScheduleOutcome:
     commits: list[Commit] = field(default_factory=list)
     cells: Mapping[str, int] = field(default_factory=dict)
     struck: list[tuple[float, str, str, float]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     recoveries: list[float] = field(default_factory=list)
     detections: list[float] = field(default_factory=list)
-    samples_back: int = 0
-    samples_counted: int = 0
     samples_lost: int = 0
-    given_up_epochs: int = 0
-    given_up_tokens: int = 0
     moments_lost: int = 0
 
     @property
@@ -86,17 +83,17 @@ class ScheduleOutcome:
             "tokens_per_s": round(self.tokens_per_s, 3),
             "events": self.events,
             "faults": len(self.struck),
-            "epochs_abandoned": self.counts.get("epoch-abandoned", 0),
+            "epochs_abandoned": self.counts["epoch-abandoned"],
             "epochs_repeated": self.repeated,
-            "epochs_given_up": self.given_up_epochs,
-            "tokens_given_up": self.given_up_tokens,
-            "rounds_repaired": self.counts.get("round-repaired", 0),
-            "went_back": self.counts.get("went-back", 0),
-            "leaders": self.counts.get("leaders", 0),
-            "moves": self.counts.get("moves", 0),
-            "bans": self.counts.get("bans", 0),
-            "samples_counted": self.samples_counted,
-            "samples_returned": self.samples_back,
+            "epochs_given_up": self.counts["epochs-given-up"],
+            "tokens_given_up": self.counts["tokens-given-up"],
+            "rounds_repaired": self.counts["round-repaired"],
+            "went_back": self.counts["went-back"],
+            "leaders": self.counts["leaders"],
+            "moves": self.counts["moves"],
+            "bans": self.counts["bans"],
+            "samples_counted": self.counts["samples-counted"],
+            "samples_returned": self.counts["samples-returned"],
             "samples_lost": self.samples_lost,
             "samples_double": 0
             if self.violation is None or self.violation.id not in ("I3", "I4")
@@ -118,10 +115,10 @@ class ScheduleOutcome:
         return {
             "cells": len(self.cells),
             "slowest_cell_epochs": min(self.cells.values(), default=0),
-            "divisions": self.counts.get("cell-divided", 0),
-            "windows_met": self.counts.get("windows-met", 0),
-            "windows_alone": self.counts.get("windows-alone", 0),
-            "outer_rounds": self.counts.get("means-in-place", 0),
+            "divisions": self.counts["cell-divided"],
+            "windows_met": self.counts["windows-met"],
+            "windows_alone": self.counts["windows-alone"],
+            "outer_rounds": self.counts["means-in-place"],
         }
 
 
@@ -206,9 +203,7 @@ def _collect(swarm: SimSwarm, o: ScheduleOutcome) -> None:
     o.commits, o.struck, o.counts = watch.commits, swarm.struck, watch.counts
     newest = {c.cell: c.epoch for c in sorted(watch.commits, key=lambda c: c.epoch)}
     o.cells = {cell: newest.get(cell, 0) for cell in swarm.cells()}
-    o.samples_back, o.samples_counted = watch.samples_back, watch.samples_counted
     o.samples_lost = max((abs(b.lost) for b in watch.samples.books.values()), default=0)
-    o.given_up_epochs, o.given_up_tokens = watch.given_up_epochs, watch.given_up_tokens
     o.moments_lost = sum(p.work.state_export.taking.lost for p in swarm.live())
     times = [at for at, *_ in o.commits]
     for at, *_ in o.struck:

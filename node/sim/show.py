@@ -3,7 +3,6 @@ for a file as SVG or figure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -65,14 +64,10 @@ def timeline(o: ScheduleOutcome, width: int, colour: bool = False) -> list[str]:
         lines.append(f"{dim}{name}{plain}{green}{cells.rstrip()}{plain}")
     marks = [" "] * columns
     for at, kind, *_ in o.struck:
-        marks[min(columns - 1, int(at / span * columns))] = MARKS.get(kind, "*")
+        marks[min(columns - 1, int(at / span * columns))] = MARKS[kind]
     if o.struck:
         lines.append(f"{dim}faults {plain}{red}{''.join(marks).rstrip()}{plain}")
-        kinds = list(dict.fromkeys(kind for _, kind, *_ in o.struck))
-        lines += [
-            f"{dim}       {line}{plain}"
-            for line in _wrap([f"{MARKS.get(k, '*')} {k}" for k in kinds], columns)
-        ]
+        lines += [f"{dim}       {line}{plain}" for line in _legend(o, columns)]
     end = f"{o.seconds:.0f} s"
     lines.append(f"{dim}       0{end:>{columns - 1}}{plain}")
     return lines
@@ -88,9 +83,11 @@ def _lines(o: ScheduleOutcome) -> list[list[tuple[float, int]]]:
     return list(made.values()) or [[(0.0, 0)]]
 
 
-def _wrap(words: Sequence[str], width: int) -> list[str]:
+def _legend(o: ScheduleOutcome, width: int) -> list[str]:
+    """The letters of the faults that struck, in lines of at most ``width`` characters."""
     lines = [""]
-    for word in words:
+    for kind in dict.fromkeys(kind for _, kind, *_ in o.struck):
+        word = f"{MARKS[kind]} {kind}"
         if lines[-1] and len(lines[-1]) + 2 + len(word) > width:
             lines.append("")
         lines[-1] += ("  " if lines[-1] else "") + word
@@ -123,10 +120,10 @@ def svg(o: ScheduleOutcome, title: str) -> str:
                 'fill-opacity="0.5"/>'
             )
     for at, kind, who, _ in o.struck:
-        parts.append(
-            f'<line x1="{x(at)}" y1="50" x2="{x(at)}" y2="{low}" stroke="#c33" stroke-width="0.8">'
-        )
-        parts.append(f"<title>{escape(f'{at:.2f} s {kind} {who}')}</title></line>")
+        parts += [
+            f'<line x1="{x(at)}" y1="50" x2="{x(at)}" y2="{low}" stroke="#c33" stroke-width="0.8">',
+            f"<title>{escape(f'{at:.2f} s {kind} {who}')}</title></line>",
+        ]
     for line in _lines(o):
         points, (_, level) = [f"{x(line[0][0])},{y(line[0][1])}"], line[0]
         for at, epoch in line[1:]:
@@ -141,13 +138,11 @@ def svg(o: ScheduleOutcome, title: str) -> str:
     for i in range(6):
         at = span * i / 5
         parts.append(f'<text x="{x(at)}" y="{low + 20}" text-anchor="middle">{at:.0f}</text>')
-    parts.append(
-        f'<text x="{(left + w) / 2}" y="{low + 42}" text-anchor="middle">virtual seconds</text>'
-    )
-    parts.append(
+    parts += [
+        f'<text x="{(left + w) / 2}" y="{low + 42}" text-anchor="middle">virtual seconds</text>',
         f'<text x="14" y="{(low + 50) / 2}" transform="rotate(-90 14 {(low + 50) / 2})" '
-        'text-anchor="middle">epoch</text></svg>'
-    )
+        'text-anchor="middle">epoch</text></svg>',
+    ]
     return "\n".join(parts) + "\n"
 
 
@@ -161,7 +156,7 @@ def figure(o: ScheduleOutcome, title: str) -> Figure:
             axes.axvspan(at, min(at + seconds, o.seconds), color="#ddd", alpha=0.5, linewidth=0)
     for at, kind, *_ in o.struck:
         axes.axvline(at, ymax=0.93, color="#c33", linewidth=0.8)
-        axes.text(at, top * 1.02, MARKS.get(kind, "*"), color="#c33", ha="center", fontsize=8)
+        axes.text(at, top * 1.02, MARKS[kind], color="#c33", ha="center", fontsize=8)
     for line in _lines(o):
         axes.step(
             [*(at for at, _ in line), o.seconds],
@@ -174,10 +169,5 @@ def figure(o: ScheduleOutcome, title: str) -> Figure:
     axes.set_ylim(0, top * 1.08)
     axes.set_xlabel("virtual seconds")
     axes.set_ylabel("epoch")
-    kinds = list(dict.fromkeys(kind for _, kind, *_ in o.struck))
-    axes.set_title(
-        "\n".join([title, *_wrap([f"{MARKS.get(k, '*')} {k}" for k in kinds], 110)]).rstrip(),
-        fontsize=10,
-        loc="left",
-    )
+    axes.set_title("\n".join([title, *_legend(o, 110)]).rstrip(), fontsize=10, loc="left")
     return made

@@ -8,7 +8,7 @@ fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from node.sim.faults import Fault, Schedule
@@ -22,7 +22,7 @@ MOST_RUNS = 300
 def shrink(
     setup: Setup,
     outcome: ScheduleOutcome,
-    make: Callable[[], MachineFactory] | None = None,
+    make: MachineFactory | None = None,
     most: int = MOST_RUNS,
 ) -> ScheduleOutcome:
     """The smallest outcome found that violates the same invariant; ``outcome`` itself when it
@@ -39,7 +39,7 @@ def shrink(
         if left <= 0:
             return False
         left -= 1
-        tried = run(setup, schedule, make() if make else None)
+        tried = run(setup, schedule, make)
         if tried.violation is None or tried.violation.id != wanted:
             return False
         best = tried

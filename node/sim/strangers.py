@@ -16,7 +16,7 @@ from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.core.tasks import Tasks
 from node.dht.record import PeerBody
 from node.identity.faults import FaultBook
-from node.sim.ports import SimPeerPort, SimSwarmPort
+from node.sim.process import SimPeer, SimSwarmPort
 from node.sim.world.loop import ProcessLoop
 from node.sim.world.network import SimTransport
 from node.sim.world.signing import SimSigner
@@ -80,7 +80,7 @@ class Stranger(rpc.TrainingServicer):
             self._turn += 1
             await asyncio.sleep(EVERY_S)
 
-    def _word(self, peer: SimPeerPort) -> pb.Note:
+    def _word(self, peer: SimPeer) -> pb.Note:
         match self._turn % 4:
             case 0:
                 return self._planned(self._plan(peer, 2**62))
@@ -95,7 +95,7 @@ class Stranger(rpc.TrainingServicer):
     def _planned(self, plan: Plan) -> pb.Note:
         return notes.plan_note(plan, self._signer.sign(plan.canonical(), self._domain))
 
-    def _plan(self, peer: SimPeerPort, term: int, ends: bool = False) -> Plan:
+    def _plan(self, peer: SimPeer, term: int, ends: bool = False) -> Plan:
         at = peer.member.at
         live = [p for p in self.swarm.live() if p.ready]
         members = tuple(PlanMember(p.name, p.stage) for p in live)

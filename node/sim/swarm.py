@@ -4,18 +4,15 @@ and the few things done to it from outside."""
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from node.app.moving import Mover
 from node.averaging.exchange.machine import RoundMachine
 from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
 from node.dht.settings import DirectorySettings
-from node.identity.faults import FaultBook
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.route import fewest_hops
-from node.scheduler.choosing import Choosing
 from node.sim.process import SimPeer
 from node.sim.setup import Setup
 from node.sim.strangers import Stranger
@@ -31,29 +28,16 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.rules import Rules
 
 
+@dataclass(frozen=True)
 class MachineFactory:
-    """What a peer's machines are. A test plants a bug by a subclass."""
+    """What makes a peer's machines. ``services``: what is done to its services before they start.
+    A test plants a bug in one of them."""
 
-    def pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
-        return PipelineMachine(me, fewest)
-
-    def round(self) -> RoundMachine:
-        return RoundMachine()
-
-    def fault_book(self) -> FaultBook:
-        return FaultBook()
-
-    def member(self, *args: Any) -> Member:
-        return Member(*args)
-
-    def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
-        return Leader(me, facts, **history)
-
-    def choosing(self, peer: SimPeer, *args: Any) -> Choosing:
-        return Choosing(*args)
-
-    def services(self, peer: SimPeer) -> None:
-        """The services of a peer are made and not started: a bug is planted in them here."""
+    pipeline: Callable[..., PipelineMachine] = PipelineMachine
+    round: Callable[..., RoundMachine] = RoundMachine
+    member: Callable[..., Member] = Member
+    leader: Callable[..., Leader] = Leader
+    services: Callable[[SimPeer], object] = lambda peer: None
 
 
 class SimSwarm:
@@ -70,8 +54,6 @@ class SimSwarm:
             self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
         )
         self.manifest = setup.manifest(seed)
-        p = self.manifest.pipeline
-        self.fewest = fewest_hops(p.stages, p.may_skip)
         self.metrics = Metrics()
         self.watch = HistoryRecorder(self)
         self.changes: dict[str, Rules] = {}
@@ -140,12 +122,6 @@ class SimSwarm:
             facts.sizes, tensor=setup.activation, operations=(ends, *[block] * setup.stages)
         )
         return replace(facts, sizes=sizes)
-
-    @property
-    def stash_bytes(self) -> int:
-        """For as many micro-batches as the setup says."""
-        m = self.manifest
-        return self.setup.stash * 2 * 4 * m.model.d_model * m.model.seq_len * m.pipeline.micro_batch
 
     def honest(self, peer: PeerId) -> bool:
         return peer not in self.liars and peer not in self.strangers

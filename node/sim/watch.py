@@ -4,7 +4,7 @@ comes out."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,7 +35,8 @@ from node.sim.invariants import (
     WeightedMean,
     WholeCheckpoint,
 )
-from node.sim.ports import SimPeerPort, SimSwarmPort
+from node.sim.process import SimPeer, SimSwarmPort
+from node.telemetry.events import Event
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events as ev
@@ -75,19 +76,14 @@ class HistoryRecorder:
             OneOwner(swarm),
             CountsOnce(swarm),
         )
-        self.samples, self.mean, self.whole = (
-            NoSampleLost(swarm),
-            WeightedMean(swarm),
+        self.samples, self.mean = NoSampleLost(swarm), WeightedMean(swarm)
+        self.whole, self.grow, self.applied = (
             WholeCheckpoint(swarm),
-        )
-        self.grow, self.applied, self.pure, self.one_fault = (
             OnlyGrow(swarm),
             AppliedOnce(swarm),
-            PurePlan(swarm),
-            OneFault(swarm),
         )
-        self.line = OneLine(swarm)
-        self.counts: dict[str, int] = {}
+        self.pure, self.one_fault, self.line = PurePlan(swarm), OneFault(swarm), OneLine(swarm)
+        self.counts: Counter[str] = Counter()
         self.commits: list[Commit] = []
         self.ended: set[str] = set()
         """Cells whose leader says that the run is complete."""
@@ -95,16 +91,15 @@ class HistoryRecorder:
         self._outer: set[str] = set()
         """Beginnings of the hashes of plans that put in place what came of a window."""
         self.detected: dict[PeerId, float] = {}
-        self.given_up_epochs = self.given_up_tokens = self.samples_back = self.samples_counted = 0
 
     def note(self, text: str) -> None:
         """One line for the record of what happened last."""
         self.recent.append(f"{self.swarm.world.now:8.3f} {text}")
 
     def count(self, kind: str, by: int = 1) -> None:
-        self.counts[kind] = self.counts.get(kind, 0) + by
+        self.counts[kind] += by
 
-    def crashed(self, peer: SimPeerPort, name: str, error: BaseException) -> None:
+    def crashed(self, peer: SimPeer, name: str, error: BaseException) -> None:
         """A task of a peer raised what nobody expected: the daemon would end. What is no
         Exception is meant for who runs the simulator, as a test's time limit is."""
         if not isinstance(error, Exception):
@@ -119,7 +114,7 @@ class HistoryRecorder:
 
     # ----------------------------------------------------------- the leader's side
 
-    def leader(self, peer: SimPeerPort, machine: Leader) -> Leader:
+    def leader(self, peer: SimPeer, machine: Leader) -> Leader:
         """One that begins to lead."""
         self.count("leaders")
         self.one_fault.leads(peer)
@@ -137,7 +132,7 @@ class HistoryRecorder:
         return _seen(machine, before, after)
 
     def _after_leader(
-        self, peer: SimPeerPort, leader: Leader, event: Any, actions: Sequence[Any], before: Any
+        self, peer: SimPeer, leader: Leader, event: Any, actions: Sequence[Any], before: Any
     ) -> None:
         if not actions:
             return
@@ -156,7 +151,7 @@ class HistoryRecorder:
                 case ev.SendRound(_, plan, round):
                     self.owners.round(a)
                     if round.attempt == 0:
-                        self.samples.close(plan, round.dropped, round.tokens)
+                        self.samples.close(plan, round.dropped)
                 case ev.RecordFact():
                     if a.kind == "epoch-committed":
                         self.one_fault.ended(peer, True, "")
@@ -169,14 +164,14 @@ class HistoryRecorder:
                         if a.facts["hash"] in self._outer:
                             self.count("means-in-place")
                         each = self.swarm.setup.micro_batch
-                        self.samples_counted += each * int(str(a.facts.get("counted", 0)))
-                        self.samples_back += each * int(str(a.facts.get("dropped", 0)))
+                        self.count("samples-counted", each * int(str(a.facts.get("counted", 0))))
+                        self.count("samples-returned", each * int(str(a.facts.get("dropped", 0))))
                     elif a.kind in ("epoch-abandoned", "epoch-uncertain"):
                         self.one_fault.ended(peer, False, a.text)
 
     def _planned(
         self,
-        peer: SimPeerPort,
+        peer: SimPeer,
         event: Any,
         plan: Plan,
         term: int,
@@ -191,7 +186,7 @@ class HistoryRecorder:
         self.once.plan(plan)
         self.samples.plan(plan)
         if plan.outer:
-            self.samples.close(plan, (), 0)
+            self.samples.close(plan, ())
         if (number := plan.window.number) and (plan.cell_id, number) not in self._met:
             self._met.add((plan.cell_id, number))
             self.count("windows-met")
@@ -203,7 +198,7 @@ class HistoryRecorder:
             self.one_fault.planned(peer, plan)
         self.note(f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}")
 
-    def report(self, peer: SimPeerPort, report: ev.RecordFact) -> None:
+    def report(self, peer: SimPeer, report: ev.RecordFact) -> None:
         self.count(report.kind)
         if report.kind == "run-finished":
             self.ended.add(peer.training.cell)
@@ -214,56 +209,58 @@ class HistoryRecorder:
 
     # ----------------------------------------------------------- the member's side
 
-    def member(self, peer: SimPeerPort, machine: Member) -> Member:
+    def member(self, peer: SimPeer, machine: Member) -> Member:
         """The member of a process that begins."""
 
         def before(event: Any) -> Any:
             return machine.at, machine.term
 
         def after(event: Any, actions: Sequence[Any], was: Any) -> None:
-            self.moved(peer, event, actions, *was)
+            self.grow.member(peer, event, actions, *was)
 
         def lying(actions: list[Any]) -> list[Any]:
             return [lies.told(peer, a) for a in actions] if peer.lie else actions
 
         return _seen(machine, before, after, lying)
 
-    def moved(
-        self, peer: SimPeerPort, event: Any, actions: Sequence[Any], at: Version, term: int
-    ) -> None:
-        """A member has decided."""
-        self.grow.member(peer, event, actions, at, term)
-
-    def began(self, peer: SimPeerPort, plan: Plan, listener: bool) -> None:
+    def began(self, peer: SimPeer, plan: Plan, listener: bool) -> None:
         """A plan is in force at a peer."""
         if not listener and self.swarm.honest(peer.name):
             self.digests.began(peer, plan)
             self.whole.stood(peer, plan)
 
-    def fault(self, peer: SimPeerPort, other: PeerId, reason: str) -> None:
+    def fault(self, peer: SimPeer, other: PeerId, reason: str) -> None:
         """A peer counts a fault of another one."""
-        if reason.startswith(OBJECTED) and self.swarm.honest(other):
-            raise self.pure.broken(f"{peer.name} objects to a plan of {other}: {reason}")
+        self.pure.must(
+            not reason.startswith(OBJECTED) or not self.swarm.honest(other),
+            f"{peer.name} objects to a plan of {other}: {reason}",
+        )
 
-    def banned(self, peer: SimPeerPort, other: PeerId) -> None:
+    def banned(self, peer: SimPeer, other: PeerId) -> None:
         self.count("bans")
         if self.swarm.honest(other):
             self.count("bans-of-honest")
         self.note(f"{peer.name} bans {other}")
 
-    def fact(
-        self, name: PeerId, room: str, kind: str, text: str, level: str, fields: Mapping[str, Any]
-    ) -> None:
+    def accept(self, event: Event) -> None:
         """A line of a peer's record."""
-        if kind in COUNTED:
-            self.count(COUNTED[kind])
-        if kind == "history-given-up":
-            self.given_up_epochs = max(self.given_up_epochs, int(fields["epochs"]))
-            self.given_up_tokens = max(self.given_up_tokens, int(fields["tokens"]))
+        if event.kind in COUNTED:
+            self.count(COUNTED[event.kind])
+        if event.kind == "history-given-up":
+            for what in ("epochs", "tokens"):  # of all that one peer has given up
+                most = max(self.counts[f"{what}-given-up"], int(event.fields[what]))
+                self.counts[f"{what}-given-up"] = most
+
+    def close(self) -> None:
+        """A peer's record ends."""
+
+    def services(self, peer: SimPeer) -> None:
+        """The services of a peer are made and not started."""
+        lies.puts_on(peer)
 
     # ----------------------------------------------------------- the engines
 
-    def pipeline(self, peer: SimPeerPort, machine: PipelineMachine) -> PipelineMachine:
+    def pipeline(self, peer: SimPeer, machine: PipelineMachine) -> PipelineMachine:
         """The machine of a peer's pipeline: what is let in, and what counts."""
         counted: set[tuple[str, pv.Key]] = set()
 
@@ -283,7 +280,7 @@ class HistoryRecorder:
         return _seen(machine, lambda event: None, after)
 
     def gave(
-        self, peer: SimPeerPort, samples: tuple[int, ...], sums: Mapping[str, Tensor], tokens: int
+        self, peer: SimPeer, samples: tuple[int, ...], sums: Mapping[str, Tensor], tokens: int
     ) -> int:
         """A peer takes its gradients to give them: the tokens it says they have."""
         plan = peer.work.plan
@@ -293,7 +290,7 @@ class HistoryRecorder:
             self.once.gave(peer, plan, taken)
         return lies.tokens(peer, tokens)
 
-    def round(self, peer: SimPeerPort, machine: RoundMachine) -> RoundMachine:
+    def round(self, peer: SimPeer, machine: RoundMachine) -> RoundMachine:
         """The machine of a peer's exchange: of whose gradients it makes a step."""
         running = EpochRun()
 
@@ -305,8 +302,6 @@ class HistoryRecorder:
                     running.failed_step(event)
                 case av.Voided(epoch):
                     running.voids(epoch)
-                case _:
-                    pass
 
         def after(event: Any, actions: Sequence[Any], _: Any) -> None:
             for a in actions:
@@ -315,26 +310,24 @@ class HistoryRecorder:
                         self.step(peer, running, a)
                     case av.Fail(epoch):
                         running.failed.add(epoch)
-                    case _:
-                        pass
 
         return _seen(machine, before, after)
 
-    def step(self, peer: SimPeerPort, running: EpochRun, step: av.ReduceAndStep) -> None:
+    def step(self, peer: SimPeer, running: EpochRun, step: av.ReduceAndStep) -> None:
         """An owner's machine orders a step."""
         opened = running.opened.get(step.round)
         if opened is None or not self.swarm.honest(peer.name):
             return
-        if step.round.epoch in running.failed:
-            raise self.applied.broken(
-                f"{peer.name} steps in attempt {step.round.attempt}, which it had called off"
-            )
+        self.applied.must(
+            step.round.epoch not in running.failed,
+            f"{peer.name} steps in attempt {step.round.attempt}, which it had called off",
+        )
         self.mean.step(peer, opened, step)
         self.applied.once(peer, running, opened, step)
         self.once.step(peer, opened, step, self.mean)
 
     def stepping(
-        self, peer: SimPeerPort, owner: Owner, means: Mapping[str, Tensor], epoch: int
+        self, peer: SimPeer, owner: Owner, means: Mapping[str, Tensor], epoch: int
     ) -> None:
         """The optimizer of a peer steps parts by these means."""
         plan = peer.work.plan
@@ -343,12 +336,12 @@ class HistoryRecorder:
         self.applied.stepping(peer, plan, owner, means)
         self.mean.stepping(peer, plan, means)
 
-    def settling(self, peer: SimPeerPort, owner: Owner, names: frozenset[str], epoch: int) -> None:
+    def settling(self, peer: SimPeer, owner: Owner, names: frozenset[str], epoch: int) -> None:
         """Steps of a peer become final."""
         if self.swarm.honest(peer.name):
             self.applied.settling(peer, owner, names)
 
-    def restored(self, peer: SimPeerPort, found: Checkpoint) -> None:
+    def restored(self, peer: SimPeer, found: Checkpoint) -> None:
         """A checkpoint is read back."""
         if self.swarm.honest(peer.name):
             self.whole.restored(peer, found)

@@ -123,10 +123,6 @@ class TransportPort(Protocol):
         """
         ...
 
-    def peers(self) -> dict[PeerId, PeerLink]:
-        """Every peer a channel or a handshake is known of."""
-        ...
-
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
         """Seconds of a round trip on the path work takes. Raises PeerFault."""
         ...

@@ -128,7 +128,7 @@ def test_who_never_answers_costs_nothing_but_itself(world: World):
     gone.posts(facts(cell_id(9)), -5)
     frozen.posts(frozen.facts, -5)
     gone.transport.serving = False
-    frozen.loop.freeze()
+    frozen.loop.frozen = True
     found = all_look(leaders)
     agree(leaders, found, 4)
     assert all(group is not None and len(group.members) == 3 for group in found.values())
@@ -146,7 +146,8 @@ def test_a_member_that_the_naming_did_not_reach_is_told_again(world: World):
         return await hear(request, context)
 
     handler = grpc.unary_unary_rpc_method_handler(loses_the_first)
-    member.transport.server._methods["/tutti.v1.Cells/Tell"] = handler
+    first_asked = grpc.method_handlers_generic_handler("tutti.v1.Cells", {"Tell": handler})
+    member.transport.server._generic.insert(0, first_asked)
     found = all_look([caller, member])
     assert lost
     assert found[first] is not None

@@ -88,10 +88,20 @@ def peer() -> Peer:
     return Peer()
 
 
-def test_a_peer_leaves_a_cell_at_rest_for_a_cell_at_work(peer: Peer) -> None:
-    assert peer.looks(500, A, B) is None
-    assert peer.looks(PATIENCE_S - 1, B) is None
-    assert peer.looks(2, B) == B
+@pytest.mark.parametrize(
+    ("worked", "waits", "coming"),
+    [
+        pytest.param(500, PATIENCE_S, False, id="a cell at rest"),
+        pytest.param(0, START_S, False, id="who has just started waits longer"),
+        pytest.param(5, COMING_S, True, id="somebody is about to take part"),
+    ],
+)
+def test_a_peer_leaves_for_a_cell_at_work(
+    peer: Peer, worked: float, waits: float, coming: bool
+) -> None:
+    assert peer.looks(worked, A, B) is None
+    assert peer.looks(waits - 1, B, coming=coming) is None
+    assert peer.looks(2, B, coming=coming) == B
 
 
 def test_a_leader_that_comes_back_in_time_keeps_its_cell(peer: Peer) -> None:
@@ -112,17 +122,6 @@ def test_a_plan_says_that_the_cell_works(peer: Peer) -> None:
 def test_nobody_leaves_where_no_other_cell_works(peer: Peer) -> None:
     assert peer.looks(10 * START_S) is None
     assert peer.looks(1, B) == B
-
-
-def test_who_has_just_started_waits_for_its_cell_longer(peer: Peer) -> None:
-    assert peer.looks(START_S - 1, B) is None
-    assert peer.looks(1, B) == B
-
-
-def test_who_is_about_to_take_part_is_waited_for_a_while(peer: Peer) -> None:
-    peer.looks(5, A, B)
-    assert peer.looks(COMING_S - 1, B, coming=True) is None
-    assert peer.looks(2, B, coming=True) == B
 
 
 def test_who_enters_another_cell_begins_to_wait_anew() -> None:

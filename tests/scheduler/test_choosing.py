@@ -174,7 +174,6 @@ def test_nobody_argues_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 def waiting(me: str, here: Mapping[str, Placed], seconds: float = 60.0) -> list[int]:
     """What ``me`` changes to while it waits for so long among those that are ``here``."""
     mine = here[me]
-    assert mine.stage is not None
     j, done = Choosing(PeerId(me), mine.able, 2, 0.0, mine.stage), list[int]()
     others = {PeerId(p): placed for p, placed in here.items() if p != me}
     for i in range(int(seconds / LOOK_AGAIN_S) + 1):

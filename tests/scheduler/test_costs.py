@@ -10,7 +10,6 @@ from node.scheduler.costs import (
     Measured,
     believe,
     capped,
-    least,
 )
 
 E, A, B, C = (PeerId(p) for p in "eabc")
@@ -99,7 +98,3 @@ def test_bandwidth_caps_bound_compute_and_transfer_times() -> None:
 )
 def test_a_peer_is_as_fast_as_its_cap_allows(speed: float, line: float, planned: float) -> None:
     assert capped(speed, line, 100) == planned
-
-
-def test_of_several_limits_the_lowest_counts() -> None:
-    assert [least(0.0, 0.0), least(0.0, 3.0), least(2.0, 3.0)] == [0.0, 3.0, 2.0]

@@ -12,7 +12,7 @@ from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import deal, orders
 from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.problem import PathProblem, Route
-from node.scheduler.planning.replay import Replayed, ReplayTask, replay
+from node.scheduler.planning.replay import ReplayTask, replay
 
 PUBLISHED = {0: (14, 6, 12), 3: (15, 17, 5), 4: (7, 13, 19), 10: (1, 18, 2), 11: (8, 16, 9)}
 """Setting A: one path for all micro-batches of an ends peer."""
@@ -127,10 +127,12 @@ def test_memory_and_collisions_of_a_forged_replay_are_seen():
     played = replay(problem, routes)
     assert rules.memory(problem, routes, played) is None
     assert rules.collisions(problem, routes, played) is None
-    more = Replayed(played.tasks, played.done, ((0.0, 14, 1),) * 4)
+    more = played.copy()
+    more.log = [(0.0, 14, 1)] * 4
     assert "slots" in str(rules.memory(problem, routes, more))
     first = played.tasks[0]
     twin = ReplayTask(first.start + 0.1, first.end, first.peer, "f", 1, 0, 0.0)
-    assert rules.collisions(problem, routes, Replayed((*played.tasks, twin), played.done, ()))
-    lost = Replayed(played.tasks, {}, ())
-    assert "30 of 30" in str(rules.complete(problem, routes, lost))
+    more.tasks.append(twin)
+    assert rules.collisions(problem, routes, more)
+    more.done.clear()
+    assert "30 of 30" in str(rules.complete(problem, routes, more))

@@ -99,8 +99,6 @@ def test_an_interrupted_insertion_keeps_its_partial_plan() -> None:
         return 0.0 if asked[0] <= 110 else 1.0
 
     half = insertion(problem, sets, spent=spent)
-    assert whole is not None
-    assert half is not None
     assert broken(problem, half) is None
     assert asked == [111]
     assert len(set(whole) & set(half)) > 60
@@ -115,7 +113,6 @@ def test_an_insertion_goes_in_haste_rather_than_not_at_all() -> None:
     problem, used = heavy(), iter(range(1000))
     # Behind from the beginning, and never over.
     hasty = insertion(problem, deal(problem), spent=lambda: 0.9 + next(used) * 1e-4)
-    assert hasty is not None
     assert broken(problem, hasty) is None
     assert makespan(problem, hasty) < 0.9 * cheapest(problem)
 

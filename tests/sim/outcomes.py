@@ -1,9 +1,12 @@
 """Schedules that must hold: played until they end, with no invariant broken."""
 
+from collections.abc import Callable
+
 from node.sim.faults import Schedule
+from node.sim.process import SimPeer
 from node.sim.run import ScheduleOutcome, run
 from node.sim.setup import Setup
-from node.sim.swarm import MachineFactory
+from node.sim.swarm import MachineFactory, SimSwarm
 
 
 def held(setup: Setup, schedule: Schedule, make: MachineFactory | None = None) -> ScheduleOutcome:
@@ -21,3 +24,19 @@ def finished(
     outcome = held(setup, schedule, make)
     assert outcome.finished
     return outcome
+
+
+class PlayedSwarm(SimSwarm):
+    """That a test moves on and takes peers from."""
+
+    def until(self, what: Callable[[], bool], most_s: float) -> bool:
+        """Whether it comes to that within so many seconds."""
+        end = self.world.now + most_s
+        while not what() and self.world.now < end:
+            self.world.run(self.world.now + 1.0, None)
+        return what()
+
+    def loses(self, *peers: SimPeer) -> None:
+        for peer in peers:
+            self.watch.one_fault.fault("kill", peer.name, False)
+            peer.kill()

@@ -109,36 +109,15 @@ class AnyHistory(Member):
         return super()._planned(plan)
 
 
-class Planted(MachineFactory):
-    def __init__(
-        self, round: Any = None, pipeline: Any = None, roster: Any = None, member: Any = None
-    ) -> None:
-        self._round, self._pipeline, self._roster, self._member = round, pipeline, roster, member
+def leads_with(roster: type[Roster]) -> Callable[..., Leader]:
+    """Makes leaders with such a roster."""
 
-    def round(self) -> RoundMachine:
-        return self._round() if self._round else super().round()
-
-    def pipeline(self, me: PeerId, fewest: int) -> PipelineMachine:
-        return (self._pipeline or PipelineMachine)(me, fewest)
-
-    def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
-        made = super().leader(me, facts, **history)
-        if self._roster:
-            made.roster = self._roster(facts.stages)
+    def leader(me: PeerId, facts: RunFacts, **history: Any) -> Leader:
+        made = Leader(me, facts, **history)
+        made.roster = roster(facts.stages)
         return made
 
-    def member(self, *args: Any) -> Member:
-        return (self._member or Member)(*args)
-
-
-class InServices(MachineFactory):
-    """A bug in the services of every peer: what ``plant`` does to them before they start."""
-
-    def __init__(self, plant: Callable[[SimPeer], None]) -> None:
-        self._plant = plant
-
-    def services(self, peer: SimPeer) -> None:
-        self._plant(peer)
+    return leader
 
 
 def _keeps_gradients(peer: SimPeer) -> None:
@@ -247,10 +226,10 @@ class Bug:
 
 
 BUGS = (
-    Bug("no latch", Planted(round=NoLatch), ("broken-step",), frozenset({"I8"}), first=16),
+    Bug("no latch", MachineFactory(round=NoLatch), ("broken-step",), frozenset({"I8"}), first=16),
     Bug(
         "no plan hash",
-        Planted(pipeline=AnyPlanPipeline, round=AnyPlanRound),
+        MachineFactory(pipeline=AnyPlanPipeline, round=AnyPlanRound),
         ("leader-kill",),
         frozenset({"I3", "I5"}),
         CROWDED,
@@ -258,20 +237,20 @@ BUGS = (
     ),
     Bug(
         "applied twice",
-        Planted(round=StepsAgain),
+        MachineFactory(round=StepsAgain),
         ("each-stage", "one-way"),
         frozenset({"I5", "I8"}),
     ),
-    Bug("counted twice", Planted(pipeline=CountsUnnamed), ("one-way",), frozenset({"I3"})),
+    Bug("counted twice", MachineFactory(pipeline=CountsUnnamed), ("one-way",), frozenset({"I3"})),
     Bug(
         "no digests",
-        Planted(roster=DigestsDoNotMatter, member=AnyParameters),
+        MachineFactory(leader=leads_with(DigestsDoNotMatter), member=AnyParameters),
         ("corrupt",),
         frozenset({"I1"}),
     ),
     Bug(
         "mixed histories",
-        Planted(roster=EpochsAreVersions, member=AnyHistory),
+        MachineFactory(leader=leads_with(EpochsAreVersions), member=AnyHistory),
         _parted_again_and_again,
         # A leader that takes any version of an epoch for every other one plans from parameters that
         # it has not itself; then an epoch is given up that no fault has touched (I10), or one is
@@ -284,19 +263,31 @@ BUGS = (
 
 
 IN_SERVICES = (
-    Bug("gradients kept", InServices(_keeps_gradients), ("leader-kill",), frozenset({"I3"})),
-    Bug("one left out", InServices(_leaves_one_out), ("quiet",), frozenset({"I5"})),
+    Bug(
+        "gradients kept",
+        MachineFactory(services=_keeps_gradients),
+        ("leader-kill",),
+        frozenset({"I3"}),
+    ),
+    Bug("one left out", MachineFactory(services=_leaves_one_out), ("quiet",), frozenset({"I5"})),
     Bug(
         "not rolled back",
-        InServices(_does_not_roll_back),
+        MachineFactory(services=_does_not_roll_back),
         ("corrupt",),
         frozenset({"I1", "I5"}),
     ),
-    Bug("saved too late", InServices(_saves_too_late), ("restart",), frozenset({"I6"})),
-    Bug("reads other data", InServices(_reads_other_data), ("quiet",), frozenset({"I3"})),
+    Bug(
+        "saved too late", MachineFactory(services=_saves_too_late), ("restart",), frozenset({"I6"})
+    ),
+    Bug(
+        "reads other data",
+        MachineFactory(services=_reads_other_data),
+        ("quiet",),
+        frozenset({"I3"}),
+    ),
     Bug(
         "counts for all",
-        InServices(_counts_for_all),
+        MachineFactory(services=_counts_for_all),
         ("slow-peer", "one-way"),
         frozenset({"I3", "I5"}),
         CROWDED,

@@ -1,26 +1,20 @@
 """Cells along edges, in the simulated swarm: nobody agrees to anything, whoever is missing costs
 its own edge, and push-sum loses no mass."""
 
-from collections.abc import Callable
-
 import pytest
 
 from benchmarks.between.mass import total, under_way
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
 from node.core.mass import WHOLE_MASS, Books
-from node.sim.faults import Schedule
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
-from node.sim.swarm import SimSwarm
-from tests.sim.outcomes import finished
+from tests.sim.outcomes import PlayedSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")
 
 
-def setup(
-    strategy: str, cells: int, cell: int = 1, epochs: int = 100_000, every: float = 20.0
-) -> Setup:
+def setup(strategy: str, cells: int, cell: int = 1, every: float = 20.0) -> Setup:
     """Epochs of more than a second, and a directory that is quick enough for so short windows."""
     return Setup(
         cell=cell,
@@ -29,26 +23,20 @@ def setup(
         stages=1,
         replicas=cells * cell,
         parts=toy_parts(1, 2),
-        epochs=epochs,
+        epochs=100_000,
         spread_s=0.05,
         links=LinkProfile(0.002, 0.002),
         work=WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05),
     )
 
 
-class Swarm(SimSwarm):
+class Swarm(PlayedSwarm):
     """Of cells that work."""
 
     def __init__(self, setup: Setup, cells: int, seed: int = 1) -> None:
         super().__init__(setup, seed)
         self.many = cells
         assert self.until(lambda: len(self.leaders()) == cells, 300.0)
-
-    def until(self, what: Callable[[], bool], most_s: float) -> bool:
-        end = self.world.now + most_s
-        while not what() and self.world.now < end:
-            self.world.run(self.world.now + 1.0, None)
-        return what()
 
     def leaders(self) -> dict[CellId, SimPeer]:
         """Who leads each cell that works."""
@@ -65,11 +53,6 @@ class Swarm(SimSwarm):
             found[commit.cell] = found.get(commit.cell, 0) + (not commit.tokens)
         return found
 
-    def loses(self, *peers: SimPeer) -> None:
-        for peer in peers:
-            self.watch.one_fault.fault("kill", peer.name, False)
-            peer.kill()
-
     def apart(self) -> float:
         """From the smallest to the largest value of one parameter among the cells."""
         stages = {p.training.cell: p.work.stage for p in self.live(1) if p.ready}
@@ -84,14 +67,6 @@ class Swarm(SimSwarm):
             if mass is not None and mass.books is not None:
                 found[cell] = mass.books
         return found
-
-
-def test_a_run_along_edges_comes_to_its_end() -> None:
-    outcome = finished(setup("ring", 4, epochs=50), Schedule(1, ()))
-    said = outcome.summary()
-    assert (said["cells"], said["slowest_cell_epochs"]) == (4, 50)
-    assert said["epochs_repeated"] == 0
-    assert 0 < said["outer_rounds"] <= said["windows_met"]
 
 
 @pytest.mark.parametrize("strategy", ["ring", "push-sum"])

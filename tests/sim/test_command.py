@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import cli
 from node.core.errors import ExitCode, UsageFault
 from node.manifest import Manifest
-from node.sim.command import SimulateOptions, setup_of
+from node.sim.command import setup_of
 from node.sim.faults import KINDS, Fault, Schedule
 from node.sim.invariants import InvariantViolation
 from node.sim.names import SCENARIOS
@@ -158,7 +158,7 @@ def test_the_picture_has_a_line_for_every_fault(outcome) -> None:
 
 def test_a_simulated_swarm_has_the_manifests_parts_and_peers() -> None:
     m = Manifest.default_demo()
-    setup = setup_of(SimulateOptions(peers=25, epochs=7, stages=5))
+    setup = setup_of(peers=25, epochs=7, stages=5)
     assert (setup.peers, (setup.stages, setup.epochs, setup.ends)) == (25, (5, 7, 2))
     assert setup.micro_batches == m.training.target_batch // m.pipeline.micro_batch
     assert (

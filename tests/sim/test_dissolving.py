@@ -2,7 +2,6 @@
 but more peers; who can go on stays."""
 
 import random
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,8 +10,8 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, CellId, first_cell
 from node.sim.process import SimPeer
 from node.sim.setup import Setup, WorkTimes
-from node.sim.swarm import SimSwarm
 from node.sim.world.links import Wall
+from tests.sim.outcomes import PlayedSwarm
 
 SLOW = WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05)
 """Epochs of some seconds: there are minutes to wait for."""
@@ -21,22 +20,13 @@ SLOW = WorkTimes(ends_s=0.05, forward_s=0.25, step_s=0.05)
 pytestmark = pytest.mark.usefixtures("silence")
 
 
-class Swarm(SimSwarm):
+class Swarm(PlayedSwarm):
     """Of so many cells of ``cell`` replicas a stage, which work."""
 
     def __init__(self, seed: int, cells: int, cell: int = 1, work: WorkTimes = SLOW) -> None:
         outer, many = OuterSettings("gossip", "parameters", window_s=60.0), cells * cell
-        super().__init__(
-            Setup(
-                ends=many,
-                replicas=many,
-                epochs=100_000,
-                cell=cell,
-                outer=outer,
-                work=work,
-            ),
-            seed,
-        )
+        setup = Setup(many, replicas=many, epochs=100_000, cell=cell, outer=outer, work=work)
+        super().__init__(setup, seed)
         assert self.until(lambda: len(self.cells()) >= cells and self.whole(), 400.0)
 
     def cells(self) -> dict[CellId, list[SimPeer]]:
@@ -56,19 +46,8 @@ class Swarm(SimSwarm):
         leaders = [[p for p in cell if p.leader is not None] for cell in self.cells().values()]
         return all(map(self.current, self.live())) and all(len(of) == 1 for of in leaders)
 
-    def until(self, what: Callable[[], bool], most_s: float) -> bool:
-        end = self.world.now + most_s
-        while not what() and self.world.now < end:
-            self.world.run(self.world.now + 1.0, None)
-        return what()
-
     def waits(self, seconds: float) -> None:
         self.world.run(self.world.now + seconds, None)
-
-    def loses(self, *peers: SimPeer) -> None:
-        for peer in peers:
-            self.watch.one_fault.fault("kill", peer.name, False)
-            peer.kill()
 
     def epochs(self, cell: CellId, since: int) -> list[int]:
         """Those that the cell has committed, after so many commits in all."""
@@ -86,10 +65,9 @@ def test_who_has_lost_the_ends_works_in_the_other_cell(seed: int) -> None:
     (_, lost), (cell, _) = sorted(swarm.cells().items())
     stay, before = [p for p in lost if p.stage != ENDS], len(swarm.watch.commits)
     swarm.loses(*(p for p in lost if p.stage == ENDS))
-    joined = swarm.until(
+    assert swarm.until(
         lambda: all(swarm.current(p) and p.training.cell == cell for p in stay), 180.0
     )
-    assert joined
     assert swarm.watch.counts["cells-left"] == len(stay)
     swarm.waits(20.0)
     assert follow(swarm.epochs(cell, before)), "the other cell loses no epoch"

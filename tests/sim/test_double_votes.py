@@ -25,28 +25,26 @@ LIAR = PeerId("s01-001")
 SETUP = Setup(ends=2, epochs=100_000, replicas=3, links=LinkProfile(0.002, 0.002))
 
 
-class VotesTwice(MachineFactory):
+def votes_twice(peer: SimPeer) -> None:
     """LIAR tells the leader of another digest too, once the first is there, from epoch 12 on."""
+    if peer.name != LIAR:
+        return
+    training = peer.training
+    true = training._tell_leader
 
-    def services(self, peer: SimPeer) -> None:
-        if peer.name != LIAR:
+    async def tell(plan: Any, note: Any) -> None:
+        await true(plan, note)
+        if note.WhichOneof("say") != "committed" or plan.epoch < 12:
             return
-        training = peer.training
-        true = training._tell_leader
+        other, attempt = "f" * 64, note.committed.attempt
+        voted = training.leader is None and _vote(training, plan, attempt, other)
+        note.committed.digest, note.committed.vote = other, voted or b""
+        try:
+            await training.tell(plan.leader, note, 2.0)
+        except PeerFault:
+            await asyncio.sleep(0)
 
-        async def tell(plan: Any, note: Any) -> None:
-            await true(plan, note)
-            if note.WhichOneof("say") != "committed" or plan.epoch < 12:
-                return
-            other, attempt = "f" * 64, note.committed.attempt
-            voted = training.leader is None and _vote(training, plan, attempt, other)
-            note.committed.digest, note.committed.vote = other, voted or b""
-            try:
-                await training.tell(plan.leader, note, 2.0)
-            except PeerFault:
-                await asyncio.sleep(0)
-
-        setattr(training, "_tell_leader", tell)  # noqa: B010 - a liar is planted
+    setattr(training, "_tell_leader", tell)  # noqa: B010 - a liar is planted
 
 
 def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
@@ -56,12 +54,11 @@ def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
 
 
 def test_who_votes_twice_is_barred_and_votes_no_more() -> None:
-    swarm = SimSwarm(replace(SETUP), 3, VotesTwice())
+    swarm = SimSwarm(replace(SETUP), 3, MachineFactory(services=votes_twice))
     swarm.world.run(60.0, None)
     others = [p for p in swarm.live() if p.name != LIAR]
     assert all(LIAR in p.training.trust.doubles for p in others), "the leader tells the rest"
     plan = others[0].member.plan
-    assert plan is not None
     assert plan.epoch > 40
     assert LIAR not in plan.electorate.voters
     assert set(plan.electorate.voters) == {p.name for p in others}

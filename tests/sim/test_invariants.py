@@ -145,7 +145,7 @@ def test_i3_a_sample_that_counts_twice(swarm: SimSwarm, a: Any) -> None:
 def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: SimSwarm) -> None:
     books, first = swarm.watch.samples, plan()
     books.plan(first)
-    books.close(first, (1,), 32)
+    books.close(first, (1,))
     made = next(v for v in books.books if v.epoch == 1)
     assert books.books[made].returned == {1}
     assert books.ancestor(Version(0), made)
@@ -154,7 +154,7 @@ def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: SimSwarm) -> None:
     books.plan(follow)
     breaks("I4", books.plan, replace(follow, cursor=(SampleClass(0, 0, 3),)))
     breaks("I4", books.plan, replace(follow, lineage="f" * 32))
-    breaks("I4", books.close, follow, (), 48)
+    breaks("I4", books.close, follow, ())
     books.guessed.add(made)
     books.plan(replace(follow, cursor=(SampleClass(0, 0, 3),)))
     assert books.books[made].lost == 1
@@ -173,8 +173,8 @@ def test_i4_samples_of_a_share_of_two_classes(swarm: SimSwarm) -> None:
 
     books.plan(taking(1, 3, 4, 5, 7))
     for wrong in (2, 4, 5):
-        breaks("I4", books.close, taking(1, wrong), (), 16)
-    books.close(taking(1, 3, 4, 5, 7), (1,), 64)
+        breaks("I4", books.close, taking(1, wrong), ())
+    books.close(taking(1, 3, 4, 5, 7), (1,))
     made = next(v for v in books.books if v.epoch == 1)
     after = (SampleClass(0, 2, 8), SampleClass(1, 1, 9, (3,)))
     follow = plan(epoch=1, lineage=made.lineage, cursor=after)
@@ -275,7 +275,7 @@ class Kept(Owner):
 
 def test_i8_a_step_of_another_version_or_history(swarm: SimSwarm, a: Any, b: Any) -> None:
     once, made = swarm.watch.applied, Version(1, "a" * 32)
-    swarm.watch.samples.books[made] = Ledger(Version(0), 3, frozenset(), 3, 0, 48, 1)
+    swarm.watch.samples.books[made] = Ledger(Version(0), {(0, 0): 3}, frozenset(), 3)
     means, kept = {"1.0": torch.ones(4)}, Kept(**{"0": 1.0})
     once.stepping(a, plan(), kept, means)
     a.work.version = made

@@ -49,13 +49,10 @@ class Chosen(SimSwarm):
         return led
 
 
-class Claims(MachineFactory):
+def claims_to_lead(peer: SimPeer) -> None:
     """The first ends peer takes itself for the only one that may lead."""
-
-    def services(self, peer: SimPeer) -> None:
-        if peer.name == FIRST:
-            training = peer.training
-            training.facts = replace(training.facts, may_lead=lambda whom: whom == FIRST)
+    if peer.name == FIRST:
+        peer.training.facts = replace(peer.training.facts, may_lead=FIRST.__eq__)
 
 
 FIRST = PeerId("e00-000")
@@ -99,7 +96,7 @@ def test_a_cell_without_a_second_leader_looks_again_later(monkeypatch: pytest.Mo
 
 
 def test_nobody_follows_who_claims_it_nevertheless() -> None:
-    swarm = Chosen(ONE, {PeerId("e00-001")}, Claims())
+    swarm = Chosen(ONE, {PeerId("e00-001")}, MachineFactory(services=claims_to_lead))
     swarm.world.run(30.0, None)
     claims: Any = swarm.peers[FIRST]
     assert claims.training.leader is not None, "it takes itself for the leader"

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from node.core.ids import ENDS
-from node.scheduler.choosing import WITHOUT_ENDS_S
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import SimSwarm
@@ -65,14 +63,6 @@ def test_nobody_is_moved_while_a_peer_joins_the_lacking_stage() -> None:
     assert until(swarm, 1, 40.0)
     assert "moves" not in swarm.watch.counts
     assert counts(swarm) == {0: 1, 1: 2, 2: 1}
-
-
-def test_one_waiting_peer_moves_to_the_ends_nobody_hosts() -> None:
-    for seed in range(4):
-        swarm = SimSwarm(Setup(ends=0, replicas=2), seed)
-        assert not until(swarm, 1, WITHOUT_ENDS_S - 1)
-        assert until(swarm, 1, 30.0)
-        assert (counts(swarm)[ENDS], swarm.watch.counts["moves"]) == (1, 1)
 
 
 def test_all_that_is_missing_is_mended_one_after_the_other() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.scheduler.settings import SchedulerSettings
 from node.sim.faults import Fault, Schedule
@@ -15,7 +14,6 @@ from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory
 from node.training.leader.leader import Leader
 from node.training.protocol import events as ev
-from node.training.protocol.facts import RunFacts
 from tests.sim.outcomes import finished
 
 SETUP = Setup(
@@ -30,14 +28,11 @@ SETUP = Setup(
 )
 
 
-class PlansKept(MachineFactory):
-    """Keeps every plan that any leader makes, and how it was laid."""
+class PlansKept:
+    """Every plan that any leader of a run makes, and how it was laid."""
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
-        self.how: set[str] = set()
-
-    def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
+        self.plans, self.how = list[Plan](), set[str]()
         kept = self
 
         class Watched(Leader):
@@ -48,14 +43,14 @@ class PlansKept(MachineFactory):
                     kept.how.add(self.routing.laid.how)
                 return actions
 
-        return Watched(me, facts, **history)
+        self.make = MachineFactory(leader=Watched)
 
 
 @pytest.mark.parametrize("scenario", ["quiet", "kill", "leader-kill", "liar", "random"])
 def test_planned_skips_hold_under_faults(scenario: str) -> None:
     for seed in range(2):
         seen = PlansKept()
-        finished(SETUP, lay((scenario,), SETUP, seed), seen)
+        finished(SETUP, lay((scenario,), SETUP, seed), seen.make)
         paths = [p for plan in seen.plans for p in plan.paths]
         assert {len(p.hops) for p in paths} == {2}
         if scenario == "quiet":
@@ -79,7 +74,7 @@ def test_a_stage_without_its_last_peer_is_skipped_and_returns(every: int, back_f
     )
     seen = PlansKept()
     schedule = Schedule(1, (Fault(11.0, "outage", stage=2, seconds=12.0),))
-    outcome = finished(setup, schedule, seen)
+    outcome = finished(setup, schedule, seen.make)
     assert outcome.counts["stage-left-out"] == outcome.counts["stage-back"] == 1
     assert outcome.counts["epoch-abandoned"] == 1
     assert "went-back" not in outcome.counts

@@ -134,16 +134,20 @@ def test_a_replica_with_a_flipped_bit_does_not_win(who: int) -> None:
         "both go back to what they agree on, and the epoch is done again"
     )
     assert outcome.counts["digest-mismatch"] == 1
-    assert outcome.samples_counted == setup.epochs * setup.micro_batches * setup.micro_batch
+    assert (
+        outcome.counts["samples-counted"] == setup.epochs * setup.micro_batches * setup.micro_batch
+    )
 
 
 def test_a_quiet_run_loses_nothing() -> None:
     setup = Setup()
     outcome = run(setup, Schedule(5, ()))
     assert [epoch for _, epoch, *_ in outcome.commits] == list(range(1, setup.epochs + 1))
-    assert outcome.samples_counted == setup.epochs * setup.micro_batches * setup.micro_batch
     assert (
-        outcome.samples_back
+        outcome.counts["samples-counted"] == setup.epochs * setup.micro_batches * setup.micro_batch
+    )
+    assert (
+        outcome.counts["samples-returned"]
         == outcome.samples_lost
         == outcome.repeated
         == outcome.moments_lost

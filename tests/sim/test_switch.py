@@ -42,14 +42,14 @@ class Watched(SimSwarm):
         super().__init__(setup, seed)
         self.changes = {rules.change: rules for rules in changes}
         self.plans: dict[str, Plan] = {}
-        moved = self.watch.moved
+        moved = self.watch.grow.member
 
         def seen(peer: SimPeer, event: Any, *rest: Any) -> None:
             if isinstance(event, ev.PlanArrived):
                 self.plans.setdefault(event.plan.hash, event.plan)
             moved(peer, event, *rest)
 
-        self.watch.moved = seen  # type: ignore[method-assign]
+        self.watch.grow.member = seen  # type: ignore[method-assign]
 
     def until(self, epoch: int) -> None:
         self.world.run(300.0, lambda: any(made >= epoch for _, made, *_ in self.watch.commits))
@@ -85,7 +85,7 @@ def test_a_change_starts_with_the_next_plan_and_divides_cells() -> None:
     assert len({p.training.cell for p in swarm.live()}) == 2, "of two replicas a stage at most"
     assert swarm.watch.counts["means-in-place"] >= 2, "they average as the change says"
     assert all(p.work.anchor.kept for p in swarm.live())
-    assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
+    assert {p.training.standing.in_force for p in swarm.live()} == {DILOCO}
     assert swarm.watch.counts.get("averaging-changed") == 1
 
 
@@ -98,7 +98,7 @@ def test_a_change_goes_from_cell_to_cell() -> None:
     swarm.block().change("moshpit")
     swarm.finish()
     assert swarm.watch.counts["means-in-place"] > met
-    assert {p.standing.in_force for p in swarm.live()} == {PLAIN}
+    assert {p.training.standing.in_force for p in swarm.live()} == {PLAIN}
     assert swarm.watch.counts.get("averaging-changed") == 2, "in each cell once"
 
 
@@ -111,7 +111,7 @@ def test_the_leader_dies_and_the_change_does_not(delay: float) -> None:
     chief = swarm.chief()
     chief.kill()
     swarm.finish()
-    assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
+    assert {p.training.standing.in_force for p in swarm.live()} == {DILOCO}
 
 
 def test_a_change_reaches_joiners_and_survives_a_full_restart() -> None:
@@ -121,14 +121,14 @@ def test_a_change_reaches_joiners_and_survives_a_full_restart() -> None:
     swarm.until(8)
     joined = swarm.add(1)
     swarm.until(24)
-    assert joined.standing.in_force == DILOCO
+    assert joined.training.standing.in_force == DILOCO
     peers = swarm.live()
     for peer in peers:
         peer.kill()
     for peer in peers:
         peer.boot()
     swarm.finish()
-    assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
+    assert {p.training.standing.in_force for p in swarm.live()} == {DILOCO}
     assert swarm.watch.counts.get("averaging-changed") == 1, "a checkpoint knows what was in force"
 
 
@@ -157,7 +157,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     assert said[0] is None, "an honest peer may be behind"
     assert said[1] is not None
     assert "signed" in said[1]
-    assert chief.standing.known == PLAIN
+    assert chief.training.standing.known == PLAIN
     plan, domain = swarm.done(6), notes.plan_domain(swarm.manifest.run_id)
     for change in ("diloco", "", "forged"):
         other = replace(plan, change=change, term=plan.term + 9, leader=chief.name)
@@ -170,9 +170,11 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     assert said[3] is not None
     assert "under change 0" in said[3]
     assert said[4].startswith("invalid plan")
-    assert liar.standing.tells(chief.name) == "moshpit", "whoever leads is told what is in force"
+    assert liar.training.standing.tells(chief.name) == "moshpit", (
+        "whoever leads is told what is in force"
+    )
     swarm.finish()
-    assert {p.standing.in_force for p in swarm.live()} == {PLAIN}
+    assert {p.training.standing.in_force for p in swarm.live()} == {PLAIN}
 
 
 @pytest.mark.parametrize("first", [100])

@@ -47,7 +47,8 @@ class Host:
             "Ask": grpc.unary_unary_rpc_method_handler(self._answer),
             "Talk": grpc.stream_stream_rpc_method_handler(self._talk),
         }
-        self.transport.server.add_registered_method_handlers("test", handlers)
+        generic = grpc.method_handlers_generic_handler("test", handlers)
+        self.transport.server.add_generic_rpc_handlers((generic,))
         self.transport.serving, self.answers = True, True
 
     def say(self, what: Any) -> None:
@@ -190,7 +191,7 @@ def test_who_stands_still_hears_everything_when_it_goes_on() -> None:
     a.ask()
     world.run(1.0)
     world.push(0.5, b.say, "beat", loop=b.loop)
-    b.loop.freeze()
+    b.loop.frozen = True
     a.ask("soon", timeout=0.3)
     a.ask("late")
     world.run(3.0)

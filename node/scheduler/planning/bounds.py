@@ -78,7 +78,7 @@ def _stage(p: PathProblem, s: int, visits: int) -> float:
     return max(0.0, come + ends + spread - p.gap + home)
 
 
-def _slots(p: PathProblem, s: int, visits: int, tails: list[list[float]]) -> float:
+def _slots(p: PathProblem, s: int, visits: int, tails: list[dict[int, float]]) -> float:
     """Before stage s a path has been at the stages before it at most, and by a swap at a few behind
     it; the rest comes after."""
     peers = p.stages[s]
@@ -87,20 +87,16 @@ def _slots(p: PathProblem, s: int, visits: int, tails: list[list[float]]) -> flo
     return visits * stay / sum(p.slots[n] for n in peers)
 
 
-def _tails(p: PathProblem) -> list[list[float]]:
+def _tails(p: PathProblem) -> list[dict[int, float]]:
     """``[r][n]``: seconds from peer n over r more hops home for the loss and back, at least; stages
     may repeat."""
     ends, d = p.stages[0], p.delays
     block = [n for stage in p.stages[1:] for n in stage]
-    rows = [[inf] * len(d)]
-    for n in block:
-        rows[0][n] = min(d[n][o] + d[o][n] + p.loss * p.compute[o] for o in ends)
-    step, at = _steps(p, block), np.array([rows[0][n] for n in block])
+    at = np.array([min(d[n][o] + d[o][n] + p.loss * p.compute[o] for o in ends) for n in block])
+    step, rows = _steps(p, block), [dict(zip(block, at.tolist(), strict=True))]
     for _ in range(p.hops - 1):
         at = (step + at[None, :]).min(axis=1)
-        rows.append([inf] * len(d))
-        for n, t in zip(block, at.tolist(), strict=True):
-            rows[-1][n] = t
+        rows.append(dict(zip(block, at.tolist(), strict=True)))
     return rows
 
 

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice, pairwise
 
 from node.core.errors import UsageFault
 from node.scheduler.planning.problem import PathProblem
@@ -22,12 +23,7 @@ StageSet = tuple[int, ...]
 
 def legal(problem: PathProblem, stages: StageSet) -> bool:
     """Whether the rising order of these stages keeps the bound on jumps."""
-    front = 0
-    for s in stages:
-        if s - front > problem.max_jump:
-            return False
-        front = s
-    return True
+    return all(s - front <= problem.max_jump for front, s in pairwise((0, *stages)))
 
 
 def deal(problem: PathProblem) -> list[StageSet]:
@@ -49,11 +45,8 @@ def deal(problem: PathProblem) -> list[StageSet]:
     dealt = _deal(problem, blocks)
     if dealt is not None:
         return dealt
-    for jump in range(problem.max_jump + 1, blocks + 1):
-        if _deal(replace(problem, max_jump=jump), blocks) is not None:
-            break
-    else:
-        jump = blocks
+    wider = (replace(problem, max_jump=j) for j in range(problem.max_jump + 1, blocks))
+    jump = next((p.max_jump for p in wider if _deal(p, blocks) is not None), blocks)
     raise UsageFault(
         f"equal visits cannot hold with max_jump {problem.max_jump}: paths of {problem.hops} of "
         f"{blocks} block stages do not "
@@ -175,12 +168,7 @@ def orders(problem: PathProblem, stages: StageSet, most: int = 64) -> list[Stage
 def _orders(
     stages: StageSet, swaps: int, distance: int, jump: int, most: int
 ) -> tuple[StageSet, ...]:
-    out: list[StageSet] = []
-    for order in _walk((), stages, 0, swaps, swaps, distance, jump):
-        out.append(order)
-        if len(out) >= most:
-            break
-    return tuple(out)
+    return tuple(islice(_walk((), stages, 0, swaps, swaps, distance, jump), most))
 
 
 def _walk(

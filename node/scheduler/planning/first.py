@@ -12,6 +12,8 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle
+from operator import itemgetter
 
 from node.scheduler.planning.dealing import StageSet
 from node.scheduler.planning.problem import PathProblem, Route
@@ -43,15 +45,11 @@ def origins_in_turns(problem: PathProblem) -> Iterator[int]:
 
 def round_robin(problem: PathProblem, sets: Sequence[StageSet]) -> list[Route]:
     """Replicas of every stage in turns, whatever they cost: what anything else must beat."""
-    used: Counter[int] = Counter()
-    routes: list[Route] = []
-    for o, stages in zip(origins_in_turns(problem), sets, strict=True):
-        route = [o]
-        for s in stages:
-            route.append(problem.stages[s][used[s] % len(problem.stages[s])])
-            used[s] += 1
-        routes.append(tuple(route))
-    return routes
+    turn = [cycle(peers) for peers in problem.stages]
+    return [
+        (o, *(next(turn[s]) for s in stages))
+        for o, stages in zip(origins_in_turns(problem), sets, strict=True)
+    ]
 
 
 def cheap(problem: PathProblem, sets: Sequence[StageSet], slots: bool = True) -> list[Route]:
@@ -93,11 +91,15 @@ def _taken(pool: Counter[StageSet], owed: set[int]) -> StageSet:
     """One of the sets that are left, one that pays debts if there is any; it is not there any
     more."""
     found = _offered(pool, owed, 1, None)[0] if owed else next(iter(pool))
-    pool[found] -= 1
-    if not pool[found]:
-        del pool[found]
-    owed -= set(found)
+    _take(found, pool, owed)
     return found
+
+
+def _take(stages: StageSet, pool: Counter[StageSet], owed: set[int]) -> None:
+    pool[stages] -= 1
+    if not pool[stages]:
+        del pool[stages]
+    owed.difference_update(stages)
 
 
 class Tables:
@@ -181,8 +183,10 @@ def insertion(
     tables = Tables(problem, in_order=not (by_origin and small))
     pool = Counter(sets)
     owed = {o: {s for p, s in problem.owed if p == o} for o in problem.counts}
-    far = {o: -_distance(problem, o) * problem.counts[o] / problem.slots[o] for o in problem.counts}
-    far = {o: x * (1 + noise * dice.random()) for o, x in far.items()}
+    far = {
+        o: -_distance(problem, o) * count / problem.slots[o] * (1 + noise * dice.random())
+        for o, count in problem.counts.items()
+    }
     launches = [
         (far[o] if by_origin else 0.0, 0.0, far[o], o)
         for o, c in problem.counts.items()
@@ -207,19 +211,12 @@ def insertion(
         ]
         first, t, _, o = heapq.heappop(launches)
         t = max(t, first) if not by_origin else t
-        found: tuple[float, StageSet, Route] | None = None
+        tried: list[tuple[float, StageSet, Route]] = []
         for stages in _offered(pool, owed[o], tries, dice if seed else None):
             score, route = _route(tables, near, o, t, stages, width)
-            score *= 1 + noise * dice.random() / 2
-            if found is None or score < found[0]:
-                found = score, stages, route
-        if found is None:
-            return None
-        _, stages, route = found
-        pool[stages] -= 1
-        if not pool[stages]:
-            del pool[stages]
-        owed[o] -= set(stages)
+            tried.append((score * (1 + noise * dice.random() / 2), stages, route))
+        _, stages, route = min(tried, key=itemgetter(0))
+        _take(stages, pool, owed[o])
         lists[o].append(route)
         done += 1
         home = _book(tables, route, t)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from node.core.errors import UsageFault
 from node.scheduler.planning.bounds import lower_bounds
@@ -303,11 +304,6 @@ def _lanes(
             continue
         if routes is None:
             continue
-        by = {o: [r for r in routes if r[0] == o] for o in few.counts}
-        turn = dict.fromkeys(few.counts, 0)
-        out: list[Route] = []
-        for o in origins_in_turns(problem):
-            out.append(by[o][turn[o] % each])
-            turn[o] += 1
-        return each, out
+        turn = {o: cycle([r for r in routes if r[0] == o]) for o in few.counts}
+        return each, [next(turn[o]) for o in origins_in_turns(problem)]
     return None

@@ -133,15 +133,13 @@ def parse(document: Any) -> PathProblem:
             f"give path_length {len(stages)} or less",
         )
     ends = whole(document.get("slots_ends", 3), "slots_ends", 1, MOST_COUNT)
-    block = document.get("slots_stage", 3)
-    block = [block] * peers if not isinstance(block, list) else block
-    if len(block) != peers:
+    each = _each(document.get("slots_stage", 3), "slots_stage", 1, range(peers))
+    counts = _each(document["microbatches_per_end"], "microbatches_per_end", 0, stages[0])
+    if not 1 <= sum(counts.values()) <= MOST_MICROBATCHES:
         raise UsageFault(
-            f"slots_stage has {len(block)} figures for {peers} peers",
-            "give one figure, or one for each peer",
+            f"there are {sum(counts.values())} micro-batches",
+            f"give 1 to {MOST_MICROBATCHES} of them",
         )
-    each = [whole(x, "slots_stage", 1, MOST_COUNT) for x in block]
-    counts = _counts(document["microbatches_per_end"], stages[0])
     reference = document.get("reference")
     labels = document.get("locations")
     return PathProblem(
@@ -150,7 +148,7 @@ def parse(document: Any) -> PathProblem:
         compute=compute,
         stages=stages,
         length=length,
-        slots=tuple(ends if n in set(stages[0]) else s for n, s in enumerate(each)),
+        slots=tuple(ends if n in set(stages[0]) else s for n, s in each.items()),
         counts=counts,
         backward=seconds(document.get("backward_ratio", 2.0), "backward_ratio"),
         loss=seconds(document.get("loss_ratio", 0.25), "loss_ratio"),
@@ -171,7 +169,7 @@ def parse(document: Any) -> PathProblem:
         if isinstance(reference, dict)
         else {},
         slots_ends=ends,
-        block_slots=tuple(each),
+        block_slots=tuple(each.values()),
         may_host=_may_host(document.get("may_host"), len(stages), peers),
         sync_ratio=seconds(document.get("sync_ratio", 1.0), "sync_ratio"),
     )
@@ -253,37 +251,32 @@ def _stages(given: Any, peers: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(stage) for stage in given)
 
 
-def _counts(given: Any, ends: tuple[int, ...]) -> dict[int, int]:
-    if not isinstance(given, list):
-        given = [given] * len(ends)
-    if len(given) != len(ends):
+def _each(given: Any, what: str, least: int, peers: Sequence[int]) -> dict[int, int]:
+    """A whole number for each of these peers, from one figure or as many."""
+    figures = given if isinstance(given, list) else [given] * len(peers)
+    if len(figures) != len(peers):
         raise UsageFault(
-            f"microbatches_per_end has {len(given)} figures for {len(ends)} ends peers",
-            "give one figure, or one for each",
+            f"{what} has {len(figures)} figures for {len(peers)} peers",
+            "give one figure, or one for each of them",
         )
-    counts = {
-        o: whole(x, "microbatches_per_end", 0, MOST_COUNT) for o, x in zip(ends, given, strict=True)
-    }
-    if not 1 <= sum(counts.values()) <= MOST_MICROBATCHES:
-        raise UsageFault(
-            f"there are {sum(counts.values())} micro-batches",
-            f"give 1 to {MOST_MICROBATCHES} of them",
-        )
-    return counts
+    return {n: whole(x, what, least, MOST_COUNT) for n, x in zip(peers, figures, strict=True)}
+
+
+def _lists(given: Any, what: str, example: str) -> dict[str, list[Any]]:
+    """An object of lists, nothing for none."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(x, list) for x in given.values()):
+        raise UsageFault(f"{what} is not an object", f"give {example}")
+    return given
 
 
 def _residual(given: Any, stages: tuple[tuple[int, ...], ...]) -> frozenset[tuple[int, int]]:
-    if given is None:
-        return frozenset()
     if given == "all":
         return frozenset((o, s) for o in stages[0] for s in range(1, len(stages)))
-    if not isinstance(given, dict) or not all(isinstance(x, list) for x in given.values()):
-        raise UsageFault(
-            "owed is not an object",
-            'give {"0": [4, 5]}: stages that ends peer 0 must train, or "all"',
-        )
+    example = '{"0": [4, 5]}: stages that ends peer 0 must train, or "all"'
     found: set[tuple[int, int]] = set()
-    for key, wanted in given.items():
+    for key, wanted in _lists(given, "owed", example).items():
         origin = next((o for o in stages[0] if str(o) == key), None)
         if origin is None:
             raise UsageFault(
@@ -296,15 +289,9 @@ def _residual(given: Any, stages: tuple[tuple[int, ...], ...]) -> frozenset[tupl
 
 
 def _may_host(given: Any, stages: int, peers: int) -> dict[int, frozenset[int]]:
-    if given is None:
-        return {}
-    if not isinstance(given, dict) or not all(isinstance(x, list) for x in given.values()):
-        raise UsageFault(
-            "may_host is not an object",
-            'give {"7": [1, 2]}: the stages that peer 7 can host; others can host all',
-        )
+    example = '{"7": [1, 2]}: the stages that peer 7 can host; others can host all'
     found: dict[int, frozenset[int]] = {}
-    for key, able in given.items():
+    for key, able in _lists(given, "may_host", example).items():
         if not (key.isascii() and key.isdecimal() and len(key) < 8 and int(key) < peers):
             raise UsageFault(
                 f"may_host names {key[:40]}, which is no peer", f"name peers from 0 to {peers - 1}"

@@ -25,7 +25,7 @@ import heapq
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
 from typing import Literal, NamedTuple
 
 from node.scheduler.planning.problem import PathProblem, Route
@@ -47,29 +47,6 @@ class ReplayTask(NamedTuple):
     came: float
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """``done[i]``: when micro-batch i was home again; those that never came are missing: the plan
-    deadlocks."""
-
-    tasks: tuple[ReplayTask, ...]
-    done: dict[int, float]
-    held: tuple[tuple[float, int, int], ...]
-    """(time, peer, change of slots held), as it happened."""
-
-    @property
-    def makespan(self) -> float:
-        """When the last came home; 0 if nothing did."""
-        return max(self.done.values(), default=0.0)
-
-
-def replay(problem: PathProblem, routes: Sequence[Route]) -> Replayed:
-    """Run ``routes``, each (origin, peers...), in launch order."""
-    run = ReplayedRun(problem, routes)
-    run.until(math.inf)
-    return Replayed(tuple(run.tasks), run.done, tuple(run.log))
-
-
 WAITING, TRAVELS, PARKED, QUEUED, RUNS, HELD, DONE, DROPPED = range(8)
 """Where a micro-batch is: not launched, on its way, at a full peer, in a queue, at work, before a
 repair, home, given up."""
@@ -83,8 +60,9 @@ class Token(NamedTuple):
 
 
 class ReplayedRun:
-    """``step[i]``: the task micro-batch i is at or travels to: forwards 0..L-1, loss L, backwards
-    L+1..2L."""
+    """``done[i]``: when micro-batch i was home again; those that never came are missing: the plan
+    deadlocks. ``step[i]``: the task micro-batch i is at or travels to: forwards 0..L-1, loss L,
+    backwards L+1..2L."""
 
     def __init__(self, problem: PathProblem, routes: Sequence[Route]) -> None:
         self.problem, self.now, self.tick = problem, 0.0, 0
@@ -93,7 +71,7 @@ class ReplayedRun:
         self.waiting = {o: deque(mine) for o, mine in problem.launches(routes).items()}
         self.tasks: list[ReplayTask] = []
         self.log: list[tuple[float, int, int]] = []
-        """As :attr:`Replayed.held`."""
+        """(time, peer, change of slots held), as it happened."""
         self.step, self.state = [0] * len(routes), [WAITING] * len(routes)
         self.version: defaultdict[Token, int] = defaultdict(int)
         self.holds: list[set[int]] = [set() for _ in routes]
@@ -112,16 +90,14 @@ class ReplayedRun:
 
     def copy(self) -> ReplayedRun:
         """What would be: to try something and look where it ends."""
-        new = object.__new__(ReplayedRun)
-        new.problem, new.now, new.tick, new.again = self.problem, self.now, self.tick, self.again
+        new = copy(self)
         new.routes = [list(r) for r in self.routes]
         new.waiting = {o: deque(w) for o, w in self.waiting.items()}
         new.step, new.state = self.step[:], self.state[:]
         new.version, new.tasks, new.log = self.version.copy(), self.tasks[:], self.log[:]
         new.holds = [set(h) for h in self.holds]
-        new.repairs = set(self.repairs)
         new.after = {k: v[:] for k, v in self.after.items()}
-        new.events = self.events[:]
+        new.events, new.repairs = self.events[:], set(self.repairs)
         new.free, new.held = self.free[:], self.held[:]
         new.ready = [deque(q) for q in self.ready]
         new.parked = [deque(q) for q in self.parked]
@@ -152,7 +128,7 @@ class ReplayedRun:
 
     @property
     def makespan(self) -> float:
-        """When the last came home, so far."""
+        """When the last came home, so far; 0 if nothing did."""
         return max(self.done.values(), default=0.0)
 
     # ------------------------------------------------------------ time
@@ -209,9 +185,7 @@ class ReplayedRun:
         if self.version[token] == version:
             p, i, length = self.problem, token.mb, len(self.routes[token.mb])
             k = token.hop if token.hop >= 0 else self.step[i]
-            kind: Kind = "f" if k < length else "b"
-            if k == length:
-                kind = "l"
+            kind: Kind = "f" if k < length else "l" if k == length else "b"
             end = t + {"f": 1.0, "l": p.loss, "b": p.backward}[kind] * p.compute[n]
             hop = min(k, 2 * length - k, length - 1)
             self.tasks.append(ReplayTask(t, end, n, kind, i, hop, came))
@@ -384,3 +358,10 @@ class ReplayedRun:
         self.parked += [deque() for _ in range(more)]
         for o in problem.counts:
             self.waiting.setdefault(o, deque())
+
+
+def replay(problem: PathProblem, routes: Sequence[Route]) -> ReplayedRun:
+    """Run ``routes``, each (origin, peers...), in launch order, to the end."""
+    run = ReplayedRun(problem, routes)
+    run.until(math.inf)
+    return run

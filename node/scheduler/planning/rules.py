@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from node.scheduler.planning.problem import PathProblem, Route
-from node.scheduler.planning.replay import Replayed
+from node.scheduler.planning.replay import ReplayedRun
 
 Paths = Sequence[Route]
 
@@ -127,7 +128,7 @@ def safe(problem: PathProblem, paths: Paths) -> str | None:
     the last stage go first.
     """
     slots = problem.slots
-    routes = Counter(route for route in paths)
+    routes = Counter(paths)
     through: dict[int, dict[int, int]] = {}
     for route, count in routes.items():
         for n in route[1:]:
@@ -152,16 +153,16 @@ def safe(problem: PathProblem, paths: Paths) -> str | None:
     return None
 
 
-def complete(problem: PathProblem, paths: Paths, played: Replayed) -> str | None:
+def complete(problem: PathProblem, paths: Paths, played: ReplayedRun) -> str | None:
     """Every micro-batch came home."""
     lost = len(paths) - len(played.done)
     return f"{lost} of {len(paths)} micro-batches never come home: a deadlock" if lost else None
 
 
-def memory(problem: PathProblem, paths: Paths, played: Replayed) -> str | None:
+def memory(problem: PathProblem, paths: Paths, played: ReplayedRun) -> str | None:
     """At no time a peer holds more micro-batches than it has slots."""
     held: Counter[int] = Counter()
-    for t, n, change in played.held:
+    for t, n, change in played.log:
         held[n] += change
         if held[n] > problem.slots[n]:
             return (
@@ -171,7 +172,7 @@ def memory(problem: PathProblem, paths: Paths, played: Replayed) -> str | None:
     return None
 
 
-def collisions(problem: PathProblem, paths: Paths, played: Replayed) -> str | None:
+def collisions(problem: PathProblem, paths: Paths, played: ReplayedRun) -> str | None:
     """No two tasks of a peer at once, and the gap after each."""
     free: dict[int, float] = {}
     for task in sorted(played.tasks):
@@ -186,20 +187,16 @@ def collisions(problem: PathProblem, paths: Paths, played: Replayed) -> str | No
 OF_PATHS: tuple[Callable[[PathProblem, Paths], str | None], ...] = (
     *(counted, ends_kept, equal_visits, bounded_swaps, bounded_jumps, owed_kept, safe),
 )
-OF_REPLAY: tuple[Callable[[PathProblem, Paths, Replayed], str | None], ...] = (
+OF_REPLAY: tuple[Callable[[PathProblem, Paths, ReplayedRun], str | None], ...] = (
     complete,
     memory,
     collisions,
 )
 
 
-def broken(problem: PathProblem, paths: Paths, played: Replayed | None = None) -> str | None:
+def broken(problem: PathProblem, paths: Paths, played: ReplayedRun | None = None) -> str | None:
     """The first rule that does not hold, as a sentence; of the replay too, if there is one."""
-    for rule in OF_PATHS:
-        if why := rule(problem, paths):
-            return why
-    if played is not None:
-        for check in OF_REPLAY:
-            if why := check(problem, paths, played):
-                return why
-    return None
+    found = (rule(problem, paths) for rule in OF_PATHS)
+    if played is None:
+        return _first(found)
+    return _first(chain(found, (check(problem, paths, played) for check in OF_REPLAY)))

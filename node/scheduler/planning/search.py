@@ -52,8 +52,6 @@ class PathSearch:
         self.orders = self.problem.launches(routes)
         self.makespan = self.estimator.play(self.routes, self.orders)
         self.value = self._cost(self.makespan)
-        if self.problem.owed:
-            self.value += self._debt() * DEBT * self.makespan
 
     def plan(self) -> tuple[Route, ...]:
         """The routes in launch order: origins in turns."""
@@ -61,12 +59,14 @@ class PathSearch:
         return tuple(self.routes[next(turn[o])] for o in origins_in_turns(self.problem))
 
     def _cost(self, makespan: float) -> float:
-        """The makespan and a little of what may become it; from the plan evaluated last."""
+        """The makespan, a little of what may become it, and the price of debts; from the plan
+        evaluated last."""
         if makespan == INFINITE:
             return INFINITE
         home = self.estimator.home
         last = [max([home[i] for i in order]) for order in self.orders.values() if order]
-        return makespan + EVEN * sum(last) / len(last)
+        even = makespan + EVEN * sum(last) / len(last)
+        return even + self._debt() * DEBT * self.makespan if self.problem.owed else even
 
     def _debt(self) -> int:
         """Stages that are owed and not on any path."""
@@ -112,8 +112,6 @@ class PathSearch:
         limit = self.value + slack
         makespan = self.estimator.play(routes, self.orders, limit)
         value = self._cost(makespan)
-        if self.problem.owed:
-            value += self._debt() * DEBT * self.makespan
         if value <= limit and safe(self.problem, routes) is None:
             self.value, self.makespan = value, makespan
             return True
@@ -123,9 +121,9 @@ class PathSearch:
 
     def _moves(self) -> list[Callable[[], Change | None]]:
         p = self.problem
-        moves = [self._reroute] * 4 + [self._replica] * 2 + [self._trade] * 2 + [self._turn]
         if not p.hops:
             return [self._turn]
+        moves = [self._reroute] * 4 + [self._replica] * 2 + [self._trade] * 2 + [self._turn]
         if p.hops < len(p.stages) - 1:
             moves += (
                 [self._exchange] * 4
@@ -172,9 +170,8 @@ class PathSearch:
     def _replica(self) -> Change:
         i = self._pick()
         route = list(self.routes[i])
-        if len(route) > 1:
-            k = 1 + int(self.random.random() * (len(route) - 1))
-            route[k] = self.random.choice(self.problem.stages[self.problem.stage_of[route[k]]])
+        k = 1 + int(self.random.random() * (len(route) - 1))
+        route[k] = self.random.choice(self.problem.stages[self.problem.stage_of[route[k]]])
         return dict.fromkeys(self._like(i), tuple(route))
 
     def _turn(self) -> Change | None:

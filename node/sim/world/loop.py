@@ -52,9 +52,6 @@ class TimerHandle:
         """It is not called any more."""
         self.callback, self.args, self.lost = None, (), None
 
-    def cancelled(self) -> bool:
-        return self.callback is None
-
 
 class VirtualTime:
     """The queue. ``rng`` is where chance comes from; :meth:`halt` ends :meth:`run`, which raises
@@ -102,10 +99,6 @@ class VirtualTime:
                 ended |= left
             events._set_running_loop(None)
         self.loops.clear()
-
-    def soon(self, handle: TimerHandle) -> None:
-        """Call it in its turn, at this time."""
-        self._ready.append(handle)
 
     def halt(self, error: BaseException) -> None:
         """Nothing happens any more. The first error counts."""
@@ -233,9 +226,6 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def get_debug(self) -> bool:
         return False
 
-    def is_running(self) -> bool:
-        return True
-
     def is_closed(self) -> bool:
         return False
 
@@ -254,16 +244,11 @@ class ProcessLoop(asyncio.AbstractEventLoop):
                 handle.lost()
         self.inbox.clear()
 
-    def freeze(self) -> None:
-        """It stands still."""
-        self.frozen = True
-
     def thaw(self) -> None:
         """It goes on: everything that was due meanwhile happens now, in order."""
         self.frozen = False
-        inbox, self.inbox = self.inbox, []
-        for handle in inbox:
-            self.world.soon(handle)
+        self.world._ready.extend(self.inbox)
+        self.inbox.clear()
 
 
 def ran(future: asyncio.Future[Any], func: Callable[..., Any], *args: Any) -> Callable[[], object]:

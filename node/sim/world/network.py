@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +23,10 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.patience import Patience
 from node.identity.faults import FaultBook, until_heard
+from node.sim.setup import HEAD
 from node.sim.world.links import RETRANSMIT_S, Links
 from node.sim.world.loop import ProcessLoop, TimerHandle, VirtualTime
-from node.transport.port import PeerLink, translate
+from node.transport.port import translate
 from node.transport.settings import TransportSettings
 
 EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
@@ -33,8 +34,6 @@ SILENT_S = TransportSettings.keepalive_s + TransportSettings.keepalive_timeout_s
 """A connection over which nothing can be heard is given up after so long."""
 DIAL_S, IDLE_S = TransportSettings.dial_timeout_s, TransportSettings.idle_s
 LONGEST_RETRY_S = 3.0
-HEAD = 256
-"""Bytes of a message without tensors."""
 _NOTHING: Any = grpc.aio.Metadata()
 Weigh = Callable[[str, Any], int]
 """Bytes on the wire of a message of a method."""
@@ -66,24 +65,17 @@ class SimServer:
 
     def __init__(self) -> None:
         self._generic: list[grpc.GenericRpcHandler] = []
-        self._methods: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
         self._generic += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        self._methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+        """They are among the generic ones too."""
 
     def handler(self, method: str) -> Any:
         """The handler of a method, None for none."""
-        found = self._methods.get(method)
-        if found is None:
-            details: Any = SimpleNamespace(method=method, invocation_metadata=())
-            for generic in self._generic:
-                if (found := generic.service(details)) is not None:
-                    self._methods[method] = found
-                    break
-        return found
+        details: Any = SimpleNamespace(method=method, invocation_metadata=())
+        return next(filter(None, (generic.service(details) for generic in self._generic)), None)
 
 
 class SimTransport:
@@ -110,7 +102,6 @@ class SimTransport:
         self._dialling: dict[PeerId, asyncio.Future[None]] = {}
         self._on_lost: list[Callable[[PeerId], None]] = []
         self._banned, self._accused = banned, accused
-        self._channels = dict[PeerId, Channel]()
         net.transports[peer] = self
 
     # ----------------------------------------------------------- the port
@@ -129,7 +120,7 @@ class SimTransport:
                 dial = self._dialling[peer] = self.loop.create_future()
                 self._dial(peer, dial)
             await asyncio.shield(dial)
-        return self._channels.setdefault(peer, Channel(self, peer))
+        return Channel(self, peer)
 
     def _dial(self, peer: PeerId, dial: asyncio.Future[None]) -> None:
         """A handshake: there and back, answered by a process that runs."""
@@ -155,12 +146,8 @@ class SimTransport:
                 ended("")
 
         def met(there: SimTransport) -> None:
-            if there.book.banned(me, world.now) > 0:
-                back("refuses us", there)
-            elif not there.serving:
-                back("cannot be reached", there)
-            else:
-                back("", there)
+            refuses = there.book.banned(me, world.now) > 0
+            back("refuses us" if refuses else "" if there.serving else "cannot be reached", there)
 
         def back(error: str, there: SimTransport | None) -> None:
             if links.cut(peer, me):
@@ -239,9 +226,6 @@ class SimTransport:
 
     def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
         """Nobody asks."""
-
-    def peers(self) -> dict[PeerId, PeerLink]:
-        return {p: PeerLink("direct", name=p) for p in self.lines}
 
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
         began = self.net.world.now
@@ -364,16 +348,14 @@ class Call:
         return await self.answers.get(self.here.loop)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return _iterate(self.answers, self.here.loop)
+        return _iterate(self.read)
 
     def done(self) -> bool:
         return self.over
 
-    def cancel(self) -> bool:
+    def cancel(self) -> None:
         """Hang up: the other side's handler is cancelled."""
-        over = self.over
         self.fail(grpc.StatusCode.CANCELLED, "cancelled")
-        return not over
 
     def fail(self, code: grpc.StatusCode, why: str) -> None:
         """The caller's side gives the call up."""
@@ -484,16 +466,14 @@ class Call:
             return
         self._heard()
         if there.book.banned(self.here.peer_id, there.net.world.now) > 0:
-            error = _error(grpc.StatusCode.PERMISSION_DENIED, "banned")
-            self.back((), True, error)
+            self.back((), True, _error(grpc.StatusCode.PERMISSION_DENIED, "banned"))
             return
         if self.method == "/tutti.v1.Link/Ping":
             self.back((b"",), True)
             return
         handler = there.server.handler(self.method) if there.serving else None
         if handler is None:
-            error = _error(grpc.StatusCode.UNIMPLEMENTED, self.method)
-            self.back((), True, error)
+            self.back((), True, _error(grpc.StatusCode.UNIMPLEMENTED, self.method))
             return
         self._context = Context(self, there, handler, items)
 
@@ -505,9 +485,7 @@ class Context:
         self, call: Call, there: SimTransport, handler: Any, items: tuple[Any, ...]
     ) -> None:
         self.call, self.peer, self._loop = call, call.here.peer_id, there.loop
-        self.requests = _Pipe()
-        self.requests.items.extend(items)
-        self.requests.ended = True
+        self._requests = deque(items)
         self._batch: tuple[float, list[Any]] | None = None
         self._task = there.loop.create_task(self._serve(handler))
 
@@ -517,7 +495,7 @@ class Context:
             if handler.unary_unary is not None:
                 self._say(await handler.unary_unary(await self.read(), self))
             elif handler.stream_stream is not None:
-                await handler.stream_stream(_iterate(self.requests, self._loop), self)
+                await handler.stream_stream(_iterate(self.read), self)
             elif handler.unary_stream is not None:
                 answers = handler.unary_stream(await self.read(), self)
                 if hasattr(answers, "__aiter__"):
@@ -542,7 +520,7 @@ class Context:
 
     async def read(self) -> Any:
         """The caller's next message, EOF after the last."""
-        return await self.requests.get(self._loop)
+        return self._requests.popleft() if self._requests else EOF
 
     async def write(self, message: Any) -> None:
         """To the caller."""
@@ -577,8 +555,8 @@ def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, _NOTHING, _NOTHING, details)
 
 
-async def _iterate(pipe: _Pipe, loop: ProcessLoop) -> AsyncIterator[Any]:
-    while (message := await pipe.get(loop)) is not EOF:
+async def _iterate(read: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
+    while (message := await read()) is not EOF:
         yield message
 
 
