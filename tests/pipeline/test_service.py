@@ -440,15 +440,28 @@ async def test_gradients_of_a_tied_model(make_swarm):
     await swarm.check(plan)
 
 
-async def test_a_gradient_already_there_is_not_a_task_error(make_swarm):
+@pytest.mark.parametrize(
+    ("raised", "fault", "why"),
+    [
+        (AlreadyThere(), AlreadyThere, None),
+        (asyncio.CancelledError(), PeerFault, "its connection was closed"),
+        (None, PeerFault, "it has died"),
+    ],
+)
+async def test_an_input_that_does_not_come_is_not_a_task_error(
+    make_swarm, monkeypatch, raised, fault, why
+):
     swarm = await make_swarm().fill(replicas=1)
     pipeline = swarm.pipelines["s2a"]
 
-    async def there(*_):
-        raise AlreadyThere
+    async def channel(peer):
+        if raised is not None:
+            raise raised
+        asyncio.get_running_loop().call_soon(pipeline.gone, peer)
+        await asyncio.Event().wait()
 
-    pipeline.sender.outbound.fetch = there
-    with pytest.raises(AlreadyThere):
+    monkeypatch.setattr(pipeline.transport, "channel", channel)
+    with pytest.raises(fault, match=why):
         await pipeline.sender._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
     await asyncio.sleep(0)
     assert "task-died" not in swarm.ears["s2a"].events
