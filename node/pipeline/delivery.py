@@ -19,9 +19,6 @@ PAUSE_S = (0.02, 0.64)
 """First and longest pause when everybody was asked and nobody took it; doubles in between."""
 
 
-NOTHING: Mapping[PeerId, float] = {}
-
-
 class Trouble(Enum):
     """Why a peer did not finish with a tensor."""
 
@@ -89,7 +86,7 @@ class Delivery:
         replicas: Sequence[PeerId],
         suspects: Suspects,
         now: float,
-        done_s: Mapping[PeerId, float] = NOTHING,
+        done_s: Mapping[PeerId, float] = {},
     ) -> PeerId | Pause | None:
         """Who is asked next: ``preferred`` if it may be, then the other ``replicas``; None when all
         are gone.

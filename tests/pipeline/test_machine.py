@@ -26,7 +26,7 @@ def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
     assert machine.handle(ev.Expired(forward.key), 99.0) == []
 
 
-def at(peer: str, plan: Plan, fewest: int | None = None) -> PipelineMachine:
+def at(peer: str, plan: Plan, fewest: int = 99) -> PipelineMachine:
     machine = PipelineMachine(PeerId(peer), fewest)
     machine.handle(ev.AdoptPlan(plan), 0.0)
     return machine
@@ -134,7 +134,6 @@ def test_an_unavailable_stage_is_skipped_within_the_limit():
         (2, ["s2a", "s3a"]),
         (1, ["s2a", "s3a", "s0a"]),
         (3, ["s2a"]),
-        (None, ["s2a"]),
     ):
         machine, claim = at("s1a", plan, fewest), left_out(plan, 1)
         actions, asked = forwarded(machine, claim, ORIGIN), []

@@ -50,7 +50,7 @@ class World:
     breaks: int = -1
     """The receipt that gets lost, counted from 0; -1 for none."""
     chaos: Chaos = field(default_factory=Chaos)
-    fewest: int | None = None
+    fewest: int = 99
     machines: dict[PeerId, PipelineMachine] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     cut: set[tuple[PeerId, PeerId]] = field(default_factory=set)
@@ -153,7 +153,7 @@ class World:
                 assert action.peer, "nobody is sent to"
                 path = next(p for p in self.plan.paths if p.index == action.key.index)
                 left_out = sum(not hop.peer for hop in action.journey)
-                assert len(path.hops) - left_out >= min(self.fewest or 99, len(path.hops)), (
+                assert len(path.hops) - left_out >= min(self.fewest, len(path.hops)), (
                     "too many hops were left out"
                 )
                 self.attempts[plan, me, action.key, action.way] += 1
@@ -541,7 +541,7 @@ def at_random(seed: int) -> World:
     )
     peers = [m.peer for m in plan.members]
     late = frozenset(p for p in peers if p != ORIGIN and dice.random() < 0.2)
-    fewest = dice.randint(1, stages) if skips else None
+    fewest = dice.randint(1, stages) if skips else 99
     world = World(
         plan,
         dice,
