@@ -39,7 +39,6 @@ def test_every_length_round_trips_in_the_announced_bytes(codec: str, count: int)
     again = decode(data, count, codec)
     assert again.dtype == torch.float32
     assert again.shape == (count,)
-    assert torch.equal(again, decode(data.numpy().tobytes(), count, codec))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_wrong_byte_count_is_refused_before_allocation(codec: str) -> None:
         (0, 1),
     ):
         with pytest.raises(WireError, match="expected"):
-            decode(bytes(size), count, codec)
+            decode(torch.zeros(size, dtype=torch.uint8), count, codec)
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4"])
@@ -155,7 +154,9 @@ def test_numbers_that_are_not_finite_are_not_sent(codec: str, bad: float, at: in
         encode(tensor, codec)
 
 
-@pytest.mark.parametrize("call", [partial(encode, torch.ones(3)), partial(decode, b"", 0)])
+@pytest.mark.parametrize(
+    "call", [partial(encode, torch.ones(3)), partial(decode, torch.empty(0), 0)]
+)
 def test_an_unknown_codec_is_refused(call: partial) -> None:
     with pytest.raises(ValueError, match="int2"):
         call("int2")
@@ -164,8 +165,7 @@ def test_an_unknown_codec_is_refused(call: partial) -> None:
 def test_bytes_may_lie_at_odd_addresses() -> None:
     data = encode(normal(1000), "int8")
     shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), data))[1:]
-    for odd in (shifted, memoryview(b"z" + data.numpy().tobytes())[1:]):
-        assert torch.equal(decode(odd, 1000, "int8"), decode(data, 1000, "int8"))
+    assert torch.equal(decode(shifted, 1000, "int8"), decode(data, 1000, "int8"))
 
 
 @pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])

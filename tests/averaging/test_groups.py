@@ -86,8 +86,6 @@ def test_groups_hold_each_part_once_within_the_size_bound(sizes, most, dice):
 )
 def test_groups_are_about_equal_and_no_more_than_needed(sizes, most, lengths):
     assert [len(g.names) for g in micro_groups(sizes, most)] == lengths
-    with pytest.raises(ValueError, match="byte"):
-        micro_groups(sizes, 0)
 
 
 def test_names_that_run_together_are_other_groups():

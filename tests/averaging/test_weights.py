@@ -40,12 +40,6 @@ def test_a_claim_weighs_what_the_plan_explains(claims, allowed, total, weigh):
     assert weights(claims, allowed, total) == weigh
 
 
-@pytest.mark.parametrize("claim", [float("nan"), float("inf"), 2.5, True, "7"])
-def test_what_is_no_whole_number_is_no_claim(claim):
-    with pytest.raises(ValueError, match="whole"):
-        weights({A: 5, B: claim}, PLAN, 200)
-
-
 CLAIMS = st.dictionaries(
     st.sampled_from([A, B, C]),
     st.sampled_from([-1, 0, 1, 39, 60, 101, 200, 10**9, 2**64]),

@@ -38,10 +38,7 @@ FORMATS: dict[str, Format] = {
 
 
 def nbytes_of(numbers: int, name: str) -> int:
-    """Bytes that ``numbers`` numbers take. Raises ValueError for an unknown name or a negative
-    count."""
-    if numbers < 0:
-        raise ValueError("a count of numbers is not negative")
+    """Bytes that ``numbers`` numbers take. Raises ValueError for an unknown name."""
     match name:
         case "fp32":
             return 4 * numbers

@@ -45,11 +45,6 @@ class Mean(Numbers):
         self._rows, self._by, self._tokens = rows, by, tokens
         self._scratch = torch.empty(min(PIECE, self.numbers))
 
-    def read(self, start: int, into: torch.Tensor) -> torch.Tensor:
-        for at in range(0, into.numel(), PIECE):
-            self._piece(start + at, into[at : at + PIECE])
-        return into
-
     def _piece(self, start: int, into: torch.Tensor) -> None:
         total = self._rows[0].read(start, into)
         if self._by[0] != 1:

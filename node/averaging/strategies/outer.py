@@ -79,7 +79,7 @@ class OuterSettings:
     """Cells that serve, each some of the stages."""
     staleness: int | None = None
     """Steps that a parameter server may be ahead of a push that it takes; None: a push is of the
-    server's newest step, or is not taken."""
+    server's newest step, or is not taken. Always None for hogwild, which takes every push."""
     fragments: int = 1
     """Streaming: pieces of the model, of which each window carries one in its turn."""
     mixing: float = 0.0
@@ -96,11 +96,6 @@ class OuterSettings:
         return self.strategy == "hogwild" or (
             self.strategy == "parameter-server" and self.staleness is not None
         )
-
-    @property
-    def bound(self) -> int | None:
-        """Steps that a server may be ahead of a push that it takes; None: any number."""
-        return None if self.strategy == "hogwild" else self.staleness
 
     @property
     def served(self) -> bool:
