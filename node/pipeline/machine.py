@@ -427,7 +427,8 @@ class PipelineMachine:
         if visit is None:
             return []
         leg = visit.leg(way)
-        untaken = leg.untaken
+        # certain that nobody ACCEPTED the result so far
+        untaken = leg.step < Step.PASSED and (leg.delivery is None or not leg.delivery.failures)
         leg.step, leg.target = Step.SETTLED, None
         actions = self._tell(key, visit, way)
         if way is FORWARD or visit.journey[0].peer == self.me:
