@@ -63,6 +63,18 @@ def test_the_full_manifest_skips_a_third_and_steps_with_muon() -> None:
         ),
         ("cell = 2", 'window_s = 20.0\nstrategy = "ring"\nfanout = 2', "outer.fanout"),
         ("cell = 2", 'window_s = 20.0\nstrategy = "moshpit"', "grid"),
+        ("cell = 2", 'window_s = 20.0\nstrategy = "ringo"', "outer.strategy"),
+        ("cell = 2", 'window_s = 20.0\ncarries = "gradients"', "outer.carries"),
+        ("cell = 2", 'window_s = 20.0\ncodec = "int2"', "outer.codec"),
+        ("cell = 2", "window_s = -1.0", "outer.window_s"),
+        ("cell = 2", "window_s = inf", "outer.window_s"),
+        ("cell = 2", "window_s = 20.0\nmomentum = 1.0", "outer.momentum"),
+        ("cell = 2", "window_s = 20.0\nmixing = 1.5", "outer.mixing"),
+        ("cell = 2", "window_s = 20.0\nquorum = -1", "outer.quorum"),
+        *(
+            ("cell = 2", f"window_s = 20.0\n{name} = 0", f"outer.{name}")
+            for name in ("fanout", "shards", "fragments")
+        ),
         (
             "cell = 2",
             'window_s = 20.0\nstrategy = "moshpit"\ngrid = ["2"]',
