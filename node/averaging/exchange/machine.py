@@ -68,8 +68,8 @@ class RoundMachine:
         self._floor = -1
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The only door. Raises ValueError when our own side opens a round that is not newer than
-        the last of its epoch."""
+        """The only door. Our own side opens rounds of an epoch in rising order. Raises ValueError
+        when it opens one of an epoch that is over."""
         match event:
             case Opened():
                 return self._opened(event, now)
@@ -98,8 +98,6 @@ class RoundMachine:
         if opened.round.epoch <= self._floor:
             raise ValueError(f"epoch {opened.round.epoch} is over")
         epoch = self._epochs.setdefault(opened.round.epoch, EpochCounts(opened))
-        if epoch.rounds and opened.round <= epoch.current.round:
-            raise ValueError(f"{opened.round} is not newer than {epoch.current.round}")
         epoch.begin(opened)
         actions: list[Action] = []
         for number, stream in self._of_epoch(opened.round.epoch):

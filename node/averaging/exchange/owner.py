@@ -453,7 +453,7 @@ class ExchangeServer:
                 reduced = replace(reduced, numbers=())
                 stepped = attempt.step(means)
                 fresh = {name: Coded.of(stepped[name]) for name in names}
-        made = {name: settled(name, fresh[name], request.shapes[name], down) for name in names}
+        made = {name: settled(name, fresh[name], down) for name in names}
         tokens, by = (0, ()) if reduced is None else (reduced.tokens, reduced.contributors)
         return reduced and replace(reduced, numbers=()), {
             name: FreshPart(tensor, me, tokens, by, down, data)
