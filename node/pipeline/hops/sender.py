@@ -48,8 +48,8 @@ class Sender:
 
     def send(self, action: ev.Send) -> None:
         """Start an attempt in place of the one that may be under way."""
-        self.cancel(action.key, action.way)
         attempt = self._pipeline.tasks.spawn(self._send(action), "send")
+        self.cancel(action.key, action.way)
         self._sending[action.key, action.way] = attempt
 
     def later(self, key: Key, way: Direction, seconds: float) -> None:
