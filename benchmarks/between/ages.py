@@ -65,7 +65,7 @@ class Story:
 
     def taken(self, s: OuterSettings) -> list[int]:
         """The ages of those that were not too old."""
-        return [age for _, age in self.ages if s.bound is None or age <= s.bound]
+        return [age for _, age in self.ages if s.staleness is None or age <= s.staleness]
 
     def gap(self, cell: CellId) -> float:
         """The longest time between two commits of a cell, seconds, since the trouble began."""
@@ -104,7 +104,7 @@ def _ages(report: Report, name: str, s: OuterSettings, story: Story) -> None:
         f"{len(taken)} pushes taken, {late} refused; {of['slow']} of the slow cells; epochs of a "
         f"cell in {WINDOWS} windows: {_epochs(story, story.slow)} and {_epochs(story, story.fast)}"
     )
-    bound = s.bound
+    bound = s.staleness
     for which, share in (("median", 50), ("95th percentile", 95), ("maximum", 100)):
         most = which == "maximum"
         value = int(np.percentile(taken, share, method="higher")) if taken else -1

@@ -261,12 +261,8 @@ class Play:
             return
         for action in cell.leader.handle(event, self.now):
             match action:
-                case machine.Ask(giver, window, since, units):
-                    asked = machine.UnitsAsked(cell.name, window, since, units)
-                    self._send(giver, asked)
-                case machine.UnitsGranted(taker, window, since, units, agreed):
-                    told = machine.UnitsCame(cell.name, window, since, units, agreed)
-                    self._send(taker, told)
+                case machine.UnitsAsked(other) | machine.UnitsGranted(other):
+                    self._send(other, replace(action, cell=cell.name))
                 case machine.SharesCame(window, shares):
                     cell.given[window] = dict(cell.value)
                     cell.given.pop(window - 4, None)

@@ -80,10 +80,10 @@ class MassExchange(rpc.CellsServicer):
         mass, answer = self._mass(), None
         for action in mass.handle(event, self._clock.now()) if mass is not None else ():
             match action:
-                case machine.Ask():
-                    if action.giver not in self._asking:
-                        self._asking.add(action.giver)
-                        self._tasks.spawn(self._ask(action), f"ask {action.giver}")
+                case machine.UnitsAsked(giver):
+                    if giver not in self._asking:
+                        self._asking.add(giver)
+                        self._tasks.spawn(self._ask(action), f"ask {giver}")
                 case machine.SharesCame(window, shares):
                     if window == self._window:
                         self._shares = shares
@@ -92,15 +92,15 @@ class MassExchange(rpc.CellsServicer):
                     answer = action
         return answer
 
-    async def _ask(self, asks: machine.Ask) -> None:
+    async def _ask(self, asks: machine.UnitsAsked) -> None:
         """Once; the machine asks again."""
-        giver = self._near.sources.get(asks.giver)
+        giver = self._near.sources.get(asks.cell)
         try:
             if giver is None:
                 return
             note = pb.TakeNote(
                 window=asks.window,
-                giver=asks.giver,
+                giver=asks.cell,
                 taker=self._cell,
                 since=asks.since,
                 units=asks.units,
@@ -111,8 +111,8 @@ class MassExchange(rpc.CellsServicer):
                 reply = await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
             if reply.ready:
                 self._does(
-                    machine.UnitsCame(
-                        asks.giver,
+                    machine.UnitsGranted(
+                        asks.cell,
                         asks.window,
                         reply.since,
                         _units(reply.units),
@@ -125,7 +125,7 @@ class MassExchange(rpc.CellsServicer):
             if giver is not None:
                 self._transport.fault(giver.leader, str(e), 1.0)
         finally:
-            self._asking.discard(asks.giver)
+            self._asking.discard(asks.cell)
 
     async def Take(self, request: pb.TakeNote, context: Any) -> pb.GrantNote:
         """A taker's question. One that nobody could mean counts as a fault of its sender."""

@@ -61,7 +61,7 @@ class Worker:
                     raise ValueError(
                         f"sums of round {words['round']} are asked for, these are of {self._round}"
                     )
-                self._program.whole(self._sum.take()[0], words["names"])
+                self._program.whole(self._sum.whole()[0], words["names"])
             case "load":
                 self._program.load(None)
             case "step":

@@ -19,9 +19,6 @@ PAUSE_S = (0.02, 0.64)
 """First and longest pause when everybody was asked and nobody took it; doubles in between."""
 
 
-NOTHING: Mapping[PeerId, float] = {}
-
-
 class Trouble(Enum):
     """Why a peer did not finish with a tensor."""
 
@@ -89,7 +86,7 @@ class Delivery:
         replicas: Sequence[PeerId],
         suspects: Suspects,
         now: float,
-        done_s: Mapping[PeerId, float] = NOTHING,
+        done_s: Mapping[PeerId, float] = {},
     ) -> PeerId | Pause | None:
         """Who is asked next: ``preferred`` if it may be, then the other ``replicas``; None when all
         are gone.
@@ -101,7 +98,13 @@ class Delivery:
         others = sorted(set(replicas) - {preferred})
         turn = self.spread % len(others) if others else 0
         others = sorted((*others[turn:], *others[:turn]), key=lambda p: done_s.get(p, 0.0))
-        able = [p for p in (preferred, *others) if p not in suspects.gone and self._may(p)]
+        able = [
+            p
+            for p in (preferred, *others)
+            if p not in suspects.gone
+            and p not in self.refused
+            and self.failures.get(p, 0) < ATTEMPTS
+        ]
         if not able:
             return None
         fresh = [p for p in able if p not in self.asked]
@@ -113,6 +116,3 @@ class Delivery:
         seconds = min(PAUSE_S[0] * 2**self.pauses, PAUSE_S[1])
         self.pauses = min(self.pauses + 1, 16)
         return Pause(seconds)
-
-    def _may(self, peer: PeerId) -> bool:
-        return peer not in self.refused and self.failures.get(peer, 0) < ATTEMPTS

@@ -36,14 +36,14 @@ class DeviceThread(Executor):
     """A single worker thread with a priority queue.
 
     It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
-    ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``busy_s`` and ``idle_s``
-    are seconds since the start. With ``backward_first`` False, everything but COMMIT is served in
+    ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s`` are
+    seconds since the start. With ``backward_first`` False, everything but COMMIT is served in
     order of arrival.
     """
 
     def __init__(self, name: str = "device", *, backward_first: bool = True) -> None:
         self.backward_first = backward_first
-        self.busy_s = self.idle_s = 0.0
+        self.idle_s = 0.0
         self._running_since = 0.0
         self._queue: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
         self._order = count()
@@ -127,5 +127,4 @@ class DeviceThread(Executor):
                 del result
             self._running_since = 0.0
             last = time.perf_counter()
-            self.busy_s += last - start
             del job, future, fn  # an idle worker must not keep the last micro-batch's graph alive

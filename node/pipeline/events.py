@@ -129,6 +129,14 @@ class Asked:
     caller: PeerId
     skipped: tuple[int, ...] = ()
 
+    @property
+    def key(self) -> Key:
+        """Our visit whose output it is."""
+        before = self.position - 1
+        while before in self.skipped:
+            before -= 1
+        return Key(self.epoch, self.index, before)
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:

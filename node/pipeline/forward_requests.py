@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -77,7 +76,7 @@ class ForwardRequests:
         try:
             async with asyncio.timeout(timeout):
                 output = await self.compute(partial(pipeline.math.embed_only, tokens))
-                await self._pass_on(claim, purpose, timeout, shape, output, document_ends, _ignore)
+                await self._pass_on(claim, purpose, timeout, shape, output, document_ends)
                 return await back
         except TimeoutError as e:
             raise PeerFault(hops[-1].peer, f"no result of the forward in {timeout:.0f} s") from e
@@ -113,7 +112,7 @@ class ForwardRequests:
         await self._visit(caller, incoming, context)
 
     async def _come_home(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
-        waiting = self._waiting.get((incoming.purpose, incoming.claim.index))
+        waiting = self._waiting.get((incoming.head.purpose, incoming.claim.index))
         if waiting is None or waiting[2].done():
             return await say(context, pb.REFUSED, "nobody waits for this")
         last, shape, back = waiting
@@ -172,28 +171,19 @@ class ForwardRequests:
         accepted: asyncio.Future[None],
     ) -> None:
         pipeline, claim = self._pipeline, incoming.claim
-        last_only = incoming.purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
+        purpose = incoming.head.purpose
+        last_only = purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
         onward = Claim(claim.epoch, "", claim.index, claim.journey, claim.position + 1)
         # Whoever asked waits no longer, whatever deadline the sender says.
-        within_s = min(incoming.deadline_s, pipeline.hop_s * (len(claim.journey) - claim.position))
+        most_s = pipeline.hop_s * (len(claim.journey) - claim.position)
+        within_s = min(incoming.head.deadline_s, most_s)
         try:
             async with asyncio.timeout(within_s):
                 output, shape = await pipeline.device.run(
                     partial(pipeline.math.forward_only, reader, last_only), Priority.FORWARD_ONLY
                 )
-
-                def tell() -> None:
-                    if not accepted.done():
-                        accepted.set_result(None)
-
                 await self._pass_on(
-                    onward,
-                    incoming.purpose,
-                    within_s,
-                    shape,
-                    output,
-                    reader.document_ends,
-                    tell,
+                    onward, purpose, within_s, shape, output, reader.document_ends, accepted
                 )
         except (PeerFault, TimeoutError, *COMPUTE_ERRORS) as e:
             pipeline.telemetry.emit(
@@ -207,7 +197,7 @@ class ForwardRequests:
 
     async def _read(self, incoming: Incoming, shape: tuple[int, ...], context: Any) -> FrameReader:
         pipeline = self._pipeline
-        masked = pipeline.shape.masked and incoming.purpose == pb.EVALUATE
+        masked = pipeline.shape.masked and incoming.head.purpose == pb.EVALUATE
         reader = FrameReader(incoming.head, shape, pipeline.shape.wire, masked)
         async with asyncio.timeout(pipeline.hop_s):
             await read_chunks(context.read, reader)
@@ -225,10 +215,10 @@ class ForwardRequests:
         shape: tuple[int, ...],
         buffer: Buffer,
         document_ends: Sequence[int],
-        accepted: Any,
+        accepted: asyncio.Future[None] | None = None,
     ) -> None:
-        """Deliver to ``claim.position``, or to another replica of its stage. Raises PeerFault when
-        nobody takes it."""
+        """Deliver to ``claim.position``, or to another replica of its stage; ``accepted`` is done
+        when one has it. Raises PeerFault when nobody takes it."""
         pipeline, delivery, target = (
             self._pipeline,
             Delivery(claim.index),
@@ -266,7 +256,8 @@ class ForwardRequests:
                     pipeline.shape.sequences, pipeline.shape.length
                 ):
                     pipeline.timing.sent(peer, seconds, pipeline.clock.now())
-                accepted()
+                if accepted is not None and not accepted.done():
+                    accepted.set_result(None)
 
             outcome = await self._outbound.send(
                 choice, Direction.FORWARD, messages, len(buffer), pipeline.hop_s, held
@@ -280,9 +271,4 @@ class ForwardRequests:
     def close(self) -> None:
         """Nobody will answer any more."""
         for _, _, back in self._waiting.values():
-            with suppress(asyncio.InvalidStateError):
-                back.cancel()
-
-
-def _ignore() -> None:
-    return None
+            back.cancel()

@@ -17,8 +17,8 @@ class GradientSum:
     """Adds shares in the order in which micro-batches finish here.
 
     That order differs between runs, and so do the last bits of a fp32 sum. Replicas need no equal
-    sums: what they share is the round's result. :meth:`offer` and :meth:`close` are cheap and may
-    be called from the event loop; the additions run in :meth:`drain` on the device thread.
+    sums: what they share is the round's result. :meth:`offer` is cheap and may be called from the
+    event loop; the additions run in :meth:`drain` on the device thread.
     :meth:`whole` finishes what was offered, so that a share offered before it is in the result
     whichever thread was late.
     """
@@ -28,12 +28,10 @@ class GradientSum:
         self._offered: deque[tuple[deque[Share], int]] = deque()
         self._sums: dict[str, Tensor] = {}
         self._tokens = 0
-        self._closed = False
 
     def offer(self, shares: Sequence[Share], tokens: int) -> None:
         """Count one micro-batch; its shares are given away and must not be used afterwards."""
-        if not self._closed:
-            self._offered.append((deque(shares), tokens))
+        self._offered.append((deque(shares), tokens))
 
     def drain(self) -> None:
         """Add everything offered so far. A share whose addition fails is kept, with those behind
@@ -47,26 +45,17 @@ class GradientSum:
                 self._tokens += tokens
                 self._offered.popleft()
 
-    def close(self) -> None:
-        """Later offers are ignored."""
-        self._closed = True
-
     def whole(self) -> tuple[dict[str, Tensor], int]:
         """The sums of what was offered, and the number of tokens behind them. Not for the event
         loop. May be called again. Raises as :meth:`drain`."""
         self.drain()
         return dict(self._sums), self._tokens
 
-    def take(self) -> tuple[dict[str, Tensor], int]:
-        """:meth:`close`, then :meth:`whole`."""
-        self.close()
-        return self.whole()
-
     def reset(self) -> None:
         """Start an epoch: everything is forgotten."""
         with self._lock:
             self._offered.clear()
-            self._sums, self._tokens, self._closed = {}, 0, False
+            self._sums, self._tokens = {}, 0
 
     @torch.no_grad()
     def _add(self, share: Share) -> None:

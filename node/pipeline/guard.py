@@ -68,36 +68,19 @@ class Guard:
         """Why this training tensor is not used, empty when it may be. ``stage`` is the sender's."""
         size = rms(reader.raw()[0])
         if not size <= ABSURD_RMS:  # NaN fails too
-            return self._refuse(
-                "activation-not-finite",
-                f"not finite or absurd ({size:.3g})",
-                1.0,
-                way,
-                sender,
-                index,
-            )
-        if off := self.watch.odd((stage, way), sender, size):
-            return self._refuse(
-                "activation-odd",
-                f"{off:.1f} deviations off ({size:.3g})",
-                ODD_WEIGHT,
-                way,
-                sender,
-                index,
-            )
-        return ""
-
-    def finite(self, reader: TensorReader) -> bool:
-        """Whether a tensor of forward-only work may be used."""
-        return rms(reader.raw()[0]) <= ABSURD_RMS
-
-    def _refuse(
-        self, kind: str, what: str, weight: float, way: Direction, sender: PeerId, index: int
-    ) -> str:
+            kind, what, weight = "activation-not-finite", "not finite or absurd", 1.0
+        elif off := self.watch.odd((stage, way), sender, size):
+            kind, what, weight = "activation-odd", f"{off:.1f} deviations off", ODD_WEIGHT
+        else:
+            return ""
         text = (
             f"{'a gradient' if way is Direction.BACKWARD else 'an activation'} whose root mean "
-            f"square is {what}"
+            f"square is {what} ({size:.3g})"
         )
         self._transport.fault(sender, text, weight)
         self._telemetry.emit(kind, text, "warning", peer=sender, index=index, way=way.value)
         return text
+
+    def finite(self, reader: TensorReader) -> bool:
+        """Whether a tensor of forward-only work may be used."""
+        return rms(reader.raw()[0]) <= ABSURD_RMS

@@ -20,7 +20,7 @@ different: a hop keeps to the one it took first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
@@ -77,12 +77,12 @@ FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 class PipelineMachine:
     """The decisions of one peer. :meth:`handle` is the only way in.
 
-    ``fewest``: block stages a journey visits at least; a hop is left out only beyond that. None: no
-    hop ever is.
+    ``fewest``: block stages a journey visits at least; a hop is left out only beyond that. By
+    default no hop ever is.
     """
 
-    def __init__(self, me: PeerId, fewest: int | None = None) -> None:
-        self.me, self.fewest = me, sys.maxsize if fewest is None else fewest
+    def __init__(self, me: PeerId, fewest: int = sys.maxsize) -> None:
+        self.me, self.fewest = me, fewest
         self.plan: Plan | None = None
         self.closed = False
         self.visits: dict[Key, Visit] = {}
@@ -427,7 +427,8 @@ class PipelineMachine:
         if visit is None:
             return []
         leg = visit.leg(way)
-        untaken = leg.untaken
+        # certain that nobody ACCEPTED the result so far
+        untaken = leg.step < Step.PASSED and (leg.delivery is None or not leg.delivery.failures)
         leg.step, leg.target = Step.SETTLED, None
         actions = self._tell(key, visit, way)
         if way is FORWARD or visit.journey[0].peer == self.me:
@@ -470,14 +471,12 @@ class PipelineMachine:
     def _asked(self, event: Asked) -> list[Action]:
         if (answer := self._in_force(event.epoch, event.plan_hash)) is not None:
             return [Answer(Say.REFUSED, answer.reason)]
-        before = event.position - 1
-        while before in event.skipped:
-            before -= 1
-        key = Key(event.epoch, event.index, before)
+        key = event.key
         visit = self.visits.get(key)
         if visit is None or event.position >= len(visit.journey):
             return [Answer(Say.REFUSED, "I have not been there")]
-        if skipped(visit.journey, before) != tuple(i for i in event.skipped if i < before):
+        here = key.position
+        if skipped(visit.journey, here) != tuple(i for i in event.skipped if i < here):
             return [Answer(Say.REFUSED, "mine came over other stages")]
         stage = visit.journey[event.position].stage
         if event.caller not in self._allowed(self.paths[event.index], stage):
@@ -562,20 +561,15 @@ class PipelineMachine:
         return [Answer(Say.TAKE), *self._count(key, visit)]
 
     def _drop(self, index: int, reason: str) -> list[Action]:
-        mine = self._mine(index)
-        if not mine or self.visits[mine[0]].committed:
+        path = self.paths.get(index)
+        mine = [k for k in self.visits if k.index == index]
+        if path is None or path.origin != self.me or not mine or self.visits[mine[0]].committed:
             return []
         actions: list[Action] = [Dropped(index, reason)]
         for key in mine:
             visit = self.visits.pop(key)
             actions += [*self._fail_open(key, visit, reason), Free(key)]
         return actions
-
-    def _mine(self, index: int) -> Sequence[Key]:
-        if self.plan is None or (path := self.paths.get(index)) is None or path.origin != self.me:
-            return ()
-        keys = (Key(self.plan.epoch, index, 0), Key(self.plan.epoch, index, len(path.hops) + 1))
-        return [k for k in keys if k in self.visits]
 
     def _lost(self, event: Lost) -> list[Action]:
         if self._in_force(event.epoch, event.plan_hash) is not None:

@@ -117,12 +117,6 @@ class Origin:
             else self._pipeline.stash.get(Key(key.epoch, key.index, len(path.hops) + 1))
         )
 
-    def lend_targets(self, key: Key, work: VisitBuffers) -> None:
-        """Bring the targets from where the micro-batch began to where its loss is computed."""
-        if key.position and self._pipeline.at_origin(key):
-            start = self._pipeline.stash.get(Key(key.epoch, key.index, 0))
-            work.targets = None if start is None else start.targets
-
     def _end(self, done: MicroBatchDone) -> bool:
         result = self._results.get(done.index)
         if result is None or result.done():

@@ -18,13 +18,12 @@ from node.core.clock import Clock, SystemClock
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
-from node.core.tasks import Tasks
 from node.model.device import out_of_memory
 from node.model.documents import ends_of
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
-from node.pipeline.events import Answer, Direction, Key, Say
+from node.pipeline.events import Answer, Direction, Key
 from node.pipeline.forward_requests import ForwardRequests
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import Guard, NotFinite
@@ -34,10 +33,8 @@ from node.pipeline.hops.inbound import Inbound
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import BatchOf, MicroBatchDone, Origin
-from node.pipeline.received import FrameReader
 from node.pipeline.route import fewest_hops
-from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
-from node.pipeline.stash import Stash
+from node.pipeline.settings import PipelineLimits, PipelineSettings
 from node.pipeline.telemetry import Telemetry
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
@@ -84,31 +81,27 @@ class Pipeline(PipelineBase):
         document_mask: bool = False,
         machine: Callable[[PeerId, int], PipelineMachine] = PipelineMachine,
     ) -> None:
-        super().__init__()
-        self.transport, self.device, self.settings, self.limits = (
+        super().__init__(
             transport,
             device,
             settings,
             limits,
+            telemetry,
+            clock or SystemClock(),
+            plan_wait_s,
+            FrameShape(
+                settings.micro_batch,
+                model.seq_len,
+                model.d_model,
+                settings.wire,
+                settings.stages,
+                masked=document_mask,
+            ),
+            machine(transport.peer_id, fewest_hops(settings.stages, settings.may_skip)),
         )
-        self.telemetry = telemetry
-        self.clock = clock or SystemClock()
-        self.plan_wait_s = plan_wait_s
         self._usual_s = usual_s
-        self.me = transport.peer_id
-        self.shape = FrameShape(
-            settings.micro_batch,
-            model.seq_len,
-            model.d_model,
-            settings.wire,
-            settings.stages,
-            masked=document_mask,
-        )
         self._autocast, self._math = autocast, math
         self.host(stage, module)
-        self.machine = machine(self.me, fewest_hops(settings.stages, settings.may_skip))
-        self.stash = Stash(limits.stash_bytes or STASH)
-        self.tasks = Tasks("pipeline", self._on_error)
         self.sender = Sender(self)
         self.forward_requests = ForwardRequests(self, self.sender.outbound)
         self._gradients = gradients or GradientSum()
@@ -219,7 +212,6 @@ class Pipeline(PipelineBase):
         if self.machine.plan is None or self.machine.plan.epoch != epoch:
             return {}, 0
         self.do(ev.Close(epoch))
-        self._gradients.close()
         try:
             return await asyncio.to_thread(self._gradients.whole)
         except (RuntimeError, MemoryError) as e:
@@ -266,27 +258,6 @@ class Pipeline(PipelineBase):
         self.set_plan(None)
         self.forward_requests.close()
         await self.tasks.close()
-
-    # What the service's other side asks
-    # ------------------------------------------------------------
-
-    def hold(
-        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float, ticket: int
-    ) -> tuple[Answer, list[ev.Action]]:
-        first, *rest = self.machine.handle(event, self.clock.now())
-        answer = first if isinstance(first, Answer) else Answer(Say.REFUSED, "no answer")
-        key = event.claim.key
-        if answer.say is Say.TAKE:
-            work = self.stash.get(key)
-            if work is None:
-                work = VisitBuffers(self.clock.now() + deadline_s, self.shape_of(key.index))
-                self.stash.put(key, work, self.cost(key.index), work.deadline, ticket)
-            if event.way is Direction.FORWARD:
-                work.input = reader
-                self._origin.lend_targets(key, work)
-            else:
-                work.gradient = reader
-        return answer, rest
 
     # Carrying out
     # ------------------------------------------------------------
@@ -437,6 +408,3 @@ class Pipeline(PipelineBase):
         for waiter in self._waiters.pop((key, way), ()):
             if not waiter.done():
                 waiter.set_result((done, reason))
-
-    def _on_error(self, name: str, error: BaseException) -> None:
-        self.telemetry.emit("task-died", f"{name}: {error!r}", "error")

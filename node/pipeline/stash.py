@@ -38,13 +38,8 @@ class Stash(Generic[K, V]):
         return self.used == 0 or self.used + nbytes <= self.limit
 
     def reserve(self, nbytes: int) -> int:
-        """Set ``nbytes`` aside for a frame that starts to arrive; returns the ticket for
-        :meth:`put` or :meth:`cancel`.
-
-        Raises ValueError when there is no room: ask :meth:`room` first.
-        """
-        if not self.room(nbytes):
-            raise ValueError("the stash is full")
+        """Set ``nbytes`` aside for a frame that starts to arrive, where there is :meth:`room`;
+        returns the ticket for :meth:`put` or :meth:`cancel`."""
         self._ticket += 1
         self._reserved[self._ticket] = nbytes
         self._grow(nbytes)

@@ -11,8 +11,6 @@ class Telemetry(Protocol):
     def spent(self, kind: str, seconds: float) -> None:
         """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``
         (device idle inside an epoch)."""
-        ...
 
     def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
         """One fact for the record."""
-        ...

@@ -37,11 +37,6 @@ class Leg:
     target: PeerId | None = None
     """Whom the attempt under way goes to; None between attempts and after giving up."""
 
-    @property
-    def untaken(self) -> bool:
-        """Certain that nobody ACCEPTED the result so far."""
-        return self.step < Step.PASSED and (self.delivery is None or not self.delivery.failures)
-
 
 @dataclass(slots=True)
 class Visit:

@@ -39,7 +39,6 @@ def test_every_length_round_trips_in_the_announced_bytes(codec: str, count: int)
     again = decode(data, count, codec)
     assert again.dtype == torch.float32
     assert again.shape == (count,)
-    assert torch.equal(again, decode(data.numpy().tobytes(), count, codec))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_wrong_byte_count_is_refused_before_allocation(codec: str) -> None:
         (0, 1),
     ):
         with pytest.raises(WireError, match="expected"):
-            decode(bytes(size), count, codec)
+            decode(torch.zeros(size, dtype=torch.uint8), count, codec)
 
 
 @pytest.mark.parametrize("codec", ["int8", "int4"])
@@ -155,7 +154,9 @@ def test_numbers_that_are_not_finite_are_not_sent(codec: str, bad: float, at: in
         encode(tensor, codec)
 
 
-@pytest.mark.parametrize("call", [partial(encode, torch.ones(3)), partial(decode, b"", 0)])
+@pytest.mark.parametrize(
+    "call", [partial(encode, torch.ones(3)), partial(decode, torch.empty(0), 0)]
+)
 def test_an_unknown_codec_is_refused(call: partial) -> None:
     with pytest.raises(ValueError, match="int2"):
         call("int2")
@@ -164,8 +165,7 @@ def test_an_unknown_codec_is_refused(call: partial) -> None:
 def test_bytes_may_lie_at_odd_addresses() -> None:
     data = encode(normal(1000), "int8")
     shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), data))[1:]
-    for odd in (shifted, memoryview(b"z" + data.numpy().tobytes())[1:]):
-        assert torch.equal(decode(odd, 1000, "int8"), decode(data, 1000, "int8"))
+    assert torch.equal(decode(shifted, 1000, "int8"), decode(data, 1000, "int8"))
 
 
 @pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
@@ -230,7 +230,7 @@ def test_a_lazily_computed_mean_has_the_bits_of_an_eager_one(codec: str, numbers
         assert torch.equal(lazy.whole(), plain)
         data, expected = settle(plain, codec)
         for given_ in (lazy, Coded.of(plain)):
-            fresh, sent = settled("it", given_, (numbers,), codec)
+            fresh, sent = settled("it", given_, codec)
             assert torch.equal(fresh, expected)
             assert torch.equal(sent, data)
 
@@ -241,14 +241,12 @@ def test_a_mean_that_cannot_be_encoded_is_refused(codec: str, value: float) -> N
     numbers = normal(PIECE + 5)
     numbers[PIECE + 2] = value
     if math.isfinite(value) and codec == "fp32":
-        assert torch.equal(settled("it", Coded.of(numbers), (PIECE + 5,), codec)[0], numbers)
+        assert torch.equal(settled("it", Coded.of(numbers), codec)[0], numbers)
         return
     lazy = means({PeerId("a"): [Coded.of(numbers)]}, [PeerId("a")], 1)[0]
     for given_ in (Coded.of(numbers), lazy):
         with pytest.raises(StepFault, match="not finite"):
-            settled("it", given_, (PIECE + 5,), codec)
-    with pytest.raises(ValueError, match="expected"):
-        settled("it", lazy, (PIECE, 1), codec)
+            settled("it", given_, codec)
 
 
 def test_shapes_are_kept_and_encoding_changes_nothing() -> None:

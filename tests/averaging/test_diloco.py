@@ -94,13 +94,9 @@ def test_a_step_changes_nothing_until_it_is_adopted() -> None:
     assert torch.allclose(state.anchor["a"] - once.anchor["a"], torch.full((6, 5), 0.7 * 1.9))
 
 
-@pytest.mark.parametrize(
-    ("bad", "says"),
-    [(torch.ones(5, 6), "pseudo-gradient"), (torch.full((6, 5), float("nan")), "finite")],
-)
-def test_what_cannot_be_a_pseudo_gradient_is_refused(bad: Tensor, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        outer_step(OuterState.begin(Model().start), {"a": bad}, DILOCO)
+def test_a_pseudo_gradient_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        outer_step(OuterState.begin(Model().start), {"a": torch.full((6, 5), torch.nan)}, DILOCO)
 
 
 def test_the_state_is_a_copy() -> None:

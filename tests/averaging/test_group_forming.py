@@ -4,96 +4,62 @@ forgets, lines that lose messages, clocks that differ, and callers that bind oth
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.between.rounds import Window
 from node.averaging.strategies import group_forming as f
 from node.averaging.strategies.group_forming import GroupFormed, GroupForming, WindowSkipped
 from node.core.ids import CellId
 
-LOSS, UNSEEN, CLOCKS_S = 0.02, 0.05, 1.0
+LOSS, UNSEEN = 0.02, 0.05
 A, B, C, D = map(CellId, "abcd")
 
 
-class Net:
-    """``count`` cells that look for groups of ``most`` in a window that begins at 0."""
+class Net(Window):
+    """``count`` cells that look for groups of ``most`` in a window that begins at 0. Its lines lose
+    messages, its directory forgets, and the ``silent`` cells name no group."""
 
     def __init__(
         self, count: int, most: int, seed: int, silent: int = 0, keys: tuple[str, ...] = ("key",)
     ) -> None:
-        self.dice, self.now, self.ids = random.Random(seed), 0.0, itertools.count()
         cells = [CellId(f"c{i:02}") for i in range(count)]
+        super().__init__(dict.fromkeys(cells, (keys, most)), seed, random.Random(seed))
         self.silent = set(cells[:silent])
-        self.posted: dict[tuple[str, CellId], float] = {}
         self.at: dict[CellId, float] = {}
         self.took: set[tuple[CellId, CellId]] = set()
-        self.queue: list[tuple[float, int, CellId, f.Event]] = []
-        self.machines = {
-            cell: GroupForming(cell, seed, keys, most, self.dice.uniform(-CLOCKS_S, CLOCKS_S))
-            for cell in cells
-        }
 
-    def later(self, seconds: float, cell: CellId, event: f.Event) -> None:
-        heapq.heappush(self.queue, (self.now + seconds, next(self.ids), cell, event))
+    def run(self) -> dict[CellId, Collection[CellId]]:
+        """The groups of honest cells."""
+        return {cell: group for cell, group in super().run().items() if cell not in self.silent}
 
-    def send(self, to: Iterable[CellId], event: f.Event) -> None:
-        for cell in to:
-            if self.dice.random() >= LOSS:
-                self.later(self.dice.uniform(0.02, 0.3), cell, event)
+    def _at(self, time: float, cell: CellId, event: f.Event) -> None:
+        if isinstance(event, f.CellsRead):
+            seen = frozenset(c for c in sorted(event.cells) if self.dice.random() >= UNSEEN)
+            event = replace(event, cells=seen)
+        super()._at(time, cell, event)
 
-    def act(self, me: CellId, action: f.Action) -> None:
+    def _send(self, to: Iterable[CellId], event: f.Event) -> None:
+        super()._send([cell for cell in sorted(to) if self.dice.random() >= LOSS], event)
+
+    def _act(self, me: CellId, action: f.Action) -> None:
         match action:
-            case f.Post(key):
-                self.posted[key, me] = self.now + self.dice.uniform(1.0, 3.0)
-            case f.ReadCells(key):
-                seen = frozenset(
-                    cell
-                    for (k, cell), since in self.posted.items()
-                    if k == key and since <= self.now and self.dice.random() >= UNSEEN
-                )
-                self.later(self.dice.uniform(1.0, 3.0), me, f.CellsRead(key, seen))
-            case f.Offer(to, key):
-                self.send(to, f.Offered(me, key))
-            case f.AnswerOffer(caller, key, accepts):
-                self.took |= {(me, caller)} if accepts else set()
-                self.send((caller,), f.OfferAnswered(me, key, accepts))
-            case f.NameGroup(key, members) if me not in self.silent:
-                self.send(members - {me}, f.GroupNamed(me, key, members))
+            case f.NameGroup() if me in self.silent:
+                return
+            case f.NameGroup(key, members):
                 # the exchange's first messages say it again
-                for member in members - {me}:
-                    self.later(1.0, member, f.GroupNamed(me, key, members))
-            case f.Release(to):
-                self.send(to, f.Released(me))
+                for member in sorted(members - {me}):
+                    self._at(self.now + 1.0, member, f.GroupNamed(me, key, members))
+            case f.AnswerOffer(caller, _, True):
+                self.took.add((me, caller))
             case GroupFormed():
                 self.at[me] = self.now
             case _:
                 pass
-
-    def run(self, until: float = 200.0) -> Net:
-        self.now = -10.0
-        while self.now < until:
-            wakes = [(m.wakes_at, cell) for cell, m in self.machines.items() if m.wakes_at]
-            first = min(wakes, default=(until, CellId("")))
-            if self.queue and self.queue[0][0] <= first[0]:
-                self.now, _, cell, event = heapq.heappop(self.queue)
-            else:
-                (self.now, cell), event = first, f.TimePassed()
-            if cell:
-                for action in self.machines[cell].handle(event, self.now):
-                    self.act(cell, action)
-        return self
-
-    def grouped(self) -> dict[CellId, frozenset[CellId]]:
-        """The groups of honest cells."""
-        return {
-            cell: m.done.members
-            for cell, m in self.machines.items()
-            if isinstance(m.done, GroupFormed) and cell not in self.silent
-        }
+        super()._act(me, action)
 
 
 @pytest.mark.parametrize(
@@ -102,22 +68,23 @@ class Net:
 def test_most_of_eight_cells_meet_in_groups_of_four(silent, within, least):
     found = of = 0
     for seed in range(200):
-        net = Net(8, 4, seed, silent).run()
-        found += sum(net.at[cell] <= within for cell in net.grouped())
+        net = Net(8, 4, seed, silent)
+        found += sum(net.at[cell] <= within for cell in net.run())
         of += 8 - silent
     assert found / of >= least
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_members_of_a_group_accepted_it_and_are_in_no_other(seed):
-    net = Net(13, 3, seed, silent=seed % 3, keys=("long key", "key")).run()
-    for cell, members in net.grouped().items():
+    net = Net(13, 3, seed, silent=seed % 3, keys=("long key", "key"))
+    groups = net.run()
+    for cell, members in groups.items():
         assert cell in members
         assert 2 <= len(members) <= 3
         callers = [c for c in members if all((m, c) in net.took for m in members - {c})]
         assert callers, "somebody offered, and everybody else accepted"
         for other in members:
-            told = net.grouped().get(other)
+            told = groups.get(other)
             # A member that the caller counts and that no message reached may have gone elsewhere.
             assert told in (None, members) or cell in callers
     assert all(m.done is not None for m in net.machines.values())

@@ -86,8 +86,6 @@ def test_groups_hold_each_part_once_within_the_size_bound(sizes, most, dice):
 )
 def test_groups_are_about_equal_and_no_more_than_needed(sizes, most, lengths):
     assert [len(g.names) for g in micro_groups(sizes, most)] == lengths
-    with pytest.raises(ValueError, match="byte"):
-        micro_groups(sizes, 0)
 
 
 def test_names_that_run_together_are_other_groups():
@@ -256,12 +254,9 @@ class Schedule:
         assert not set(step.names) & self.fresh, "stepped twice"
         assert step.names
         assert set(step.names) == set(self.groups[self.attempt][step.group].names) - self.fresh
-        tokens = 0
         for peer in step.contributors:
             names = self.given[self.attempt, step.group, peer].names if peer != A else step.names
             assert set(step.names) <= set(names), "a contribution that does not cover the step"
-            tokens += 10 if peer == A else 5
-        assert step.tokens == tokens
         assert list(step.contributors) == sorted(set(step.contributors))
         self.given = {
             key: value for key, value in self.given.items() if key[:2] != (self.attempt, step.group)

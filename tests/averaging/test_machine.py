@@ -82,8 +82,7 @@ def opened(**changes):
 
 
 def step(*by, round_id=R0, group=0, names=(P,)):
-    """The step of a group that A gave 10 tokens to and the others 5 each."""
-    return ReduceAndStep(round_id, group, names, by, sum(10 if p == A else 5 for p in by))
+    return ReduceAndStep(round_id, group, names, by)
 
 
 def play(machine, script):
@@ -253,13 +252,10 @@ def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
     play(machine, script)
 
 
-@pytest.mark.parametrize(
-    ("event", "why"), [(replace(OPEN, round=R1), "not newer"), (Forgot(3), "over")]
-)
-def test_a_round_that_is_over_cannot_be_opened(event, why):
+def test_a_round_that_is_over_cannot_be_opened():
     machine = opened()
-    feed(machine, event)
-    with pytest.raises(ValueError, match=why):
+    feed(machine, Forgot(3))
+    with pytest.raises(ValueError, match="over"):
         feed(machine, OPEN)
 
 
@@ -284,7 +280,7 @@ def test_who_lies_about_its_head_is_not_waited_for():
         feed(machine, began(1, B), Uploaded(1))
         refuse, step = feed(machine, began(2, C, **lie))
         assert (refuse.stream, refuse.weight) == (2, 1.0)
-        assert step == ReduceAndStep(R0, 0, (P,), (A, B), 15)
+        assert step == ReduceAndStep(R0, 0, (P,), (A, B))
     machine = opened()
     feed(machine, began(1, B), Uploaded(1))
     (refuse,) = feed(machine, began(2, C, plan_hash="another"))

@@ -98,7 +98,7 @@ COMMIT = "a plan with the books is committed"
 ASKS = machine.UnitsAsked(B, 3, 0, {})
 ANSWER = machine.UnitsGranted(B, 3, 3, {0: 32}, {})
 GAVE = machine.UnitsAsked(B, 5, 3, {0: 32})
-CAME = machine.UnitsCame(A, 3, 2, {0: 16}, {})
+CAME = machine.UnitsGranted(A, 3, 2, {0: 16}, {})
 
 
 def begins(window: int, givers: tuple[CellId, ...] = (), takers: tuple[CellId, ...] = ()):
@@ -164,8 +164,8 @@ def test_only_targets_that_confirm_are_given_more() -> None:
 def test_a_taker_counts_what_is_in_place_and_says_so_next_time() -> None:
     p = told(
         leader(16),
-        (30.0, begins(3, (A,)), [machine.Ask(A, 3, 0, {})]),
-        (31.0, machine.TimePassed(), [machine.Ask(A, 3, 0, {})]),  # nobody has answered
+        (30.0, begins(3, (A,)), [machine.UnitsAsked(A, 3, 0, {})]),
+        (31.0, machine.TimePassed(), [machine.UnitsAsked(A, 3, 0, {})]),  # nobody has answered
         (32.0, CAME, [machine.SharesCame(3, {0: {A: 16}})]),
         (33.0, CAME, []),  # twice
     )
@@ -173,10 +173,10 @@ def test_a_taker_counts_what_is_in_place_and_says_so_next_time() -> None:
     told(
         p,
         (34.0, machine.BooksCommitted(p.books, {0: {A: 16}}), []),
-        (50.0, begins(5, (A,)), [machine.Ask(A, 5, 2, {0: 16})]),
+        (50.0, begins(5, (A,)), [machine.UnitsAsked(A, 5, 2, {0: 16})]),
         (
             51.0,
-            machine.UnitsCame(A, 5, 2, {0: 16}, {0: 16}),
+            machine.UnitsGranted(A, 5, 2, {0: 16}, {0: 16}),
             [machine.SharesCame(5, {})],  # nothing new
         ),
     )
@@ -184,7 +184,7 @@ def test_a_taker_counts_what_is_in_place_and_says_so_next_time() -> None:
 
 
 def test_a_window_does_not_wait_for_who_says_nothing() -> None:
-    p = told(leader(), (30.0, begins(3, (A,), (B,)), [machine.Ask(A, 3, 0, {})]))
+    p = told(leader(), (30.0, begins(3, (A,), (B,)), [machine.UnitsAsked(A, 3, 0, {})]))
     assert p.asks
     told(p, (40.0, machine.TimePassed(), [machine.SharesCame(3, {})]))
     assert not p.asks

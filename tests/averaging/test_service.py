@@ -183,6 +183,8 @@ async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
     cell, p0, p1 = await with_peers(cell_of(2))
     await cell.run_all({p: cell.request(p) for p in cell.peers})
     for peer in cell.peers:
+        with pytest.raises(ValueError, match="not newer"):
+            await cell.run(cell.request(peer), peer)
         cell.rounds[peer].forget(9)
         with pytest.raises(ValueError, match="over"):
             await cell.run(cell.request(peer), peer)

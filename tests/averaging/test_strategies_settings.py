@@ -38,7 +38,6 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
         OuterSettings("gossip", "state", "sgd", codec="fp16"),
         "rounded again in every round",
     ),
-    "gradients": (OuterSettings(carries="gradients"), "'gradients'"),
     "deltas over gossip": (replace(DILOCO, strategy="gossip"), "anchors differ"),
     "deltas over push-sum": (replace(DILOCO, strategy="push-sum"), "anchors differ"),
     "deltas unstepped": (OuterSettings(carries="deltas"), "need an outer optimizer"),
@@ -54,9 +53,7 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "a fanout for gossip": (OuterSettings("gossip", fanout=2), "for push-sum"),
     "shards for a butterfly": (OuterSettings(shards=2), "for parameter-server"),
     "staleness for a butterfly": (OuterSettings(staleness=2), "for parameter-server"),
-    "no fragments": (replace(DILOCO, fragments=0), "fragments"),
     "mixed parameters": (OuterSettings(mixing=0.5), "not parameters"),
-    "all mixing and more": (replace(DILOCO, mixing=1.5), "mixing"),
     "streamed parameters": (OuterSettings(fragments=5), "not parameters"),
     "quorum of parameters": (OuterSettings(quorum=2), "taken late"),
     "quorum without a barrier": (replace(SGD, strategy="hogwild", quorum=2), "in time"),
@@ -64,13 +61,7 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
         replace(SGD, strategy="hogwild", fragments=5),
         "no common window",
     ),
-    "unknown strategy": (OuterSettings("ringo"), "ringo"),
-    "unknown codec": (OuterSettings(codec="int2"), "int2"),
-    "a window before the last": (OuterSettings(window_s=-1.0), "window_s"),
-    "a window without end": (OuterSettings(window_s=float("inf")), "window_s"),
     "no rate": (replace(DILOCO, lr=0.0), "lr"),
-    "momentum of one": (replace(DILOCO, momentum=1.0), "momentum"),
-    "half of nobody": (replace(DILOCO, quorum=-1), "quorum"),
 }
 
 

@@ -40,12 +40,6 @@ def test_a_claim_weighs_what_the_plan_explains(claims, allowed, total, weigh):
     assert weights(claims, allowed, total) == weigh
 
 
-@pytest.mark.parametrize("claim", [float("nan"), float("inf"), 2.5, True, "7"])
-def test_what_is_no_whole_number_is_no_claim(claim):
-    with pytest.raises(ValueError, match="whole"):
-        weights({A: 5, B: claim}, PLAN, 200)
-
-
 CLAIMS = st.dictionaries(
     st.sampled_from([A, B, C]),
     st.sampled_from([-1, 0, 1, 39, 60, 101, 200, 10**9, 2**64]),
@@ -95,8 +89,6 @@ def test_a_capped_claim_scales_its_sum_down():
     expected = (a * (100 / 400) + b + c) / 200
     torch.testing.assert_close(means_of(got)[0], expected)
     assert got.tokens == 200
-    first = reduced(gathered({A: 60, B: 60, C: 400}, {A: 60, B: 60, C: 40}, 160), quarantine=0.0)
-    assert first.tokens == 160
 
 
 @pytest.mark.parametrize("claim", [-1, 0])

@@ -104,6 +104,16 @@ def test_a_bad_field_is_reported_with_the_allowed_values(text: str, says: str):
         (CLOCK + 'strategy = "ring"\ncarries = "deltas"\noptimizer = "sgd"', "different anchors"),
         (CLOCK + 'strategy = "ring"\nfanout = 2', "outer.fanout"),
         (CLOCK + 'strategy = "moshpit"', "grid"),
+        (CLOCK + 'strategy = "ringo"', "outer.strategy"),
+        (CLOCK + 'codec = "int2"', "outer.codec"),
+        (TWO + "window_s = -1.0", "outer.window_s"),
+        (TWO + "window_s = inf", "outer.window_s"),
+        (CLOCK + "momentum = 1.0", "outer.momentum"),
+        (CLOCK + "mixing = 1.5", "outer.mixing"),
+        (CLOCK + "quorum = -1", "outer.quorum"),
+        (CLOCK + "fanout = 0", "outer.fanout"),
+        (CLOCK + "shards = 0", "outer.shards"),
+        (CLOCK + "fragments = 0", "outer.fragments"),
         (CLOCK + 'strategy = "moshpit"\ngrid = ["2"]', "list of whole numbers"),
         (
             CLOCK + 'carries = "deltas"\noptimizer = "sgd"\nmomentum = 0.0\n'

@@ -43,7 +43,7 @@ class Side:
     def adopt(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
         """Take the gradients, step, put the fresh parameters in place; the gradients and their
         tokens."""
-        sums, tokens = self.gradients.take()
+        sums, tokens = self.gradients.whole()
         parameters = self.state.parameters()
         mean = {n: g / tokens for n, g in sums.items()}
         fresh = {

@@ -69,21 +69,21 @@ def test_unnamed_shares_and_reset_epochs_count_nowhere(blocks):
     blocks.two.gradients.reset()
     visit(blocks.two.math, numbers(71, 3, 16, 32), numbers(72, 3, 16, 32))  # never offered
     trip(blocks.two, 73)
-    sums, tokens = blocks.two.gradients.take()
+    sums, tokens = blocks.two.gradients.whole()
     assert tokens == 48
     trip(blocks.one, 73)
-    for name, gradient in blocks.one.gradients.take()[0].items():
+    for name, gradient in blocks.one.gradients.whole()[0].items():
         torch.testing.assert_close(sums[name], gradient, rtol=1e-2, atol=1e-2)
     blocks.one.gradients.reset()
     blocks.two.gradients.reset()
     trip(blocks.two, 73)
-    again, _ = blocks.two.gradients.take()
+    again, _ = blocks.two.gradients.whole()
     assert all(torch.equal(again[n], sums[n]) for n in sums)
-    assert all(torch.equal(blocks.two.gradients.take()[0][n], sums[n]) for n in sums), (
+    assert all(torch.equal(blocks.two.gradients.whole()[0][n], sums[n]) for n in sums), (
         "may be taken again"
     )
     blocks.two.gradients.reset()
-    assert blocks.two.gradients.take() == ({}, 0)
+    assert blocks.two.gradients.whole() == ({}, 0)
     blocks.two.gradients.reset()
 
 

@@ -42,7 +42,7 @@ def test_a_visit_in_bf16_is_near_one_in_fp32(settings: ModelSettings, recompute:
         sums = GradientSum()
         sums.offer([share], 32)
         out = torch.frombuffer(bytearray(output), dtype=torch.float32)
-        found.append((out, sums.take()[0], {g.dtype for g in share.values()}))
+        found.append((out, sums.whole()[0], {g.dtype for g in share.values()}))
     (out, grads, kinds), (plain, theirs, _) = found
     torch.testing.assert_close(out, plain, atol=0.05, rtol=0.05)
     assert kinds == {torch.bfloat16}

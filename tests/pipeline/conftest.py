@@ -18,6 +18,7 @@ from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.unsplit import Unsplit
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
+from node.model.documents import ends_of, lengths_of
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.device import DeviceThread
@@ -201,31 +202,39 @@ class Swarm:
                 sums[key] = sums[key] + g if key in sums else g.clone()
         return sums, tokens
 
-    def reference(
-        self, plan: Plan, indices: set[int] | None = None
-    ) -> tuple[dict[str, Tensor], float]:
+    def hidden(self, tokens: Tensor, *visited: int, lengths: tuple[int, ...] = ()) -> Tensor:
+        """Hidden states of the model in one piece over these block stages, a layer each."""
+        h, blocks = self.unsplit.ends.embed(tokens), self.unsplit.blocks
+        for stage in visited:
+            h = blocks.model.layers[str(stage - 1)](h, blocks.rope, lengths)
+        return h
+
+    def loss(self, path: Path) -> tuple[Tensor, int]:
+        """Of a micro-batch in the model in one piece, over the stages of its path in their order;
+        documents are kept apart where targets are missing."""
+        tokens, targets = self.batch(path)
+        ends = ends_of(targets)
+        lengths = lengths_of(ends, *tokens.shape) if ends else ()
+        h = self.hidden(tokens, *(hop.stage for hop in path.hops), lengths=lengths)
+        return self.unsplit.ends.loss(h, targets)
+
+    def reference(self, plan: Plan) -> tuple[dict[str, Tensor], float]:
         """Gradient sums and loss sum of the model in one piece."""
         self.unsplit.zero_grad(set_to_none=True)
         total = 0.0
         for path in plan.paths:
-            if indices is None or path.index in indices:
-                loss, _ = self.unsplit.loss(*self.batch(path))
-                loss.backward()
-                total += loss.item()
+            loss, _ = self.loss(path)
+            loss.backward()
+            total += loss.item()
         return {
             n: p.grad.clone() for n, p in self.unsplit.named_parameters() if p.grad is not None
         }, total
 
-    async def check(
-        self,
-        plan: Plan,
-        skip_stages: tuple[int, ...] = (),
-        expected: tuple[dict[str, Tensor], float] | None = None,
-    ) -> None:
-        """Every gradient equals the expected one, by default the unsplit model's, except at stages
-        whose dead replica took some with it."""
+    async def check(self, plan: Plan, skip_stages: tuple[int, ...] = ()) -> None:
+        """Every gradient equals that of the model in one piece, except at stages whose dead replica
+        took some with it."""
         mine, tokens = await self.gradients()
-        theirs, total = expected or self.reference(plan)
+        theirs, total = self.reference(plan)
         names = {
             n: s
             for s in range(self.settings.stages + 1)

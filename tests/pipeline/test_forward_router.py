@@ -159,14 +159,6 @@ async def test_work_that_nobody_can_do_ends():
         await nobody.look()
 
 
-def hidden(swarm, tokens: torch.Tensor, *visited: int) -> torch.Tensor:
-    """Hidden states of the model in one process over these block stages, a layer each."""
-    h, blocks = swarm.unsplit.ends.embed(tokens), swarm.unsplit.blocks
-    for s in visited:
-        h = blocks.model.layers[str(s - 1)](h, blocks.rope)
-    return h
-
-
 class Batches:
     """Held-out text of a tiny vocabulary."""
 
@@ -183,9 +175,8 @@ class Batches:
         """Nats per token of the model in one process over these block stages."""
         total = 0.0
         for tokens, targets in self.pairs:
-            total += float(
-                swarm.unsplit.ends.loss(hidden(swarm, tokens, *visited), targets)[0].detach()
-            )
+            h = swarm.hidden(tokens, *visited)
+            total += float(swarm.unsplit.ends.loss(h, targets)[0].detach())
         return total / sum(targets.numel() for _, targets in self.pairs)
 
 
@@ -256,7 +247,7 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
         return text, news
 
     def alone(ids: list[int], *visited: int) -> int:
-        h = hidden(swarm, torch.tensor([ids[-swarm.model.seq_len :]]), *visited)
+        h = swarm.hidden(torch.tensor([ids[-swarm.model.seq_len :]]), *visited)
         return int(swarm.unsplit.ends.logits(h)[0, -1].argmax())
 
     ids = [ord(c) % 31 for c in "abc"]

@@ -40,6 +40,11 @@ async def answers(swarm, sender, receiver, messages, method="Forward"):
     return [(r.verdict, r.reason) async for r in call]
 
 
+async def verdicts(*asked):
+    """Of :func:`answers`."""
+    return [verdict for verdict, _ in await answers(*asked)]
+
+
 @pytest.fixture
 async def swarm(make_swarm):
     return await make_swarm().fill(replicas=2, plan_wait_s=0.05)
@@ -115,8 +120,8 @@ IMPOSSIBLE = [
 
 async def test_an_impossible_head_is_refused_and_counted(swarm, plan):
     for i, changes in enumerate(IMPOSSIBLE):
-        got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, **changes))])
-        assert [v for v, _ in got] == [pb.REFUSED], changes
+        sent = [pb.Frame(head=head(plan, **changes))]
+        assert await verdicts(swarm, "s0a", "s1a", sent) == [pb.REFUSED], changes
         assert [peer for peer, _, _ in swarm.net.transports["s1a"].faults] == ["s0a"] * (i + 1), (
             changes
         )
@@ -128,8 +133,7 @@ async def test_a_stream_without_head_or_of_another_length_is_refused(swarm, plan
     for chunks in ([2049], [2000, 49], [0], [2047]):
         streams.append([pb.Frame(head=head(plan)), *(pb.Frame(chunk=bytes(n)) for n in chunks)])
     for messages in streams:
-        got = await answers(swarm, "s0a", "s1a", messages)
-        assert [v for v, _ in got] == [pb.REFUSED], messages
+        assert await verdicts(swarm, "s0a", "s1a", messages) == [pb.REFUSED], messages
         assert swarm.pipelines["s1a"].stash.used == 0
     assert len(swarm.net.transports["s1a"].faults) == len(streams)
 
@@ -138,16 +142,10 @@ async def test_a_duplicate_is_answered_without_computing_again(swarm, plan):
     await swarm.run(plan, counted=True)
     computed = dict(swarm.ears["s1a"].seconds)["compute"]
     again = [pb.Frame(head=head(plan)), pb.Frame(chunk=bytes(2048))]
-    assert [v for v, _ in await answers(swarm, "s0a", "s1a", again)] == [pb.ACCEPTED, pb.DONE]
-    gradient = [pb.Frame(head=head(plan, position=1)), pb.Frame(chunk=bytes(2048))]
-    assert [v for v, _ in await answers(swarm, "s2a", "s1a", gradient, "Backward")] == [
-        pb.ACCEPTED,
-        pb.DONE,
-    ]
-    other = head(plan, journey=route(*HOPS[:2], (2, "s2b"), *HOPS[3:]))
-    assert [
-        v for v, _ in await answers(swarm, "s2b", "s1a", [pb.Frame(head=other)], "Backward")
-    ] == [pb.DONE]
+    for sender, method in (("s0a", "Forward"), ("s2a", "Backward")):
+        assert await verdicts(swarm, sender, "s1a", again, method) == [pb.ACCEPTED, pb.DONE]
+    other = [pb.Frame(head=head(plan, journey=route(*HOPS[:2], (2, "s2b"), *HOPS[3:])))]
+    assert await verdicts(swarm, "s2b", "s1a", other, "Backward") == [pb.DONE]
     assert swarm.ears["s1a"].seconds["compute"] == computed
     assert (await swarm.pipelines["s1a"].take_gradients(3))[1] == 64
     await swarm.check(plan)
@@ -194,11 +192,9 @@ async def test_only_the_origin_names_who_counts(swarm, plan):
 
 async def test_a_tensor_that_is_not_finite_is_refused_before_storage(swarm, plan):
     bad = b"\x00\x00\xc0\x7f" + bytes(2044)
-    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan)), pb.Frame(chunk=bad)])
-    assert [v for v, _ in got] == [pb.REFUSED]
-    evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0)
-    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate), pb.Frame(chunk=bad)])
-    assert [v for v, _ in got] == [pb.REFUSED]
+    for changes in ({}, {"purpose": pb.EVALUATE, "plan_hash": "", "epoch": 0}):
+        sent = [pb.Frame(head=head(plan, **changes)), pb.Frame(chunk=bad)]
+        assert await verdicts(swarm, "s0a", "s1a", sent) == [pb.REFUSED]
     assert [(peer, weight) for peer, _, weight in swarm.net.transports["s1a"].faults] == [
         ("s0a", 1.0)
     ] * 2
@@ -211,8 +207,8 @@ async def test_forward_only_frames_beyond_the_runs_limits_are_refused(swarm, pla
     nobody_there = {"journey": route(*HOPS[:2], (2, ""), *HOPS[3:])}
     for changes in (nobody_there, *({"tensor": tensor(shape, 4)} for shape in shapes)):
         evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, **changes)
-        got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])
-        assert [v for v, _ in got] == [pb.REFUSED], changes
+        sent = [pb.Frame(head=evaluate)]
+        assert await verdicts(swarm, "s0a", "s1a", sent) == [pb.REFUSED], changes
     home = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, position=4)
     assert await answers(swarm, "s3a", "s0a", [pb.Frame(head=home)]) == [
         (pb.REFUSED, "nobody waits for this")
@@ -298,6 +294,6 @@ async def test_forward_only_work_ends_whatever_deadline_it_says(swarm, plan, mon
         busy.limit = 0
     evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, deadline_s=86400.0)
     stash = swarm.pipelines["s1a"].stash
-    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate), pb.Frame(chunk=bytes(2048))])
-    assert [v for v, _ in got] == [pb.ACCEPTED, pb.REFUSED]
+    sent = [pb.Frame(head=evaluate), pb.Frame(chunk=bytes(2048))]
+    assert await verdicts(swarm, "s0a", "s1a", sent) == [pb.ACCEPTED, pb.REFUSED]
     assert stash.used == 0

@@ -1,7 +1,6 @@
 """Single turns of the machine, told one event at a time; random schedules of whole swarms are in
 test_schedules."""
 
-import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -17,8 +16,8 @@ from tests.pipeline.conftest import ORIGIN, make_plan
 
 
 def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
-    plan = make_plan(1, 1)
-    machine, forward = at("s2a", plan), ev.Claim(3, plan.hash, 0, plan.paths[0].journey, 2)
+    machine, plan = at("s2a")
+    forward = ev.Claim(3, plan.hash, 0, plan.paths[0].journey, 2)
     forwarded(machine, forward, "s1a")
     assert machine.handle(ev.Expired(forward.key), 9.0)[-1] == ev.Free(forward.key)
     actions = machine.handle(ev.TensorReceived(Direction.BACKWARD, forward, PeerId("s3a")), 9.0)
@@ -26,10 +25,13 @@ def test_an_expired_entry_is_freed_and_fetched_for_its_gradient():
     assert machine.handle(ev.Expired(forward.key), 99.0) == []
 
 
-def at(peer: str, plan: Plan, fewest: int | None = None) -> PipelineMachine:
-    machine = PipelineMachine(PeerId(peer), fewest)
+def at(
+    peer: str, batches: int = 1, replicas: int = 1, fewest: int = 99
+) -> tuple[PipelineMachine, Plan]:
+    """A machine with a plan of so many micro-batches and replicas of each stage in force."""
+    machine, plan = PipelineMachine(PeerId(peer), fewest), make_plan(batches, replicas)
     machine.handle(ev.AdoptPlan(plan), 0.0)
-    return machine
+    return machine, plan
 
 
 def forwarded(machine: PipelineMachine, claim: ev.Claim, sender: str) -> list[ev.Action]:
@@ -67,8 +69,7 @@ ANYTHING = ...
 
 @pytest.mark.parametrize("early", [True, False])
 def test_a_share_counts_when_the_origin_names_us_and_not_before(early):
-    plan = make_plan(1, 1)
-    machine = at("s2a", plan)
+    machine, plan = at("s2a")
     key = visited_backward(machine, plan)
     named = ev.Counted(3, plan.hash, 0, ORIGIN)
     done = ev.Settled(key, Direction.BACKWARD, PeerId("s1a"))
@@ -94,16 +95,14 @@ def test_a_share_counts_when_the_origin_names_us_and_not_before(early):
 
 
 def test_nothing_counts_after_the_close():
-    plan = make_plan(1, 1)
-    machine = at("s2a", plan)
+    machine, plan = at("s2a")
     visited_backward(machine, plan)
     named = ev.Counted(3, plan.hash, 0, ORIGIN)
     play(machine, (ev.Close(3), []), (named, [Say.REFUSED]))
 
 
 def test_the_origin_names_the_journey_that_came_home():
-    plan = make_plan(1, 2)
-    machine = at("s0a", plan, fewest=2)
+    machine, plan = at("s0a", replicas=2, fewest=2)
     machine.handle(ev.Start(0), 0.0)
     start = Key(3, 0, 0)
     machine.handle(ev.Computed(start, Direction.FORWARD), 0.0)
@@ -129,15 +128,14 @@ def test_the_origin_names_the_journey_that_came_home():
 
 
 def test_an_unavailable_stage_is_skipped_within_the_limit():
-    plan = make_plan(1, 1)
     for fewest, expected in (
         (2, ["s2a", "s3a"]),
         (1, ["s2a", "s3a", "s0a"]),
         (3, ["s2a"]),
-        (None, ["s2a"]),
     ):
-        machine, claim = at("s1a", plan, fewest), left_out(plan, 1)
-        actions, asked = forwarded(machine, claim, ORIGIN), []
+        machine, plan = at("s1a", fewest=fewest)
+        claim, asked = left_out(plan, 1), []
+        actions = forwarded(machine, claim, ORIGIN)
         while sends := [a for a in actions if isinstance(a, ev.Send)]:
             asked.append(sends[0].peer)
             if sends[0].peer == ORIGIN:
@@ -151,8 +149,8 @@ def test_an_unavailable_stage_is_skipped_within_the_limit():
 
 
 def test_the_first_way_an_activation_came_is_kept():
-    plan = make_plan(1, 1)
-    machine, back = at("s3a", plan, fewest=2), Direction.BACKWARD
+    machine, plan = at("s3a", fewest=2)
+    back = Direction.BACKWARD
     over, around = left_out(plan, 3), left_out(plan, 3, 2)
     play(
         machine,
@@ -173,8 +171,7 @@ def test_the_first_way_an_activation_came_is_kept():
 
 
 def test_an_input_is_given_only_for_a_path_over_the_same_stages():
-    plan = make_plan(1, 2)
-    machine = at("s2a", plan, fewest=1)
+    machine, plan = at("s2a", replicas=2, fewest=1)
     around = ev.Claim(
         3,
         plan.hash,
@@ -189,8 +186,7 @@ def test_an_input_is_given_only_for_a_path_over_the_same_stages():
 
 
 def test_a_result_that_is_not_finite_is_reported_to_the_origin():
-    plan = make_plan(1, 2)
-    machine = at("s2b", plan)
+    machine, plan = at("s2b", replicas=2)
     claim = ev.Claim(
         3,
         plan.hash,
@@ -218,8 +214,7 @@ def test_the_fewest_hops_of_a_journey(stages, share, fewest):
 
 @pytest.mark.parametrize("close", [ev.Close(3), ev.AdoptPlan(None)])
 def test_closing_drops_each_micro_batch_once(close):
-    plan = make_plan(2, 1)
-    machine = at(ORIGIN, plan)
+    machine, plan = at(ORIGIN, batches=2)
     machine.handle(ev.Start(0), 0.0)
     dropped = [a.index for a in machine.handle(close, 1.0) if isinstance(a, ev.Dropped)]
     assert dropped == [0]
@@ -233,8 +228,7 @@ def test_closing_drops_each_micro_batch_once(close):
 
 
 def test_nobody_waits_for_a_peer_the_leader_found_dead():
-    plan = make_plan(2, 2)
-    machine = at("s0a", plan)
+    machine, plan = at("s0a", batches=2, replicas=2)
     machine.handle(ev.Start(0), 0.0)
     (first,) = machine.handle(ev.Computed(Key(3, 0, 0), Direction.FORWARD), 0.0)
     assert isinstance(first, ev.Send)
@@ -250,8 +244,7 @@ def test_nobody_waits_for_a_peer_the_leader_found_dead():
     assert first.peer not in sent, "and none is begun with it"
     actions = machine.handle(ev.PeerDied(again.peer), 2.0)
     assert {a.index for a in actions if isinstance(a, ev.Dropped)} == {0, 1}, "nobody is left"
-    following = dataclasses.replace(plan, term=plan.term + 1)
-    machine.handle(ev.AdoptPlan(following), 3.0)
+    machine.handle(ev.AdoptPlan(replace(plan, term=plan.term + 1)), 3.0)
     machine.handle(ev.Start(0), 3.0)
     (anew,) = machine.handle(ev.Computed(Key(3, 0, 0), Direction.FORWARD), 3.0)
     assert isinstance(anew, ev.Send), "another plan, another view"

@@ -51,17 +51,6 @@ async def test_one_replica_may_die_anywhere(make_swarm, event, way, nth):
     await swarm.check(plan, skip_stages=(2,))
 
 
-async def test_a_tiny_stash_answers_busy_and_everything_finishes(make_swarm):
-    swarm, plan = await begun(
-        make_swarm().fill(replicas=1, limits=PipelineLimits(stash_bytes=1, in_flight=6)), 8
-    )
-    await swarm.run(plan, counted=True)
-    assert "hop-turned" in swarm.ears["s0a"].events
-    cost = swarm.pipelines["s1a"].cost(0)
-    assert all(swarm.pipelines[f"s{s}a"].stash.peak <= cost for s in (1, 2, 3))
-    await swarm.check(plan)
-
-
 @pytest.mark.parametrize(
     ("may_skip", "killed", "left"),
     [
@@ -215,29 +204,9 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
     assert all(pipeline.stash.used == 0 for pipeline in swarm.pipelines.values())
 
 
-async def test_a_frame_that_is_ahead_of_the_plan_waits_for_it(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
-    plan = swarm.plan(2)
-    for name in ("s0a", "s2a", "s3a"):
-        swarm.pipelines[name].set_plan(plan)
-    late, machine = swarm.pipelines["s1a"], swarm.pipelines["s1a"].machine
-    handle, arrived = machine.handle, asyncio.Event()
-
-    def watched(event, now):
-        if isinstance(event, Arrived):
-            arrived.set()
-        return handle(event, now)
-
-    machine.handle = watched
-    running = asyncio.ensure_future(swarm.run(plan))
-    await arrived.wait()
-    late.set_plan(plan)
-    assert all(r.counted for r in (await running).values())
-    assert "hop-turned" not in swarm.ears["s0a"].events
-
-
-async def test_frames_ahead_of_the_plan_do_not_overfill_the_stash(make_swarm):
-    limits = PipelineLimits(stash_bytes=1, in_flight=4)
+@pytest.mark.parametrize("stash_bytes", [0, 1])
+async def test_frames_that_are_ahead_of_the_plan_wait_for_it(make_swarm, stash_bytes):
+    limits = PipelineLimits(stash_bytes=stash_bytes, in_flight=4)
     swarm = await make_swarm().fill(replicas=1, limits=limits, plan_wait_s=5.0)
     plan, late = swarm.plan(4), swarm.pipelines["s1a"]
     for name in ("s0a", "s2a", "s3a"):
@@ -247,7 +216,10 @@ async def test_frames_ahead_of_the_plan_do_not_overfill_the_stash(make_swarm):
         await asyncio.sleep(0.01)
     late.set_plan(plan)
     await running
-    assert late.stash.peak <= late.cost(0)
+    assert ("hop-turned" in swarm.ears["s0a"].events) is bool(stash_bytes), "a tiny stash is busy"
+    most = late.cost(0) if stash_bytes else late.stash.limit
+    assert all(swarm.pipelines[f"s{s}a"].stash.peak <= most for s in (1, 2, 3))
+    await swarm.check(plan)
 
 
 async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
@@ -440,15 +412,28 @@ async def test_gradients_of_a_tied_model(make_swarm):
     await swarm.check(plan)
 
 
-async def test_a_gradient_already_there_is_not_a_task_error(make_swarm):
+@pytest.mark.parametrize(
+    ("raised", "fault", "why"),
+    [
+        (AlreadyThere(), AlreadyThere, None),
+        (asyncio.CancelledError(), PeerFault, "its connection was closed"),
+        (None, PeerFault, "it has died"),
+    ],
+)
+async def test_an_input_that_does_not_come_is_not_a_task_error(
+    make_swarm, monkeypatch, raised, fault, why
+):
     swarm = await make_swarm().fill(replicas=1)
     pipeline = swarm.pipelines["s2a"]
 
-    async def there(*_):
-        raise AlreadyThere
+    async def channel(peer):
+        if raised is not None:
+            raise raised
+        asyncio.get_running_loop().call_soon(pipeline.gone, peer)
+        await asyncio.Event().wait()
 
-    pipeline.sender.outbound.fetch = there
-    with pytest.raises(AlreadyThere):
+    monkeypatch.setattr(pipeline.transport, "channel", channel)
+    with pytest.raises(fault, match=why):
         await pipeline.sender._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
     await asyncio.sleep(0)
     assert "task-died" not in swarm.ears["s2a"].events

@@ -136,9 +136,9 @@ def test_i3_a_sample_that_counts_twice(swarm: SimSwarm, a: Any) -> None:
     breaks("I3", once.gave, a, plan(), taken(1, 2, 1))
     for giver, given in ((A, taken(1, 2)), (B, taken(3))):
         mean.gave(plan().hash, giver, given)
-    once.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48), mean)
+    once.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B)), mean)
     mean.gave(plan().hash, B, taken(2))
-    breaks("I3", once.step, a, opened(), ReduceAndStep(ROUND, 0, ("1.1",), (A, B), 48), mean)
+    breaks("I3", once.step, a, opened(), ReduceAndStep(ROUND, 0, ("1.1",), (A, B)), mean)
     breaks("I3", once.taken, a, plan(), plan(term=2).hash)
 
 
@@ -190,8 +190,8 @@ def test_i4_samples_of_a_share_of_two_classes(swarm: SimSwarm) -> None:
 
 @pytest.mark.parametrize("by", [(A, A), (A, C)], ids=["twice", "stranger"])
 def test_i5_contributors_that_cannot_be(swarm: SimSwarm, a: Any, by: Any) -> None:
-    swarm.watch.mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 32))
-    breaks("I5", swarm.watch.mean.step, a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), by, 32))
+    swarm.watch.mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B)))
+    breaks("I5", swarm.watch.mean.step, a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), by))
 
 
 def test_i5_a_mean_that_is_none(swarm: SimSwarm, a: Any) -> None:
@@ -199,13 +199,13 @@ def test_i5_a_mean_that_is_none(swarm: SimSwarm, a: Any) -> None:
     for giver, given in ((A, taken(1, 2)), (B, taken(3))):
         mean.gave(whole.hash, giver, given)
     breaks("I5", mean.gave, whole.hash, A, taken(1, tokens=48))
-    mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
+    mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B)))
     right = (code(1) + code(2) + code(3)) / 3
     mean.stepping(a, whole, {"1.0": right})
     for wrong in (right / 2, (code(1) + code(2)) / 2, (code(1) + code(2) + code(4)) / 3):
         breaks("I5", mean.stepping, a, whole, {"1.0": wrong})
     again = plan(term=2)
-    mean.step(a, opened(plan_hash=again.hash), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
+    mean.step(a, opened(plan_hash=again.hash), ReduceAndStep(ROUND, 0, ("1.0",), (A, B)))
     breaks("I5", mean.stepping, a, again, {"1.0": right})
 
 
@@ -215,7 +215,7 @@ def test_i5_weighs_a_share_whose_micro_batch_was_dropped(swarm: SimSwarm, a: Any
     whole = plan(paths=tuple(Path(i, E0, (i,), (Hop(1, p),)) for i, p in enumerate((A, B, B))))
     for giver, given in ((A, taken(0, 2)), (B, taken(1))):
         mean.gave(whole.hash, giver, given)
-    mean.step(a, opened(plan_hash=whole.hash), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
+    mean.step(a, opened(plan_hash=whole.hash), ReduceAndStep(ROUND, 0, ("1.0",), (A, B)))
     plain, weighed = (code(0) + code(1) + code(2)) / 3, (code(0) + code(2)) / 4 + code(1) / 2
     mean.stepping(a, whole, {"1.0": plain})
     breaks("I5", mean.stepping, a, whole, {"1.0": weighed})
@@ -234,7 +234,7 @@ def test_i5_remembers_what_was_given_under_a_plan_in_force(swarm: SimSwarm, a: A
         for giver in (A, B):
             mean.gave(plan(term=term).hash, giver, taken(term))
     assert mean.of(plan(term=2).hash, A) is None
-    mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B), 48))
+    mean.step(a, opened(), ReduceAndStep(ROUND, 0, ("1.0",), (A, B)))
     mean.stepping(a, waits, {"1.0": (code(1) + code(2) + code(3)) / 3})
     breaks("I5", mean.stepping, a, waits, {"1.0": (code(1) + code(2)) / 3})
 
@@ -290,7 +290,7 @@ def test_i8_a_step_of_another_version_or_history(swarm: SimSwarm, a: Any, b: Any
 
 
 def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: SimSwarm, a: Any) -> None:
-    running, order = EpochRun(), ReduceAndStep(ROUND, 0, ("1.0",), (A,), 16)
+    running, order = EpochRun(), ReduceAndStep(ROUND, 0, ("1.0",), (A,))
     running.opens(opened())
     swarm.watch.step(a, running, order)
     breaks("I8", swarm.watch.step, a, running, order)

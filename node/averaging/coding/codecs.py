@@ -19,7 +19,6 @@ from torch import Tensor
 from node.averaging.coding.formats import nbytes_of
 from node.averaging.coding.layouts import FAULTS, OPENERS, PIECE, WRITERS
 from node.core.errors import WireError
-from node.wire.tensors import Buffer
 
 if sys.byteorder != "little":
     raise ImportError("tensors are sent as they lie in memory, which must be little endian")
@@ -35,10 +34,16 @@ class Numbers(ABC):
     lies = False
     """They are in memory as fp32 already."""
 
-    @abstractmethod
     def read(self, start: int, into: Tensor) -> Tensor:
         """As many numbers from ``start`` on, a multiple of ``PIECE``, as ``into`` [numbers] has
         room for: there, or where they lie already and must not be changed."""
+        for at in range(0, into.numel(), PIECE):
+            self._piece(start + at, into[at : at + PIECE])
+        return into
+
+    @abstractmethod
+    def _piece(self, start: int, into: Tensor) -> None:
+        """At most a ``PIECE`` of numbers."""
 
     def pieces(self) -> Iterator[Tensor]:
         """All of them in order, fp32; each is good until the next is asked for."""
@@ -68,13 +73,12 @@ class Coded(Numbers):
     unknown codec. ``data`` must not change any more.
     """
 
-    def __init__(self, data: Tensor | Buffer, shape: Sequence[int], codec: str) -> None:
+    def __init__(self, data: Tensor, shape: Sequence[int], codec: str) -> None:
         self.shape, self.numbers, self.codec = tuple(shape), math.prod(shape), codec
         expected = nbytes_of(self.numbers, codec)
-        size = data.numel() if isinstance(data, Tensor) else memoryview(data).nbytes
-        if size != expected:
+        if data.numel() != expected:
             raise WireError(
-                f"{size} bytes for {self.numbers} numbers as {codec}, expected {expected}"
+                f"{data.numel()} bytes for {self.numbers} numbers as {codec}, expected {expected}"
             )
         raw = _aligned(data) if self.numbers else torch.empty(0, dtype=torch.uint8)
         if fault := FAULTS[codec](raw, self.numbers):
@@ -93,9 +97,10 @@ class Coded(Numbers):
     def read(self, start: int, into: Tensor) -> Tensor:
         if self.lies:
             return self.raw.view(torch.float32)[start : start + into.numel()]
-        for at in range(0, into.numel(), PIECE):
-            self._open(start + at, into[at : at + PIECE])
-        return into
+        return super().read(start, into)
+
+    def _piece(self, start: int, into: Tensor) -> None:
+        self._open(start, into)
 
     def whole(self) -> Tensor:
         """All of them in their shape; for fp32 the memory of the bytes."""
@@ -113,12 +118,9 @@ class Rounded(Numbers):
         self.shape, self.numbers, self._flat = tuple(tensor.shape), tensor.numel(), _flat(tensor)
         self._way = Encoding(min(PIECE, self.numbers), codec)
 
-    def read(self, start: int, into: Tensor) -> Tensor:
-        for at in range(0, into.numel(), PIECE):
-            piece = into[at : at + PIECE]
-            self._way.write(0, self._flat[start + at : start + at + piece.numel()])
-            self._way.read(0, piece)
-        return into
+    def _piece(self, start: int, into: Tensor) -> None:
+        self._way.write(0, self._flat[start : start + into.numel()])
+        self._way.read(0, into)
 
 
 class Encoding:
@@ -131,19 +133,11 @@ class Encoding:
     def __init__(self, numbers: int, codec: str) -> None:
         self.numbers, self.codec = numbers, codec
         self._raw = torch.empty(nbytes_of(numbers, codec), dtype=torch.uint8)
-        self._write, self._open = (
-            WRITERS[codec](self._raw, numbers),
-            OPENERS[codec](self._raw, numbers),
-        )
-
-    def write(self, start: int, piece: Tensor) -> None:
-        """A ``PIECE`` of numbers (fp32, CPU, contiguous), or what is left at the end, from
-        ``start`` on, a multiple of it."""
-        self._write(start, piece)
-
-    def read(self, start: int, into: Tensor) -> None:
-        """What was written there, as everybody will have it."""
-        self._open(start, into)
+        self.write = WRITERS[codec](self._raw, numbers)
+        """Takes a ``PIECE`` of numbers (fp32, CPU, contiguous), or what is left at the end, from a
+        multiple of it on."""
+        self.read = OPENERS[codec](self._raw, numbers)
+        """Gives what was written there, as everybody will have it."""
 
     def done(self) -> Tensor:
         """All the bytes [nbytes_of] uint8. Raises ValueError for what :func:`encode` does."""
@@ -170,7 +164,7 @@ def encode(tensor: Tensor, codec: str) -> Tensor:
     return encoding.done()
 
 
-def decode(data: Tensor | Buffer, numbers: int, codec: str) -> Tensor:
+def decode(data: Tensor, numbers: int, codec: str) -> Tensor:
     """The ``numbers`` numbers that ``data`` stands for: fp32 on the CPU, [numbers]. Raises as
     :class:`Coded`."""
     found = Coded(data, (numbers,), codec).whole()
@@ -191,11 +185,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32).reshape(-1)
 
 
-def _aligned(data: Tensor | Buffer) -> Tensor:
-    """The bytes as uint8 that may be seen as words; copied only when they lie at an odd address or
-    must not be written to."""
-    if not isinstance(data, Tensor):
-        view = memoryview(data).cast("B")
-        data = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+def _aligned(data: Tensor) -> Tensor:
+    """The bytes as uint8 that may be seen as words; copied only when they lie at an odd address."""
     raw = data.view(torch.uint8).reshape(-1)
     return raw.clone() if raw.data_ptr() % 4 or raw.storage_offset() % 4 else raw

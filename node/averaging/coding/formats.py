@@ -19,29 +19,25 @@ TOP_BITS, TOP_SCALES = 9, 4
 class Format:
     """``lossy``: coarser than the rounding of half a float; ``biased``: leaves numbers out, so that
     it only works with error feedback; ``finite``: its bytes stand for finite numbers or are
-    refused; ``says``: what it is."""
+    refused."""
 
     lossy: bool
     biased: bool
     finite: bool
-    says: str
 
 
 FORMATS: dict[str, Format] = {
-    "fp32": Format(False, False, False, "as they are"),
-    "bf16": Format(True, False, False, "8 bits of precision, the range of fp32"),
-    "fp16": Format(True, False, False, "11 bits of precision, at most 65504"),
-    "int8": Format(True, False, True, f"steps of 1/127 of the largest of {INT8_BLOCK}"),
-    "int4": Format(True, False, True, f"steps of 1/7 of the largest of {INT4_BLOCK}"),
-    "top-k": Format(True, True, True, f"the largest of every {TOP_SHARE}, in 2 bits"),
+    "fp32": Format(False, False, False),
+    "bf16": Format(True, False, False),  # 8 bits of precision, the range of fp32
+    "fp16": Format(True, False, False),  # 11 bits of precision, at most 65504
+    "int8": Format(True, False, True),  # steps of 1/127 of the largest of a block
+    "int4": Format(True, False, True),  # steps of 1/7 of the largest of a block
+    "top-k": Format(True, True, True),  # the largest of every TOP_SHARE, in 2 bits
 }
 
 
 def nbytes_of(numbers: int, name: str) -> int:
-    """Bytes that ``numbers`` numbers take. Raises ValueError for an unknown name or a negative
-    count."""
-    if numbers < 0:
-        raise ValueError("a count of numbers is not negative")
+    """Bytes that ``numbers`` numbers take. Raises ValueError for an unknown name."""
     match name:
         case "fp32":
             return 4 * numbers

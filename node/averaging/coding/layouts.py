@@ -15,6 +15,7 @@ statistics are the same bits on every processor, and means are not. All little e
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,16 +43,13 @@ _LARGEST = 3.4028234663852886e38
 """Of fp32."""
 
 
-def _cast_writer(kind: torch.dtype) -> Callable[[Tensor, int], Writer]:
-    def made(raw: Tensor, numbers: int) -> Writer:
-        narrow = raw.view(kind)
+def _cast_writer(kind: torch.dtype, raw: Tensor, numbers: int) -> Writer:
+    narrow = raw.view(kind)
 
-        def write(start: int, piece: Tensor) -> None:
-            narrow[start : start + piece.numel()].copy_(piece)
+    def write(start: int, piece: Tensor) -> None:
+        narrow[start : start + piece.numel()].copy_(piece)
 
-        return write
-
-    return made
+    return write
 
 
 def _int8_writer(raw: Tensor, numbers: int) -> Writer:
@@ -174,16 +172,13 @@ def _blockwise(
         codes[begin:stop].copy_(work[begin:stop].round_())
 
 
-def _cast_opener(kind: torch.dtype) -> Callable[[Tensor, int], Opener]:
-    def made(raw: Tensor, numbers: int) -> Opener:
-        narrow = raw.view(kind)
+def _cast_opener(kind: torch.dtype, raw: Tensor, numbers: int) -> Opener:
+    narrow = raw.view(kind)
 
-        def opener(start: int, into: Tensor) -> None:
-            into.copy_(narrow[start : start + into.numel()])
+    def opener(start: int, into: Tensor) -> None:
+        into.copy_(narrow[start : start + into.numel()])
 
-        return opener
-
-    return made
+    return opener
 
 
 def _int8_opener(raw: Tensor, numbers: int) -> Opener:
@@ -271,17 +266,14 @@ def _passes(raw: Tensor, numbers: int) -> str:
     return ""
 
 
-def _bad_scale(block: int, largest: int) -> Callable[[Tensor, int], str]:
-    def fault(raw: Tensor, numbers: int) -> str:
-        scales, _ = _scaled(raw, numbers, block)
-        if not scales.numel():
-            return ""
-        # One pass for all of it: a NaN fails both comparisons.
-        low, high = torch.aminmax(scales)
-        fine = float(low) >= 0 and float(high) * largest < _LARGEST
-        return "" if fine else "a block's scale is negative or not finite"
-
-    return fault
+def _bad_scale(block: int, largest: int, raw: Tensor, numbers: int) -> str:
+    scales, _ = _scaled(raw, numbers, block)
+    if not scales.numel():
+        return ""
+    # One pass for all of it: a NaN fails both comparisons.
+    low, high = torch.aminmax(scales)
+    fine = float(low) >= 0 and float(high) * largest < _LARGEST
+    return "" if fine else "a block's scale is negative or not finite"
 
 
 def _bad_top(raw: Tensor, numbers: int) -> str:
@@ -305,18 +297,18 @@ def _bad_top(raw: Tensor, numbers: int) -> str:
 
 
 WRITERS: dict[str, Callable[[Tensor, int], Writer]] = {
-    "fp32": _cast_writer(torch.float32),
-    "bf16": _cast_writer(torch.bfloat16),
-    "fp16": _cast_writer(torch.float16),
+    "fp32": partial(_cast_writer, torch.float32),
+    "bf16": partial(_cast_writer, torch.bfloat16),
+    "fp16": partial(_cast_writer, torch.float16),
     "int8": _int8_writer,
     "int4": _int4_writer,
     "top-k": _top_writer,
 }
 """By format: (the part's bytes uint8 [nbytes], its numbers) to who writes it."""
 OPENERS: dict[str, Callable[[Tensor, int], Opener]] = {
-    "fp32": _cast_opener(torch.float32),
-    "bf16": _cast_opener(torch.bfloat16),
-    "fp16": _cast_opener(torch.float16),
+    "fp32": partial(_cast_opener, torch.float32),
+    "bf16": partial(_cast_opener, torch.bfloat16),
+    "fp16": partial(_cast_opener, torch.float16),
     "int8": _int8_opener,
     "int4": _int4_opener,
     "top-k": _top_opener,
@@ -326,8 +318,8 @@ FAULTS: dict[str, Callable[[Tensor, int], str]] = {
     "fp32": _passes,
     "bf16": _passes,
     "fp16": _passes,
-    "int8": _bad_scale(INT8_BLOCK, 128),
-    "int4": _bad_scale(INT4_BLOCK, 8),
+    "int8": partial(_bad_scale, INT8_BLOCK, 128),
+    "int4": partial(_bad_scale, INT4_BLOCK, 8),
     "top-k": _bad_top,
 }
 """The same to why no encoder writes this, or ""."""

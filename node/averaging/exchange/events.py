@@ -191,14 +191,13 @@ class EndStream:
 
 @dataclass(frozen=True, slots=True)
 class ReduceAndStep:
-    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step
-    ``names``. One at a time. Without contributors: keep the parts as they are."""
+    """Reduce the contributions of these peers to a group, and step ``names``. One at a time.
+    Without contributors: keep the parts as they are."""
 
     round: RoundId
     group: int
     names: tuple[str, ...]
     contributors: tuple[PeerId, ...]
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

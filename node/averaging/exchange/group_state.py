@@ -5,11 +5,11 @@ Never: an action."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from node.averaging.exchange.events import Began, Opened
+from node.averaging.exchange.groups import LET_IN
 from node.core.ids import PeerId, RoundId
 
 
@@ -37,12 +37,12 @@ class Stream:
 
 @dataclass(slots=True)
 class GroupState:
-    """One group of the current attempt. ``given``: tokens by contributor; ``present``: came for
+    """One group of the current attempt. ``given``: who gave to it; ``present``: came for
     what is claimed already; ``missing``: broke off."""
 
     names: frozenset[str]
     contribute_by: float
-    given: dict[PeerId, int]
+    given: set[PeerId]
     present: set[PeerId] = field(default_factory=set)
     missing: set[PeerId] = field(default_factory=set)
 
@@ -72,9 +72,7 @@ class EpochCounts:
         self.claimed |= opened.held
         self.fresh |= opened.held
         self.groups = [
-            GroupState(
-                frozenset(group.names), until, {opened.me: opened.tokens} if opened.tokens else {}
-            )
+            GroupState(frozenset(group.names), until, {opened.me} if opened.tokens else set())
             for group, until in zip(opened.groups, opened.contribute_by, strict=True)
         ]
         self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
@@ -83,24 +81,14 @@ class EpochCounts:
         """What a step of this group would take, and a contribution to it must cover."""
         return self.groups[group].names - self.claimed
 
-    def let_in(self, window: int) -> Iterator[int]:
-        """The groups whose gradients may be here: the first ``window`` that are not fresh."""
-        for group, state in enumerate(self.groups):
-            if window and not state.names <= self.fresh:
-                window -= 1
-                yield group
+    def let_in(self) -> list[int]:
+        """The groups whose gradients may be here: the first ones that are not fresh."""
+        return [g for g, state in enumerate(self.groups) if not state.names <= self.fresh][:LET_IN]
 
     def awaited(self, group: int) -> frozenset[PeerId]:
         """Whose contribution to a group of the current attempt may still come."""
         state = self.groups[group]
-        out = (
-            self.idle
-            | self.missing
-            | self.barred
-            | state.given.keys()
-            | state.present
-            | state.missing
-        )
+        out = self.idle | self.missing | self.barred | state.given | state.present | state.missing
         return self.current.members - self.current.listeners - out
 
     def wanted(self, stream: Stream) -> frozenset[str]:

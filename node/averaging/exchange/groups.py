@@ -32,10 +32,8 @@ def micro_groups(sizes: Mapping[str, int], most: int) -> tuple[Group, ...]:
 
     A part larger than ``most`` is a group of its own. The same at every member, in whatever order
     ``sizes`` comes: whole numbers only. Equal groups, because what is not overlapped is the first
-    one's way in and the last one's way out. Raises ValueError for a bound below one byte.
+    one's way in and the last one's way out.
     """
-    if most < 1:
-        raise ValueError("a group holds at least one byte")
     total = sum(sizes.values())
     count = max(1, -(-total // most))
     made: list[list[str]] = []

@@ -12,7 +12,7 @@ import torch
 
 from node.averaging.coding.codecs import Coded
 from node.averaging.coding.parcel import ParcelReader
-from node.averaging.exchange.events import EndStream, Read, Serve, Wait
+from node.averaging.exchange.events import Began, EndStream, Read, Serve, Wait
 from node.averaging.exchange.groups import Group
 from node.averaging.exchange.request import RoundRequest
 from node.averaging.exchange.request import Step as StepCall
@@ -88,13 +88,9 @@ class EpochState:
 
 @dataclass(slots=True)
 class ExchangeStream:
-    """One open stream and what the machine has ordered for it."""
+    """One open stream, how it began, and what the machine has ordered for it."""
 
-    number: int
-    peer: PeerId
-    round: RoundId
-    group: int
-    tokens: int
+    began: Began
     heads: list
     orders: asyncio.Queue[Read | Wait | Serve | EndStream] = field(default_factory=asyncio.Queue)
     reader: ParcelReader | None = None

@@ -10,7 +10,7 @@ everything else:
   later: late comers get the bytes that exist;
 * a step takes all parts of one group that are not claimed yet, and only contributions that cover
   all of them;
-* one group is stepped at a time, and only the first ``window`` that are not fresh are let in: the
+* one group is stepped at a time, and only the first ``LET_IN`` that are not fresh are let in: the
   others wait at their senders;
 * the first fault of an attempt latches: until the next attempt opens, everybody who still waits is
   refused.
@@ -49,7 +49,7 @@ from node.averaging.exchange.group_state import (
     GroupPhase,
     Stream,
 )
-from node.averaging.exchange.groups import LET_IN, UNDER_WAY
+from node.averaging.exchange.groups import UNDER_WAY
 from node.core.ids import PeerId
 
 MOST_SERVED = 8
@@ -59,20 +59,17 @@ two, and more only costs our uplink."""
 
 class RoundMachine:
     """``handle(event, now) -> actions``. ``held_per_peer`` and ``held_total`` bound the streams
-    that wait for a round; ``window``: groups whose gradients may be here at once, that of the step
-    in progress included."""
+    that wait for a round."""
 
-    def __init__(
-        self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256, window: int = LET_IN
-    ) -> None:
-        self._held_per_peer, self._held_total, self._window = held_per_peer, held_total, window
+    def __init__(self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256) -> None:
+        self._held_per_peer, self._held_total = held_per_peer, held_total
         self._epochs: dict[int, EpochCounts] = {}
         self._streams: dict[int, Stream] = {}
         self._floor = -1
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """The only door. Raises ValueError when our own side opens a round that is not newer than
-        the last of its epoch."""
+        """The only door. Our own side opens rounds of an epoch in rising order. Raises ValueError
+        when it opens one of an epoch that is over."""
         match event:
             case Opened():
                 return self._opened(event, now)
@@ -101,8 +98,6 @@ class RoundMachine:
         if opened.round.epoch <= self._floor:
             raise ValueError(f"epoch {opened.round.epoch} is over")
         epoch = self._epochs.setdefault(opened.round.epoch, EpochCounts(opened))
-        if epoch.rounds and opened.round <= epoch.current.round:
-            raise ValueError(f"{opened.round} is not newer than {epoch.current.round}")
         epoch.begin(opened)
         actions: list[Action] = []
         for number, stream in self._of_epoch(opened.round.epoch):
@@ -163,7 +158,7 @@ class RoundMachine:
             return [
                 self._refuse(number, Kind.HEADS, "leaves out parts that are not stepped yet", 1.0)
             ]
-        if began.group not in epoch.let_in(self._window):
+        if began.group not in epoch.let_in():
             stream.phase = GroupPhase.QUEUED
             return [Wait(number)]
         return self._read(number, stream, epoch)
@@ -264,7 +259,7 @@ class RoundMachine:
         match self._in_epoch(number):
             case Stream(began=began, phase=GroupPhase.READING) as stream, epoch:
                 stream.phase = GroupPhase.WAITING
-                epoch.groups[began.group].given[began.peer] = began.tokens
+                epoch.groups[began.group].given.add(began.peer)
                 return self._step_if_ready(epoch, now)
         return []
 
@@ -315,7 +310,7 @@ class RoundMachine:
         opened = epoch.current
         if epoch.fault or epoch.stepping:
             return []
-        for group in epoch.let_in(self._window):
+        for group in epoch.let_in():
             names, state, awaited = (
                 epoch.unclaimed(group),
                 epoch.groups[group],
@@ -330,8 +325,8 @@ class RoundMachine:
                 return self._latch(epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
             epoch.stepping = True
-            by, tokens = tuple(sorted(state.given)), sum(state.given.values())
-            step = ReduceAndStep(opened.round, group, tuple(sorted(names)), by, tokens)
+            by = tuple(sorted(state.given))
+            step = ReduceAndStep(opened.round, group, tuple(sorted(names)), by)
             late = [
                 (n, s)
                 for n, s in of_epoch
@@ -347,7 +342,7 @@ class RoundMachine:
         epoch.stepping = False
         epoch.fresh |= names
         actions = self._serve_ready(epoch)
-        let_in = set(epoch.let_in(self._window))
+        let_in = epoch.let_in()
         for n, s in self._of_epoch(number):
             if s.phase is GroupPhase.QUEUED and s.began.group in let_in:
                 actions += self._judge(n, s)

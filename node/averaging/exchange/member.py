@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import grpc
@@ -145,16 +146,14 @@ class Exchanges:
             None, self._coded, wanted.names if self._giving else ()
         )
         await self._turn.acquire()
-        upload = _Upload(self._request, wanted.group, self._chunk, self._turn)
-        try:
-            upload.parts = await coded
+        with ExitStack() as turn:
+            turn.callback(self._turn.release)
+            upload = _Upload(self._request, wanted.group, self._chunk, await coded, turn)
             call = channel.stream_stream(f"/{SERVICE}/Exchange")(upload.messages())
             try:
                 held, received = await _fresh(call, self._owner, self._request, wanted.names)
             finally:
                 call.cancel()
-        finally:
-            upload.over()
         self._transport.count(self._owner, sent=upload.sent, received=received, plane="averaging")
         return ExchangeResult(held, upload.sent + received)
 
@@ -166,25 +165,20 @@ class Exchanges:
         ]
 
 
+@dataclass(slots=True)
 class _Upload:
-    """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last
-    byte, or by :meth:`over`."""
+    """What goes up in one exchange. ``turn`` is closed after the last byte, so that the next one
+    begins; ``sent``: tensor bytes handed to the network."""
 
-    def __init__(self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock) -> None:
-        self._request, self._group, self._chunk = request, group, chunk
-        self.parts: Sequence[Part] = ()
-        self._turn: asyncio.Lock | None = turn
-        self.sent = 0
-        """Tensor bytes handed to the network."""
-
-    def over(self) -> None:
-        """Let the next one begin. Safe to call twice."""
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.release()
+    request: RoundRequest
+    group: Group
+    chunk: int
+    parts: Sequence[Part]
+    turn: ExitStack
+    sent: int = 0
 
     async def messages(self) -> AsyncIterator[bytes]:
-        request = self._request
+        request = self.request
         head = averaging_pb2.ContributionHead(
             epoch=request.round.epoch,
             term=request.round.term,
@@ -193,15 +187,15 @@ class _Upload:
             ownership_hash=request.ownership_hash,
             tokens=request.tokens if self.parts else 0,
             tensors=[head for head, _ in self.parts],
-            group=self._group.index,
-            group_digest=self._group.digest,
+            group=self.group.index,
+            group_digest=self.group.digest,
         )
         yield averaging_pb2.Contribution(head=head).SerializeToString()
         left = sum(data.numel() for _, data in self.parts)
-        for message in parcel.messages((data for _, data in self.parts), self._chunk):
+        for message in parcel.messages((data for _, data in self.parts), self.chunk):
             yield message
-            self.sent += min(self._chunk, left - self.sent)
-        self.over()
+            self.sent += min(self.chunk, left - self.sent)
+        self.turn.close()
 
 
 async def _fresh(

@@ -221,20 +221,26 @@ class ExchangeServer:
         context: grpc.aio.ServicerContext,
     ) -> None:
         round_id = RoundId(head.epoch, head.term, head.attempt)
-        line = ExchangeStream(
-            next(self._numbers), peer, round_id, head.group, head.tokens, list(head.tensors)
+        began = Began(
+            next(self._numbers),
+            peer,
+            round_id,
+            head.plan_hash,
+            head.ownership_hash,
+            head.group,
+            head.group_digest,
+            head.tokens,
+            tuple(h.name for h in head.tensors),
         )
-        self._lines[line.number] = line
-        hashes, names = (head.plan_hash, head.ownership_hash), tuple(h.name for h in line.heads)
+        line = self._lines[began.stream] = ExchangeStream(began, list(head.tensors))
         try:
-            about = (head.group, head.group_digest, head.tokens, names)
-            self._feed(Began(line.number, peer, round_id, *hashes, *about))
+            self._feed(began)
             await self._converse(line, requests, context)
         except TimeoutError:
             await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
         finally:
-            del self._lines[line.number]
-            self._feed(Ended(line.number))
+            del self._lines[began.stream]
+            self._feed(Ended(began.stream))
 
     async def _converse(
         self,
@@ -248,7 +254,7 @@ class ExchangeServer:
         async with asyncio.timeout(self._settings.round_timeout_s) as patience:
             while True:
                 order = await line.orders.get()
-                attempt = self._attempt(line.round)
+                attempt = self._attempt(line.began.round)
                 patience.reschedule(
                     loop.time()
                     + (attempt.request.deadline_s if attempt else self._settings.round_timeout_s)
@@ -263,7 +269,9 @@ class ExchangeServer:
                     case EndStream(_, kind, text, weight):
                         if weight:
                             self._transport.fault(
-                                line.peer, f"contribution refused, {kind.value}: {text}", weight
+                                line.began.peer,
+                                f"contribution refused, {kind.value}: {text}",
+                                weight,
                             )
                         await context.write(_refusal(kind, text))
                         return None
@@ -271,7 +279,7 @@ class ExchangeServer:
     async def _receive(self, line: ExchangeStream, requests: AsyncIterator[bytes]) -> None:
         """Read the tensors; give up quietly when the machine has a newer order for the stream, or
         the stream breaks off."""
-        attempt = self._attempt(line.round)
+        began, attempt = line.began, self._attempt(line.began.round)
         if attempt is None:
             return
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
@@ -286,21 +294,21 @@ class ExchangeServer:
                     return
                 reader.feed(parcel.payload(message))
             line.reader = None
-            self._transport.count(line.peer, received=reader.nbytes, plane="averaging")
+            self._transport.count(began.peer, received=reader.nbytes, plane="averaging")
             given, fault = await asyncio.to_thread(
-                self._fit, attempt.request, expected, reader.raw(), line.tokens
+                self._fit, attempt.request, expected, reader.raw(), began.tokens
             )
         except WireError as e:
-            self._feed(Spoiled(line.number, Kind.HEADS, str(e)))
+            self._feed(Spoiled(began.stream, Kind.HEADS, str(e)))
             return
         if fault:
-            attempt.refused[line.peer] = fault
-            self._feed(Spoiled(line.number, Kind.VALUES, fault))
+            attempt.refused[began.peer] = fault
+            self._feed(Spoiled(began.stream, Kind.VALUES, fault))
             return
         # nothing newer was decided while the values were looked at
-        if line.orders.empty() and line.group not in attempt.begun:
-            attempt.given[line.group, line.peer] = given
-            self._feed(Uploaded(line.number))
+        if line.orders.empty() and began.group not in attempt.begun:
+            attempt.given[began.group, began.peer] = given
+            self._feed(Uploaded(began.stream))
 
     def _fit(
         self,
@@ -324,9 +332,10 @@ class ExchangeServer:
         names: tuple[str, ...],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        parts = self.held(line.round.epoch)
+        epoch = line.began.round.epoch
+        parts = self.held(epoch)
         if not parts:  # forgotten since the machine gave the order
-            await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
+            await context.write(_refusal(Kind.FORGOTTEN, f"epoch {epoch} is over"))
             return
         held = [parts[name] for name in names]
         runs = itertools.groupby(held, key=lambda h: (h.tokens, h.contributors))
@@ -343,7 +352,9 @@ class ExchangeServer:
         await context.write(averaging_pb2.Fresh(head=head).SerializeToString())
         for message in parcel.messages((h.data for h in held), self._chunk):
             await context.write(message)
-        self._transport.count(line.peer, sent=sum(h.data.numel() for h in held), plane="averaging")
+        self._transport.count(
+            line.began.peer, sent=sum(h.data.numel() for h in held), plane="averaging"
+        )
 
     # The machine's hands
 
@@ -442,7 +453,7 @@ class ExchangeServer:
                 reduced = replace(reduced, numbers=())
                 stepped = attempt.step(means)
                 fresh = {name: Coded.of(stepped[name]) for name in names}
-        made = {name: settled(name, fresh[name], request.shapes[name], down) for name in names}
+        made = {name: settled(name, fresh[name], down) for name in names}
         tokens, by = (0, ()) if reduced is None else (reduced.tokens, reduced.contributors)
         return reduced and replace(reduced, numbers=()), {
             name: FreshPart(tensor, me, tokens, by, down, data)

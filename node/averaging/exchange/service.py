@@ -10,7 +10,6 @@ owners, with the same gradients.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -243,8 +242,7 @@ class CellRound:
 
     def _say(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
         if self._journal is not None:
-            with contextlib.suppress(ValueError):
-                self._journal.emit("averaging", kind, text, level, **fields)
+            self._journal.emit("averaging", kind, text, level, **fields)
 
 
 def _consistent(request: RoundRequest, me: PeerId) -> None:

@@ -5,6 +5,7 @@ tensor, a ban."""
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high
@@ -39,25 +40,22 @@ class Size:
 
 @dataclass(slots=True)
 class NormHistory:
-    """Norms of gradients that were accepted, by part and epoch: what this owner has come to
-    expect."""
+    """Norms of gradients that were accepted, (epoch, tokens, norm per token) of each part: what
+    this owner has come to expect."""
 
-    _seen: dict[str, dict[int, tuple[int, float]]] = field(default_factory=dict)
+    _seen: dict[str, deque[tuple[int, int, float]]] = field(default_factory=dict)
 
     def note(self, epoch: int, names: Sequence[str], size: Size) -> None:
-        """Remember the size of a typical contribution to an epoch; what is older than ``WINDOW``
-        epochs goes."""
+        """Remember the size of a typical contribution to an epoch, once for each part."""
         for name, norm in zip(names, size.norms, strict=True):
-            self._seen.setdefault(name, {})[epoch] = size.tokens, norm / size.tokens
-        for name, seen in list(self._seen.items()):
-            self._seen[name] = {e: v for e, v in seen.items() if e > epoch - WINDOW}
-            if not self._seen[name]:
-                del self._seen[name]
+            known = self._seen.setdefault(name, deque(maxlen=WINDOW))
+            known.append((epoch, size.tokens, norm / size.tokens))
 
     def void(self, epoch: int) -> None:
         """Forget ``epoch`` and later ones: the swarm went back."""
         self._seen = {
-            name: {e: v for e, v in seen.items() if e < epoch} for name, seen in self._seen.items()
+            name: deque((s for s in seen if s[0] < epoch), WINDOW)
+            for name, seen in self._seen.items()
         }
 
     def expected(self, epoch: int, names: Sequence[str], tokens: int) -> float:
@@ -65,10 +63,10 @@ class NormHistory:
         known."""
         parts: list[float] = []
         for name in names:
-            known = [v for e, v in self._seen.get(name, {}).items() if epoch - WINDOW <= e < epoch]
+            known = [s for s in self._seen.get(name, ()) if epoch - WINDOW <= s[0] < epoch]
             if len(known) < FEWEST_KNOWN:
                 return 0.0
-            parts.append(median_high(norm * _noisier(seen, tokens) for seen, norm in known))
+            parts.append(median_high(norm * _noisier(seen, tokens) for _, seen, norm in known))
         return math.hypot(*parts)
 
 

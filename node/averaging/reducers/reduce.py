@@ -45,11 +45,6 @@ class Mean(Numbers):
         self._rows, self._by, self._tokens = rows, by, tokens
         self._scratch = torch.empty(min(PIECE, self.numbers))
 
-    def read(self, start: int, into: torch.Tensor) -> torch.Tensor:
-        for at in range(0, into.numel(), PIECE):
-            self._piece(start + at, into[at : at + PIECE])
-        return into
-
     def _piece(self, start: int, into: torch.Tensor) -> None:
         total = self._rows[0].read(start, into)
         if self._by[0] != 1:
@@ -103,17 +98,13 @@ def finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def settled(
-    name: str, given: Numbers, shape: Sequence[int], codec: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def settled(name: str, given: Numbers, codec: str) -> tuple[torch.Tensor, torch.Tensor]:
     """What a fresh part is to everybody (CPU, contiguous, fp32, or bf16 where it travels so: the
     memory of ``given`` if it has this format), and the bytes that say so.
 
-    Raises ValueError when it has another shape; StepFault for numbers that are not finite or cannot
-    be sent in ``codec``, as what others gave may come to.
+    Raises StepFault for numbers that are not finite or cannot be sent in ``codec``, as what others
+    gave may come to.
     """
-    if given.shape != tuple(shape):
-        raise ValueError(f"the step made {name} {given.shape}, expected {tuple(shape)}")
     if codec in TYPED and isinstance(given, Coded) and given.codec == codec:
         data = given.raw
         fresh = data.view(TYPED[codec])

@@ -22,10 +22,8 @@ def weights(
         w_i = min(t_i, allowed_i + max(0, total - sum_j min(t_j, allowed_j)))
 
     Without ``allowed``, or with 0 for an unknown ``total``, every claim stands. A claim below 1
-    weighs nothing. Raises ValueError for a claim that is not a whole number.
+    weighs nothing.
     """
-    if any(type(tokens) is not int for tokens in claims.values()):
-        raise ValueError("tokens are counted in whole numbers")
     if not allowed or total <= 0:
         return {peer: max(0, tokens) for peer, tokens in claims.items()}
     assigned = {peer: max(0, allowed.get(peer, 0)) for peer in claims}

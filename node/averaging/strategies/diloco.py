@@ -53,15 +53,10 @@ def outer_step(state: OuterState, mean: Named, s: OuterSettings) -> OuterState:
 
     buf <- momentum * buf + mean; Nesterov: anchor <- anchor - lr * (mean + momentum * buf), as
     torch.optim.SGD; plain: anchor - lr * buf. Element by element and in a fixed order, so equal
-    inputs give equal bits at every member. Raises ValueError for a shape that is not the anchor's,
-    or numbers that are not finite.
+    inputs give equal bits at every member. Raises ValueError for numbers that are not finite.
     """
     anchor, momentum = dict(state.anchor), dict(state.momentum)
     for name, delta in mean.items():
-        if delta.shape != anchor[name].shape:
-            raise ValueError(
-                f"{name} is {tuple(anchor[name].shape)}, its pseudo-gradient {tuple(delta.shape)}"
-            )
         if not bool(torch.isfinite(delta).all()):
             raise ValueError(f"the pseudo-gradient of {name} is not finite")
         buf = momentum[name] * s.momentum + delta if s.momentum else delta.clone()

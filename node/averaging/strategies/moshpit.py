@@ -32,16 +32,11 @@ class Moshpit:
     packed: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Groups:
-        """Raises ValueError when the grid is too small."""
         shape = self.shape(count)
         return Groups(lines(self.cells(count, seed), shape, round % len(shape)))
 
     def shape(self, count: int) -> tuple[int, ...]:
-        """The grid that ``count`` members stand in. Raises ValueError when they are too many."""
-        if count > math.prod(self.grid):
-            raise ValueError(
-                f"{count} members do not fit a grid of {'x'.join(map(str, self.grid))}"
-            )
+        """The grid that ``count`` members stand in; ``grid`` has room for them."""
         return (
             tuple(a for a in pack(count, self.grid) if a > 1) or (1,) if self.packed else self.grid
         )
@@ -58,13 +53,8 @@ def lines(cells: Places, grid: tuple[int, ...], axis: int) -> Places:
 
 
 def fit(count: int, most: int, axes: int = 2) -> tuple[int, ...]:
-    """A packed grid for ``count`` members with lines of at most ``most``, of ``axes`` axes or as
-    many more as it takes.
-
-    Raises ValueError for fewer than two members, or lines of less than two.
-    """
-    if count < 2 or most < 2:
-        raise ValueError("a grid needs two members, and lines of two")
+    """A packed grid for ``count`` members with lines of at most ``most``, two or more, of ``axes``
+    axes or as many more as it takes."""
     while most**axes < count:
         axes += 1
     return pack(count, (most,) * axes)
@@ -120,14 +110,12 @@ def advance(
     """Keys after ``round``: members of a group get different indices below ``length``, spread
     evenly, and forget their oldest.
 
-    ``met`` [n] bool: who took part; the others keep their key. Raises ValueError when a group has
-    more than ``length`` members.
+    ``met`` [n] bool: who took part; the others keep their key. No group has more than ``length``
+    members (:func:`meet_by_key`).
     """
     labels = np.where(met, groups.labels, groups.labels.max() + 1 + np.arange(len(met)))
     ranks = _ranks(labels, order(len(met), seed, "indices", round))
     sizes = np.bincount(labels)
-    if int(sizes.max()) > length:
-        raise ValueError(f"a group of {int(sizes.max())} cannot have {length} different indices")
     starts = dice(seed, "starts", round).random_raw(len(sizes)) % np.uint64(length)
     index = (ranks * length // sizes[labels] + starts[labels].astype(np.int64)) % length
     return np.where(met[:, None], np.column_stack((keys, index))[:, 1:], keys)

@@ -9,7 +9,6 @@ same everywhere, do not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -79,7 +78,7 @@ class OuterSettings:
     """Cells that serve, each some of the stages."""
     staleness: int | None = None
     """Steps that a parameter server may be ahead of a push that it takes; None: a push is of the
-    server's newest step, or is not taken."""
+    server's newest step, or is not taken. Always None for hogwild, which takes every push."""
     fragments: int = 1
     """Streaming: pieces of the model, of which each window carries one in its turn."""
     mixing: float = 0.0
@@ -96,11 +95,6 @@ class OuterSettings:
         return self.strategy == "hogwild" or (
             self.strategy == "parameter-server" and self.staleness is not None
         )
-
-    @property
-    def bound(self) -> int | None:
-        """Steps that a server may be ahead of a push that it takes; None: any number."""
-        return None if self.strategy == "hogwild" else self.staleness
 
     @property
     def served(self) -> bool:
@@ -125,16 +119,8 @@ class OuterSettings:
 
 
 def check(s: OuterSettings) -> None:
-    """Raises UsageFault, with the reason, for settings that cannot hold together."""
-    for name, among in (
-        ("strategy", STRATEGIES),
-        ("carries", CARRIES),
-        ("optimizer", OPTIMIZERS),
-        ("codec", FORMATS),
-    ):
-        value = getattr(s, name)
-        refuse((value not in among, f"outer.{name} is {value!r}", f"use {', '.join(among)}"))
-    _numbers(s)
+    """Raises UsageFault, with the reason, for settings that cannot hold together. Each by itself is
+    within its ``MANIFEST_RULES``."""
     _strategy(s)
     _carries(s)
 
@@ -176,13 +162,12 @@ def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
             'use "int8" without outer.feedback',
         ),
     )
-    able = IN_WINDOWS.get(s.strategy, ())
-    names = " or ".join(f'"{name}"' for name in able) or "another outer.strategy"
+    able = IN_WINDOWS[s.strategy]
     refuse(
         (
             s.carries not in able,
             f"cells do not carry {s.strategy} of {s.carries}",
-            f"use {names}",
+            "use " + " or ".join(f'"{name}"' for name in able),
         )
     )
 
@@ -197,26 +182,6 @@ def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
         found[i].add(name)
         held[i] += size
     return [frozenset(names) for names in found]
-
-
-def _numbers(s: OuterSettings) -> None:
-    counts = {name: getattr(s, name) for name in ("fanout", "shards", "fragments")}
-    sizes = {name: getattr(s, name) for name in ("window_s", "quorum")}
-    refuse(
-        *(
-            (n < 1, f"outer.{name} is {n}", "give a whole number above 0")
-            for name, n in counts.items()
-        ),
-        *(
-            (not 0 <= n < math.inf, f"outer.{name} is {n}", "give a number that is not negative")
-            for name, n in sizes.items()
-        ),
-        (
-            not 0 < s.lr < math.inf or not 0 <= s.momentum < 1 or not 0 <= s.mixing <= 1,
-            f"outer.lr {s.lr}, momentum {s.momentum}, mixing {s.mixing}",
-            "lr above 0, momentum from 0 to below 1, mixing from 0 to 1",
-        ),
-    )
 
 
 def _strategy(s: OuterSettings) -> None:
@@ -259,6 +224,7 @@ def _carries(s: OuterSettings) -> None:
     partial, steps = s.strategy in PARTIAL, s.carries in ("deltas", "state")
     made = FORMATS[s.codec]
     refuse(
+        (s.lr == 0, "outer.lr is 0", "give a number above 0"),
         (
             s.carries == "deltas" and partial,
             f"after a round of {s.strategy} anchors differ, and differences from different anchors "

@@ -32,20 +32,23 @@ class WindowBegan:
 
 @dataclass(frozen=True, slots=True)
 class UnitsAsked:
-    """``taker`` wants its share of ``window``, and has taken ``units`` since ``since``."""
+    """The taker wants its share of ``window``, and has taken ``units`` since ``since``. ``cell``:
+    the other one. As an event this is the taker that asks, as an action the giver whose leader is
+    to be asked."""
 
-    taker: CellId
+    cell: CellId
     window: int
     since: int
     units: Units
 
 
 @dataclass(frozen=True, slots=True)
-class UnitsCame:
-    """``giver`` has granted this cell ``units`` since ``since``, and knows that it took
-    ``agreed``."""
+class UnitsGranted:
+    """The giver has granted the taker ``units`` since ``since``, and knows that it took ``agreed``.
+    ``cell``: the other one. As an event this is the giver, as an action the taker whose leader is
+    to be told."""
 
-    giver: CellId
+    cell: CellId
     window: int
     since: int
     units: Units
@@ -68,28 +71,7 @@ class BooksRead:
     books: Books
 
 
-Event = WindowBegan | UnitsAsked | UnitsCame | BooksCommitted | BooksRead | TimePassed
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Say :class:`UnitsAsked` to the leader of ``giver``."""
-
-    giver: CellId
-    window: int
-    since: int
-    units: Units
-
-
-@dataclass(frozen=True, slots=True)
-class UnitsGranted:
-    """Say :class:`UnitsCame` to the leader of ``taker``."""
-
-    taker: CellId
-    window: int
-    since: int
-    units: Units
-    agreed: Units
+Event = WindowBegan | UnitsAsked | UnitsGranted | BooksCommitted | BooksRead | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +89,7 @@ class SharesCame:
     shares: Shares
 
 
-Action = Ask | UnitsGranted | NotYet | SharesCame
+Action = UnitsAsked | UnitsGranted | NotYet | SharesCame
 NOTHING = Account(0, 0)
 
 
@@ -152,14 +134,14 @@ class PushSum:
             return []
         books = self.books
         if books is None:
-            return [NotYet(event.taker)] if isinstance(event, UnitsAsked) else []
+            return [NotYet(event.cell)] if isinstance(event, UnitsAsked) else []
         match event:
             case WindowBegan():
                 return self._begin(event, books)
             case UnitsAsked():
                 answer = self._asked(event, books)
                 return [answer, *self._over(now)]
-            case UnitsCame():
+            case UnitsGranted():
                 self._answered(event, books)
                 return self._over(now)
             case TimePassed():
@@ -182,30 +164,30 @@ class PushSum:
         asked: list[Action] = []
         for giver in sorted(self._givers - self._owed.keys()):
             had = sure.taken.get(giver, NOTHING)
-            asked.append(Ask(giver, self._window, had.since, had.units))
+            asked.append(UnitsAsked(giver, self._window, had.since, had.units))
         return asked
 
     def _asked(self, e: UnitsAsked, books: Books) -> Action:
-        books = books.tidied(e.window).receipt(e.taker, e.window, e.since, e.units)
-        now = e.window == self._window and self._open and e.taker in self._takers
-        if now and e.taker not in self._granted:
-            self._granted.add(e.taker)
-            books = books.grants(e.taker, e.window, self._portion)
+        books = books.tidied(e.window).receipt(e.cell, e.window, e.since, e.units)
+        now = e.window == self._window and self._open and e.cell in self._takers
+        if now and e.cell not in self._granted:
+            self._granted.add(e.cell)
+            books = books.grants(e.cell, e.window, self._portion)
         self.books = books
-        a = books.given.get(e.taker, NOTHING)
-        if self._sure is None or not a.says_as(self._sure.given.get(e.taker, NOTHING)):
-            return NotYet(e.taker)
+        a = books.given.get(e.cell, NOTHING)
+        if self._sure is None or not a.says_as(self._sure.given.get(e.cell, NOTHING)):
+            return NotYet(e.cell)
         if now:
-            self._served.add(e.taker)
-        return UnitsGranted(e.taker, e.window, a.since, a.units, a.agreed)
+            self._served.add(e.cell)
+        return UnitsGranted(e.cell, e.window, a.since, a.units, a.agreed)
 
-    def _answered(self, e: UnitsCame, books: Books) -> None:
-        waited = self._open and e.giver in self._givers and e.giver not in self._owed
+    def _answered(self, e: UnitsGranted, books: Books) -> None:
+        waited = self._open and e.cell in self._givers and e.cell not in self._owed
         if e.window != self._window or not waited:
             return
-        self._owed[e.giver] = books.owed(e.giver, e.since, e.units, e.agreed)
+        self._owed[e.cell] = books.owed(e.cell, e.since, e.units, e.agreed)
         if e.since:
-            self.books = books.answered(e.giver, e.window, e.since, e.agreed)
+            self.books = books.answered(e.cell, e.window, e.since, e.agreed)
 
     def _over(self, now: float) -> list[Action]:
         whole = self._givers <= self._owed.keys() and self._takers <= self._served

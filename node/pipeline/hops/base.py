@@ -8,17 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from node.core.clock import Clock
-from node.core.ids import PeerId
 from node.core.journey import Path
 from node.core.tasks import Tasks
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread
-from node.pipeline.events import Answer, Claim, Direction, Event, Key, Say
+from node.pipeline.events import Answer, Direction, Event, Key, Say
 from node.pipeline.guard import Guard
 from node.pipeline.hops.frames import FrameShape
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.received import FrameReader
-from node.pipeline.settings import PipelineLimits, PipelineSettings
+from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
 from node.pipeline.telemetry import Telemetry
 from node.pipeline.timing import Timing
@@ -29,26 +28,31 @@ Waiter = asyncio.Future[tuple[bool, str]]
 
 
 class PipelineBase(ABC):
-    """What its parts see of :class:`node.pipeline.service.Pipeline`, which sets the fields that are
-    declared here."""
+    """What its parts see of :class:`node.pipeline.service.Pipeline`, which sets what depends on the
+    stage it hosts: ``stage``, ``math`` and ``guard``."""
 
-    me: PeerId
     stage: int
-    transport: TransportPort
-    device: DeviceThread
-    settings: PipelineSettings
-    limits: PipelineLimits
-    telemetry: Telemetry
-    clock: Clock
-    plan_wait_s: float
-    shape: FrameShape
     math: StageMath
     guard: Guard
-    machine: PipelineMachine
-    stash: Stash[Key, VisitBuffers]
-    tasks: Tasks
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        transport: TransportPort,
+        device: DeviceThread,
+        settings: PipelineSettings,
+        limits: PipelineLimits,
+        telemetry: Telemetry,
+        clock: Clock,
+        plan_wait_s: float,
+        shape: FrameShape,
+        machine: PipelineMachine,
+    ) -> None:
+        self.me, self.transport, self.device = transport.peer_id, transport, device
+        self.settings, self.limits, self.telemetry = settings, limits, telemetry
+        self.clock, self.plan_wait_s, self.shape = clock, plan_wait_s, shape
+        self.machine = machine
+        self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes or STASH)
+        self.tasks = Tasks("pipeline", self._on_error)
         self.timing = Timing()
         """What work and ways cost, as measured here."""
         self.plan_changed = asyncio.Event()
@@ -56,13 +60,6 @@ class PipelineBase(ABC):
         self._plan_until = 0.0
         self._stretch = 1.0
         self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
-
-    @abstractmethod
-    def hold(
-        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float, ticket: int
-    ) -> tuple[Answer, list[ev.Action]]:
-        """A whole tensor is here and goes into the stash. The answer comes with what is to be done
-        once it is said."""
 
     @abstractmethod
     def _carry_out(self, action: ev.Action) -> None:
@@ -86,6 +83,28 @@ class PipelineBase(ABC):
             else:
                 self._carry_out(action)
         return answer
+
+    def hold(
+        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float, ticket: int
+    ) -> tuple[Answer, list[ev.Action]]:
+        """A whole tensor is here and goes into the stash. The answer comes with what is to be done
+        once it is said."""
+        first, *rest = self.machine.handle(event, self.clock.now())
+        answer = first if isinstance(first, Answer) else Answer(Say.REFUSED, "no answer")
+        key = event.claim.key
+        if answer.say is Say.TAKE:
+            work = self.stash.get(key)
+            if work is None:
+                work = VisitBuffers(self.clock.now() + deadline_s, self.shape_of(key.index))
+                self.stash.put(key, work, self.cost(key.index), work.deadline, ticket)
+            if event.way is Direction.BACKWARD:
+                work.gradient = reader
+            else:
+                work.input = reader
+                if self.at_origin(key):  # the loss needs the targets of where it began
+                    start = self.stash.get(Key(key.epoch, key.index, 0))
+                    work.targets = None if start is None else start.targets
+        return answer, rest
 
     def carry_out(self, actions: Iterable[ev.Action]) -> None:
         """Do what :meth:`hold` left to do."""
@@ -126,17 +145,6 @@ class PipelineBase(ABC):
             self.do(ev.Expired(key))
         return self.stash.room(nbytes)
 
-    def claim_for(self, key: Key, position: int) -> Claim:
-        """The claim of a frame this visit sends to ``position``."""
-        plan = self.machine.plan
-        return Claim(
-            key.epoch,
-            plan.hash if plan else "",
-            key.index,
-            tuple(self.machine.visits[key].journey),
-            position,
-        )
-
     def time_left(self, path: Path) -> float:
         """Seconds a micro-batch that starts now may take."""
         return min(self.hop_s * (len(path.hops) + 1), self._plan_until - self.clock.now())
@@ -145,3 +153,6 @@ class PipelineBase(ABC):
         """Give the machine an event that nobody waits to be answered."""
         self._handled.set()
         self.carry_out(self.machine.handle(event, self.clock.now()))
+
+    def _on_error(self, name: str, error: BaseException) -> None:
+        self.telemetry.emit("task-died", f"{name}: {error!r}", "error")

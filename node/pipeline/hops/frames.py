@@ -44,13 +44,7 @@ class Incoming:
     with the expected shape."""
 
     claim: Claim
-    purpose: int
     head: pb.FrameHead
-    deadline_s: float
-
-    @property
-    def train(self) -> bool:
-        return self.purpose == pb.TRAIN
 
 
 def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
@@ -91,8 +85,7 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
     for fine, why in checks:
         if not fine:
             raise WireError(why)
-    claim = Claim(head.epoch, head.plan_hash, head.index, journey, head.position)
-    return Incoming(claim, head.purpose, head, head.deadline_s)
+    return Incoming(Claim(head.epoch, head.plan_hash, head.index, journey, head.position), head)
 
 
 def loose_shape(incoming: Incoming, shape: FrameShape) -> tuple[int, int, int]:

@@ -16,9 +16,9 @@ from node.pipeline.events import (
     Answer,
     Arrived,
     Asked,
+    Claim,
     Counted,
     Direction,
-    Key,
     Lost,
     Say,
     TensorReceived,
@@ -56,7 +56,7 @@ class Inbound(PipelineServicer):
             if first is EOF:
                 return
             incoming = parse_head(first, pipeline.shape)
-            if incoming.train:
+            if incoming.head.purpose == pb.TRAIN:
                 await self._train(way, caller, incoming, context)
             else:
                 await self._forward_only(way, caller, incoming, context)
@@ -121,7 +121,7 @@ class Inbound(PipelineServicer):
         ):
             return Answer(Say.REFUSED, objection), []
         return pipeline.hold(
-            TensorReceived(way, claim, caller), reader, incoming.deadline_s, ticket
+            TensorReceived(way, claim, caller), reader, incoming.head.deadline_s, ticket
         )
 
     async def _patient(
@@ -146,24 +146,24 @@ class Inbound(PipelineServicer):
     async def Fetch(self, request: pb.FetchInput, context: Any) -> None:
         pipeline = self._pipeline
         caller = pipeline.transport.caller(context)
-        skipped = tuple(request.skipped[: pipeline.shape.stages])
-        before = request.position - 1
-        while before in skipped:
-            before -= 1
-        key = Key(request.epoch, request.index, before)
-        answer = pipeline.ask(
-            Asked(
-                request.epoch, request.plan_hash, request.index, request.position, caller, skipped
-            )
+        asked = Asked(
+            request.epoch,
+            request.plan_hash,
+            request.index,
+            request.position,
+            caller,
+            tuple(request.skipped[: pipeline.shape.stages]),
         )
+        answer, key = pipeline.ask(asked), asked.key
         work = pipeline.stash.get(key)
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
         if answer.say is not Say.TAKE or work is None or work.output is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
             return
+        journey = tuple(pipeline.machine.visits[key].journey)
         for frame in frames(
-            pipeline.claim_for(key, request.position),
+            Claim(key.epoch, request.plan_hash, key.index, journey, request.position),
             pb.TRAIN,
             1.0,
             work.shape,

@@ -142,6 +142,10 @@ class Outbound:
             if e.code() is grpc.StatusCode.ALREADY_EXISTS:
                 raise AlreadyThere from e
             raise translate(peer, e) from e
+        except asyncio.CancelledError as e:
+            if is_cancelled():
+                raise
+            raise PeerFault(peer, "its connection was closed") from e
         finally:
             if call is not None and not call.done():
                 call.cancel()

@@ -4,8 +4,6 @@ origin."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -36,7 +34,7 @@ class Sender:
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._names: dict[PeerId, list[int]] = {}
         self._naming: set[PeerId] = set()
-        self._asking: dict[PeerId, set[asyncio.Task[FrameReader | Exception]]] = {}
+        self._asking: dict[PeerId, set[asyncio.Timeout]] = {}
 
     def forget(self) -> None:
         """Another plan is in force."""
@@ -45,32 +43,25 @@ class Sender:
     def gone(self, peer: PeerId) -> None:
         """It is dead: an input is asked for elsewhere. (Frames to it have been sent anew by the
         machine.)"""
-        for call in self._asking.pop(peer, ()):
-            call.cancel()
+        for patience in self._asking.pop(peer, ()):
+            patience.reschedule(asyncio.get_running_loop().time())
 
     def send(self, action: ev.Send) -> None:
         """Start an attempt in place of the one that may be under way."""
         attempt = self._pipeline.tasks.spawn(self._send(action), "send")
-        self._replace(action.key, action.way, attempt)
+        self.cancel(action.key, action.way)
+        self._sending[action.key, action.way] = attempt
 
     def later(self, key: Key, way: Direction, seconds: float) -> None:
         """Ask the machine again after a pause."""
-        self._replace(
-            key, way, asyncio.get_running_loop().call_later(seconds, self._retry, key, way)
-        )
+        self.cancel(key, way)
+        loop = asyncio.get_running_loop()
+        self._sending[key, way] = loop.call_later(seconds, self._retry, key, way)
 
     def cancel(self, key: Key, way: Direction) -> None:
         """End the attempt under way."""
         if (task := self._sending.pop((key, way), None)) is not None:
             task.cancel()
-
-    def _replace(
-        self, key: Key, way: Direction, task: asyncio.Task[None] | asyncio.TimerHandle
-    ) -> None:
-        old = self._sending.get((key, way))
-        self._sending[key, way] = task
-        if old is not None:
-            old.cancel()
 
     def _retry(self, key: Key, way: Direction) -> None:
         pipeline = self._pipeline
@@ -170,26 +161,22 @@ class Sender:
         if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
         shape, frame = pipeline.shape_of(key.index), pipeline.shape
-        read = self.outbound.fetch(
-            peer,
-            key,
-            skipped,
-            plan_hash,
-            lambda head: FrameReader(head, shape, frame.wire, frame.masked),
-            pipeline.hop_s,
-        )
-        call = pipeline.tasks.spawn(_caught(read), "ask")
-        self._asking.setdefault(peer, set()).add(call)
+        asking, patience = self._asking.setdefault(peer, set()), asyncio.timeout(None)
+        asking.add(patience)
         try:
-            await asyncio.wait((call,))
-            if call.cancelled():
-                raise PeerFault(peer, "it has died")
-            if isinstance(found := call.result(), Exception):
-                raise found
-            return found
+            async with patience:
+                return await self.outbound.fetch(
+                    peer,
+                    key,
+                    skipped,
+                    plan_hash,
+                    lambda head: FrameReader(head, shape, frame.wire, frame.masked),
+                    pipeline.hop_s,
+                )
+        except TimeoutError as e:
+            raise PeerFault(peer, "it has died") from e
         finally:
-            call.cancel()
-            self._asking.get(peer, set()).discard(call)
+            asking.discard(patience)
 
     async def tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
         """Nobody can finish this micro-batch."""
@@ -239,12 +226,3 @@ class Sender:
                         break
         finally:
             self._naming.discard(peer)
-
-
-async def _caught(read: Coroutine[Any, Any, FrameReader]) -> FrameReader | Exception:
-    """What was fetched, or why not: that a peer has the gradient already, or is gone, is an answer
-    and no task that died."""
-    try:
-        return await read
-    except (AlreadyThere, PeerFault, WireError) as e:
-        return e

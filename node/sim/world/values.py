@@ -182,9 +182,8 @@ class ValueSum(GradientSum):
         self._gave, self._samples = gave, list[int]()
 
     def offer(self, shares: Sequence[Share], tokens: int) -> None:
-        if not self._closed:
-            for share in shares:
-                self._samples += getattr(share, "samples", ())
+        for share in shares:
+            self._samples += getattr(share, "samples", ())
         super().offer(shares, tokens)
 
     def reset(self) -> None:

@@ -260,7 +260,7 @@ class Pushes(OuterSteps):
 
     def late(self, age: int) -> bool:
         """Whether a push of this age is not taken."""
-        return self._settings.bound is not None and age > self._settings.bound
+        return self._settings.staleness is not None and age > self._settings.staleness
 
     def made(self) -> dict[str, tuple[int, ...]]:
         """Anchor, step and names."""
