@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -207,9 +206,3 @@ def test_without_a_secret_the_nonce_is_new_every_time() -> None:
 def test_ports_that_are_none(ports: list[Port]) -> None:
     with pytest.raises(ValueError, match="is no port"):
         PortMapper(Journal(), lambda: None).want(ports)
-
-
-@pytest.mark.parametrize("options", [{"every_s": 0.0}, {"lease_s": math.inf}, {"every_s": -1.0}])
-def test_times_that_are_none(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        PortMapper(Journal(), lambda: None, **options)
