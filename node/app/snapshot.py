@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from node.config import NodeConfig
     from node.identity.admission import Gate
     from node.identity.keys import Identity
-    from node.reach.nearby import Browser
+    from node.reach.nearby import Nearby
     from node.telemetry.metrics import Metrics
     from node.training.service import Training
     from node.transport.service import Transport
@@ -62,7 +62,7 @@ class ShownDaemon(PeerPort, Protocol):
     problem: str
     problem_next: str
     child_trouble: dict[str, str]
-    lan: Browser | None
+    lan: Nearby | None
 
     @property
     def config(self) -> NodeConfig: ...

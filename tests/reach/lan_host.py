@@ -48,11 +48,11 @@ async def announce(number: str) -> None:
     journal = Journal()
     telling = asyncio.ensure_future(tell(journal))
 
-    async def announced(name: str) -> nearby.Announcer:
+    async def announced(name: str) -> nearby.Nearby:
         def told(kind: str, error: BaseException) -> None:
             say("error", text=f"{kind}: {error}")
 
-        made = nearby.Announcer(journal, advert(int(number), name), told)
+        made = nearby.Nearby(journal, lambda found: None, told, advert(int(number), name))
         await made.start()
         return made
 
@@ -74,7 +74,7 @@ async def announce(number: str) -> None:
 async def browse() -> None:
     """Say who is there whenever that changes, until standard input ends."""
     journal = Journal()
-    browser = nearby.Browser(journal, lambda found: say("found", peer=found.peer, name=found.name))
+    browser = nearby.Nearby(journal, lambda found: say("found", peer=found.peer, name=found.name))
     await browser.start()
     reader, before = await lines(), None
     while not reader.at_eof():
