@@ -12,6 +12,7 @@ from node.core.errors import PeerFault, Refused
 from node.core.ids import PeerId
 from node.transport.handshake import Tokens
 from protos import state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
+from tests.transport.conftest import tell
 
 A = PeerId("12D3KooWKPc4n25PiHREWBqubMEm5SbamK9PQJ7fzEaQV4RxqXrZ")
 
@@ -27,12 +28,6 @@ class Owner:
         if self.until <= time.time():
             raise Refused("the admission token has expired", "ask for a new invite")
         return self.until
-
-
-async def tell(source, peer) -> str:
-    """Whom ``peer`` takes ``source`` for."""
-    stub = training_pb2_grpc.TrainingStub(await source.channel(peer))
-    return (await stub.Tell(training_pb2.Note(epoch=1), timeout=10)).reason
 
 
 def test_a_token_speaks_for_its_peer_as_long_as_it_is_admitted():
