@@ -1,6 +1,7 @@
 """Directories over real p2pd processes and over the in-process wall, under one roof."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,12 @@ def run_id() -> RunId:
     return RUN
 
 
-async def eventually(check: Callable[[], Awaitable[Any]], seconds: float = 20.0) -> Any:
-    """The first true answer of ``check``; fails after ``seconds``."""
+async def eventually(check: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """The first true answer of ``check``, which may be awaitable; fails after ``seconds``."""
     async with asyncio.timeout(seconds):
         while True:
-            if answer := await check():
+            answer = check()
+            if answer := await answer if inspect.isawaitable(answer) else answer:
                 return answer
             await asyncio.sleep(0.02)
 

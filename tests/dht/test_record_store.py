@@ -65,13 +65,6 @@ def test_an_expiry_that_was_not_signed_or_is_absurd_is_refused(body, expires: fl
     assert b.entries(NOW) == {}
 
 
-def test_a_signed_expiry_too_far_away_is_refused(body) -> None:
-    with pytest.raises(WireError):
-        record_store().offer(
-            ALICE.peer_id, sealed(ALICE, body().pack(), until=NOW + 700), NOW + 700, NOW
-        )
-
-
 def test_another_writer_key_or_size_is_refused(body) -> None:
     b, packed = record_store(), body().pack()
     for raw in (
