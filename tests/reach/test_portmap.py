@@ -22,21 +22,12 @@ PATIENT, HASTY = (0.05, 0.1, 10.0), (0.05, 0.1)
 """Waits for a router that answers, however busy this machine is, and for one that does not."""
 
 
-class NoUpnp(GatewayProtocol):
+class NoUpnp(NatPmp):
     name = "UPnP"
     closed = 0
 
     async def probe(self) -> None:
         raise RouterFault("no device answers the search")
-
-    async def check(self) -> bool:
-        raise NotImplementedError
-
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
-        raise NotImplementedError
-
-    async def _delete(self, port: Port) -> None:
-        raise NotImplementedError
 
     def close(self) -> None:
         NoUpnp.closed += 1
