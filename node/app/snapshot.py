@@ -157,7 +157,7 @@ class SnapshotBuilder:
         d, t = self._d, self.tally
         transport, manifest = d.transport, d.manifest
         traffic = transport.traffic
-        up_rate, down_rate = traffic.rates()
+        up_rate, down_rate = traffic.lately()
         s = pb.Snapshot(
             peer=d.identity.peer_id,
             name=d.name,

@@ -38,8 +38,6 @@ class Shares:
     go at once after a pause; ``now`` is in seconds of a steady clock."""
 
     def __init__(self, rate: float, now: float = 0.0, burst_s: float = BURST_S) -> None:
-        if not rate > 0:
-            raise ValueError(f"a rate is above 0, not {rate}")
         self.rate, self._burst_s = rate, burst_s
         self._pairs: dict[Hashable, _Pair] = {}
         self._tokens, self._at = rate * burst_s, now
