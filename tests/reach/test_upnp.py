@@ -93,7 +93,7 @@ async def found(way: Upnp) -> Upnp:
 
 
 def test_the_library_has_what_is_used_of_it() -> None:
-    calls = [name for name in vars(upnp.Igd) if not name.startswith("_")]
+    calls = [name for name in vars(FakeIgd) if not name.startswith("_")]
     assert len(calls) == 6
     assert all(callable(getattr(miniupnpc.UPnP, name)) for name in calls)
 
