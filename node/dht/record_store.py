@@ -79,8 +79,6 @@ class _Records(Generic[E]):
         limit = self._settings
         if not now < expires <= now + limit.max_ttl_s:  # false for NaN as well
             raise WireError(f"a record lives at most {limit.max_ttl_s:.0f} s from now")
-        if len(raw) > limit.max_record:
-            raise WireError(f"a record has at most {limit.max_record} bytes, not {len(raw)}")
         known = self._posted.get(writer)
         if known is not None and known.not_after <= now:
             del self._posted[writer]
