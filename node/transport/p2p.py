@@ -41,6 +41,7 @@ from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, Wi
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.reach.interfaces import free_port, is_loopback, wildcards
+from node.reach.ladder import Rung
 from node.transport.addresses import multiaddr, part_of, split_multiaddr
 from node.transport.bootstrap import NOT_TRIED, AddressBook, Bootstrap
 from node.transport.limits import Seats
@@ -154,15 +155,14 @@ class P2pDaemon:
         seconds old."""
         return dict(self._links)
 
-    def how(self, peer: PeerId) -> str:
-        """How the connection to a peer came about: "tunnel" (it was dialled at an address it
-        announces), "punched", "reversed" (the peer dialled us), or "" where there is none."""
+    def how(self, peer: PeerId) -> Rung:
+        """How a tunnel through the connection to a peer travels; NONE where there is none."""
         ends = self._links.get(peer)
         if ends is None:
-            return ""
+            return Rung.NONE
         if peer in self._punched:
-            return "punched"
-        return "tunnel" if set(ends) & set(self._book.of(peer)) else "reversed"
+            return Rung.PUNCHED
+        return Rung.TUNNEL if set(ends) & set(self._book.of(peer)) else Rung.REVERSED
 
     def punched(self, peer: PeerId) -> None:
         """The connection to the peer that exists now, or in a moment, was punched."""
@@ -578,6 +578,4 @@ def _quiet_hivemind(journal: Journal) -> None:
     use_hivemind_log_handler("nowhere")
     logger = logging.getLogger("hivemind")
     logger.propagate = False
-    for handler in [h for h in logger.handlers if isinstance(h, _ToJournal)]:
-        logger.removeHandler(handler)
-    logger.addHandler(_ToJournal(journal))
+    logger.handlers[:] = [_ToJournal(journal)]

@@ -56,20 +56,13 @@ class Traffic(Moved):
 
     def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
         super().__init__()
+        self.max_up, self.max_down = max_up, max_down
         self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
-
-    @property
-    def max_up(self) -> float:
-        return self._up.rate
-
-    @property
-    def max_down(self) -> float:
-        return self._down.rate
 
     @property
     def capped(self) -> bool:
         """Whether anything ever waits."""
-        return bool(self._up.rate or self._down.rate)
+        return bool(self.max_up or self.max_down)
 
     def lately(self) -> tuple[float, float]:
         """Bytes a second sent and received, over the last :data:`LATELY_S` seconds."""
@@ -104,11 +97,12 @@ class Traffic(Moved):
         self._count(on_wire(sent, 0) if sent else 0, on_wire(received, 0) if received else 0)
 
     def _count(self, up: int, down: int, up_paid: bool = False, down_paid: bool = False) -> None:
-        self.count(up, down, time.monotonic())
-        if up and not up_paid:
-            self._up.spend(up)
-        if down and not down_paid:
-            self._down.spend(down)
+        now = time.monotonic()
+        self.count(up, down, now)
+        if not up_paid:
+            self._up.spend(up, now)
+        if not down_paid:
+            self._down.spend(down, now)
 
     # ----------------------------------------------------------- waiting
 

@@ -39,16 +39,16 @@ class Gate(Traffic):
         self.first = asyncio.Event()
 
     async def may_send(self, peer: Any, message: Any) -> None:
-        if (nbytes := size_of(message)) >= BULK:
-            self.asked.append(("up", peer, nbytes))
-            self.first.set()
-            await self.up.wait()
+        await self._turn("up", self.up, peer, size_of(message))
 
     async def may_read(self, peer: Any, message: Any) -> None:
-        if (nbytes := size_of(message)) >= BULK:
-            self.asked.append(("down", peer, nbytes))
+        await self._turn("down", self.down, peer, size_of(message))
+
+    async def _turn(self, way: str, opened: asyncio.Event, peer: Any, nbytes: int) -> None:
+        if nbytes >= BULK:
+            self.asked.append((way, peer, nbytes))
             self.first.set()
-            await self.down.wait()
+            await opened.wait()
 
 
 class Lane:

@@ -77,8 +77,8 @@ class Tried:
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``punch(peer)`` and ``connect(peer)`` make a libp2p connection; all raise PeerFault.
-    ``how(peer)``: the path of a tunnel through the libp2p connection to a peer; "" where there is
-    none.
+    ``how(peer)``: how a tunnel through the libp2p connection to a peer travels; NONE where there
+    is none.
     ``runtime`` is a 0700 directory for sockets; ``traffic`` counts calls, ``carried`` the bytes of
     tunnels."""
 
@@ -88,7 +88,7 @@ class Lines:
         settings: TransportSettings,
         greet: Callable[[PeerId], Awaitable[Acquaintance]],
         greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]],
-        how: Callable[[PeerId], str],
+        how: Callable[[PeerId], Rung],
         relays: Relays,
         runtime: Path,
         journal: Journal,
@@ -328,7 +328,7 @@ class Lines:
     def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
         """The attempt at a better line that is to be made now; one at a time."""
         known = self._of(peer)
-        known.climb.connected = _RUNGS.get(self._how(peer), Rung.NONE)
+        known.climb.connected = self._how(peer)
         known.climb.dialable = bool(line.met.targets)
         attempt = None if known.busy else known.climb.due(now)
         known.busy |= attempt is not None
@@ -413,7 +413,7 @@ class Lines:
                 raise
             why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"
             raise PeerFault(met.peer, why) from e
-        rung = Rung.RELAYED if relay is not None else _RUNGS.get(self._how(met.peer), Rung.TUNNEL)
+        rung = Rung.RELAYED if relay is not None else self._how(met.peer) or Rung.TUNNEL
         return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
     def _dial_s(self, peer: PeerId) -> float:
@@ -509,9 +509,6 @@ class Lines:
             await line.channel.close(FINISH_S)
         finally:
             await _end(line)
-
-
-_RUNGS = {"tunnel": Rung.TUNNEL, "reversed": Rung.REVERSED, "punched": Rung.PUNCHED}
 
 
 async def _caught(way: Coroutine[Any, Any, Connection]) -> Connection | PeerFault:
