@@ -53,8 +53,7 @@ async def test_after_a_restart_of_p2pd_the_record_is_posted_again(
     one, p2p_one = await swarm.node()
     seeds = await addresses(p2p_one)
     identity = swarm.identity()
-    other, p2p_other = swarm.directory(identity, lookup_timeout_s=1.0), await swarm.p2p(identity)
-    await other.attach(p2p_other, seeds)
+    other, p2p_other = await swarm.node(seeds, identity, lookup_timeout_s=1.0)
     await one.publish(body("one"))
     await other.publish(body("other"))
     await both_see(eventually, one, other)
@@ -75,8 +74,7 @@ async def test_a_restarted_first_peer_finds_the_others_by_records(
     swarm, body, addresses, eventually
 ) -> None:
     identity = swarm.identity()
-    first, p2p_first = swarm.directory(identity), await swarm.p2p(identity)
-    await first.attach(p2p_first)
+    first, p2p_first = await swarm.node(identity=identity)
     other, p2p_other = await swarm.node(await addresses(p2p_first))
     await first.publish(body("first"))
     await other.publish(body("other", maddrs=await addresses(p2p_other)))
@@ -106,8 +104,7 @@ async def test_a_slow_p2pd_is_waited_for(swarm, body) -> None:
 
 async def test_a_p2pd_that_does_not_answer_is_given_up(swarm, body, monkeypatch) -> None:
     identity = swarm.identity()
-    directory, frozen = swarm.directory(identity), await swarm.p2p(identity)
-    await directory.attach(frozen)
+    directory, frozen = await swarm.node(identity=identity)
     await directory.serve(False)
     freeze(frozen)
     monkeypatch.setattr(directory_module, "ATTACH_S", 0.1)
@@ -128,18 +125,10 @@ async def test_without_a_network_reading_and_publishing_still_work(swarm, body) 
     await directory.close()
 
 
-async def test_being_alone_is_reported_once(swarm, run_id, eventually) -> None:
-    journal, identity = Journal(), swarm.identity()
+async def test_being_alone_is_reported_once(swarm, eventually) -> None:
+    journal = Journal()
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{swarm.identity().peer_id}"
-    directory = Directory(
-        identity,
-        DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01),
-        SystemClock(),
-        run_id,
-        journal,
-    )
-    swarm.directories.append(directory)
-    await directory.attach(await swarm.p2p(identity), [nobody])
+    await swarm.node([nobody], journal=journal, rejoin_s=0.01, rejoin_max_s=0.01)
 
     assert await eventually(lambda: any(e.kind == "alone" for e in journal.recent(10)))
     assert [event.level for event in journal.recent(10) if event.kind == "alone"] == ["warning"]
@@ -172,15 +161,11 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(
     journal, seeds = Journal(), ()
     made: list[Directory] = []
     for who, admission in ((owner, b""), (guest, shown(grant, guest, run_id)), (stranger, b"")):
-        knobs = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2, lookup_timeout_s=3.0)
         # The stranger runs a program of its own, which admits everybody.
         admit = gate.admit if who is not stranger else None
-        directory = Directory(
-            who, knobs, SystemClock(), run_id, journal, admit=admit, admission=admission
+        directory, p2p = await swarm.node(
+            seeds, who, journal=journal, admit=admit, admission=admission
         )
-        swarm.directories.append(directory)
-        p2p = await swarm.p2p(who)
-        await directory.attach(p2p, seeds)
         seeds = seeds or await addresses(p2p)
         await directory.publish(body(maddrs=seeds))
         made.append(directory)

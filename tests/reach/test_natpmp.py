@@ -317,13 +317,6 @@ async def test_pcp_knows_its_own_answers_by_the_nonce(router: FakeRouter, quick:
     assert (mapped[0].external, lease) == (31337, 3600)
 
 
-async def test_the_nonce_opens_what_an_earlier_process_left(router: FakeRouter) -> None:
-    await Pcp(HERE, NONCE, router.port).map(PORTS, 3600.0)
-    with pytest.raises(RouterFault, match="not allowed"):
-        await Pcp(HERE, bytes(12), router.port).map(PORTS, 3600.0)
-    await Pcp(HERE, NONCE, router.port).map(PORTS, 3600.0)
-
-
 async def refusing(router: FakeRouter, monkeypatch: pytest.MonkeyPatch, but: Port) -> NatPmp:
     """A way by NAT-PMP to a router that refuses this port."""
     way = NatPmp(HERE, router.port)
