@@ -53,7 +53,6 @@ _KEYS = ("v", "run", "swarm", "owner", "peer", "name", "stages")
 _PTR, _IN, _QUERY = 12, 1, 0  # RFC 1035, 3.2.2, 3.2.4 and 4.1.1
 
 Interfaces = tuple[tuple[str | int, ...], tuple[str, ...]]
-OnError = Callable[[str, BaseException], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class Nearby(RecordUpdateListener):
         self,
         journal: Journal,
         on_found: Callable[[Found], None],
-        on_error: OnError | None = None,
+        on_error: Callable[[str, BaseException], None] | None = None,
         advert: Advert | None = None,
     ) -> None:
         super().__init__()

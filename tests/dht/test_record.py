@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from node.core.errors import WireError
-from node.core.ids import PeerId
-from node.dht.record import MAX_BODY, DirectoryEntry, PeerBody
+from node.dht.record import MAX_BODY, PeerBody
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,3 @@ def test_what_is_no_record_is_refused(raw: bytes) -> None:
 def test_a_body_others_would_refuse_is_not_packed(body) -> None:
     with pytest.raises(WireError, match="role"):
         body(role="Boss").pack()
-
-
-def test_sequence_numbers_are_milliseconds(body) -> None:
-    assert DirectoryEntry(PeerId("x"), body(), 1_700_000_000_500, 0.0).refreshed == 1_700_000_000.5

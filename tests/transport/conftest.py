@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -109,6 +110,12 @@ async def fetch(source: Transport, peer: PeerId, length: int, timeout: float = 2
     stub = state_pb2_grpc.StateStub(await source.channel(peer))
     request = state_pb2.FetchRequest(length=length)
     return b"".join([chunk.data async for chunk in stub.Fetch(request, timeout=timeout)])
+
+
+async def until(condition: Callable[[], object], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is waited for is in another process as well
+            await asyncio.sleep(0.05)
 
 
 def introduce(*transports: Transport) -> None:

@@ -3,15 +3,13 @@
 Every meeting here is a real handshake between two p2pd on loopback.
 """
 
-import asyncio
-
 import pytest
 
 from node.core.errors import PeerFault, WireError
 from node.core.version import PROTOCOLS, Protocols
 from node.transport.handshake import IncompatiblePeer
 from protos import ask_pb2
-from tests.transport.conftest import introduce
+from tests.transport.conftest import introduce, until
 
 
 def mismatches(transport) -> list:
@@ -20,9 +18,7 @@ def mismatches(transport) -> list:
 
 async def has_met(transport, other) -> None:
     """``transport`` was called by ``other``; it notes so only after its answer was sent."""
-    async with asyncio.timeout(10):
-        while other.peer_id not in transport._met:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: other.peer_id in transport._met, 10)
 
 
 @pytest.mark.parametrize(
