@@ -22,13 +22,16 @@ from node.telemetry.events import Journal
 
 __all__ = ["Mapping", "PortMapper"]
 
+LEASE_S = 3600.0
+"""Seconds that the router is asked to map ports for."""
+
 
 class PortMapper:
     """The service. ``on_change()`` is called in the event loop when :attr:`mappings` became others.
 
     ``every_s``: seconds between tries while nothing is mapped, and between checks of what is.
-    ``lease_s``: seconds asked for. ``secret``: bytes that only this peer knows; with the same ones
-    after a crash PCP maps its ports again, which it refuses to strangers until the lease is over.
+    ``secret``: bytes that only this peer knows; with the same ones after a crash PCP maps its ports
+    again, which it refuses to strangers until the lease is over.
     ``look`` and ``ways`` are for tests.
     """
 
@@ -39,13 +42,12 @@ class PortMapper:
         on_error: Callable[[str, BaseException], None] | None = None,
         *,
         every_s: float = 20.0,
-        lease_s: float = 3600.0,
         secret: bytes = b"",
         look: Callable[[], Gateway | None] = find_gateway,
         ways: Callable[[Gateway], Sequence[GatewayProtocol]] | None = None,
     ) -> None:
         self._journal, self._on_change = journal, on_change
-        self._lease_s, self._look, self._make = lease_s, look, ways or self._usual
+        self._every_s, self._look, self._make = every_s, look, ways or self._usual
         seed = b"tutti pcp" + (secret or secrets.token_bytes(32))
         self._nonce = hashlib.sha256(seed).digest()[:12]
         self._plan = MappingPlan(every_s)
@@ -54,14 +56,12 @@ class PortMapper:
         self._wake = asyncio.Event()
         self._gateway: Gateway | None = None
         self._ways: dict[str, GatewayProtocol] = {}
-        self._ports: tuple[Port, ...] = ()
-        self._running = False
         self._lamented: dict[str, str] = {}
 
     @property
     def mappings(self) -> tuple[Mapping, ...]:
         """What is mapped now; empty before :meth:`start` and after :meth:`close`."""
-        return self._plan.mappings if self._running else ()
+        return self._plan.mappings
 
     @property
     def tried(self) -> dict[str, str]:
@@ -73,19 +73,15 @@ class PortMapper:
         for protocol, port in ports:
             if protocol not in ("tcp", "udp") or not 0 < port < 1 << 16:
                 raise ValueError(f"{protocol} {port} is no port")
-        self._ports = tuple(dict.fromkeys(ports))
-        if self._running:
-            self._carry_out(self._plan.want(self._ports, time.monotonic()))
+        self._carry_out(self._plan.want(tuple(dict.fromkeys(ports)), time.monotonic()))
 
     async def start(self) -> None:
         """Begin; returns at once."""
-        self._running = True
         self._tasks.spawn(self._run(), "run", eternal=True)
-        self._carry_out(self._plan.want(self._ports, time.monotonic()))
 
     async def close(self) -> None:
         """Stop and remove what was mapped, in 2 s at most. Safe to call twice."""
-        self._running = False
+        self._plan = MappingPlan(self._every_s)
         await self._tasks.close()
         await together(*(way.remove() for way in self._ways.values()))
         self._leave()
@@ -132,7 +128,7 @@ class PortMapper:
                 case "probe":
                     await way.probe()
                 case "map":
-                    answer = await way.map(ask.ports, self._lease_s)
+                    answer = await way.map(ask.ports, LEASE_S)
                 case "check":
                     answer = await way.check()
         except RouterFault as e:
