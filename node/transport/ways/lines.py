@@ -134,7 +134,7 @@ class Lines:
         dialling = self._dialling.get(peer)
         if dialling is None:
             dialling = self._dialling[peer] = self._tasks.spawn(
-                self._dial(peer), f"dial {short(peer)}"
+                _caught(self._dial(peer)), f"dial {short(peer)}"
             )
             dialling.add_done_callback(lambda _: self._dialling.pop(peer, None))
         try:
@@ -174,17 +174,17 @@ class Lines:
 
     # ----------------------------------------------------------- the first line
 
-    async def _dial(self, peer: PeerId) -> Connection | PeerFault:
+    async def _dial(self, peer: PeerId) -> Connection:
         began = time.monotonic()
         lost = began - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
         patience = self._patience.within(("dial", peer), REDIAL_S, began)
         try:
             async with asyncio.timeout(patience if lost else None):
                 line = await self._first(peer)
-        except PeerFault as e:
-            return e
-        except TimeoutError:
-            return PeerFault(peer, f"no answer in {patience:.1f} s since its connection broke")
+        except TimeoutError as e:
+            raise PeerFault(
+                peer, f"no answer in {patience:.1f} s since its connection broke"
+            ) from e
         self._patience.took(("dial", peer), time.monotonic() - began)
         self._lost.pop(peer, None)
         self._take(peer, line)
