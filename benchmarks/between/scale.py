@@ -416,7 +416,7 @@ def _by_topic(
 
 
 def _body(entry: PeerEntry | Posting) -> bytes:
-    if isinstance(entry, Posting):
+    if isinstance(entry.body, bytes):
         return entry.body
     # Simulated peers have short names, which a real record would not be packed with.
     return json.dumps(asdict(entry.body), separators=(",", ":")).encode()

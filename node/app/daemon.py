@@ -67,7 +67,7 @@ from protos.ask_pb2 import Answer, Ask, AskManifest
 from protos.handshake_pb2 import Hello
 
 if TYPE_CHECKING:
-    from node.reach.nearby import Announcer, Browser
+    from node.reach.nearby import Nearby
 
 FIND_S = 60.0
 """How long a joiner looks for a peer that has the manifest before it gives up."""
@@ -128,8 +128,7 @@ class Daemon:
         self.draining = False
         self.children: list[Child] = []
         self.child_trouble: dict[str, str] = {}
-        self.lan: Browser | None = None
-        self._announcer: Announcer | None = None
+        self.lan: Nearby | None = None
         self._gate: Gate | None = None
         self._shown: tuple[bytes, RunId, bytes] | None = None
         self._ending = asyncio.Event()
@@ -324,7 +323,7 @@ class Daemon:
         ):
             return
         # Not loaded where nothing is announced: it takes a tenth of a second.
-        from node.reach.nearby import Advert, Announcer, Browser, Found
+        from node.reach.nearby import Advert, Found, Nearby
 
         me, met = self.identity.peer_id, set[PeerId]()
 
@@ -340,8 +339,6 @@ class Daemon:
                 self.transport.p2p.learn(peer, one.addresses)
                 directory.meet(one.addresses)
 
-        self.lan = Browser(self.journal, found, self._failed)
-        await self.lan.start()
         swarm = manifest.swarm
         advert = Advert(
             manifest.run_id,
@@ -352,8 +349,8 @@ class Daemon:
             manifest.pipeline.stages,
             self.transport.ports[0],
         )
-        self._announcer = Announcer(self.journal, advert, self._failed)
-        await self._announcer.start()
+        self.lan = Nearby(self.journal, found, self._failed, advert)
+        await self.lan.start()
 
     def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
         """The owner's newest change to how cells average, as this peer last knew it; and newer ones
@@ -426,9 +423,8 @@ class Daemon:
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", "stopping", self._why or "stopping")
-        for discovery in (self._announcer, self.lan):
-            if discovery is not None:
-                await discovery.close()
+        if self.lan is not None:
+            await self.lan.close()
         await asyncio.to_thread(stop_all, self.children)
         await self.tasks.close()
         # Nobody else's call may start new work in services that are being closed.

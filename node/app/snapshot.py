@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from node.config import NodeConfig
     from node.identity.admission import Gate
     from node.identity.keys import Identity
-    from node.reach.nearby import Browser
+    from node.reach.nearby import Nearby
     from node.telemetry.metrics import Metrics
     from node.training.service import Training
     from node.transport.service import Transport
@@ -60,7 +60,7 @@ class ShownDaemon(PostedPeer, Protocol):
     metrics_url: str
     fault: LocalFault | None
     child_trouble: dict[str, str]
-    lan: Browser | None
+    lan: Nearby | None
     transport: Transport
 
     @property
@@ -152,7 +152,7 @@ class SnapshotBuilder:
         d, t = self._d, self.tally
         transport, manifest = d.transport, d.manifest
         traffic = transport.traffic
-        up_rate, down_rate = traffic.rates()
+        up_rate, down_rate = traffic.lately()
         s = pb.Snapshot(
             peer=d.identity.peer_id,
             name=d.name,

@@ -92,8 +92,8 @@ class Directory:
         self._heartbeat: asyncio.Task[None] | None = None
         self._posted_at, self._times = 0.0, 1.0
         self._searches: dict[str, asyncio.Task[Any]] = {}
-        self._serving, self._seeds = True, tuple[str, ...]()
-        self._met_later: dict[PeerId, list[Multiaddr]] = {}
+        self._serving = True
+        self._seeds: dict[PeerId, list[Multiaddr]] = {}
         self._tasks = Tasks(
             "dht", lambda name, error: self._tell("task_failed", f"{name}: {error!r}", "error")
         )
@@ -113,7 +113,7 @@ class Directory:
         does not answer for ``ATTACH_S`` is given up. Raises UsageFault for one that is not a
         multiaddr with /p2p/.
         """
-        seeds, self._seeds = _by_peer(initial_peers), tuple(initial_peers)
+        self._seeds |= _by_peer(initial_peers)
         guard.install()
         try:
             async with asyncio.timeout(ATTACH_S):
@@ -123,7 +123,7 @@ class Directory:
             return
         self._p2p = p2p
         self._company = self._tasks.spawn(
-            self._keep_company(p2p, self._node, seeds), "company", eternal=True
+            self._keep_company(p2p, self._node), "company", eternal=True
         )
         if self._body is not None:
             await self._post(self._body.pack())
@@ -159,14 +159,12 @@ class Directory:
             return
         self._serving = serving
         if self._p2p is not None and self._node is not None:
-            await self.attach(self._p2p, self._seeds)
+            await self.attach(self._p2p)
 
     def meet(self, multiaddrs: Sequence[str]) -> None:
         """One more bootstrap peer, tried from now on for as long as it is missing. Raises
         UsageFault as :meth:`attach`."""
-        for peer, addresses in _by_peer(multiaddrs).items():
-            self._met_later[peer] = addresses
-        self._seeds = (*self._seeds, *(m for m in multiaddrs if m not in self._seeds))
+        self._seeds = _by_peer(multiaddrs) | self._seeds
 
     async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
         """Post ``body`` under ``topic``, that of a cell or ``peers``, for ``times`` ``ttl_s``. The
@@ -249,15 +247,14 @@ class Directory:
         await self._detach(keep=None)
 
     async def _post(self, packed: bytes) -> bool:
+        self._posted_at = self._clock.now()
         if self._topic != PEERS:
-            self._posted_at = self._clock.now()
             return await self._put(self._topic, packed, self._times)
         now = self._clock.wall()
         raw, expires = self._author.seal(
             packed, now, self._record_store.newest(self.me), self._times
         )
         self._record_store.offer(self.me, raw, expires, now)
-        self._posted_at = self._clock.now()
         return await self._store("post", self._record_store.key, raw, expires)
 
     async def _store(self, name: str, key: str, raw: bytes, expires: float) -> bool:
@@ -303,14 +300,12 @@ class Directory:
             if self._body is not None and idle >= 2 * self._times * self._settings.refresh_s:
                 await self._post(self._body.pack())
 
-    async def _keep_company(
-        self, p2p: P2P, node: DHTNode, seeds: dict[PeerId, list[Multiaddr]]
-    ) -> None:
+    async def _keep_company(self, p2p: P2P, node: DHTNode) -> None:
         """Meet the bootstrap peers, and whoever is on the board when nobody is left to ask."""
         pause, complained = self._settings.rejoin_s, False
         while True:
             table = node.protocol.routing_table
-            wanted = self._met_later | seeds
+            wanted = dict(self._seeds)
             if not table.uid_to_peer_id:
                 now = self._clock.wall()
                 mates = peers_among(self._topics.entries(self._topic, now))

@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from node.core.errors import WireError
 from node.core.ids import PeerId, is_cell
@@ -150,13 +150,16 @@ class PeerBody:
         )
 
 
+B = TypeVar("B", PeerBody, bytes)
+
+
 @dataclass(frozen=True, slots=True)
-class PeerEntry:
+class DirectoryEntry(Generic[B]):
     """A verified record: ``body`` was signed by ``peer`` and holds until ``not_after`` (Unix
     seconds, its clock)."""
 
     peer: PeerId
-    body: PeerBody
+    body: B
     seq: int
     not_after: float
 
@@ -167,15 +170,9 @@ class PeerEntry:
         return self.seq / 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class Posting:
-    """What ``peer`` posted under a topic, verified; ``seq`` and ``not_after`` as in
-    :class:`PeerEntry`."""
-
-    peer: PeerId
-    body: bytes
-    seq: int
-    not_after: float
+PeerEntry = DirectoryEntry[PeerBody]
+Posting = DirectoryEntry[bytes]
+"""What a peer posted under a topic."""
 
 
 def peers_among(postings: Mapping[PeerId, Posting]) -> dict[PeerId, PeerEntry]:
@@ -183,7 +180,7 @@ def peers_among(postings: Mapping[PeerId, Posting]) -> dict[PeerId, PeerEntry]:
     found: dict[PeerId, PeerEntry] = {}
     for peer, p in postings.items():
         with contextlib.suppress(WireError):
-            found[peer] = PeerEntry(peer, PeerBody.parse(p.body), p.seq, p.not_after)
+            found[peer] = DirectoryEntry(peer, PeerBody.parse(p.body), p.seq, p.not_after)
     return found
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
-from node.dht.record import PeerBody, PeerEntry, Posting, unwrap
+from node.dht.record import B, DirectoryEntry, PeerBody, Posting, unwrap
 from node.dht.settings import DirectorySettings
 from node.dht.topics import MAX_POSTING, PEERS, key_of, most_writers
 from node.identity.records import open_record
@@ -29,30 +29,27 @@ Admit = Callable[[PeerId, bytes, float], float]
 Refused."""
 
 
-E = TypeVar("E", PeerEntry, Posting)
-
-
 @dataclass(frozen=True, slots=True)
-class _Posted(Generic[E]):
+class _Posted(Generic[B]):
     raw: bytes
     seq: int
     not_after: float
-    entry: E | None
+    entry: DirectoryEntry[B] | None
     """None for a withdrawal, which is kept until it expires so that no older record can take its
     place."""
     admitted: float = math.inf
     """Unix time from which on the writer is no part of the run."""
 
 
-class _Records(Generic[E]):
+class _Records(Generic[B]):
     """The newest valid record of every writer under one key.
 
     Sequence numbers are remembered per writer for as long as an older record could still be valid;
     after that an old record is refused because it has expired. So the memory is bounded, and a
     writer whose clock was set back is heard again after one life of a record. At most ``most``
     writers are remembered, and always ``me``; with one record of at most ``max_record`` bytes each,
-    that is all the memory strangers can take. ``admit`` decides whose records stand in a private
-    run; None: everybody's.
+    that is all the memory strangers can take. ``read(body)`` raises WireError for a body of another
+    kind. ``admit`` decides whose records stand in a private run; None: everybody's.
     """
 
     def __init__(
@@ -60,12 +57,13 @@ class _Records(Generic[E]):
         key: str,
         settings: DirectorySettings,
         most: int,
+        read: Callable[[bytes], B],
         me: PeerId | None = None,
         admit: Admit | None = None,
     ) -> None:
         self.key, self._me, self._admit = key, me, admit
-        self._settings, self._most = settings, most
-        self._posted: dict[str, _Posted[E]] = {}
+        self._settings, self._most, self._read = settings, most, read
+        self._posted: dict[str, _Posted[B]] = {}
 
     def offer(self, writer: str, raw: bytes, expires: float, now: float) -> bool:
         """Consider a sealed record found under subkey ``writer``, stored until ``expires`` (Unix
@@ -79,8 +77,6 @@ class _Records(Generic[E]):
         limit = self._settings
         if not now < expires <= now + limit.max_ttl_s:  # false for NaN as well
             raise WireError(f"a record lives at most {limit.max_ttl_s:.0f} s from now")
-        if len(raw) > limit.max_record:
-            raise WireError(f"a record has at most {limit.max_record} bytes, not {len(raw)}")
         known = self._posted.get(writer)
         if known is not None and known.not_after <= now:
             del self._posted[writer]
@@ -109,7 +105,9 @@ class _Records(Generic[E]):
             raise WireError(f"record {record.seq} comes after {known.seq} of the same writer")
         token, body = unwrap(record.body)
         admitted = self._admitted(peer, token, now)
-        entry = self._read(peer, body, record.seq, record.not_after) if body else None
+        entry = (
+            DirectoryEntry(peer, self._read(body), record.seq, record.not_after) if body else None
+        )
         self._posted[writer] = _Posted(raw, record.seq, record.not_after, entry, admitted)
         return True
 
@@ -128,11 +126,7 @@ class _Records(Generic[E]):
         posted = self._posted.get(writer)
         return (posted.seq, posted.not_after) if posted is not None else (0, 0.0)
 
-    def _read(self, peer: PeerId, body: bytes, seq: int, not_after: float) -> E:
-        """What a body says. Raises WireError for one of another kind."""
-        raise NotImplementedError
-
-    def entries(self, now: float) -> dict[PeerId, E]:
+    def entries(self, now: float) -> dict[PeerId, DirectoryEntry[B]]:
         """Everybody admitted whose record holds at ``now`` and is not withdrawn, in PeerId
         order."""
         self.forget_expired(now)
@@ -158,7 +152,7 @@ class _Records(Generic[E]):
             del self._posted[writer]
 
 
-class RecordStore(_Records[PeerEntry]):
+class RecordStore(_Records[PeerBody]):
     """What every peer of a run says of itself."""
 
     def __init__(
@@ -168,17 +162,14 @@ class RecordStore(_Records[PeerEntry]):
         me: PeerId | None = None,
         admit: Admit | None = None,
     ) -> None:
-        super().__init__(key_of(run_id, PEERS), settings, settings.max_peers, me, admit)
-
-    def _read(self, peer: PeerId, body: bytes, seq: int, not_after: float) -> PeerEntry:
-        return PeerEntry(peer, PeerBody.parse(body), seq, not_after)
+        key = key_of(run_id, PEERS)
+        super().__init__(key, settings, settings.max_peers, PeerBody.parse, me, admit)
 
 
-class _Topic(_Records[Posting]):
-    def _read(self, peer: PeerId, body: bytes, seq: int, not_after: float) -> Posting:
-        if len(body) > MAX_POSTING:
-            raise WireError(f"a posting has at most {MAX_POSTING} bytes, not {len(body)}")
-        return Posting(peer, body, seq, not_after)
+def _posting(body: bytes) -> bytes:
+    if len(body) > MAX_POSTING:
+        raise WireError(f"a posting has at most {MAX_POSTING} bytes, not {len(body)}")
+    return body
 
 
 class TopicStore:
@@ -198,7 +189,7 @@ class TopicStore:
         admit: Admit | None = None,
     ) -> None:
         self.run_id, self._settings, self._me, self._admit = run_id, settings, me, admit
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _Records[bytes]] = {}
         self._used: dict[str, float] = {}
         """Until when a topic counts as the node's own, Unix seconds."""
         self._count, self._soonest = 0, math.inf
@@ -218,7 +209,7 @@ class TopicStore:
         if records is None:
             most = most_writers(topic)
             key = key_of(self.run_id, topic)
-            records = _Topic(key, self._settings, most, self._me, self._admit)
+            records = _Records(key, self._settings, most, _posting, self._me, self._admit)
         limit, own = self._settings.max_postings, self._used.get(topic, 0.0) > now
         if self._count >= limit and not (own or writer == self._me or writer in records):
             raise WireError(f"{limit} postings are stored already, no room for one of {topic}")

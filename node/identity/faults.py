@@ -53,11 +53,8 @@ class FaultBook:
         """Note a fault; returns the length in seconds of the ban it caused, else 0.
 
         Weight 0 is nobody's fault and leaves no trace. During a ban nothing is counted: late
-        messages of the same misdeed must not lengthen it. Raises ValueError for a weight that is
-        negative or not finite.
+        messages of the same misdeed must not lengthen it.
         """
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"a weight is not negative and finite, not {weight}")
         if weight == 0:
             return 0.0
         self._pages[peer] = page = self._pages.get(peer) or _Page()

@@ -35,10 +35,7 @@ class SignedRecord:
 
 
 def seal(identity: Identity, key: str, body: bytes, seq: int, not_after: float) -> bytes:
-    """A record by ``identity`` for ``key``. Raises ValueError for a number or a time that cannot be
-    written."""
-    if not 0 <= seq <= MAX_SEQ:
-        raise ValueError(f"seq must be in 0..2^63-1, not {seq}")
+    """A record by ``identity`` for ``key``. Raises ValueError for a time that cannot be written."""
     head = _HEAD.pack(_VERSION, seq, milliseconds(not_after))
     return head + identity.sign(_signed(key, head, body), _DOMAIN) + body
 

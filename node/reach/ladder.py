@@ -35,11 +35,11 @@ class Rung(IntEnum):
 
 
 class ClimbAttempt(Enum):
-    """What may lead to a better rung."""
+    """What may lead to a better rung; the word is for people."""
 
-    DIAL = "dial"
+    DIAL = "tcp"
     """gRPC over TCP to the addresses the peer announces."""
-    CONNECT = "connect"
+    CONNECT = "libp2p"
     """A libp2p connection to the addresses the peer announces."""
     PUNCH = "punch"
     """A libp2p connection opened from both sides at the same time."""

@@ -53,7 +53,6 @@ _KEYS = ("v", "run", "swarm", "owner", "peer", "name", "stages")
 _PTR, _IN, _QUERY = 12, 1, 0  # RFC 1035, 3.2.2, 3.2.4 and 4.1.1
 
 Interfaces = tuple[tuple[str | int, ...], tuple[str, ...]]
-OnError = Callable[[str, BaseException], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +118,43 @@ def found_of(
     return Found(run_id, swarm, owner, peer, name, int(stages), addresses)
 
 
-class _Multicast:
-    """Sockets in the mDNS group on all interfaces of this host, opened anew when those change.
+class Nearby(RecordUpdateListener):
+    """In the mDNS group on all interfaces of this host, which is entered anew when those change.
+
+    Tells the LAN of ``advert`` (None: of nothing). Calls ``on_found`` for each peer announced
+    there, and again when it says something new; this one is found, too. REMEMBERED peers are kept
+    at most, but a host on the LAN can make up any number of them: limit what is dialled.
+    ``on_found`` is called in the loop and must not raise.
 
     Where no interface takes part, ``trouble`` says why and the journal is told once.
+    ``on_error(name, error)`` hears of errors that nobody expected.
     """
 
-    def __init__(self, name: str, journal: Journal, on_error: OnError | None) -> None:
-        self._journal = journal
-        self._tasks = Tasks(name, on_error)
+    def __init__(
+        self,
+        journal: Journal,
+        on_found: Callable[[Found], None],
+        on_error: Callable[[str, BaseException], None] | None = None,
+        advert: Advert | None = None,
+    ) -> None:
+        super().__init__()
+        self._journal, self._on_found, self._advert = journal, on_found, advert
+        self._tasks = Tasks("nearby", on_error)
         self._zeroconf: AsyncZeroconf | None = None
-        self._opened: Interfaces | None = None
-        self._wake = asyncio.Event()
+        self._mdns: zeroconf.Zeroconf
+        self._ours: tuple[str, ...] = ()
+        self._asker: asyncio.Task[None] | None = None
         self._log = JournalHandler(journal)
         self._log.addFilter(_demote)
+        self._found: dict[str, Found] = {}
+        self._changed: set[str] = set()
+        self._ignored = 0
         self.trouble = ""
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        """The peers that are there now: neither gone with a goodbye nor expired."""
+        return tuple(self._found.values())
 
     async def start(self) -> None:
         """Take part from now on. Returns at once."""
@@ -144,34 +165,26 @@ class _Multicast:
         await self._tasks.close()
         await self._shut()
 
-    async def _use(self, mdns: AsyncZeroconf, here: Interfaces) -> None:
-        raise NotImplementedError
-
     async def _follow(self) -> None:
+        opened: Interfaces | None = None
         while True:
-            self._wake.clear()
             try:
                 here = _interfaces()
-                if here != self._opened:
-                    # Set before the awaits: an update that comes meanwhile takes it away again.
-                    self._opened = here
+                if here != opened:
                     await self._shut()
                     await self._open(here)
-                    self.trouble = ""
+                    opened, self.trouble = here, ""
             except (OSError, RuntimeError, zeroconf.Error) as e:
-                self._opened = None
+                opened = None
                 await self._shut()
                 if (why := str(e) or type(e).__name__) != self.trouble:
                     self.trouble = why
                     text = f"no discovery on the LAN: {why}"
                     self._journal.emit("reach", "lan-unavailable", text)
-            # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RESCAN_S):
-                    await self._wake.wait()
+            await asyncio.sleep(RESCAN_S)
 
     async def _open(self, here: Interfaces) -> None:
-        senders, _ = here
+        senders, hosts = here
         if not senders:
             raise OSError("no interface but loopback is up with an address and multicast")
         log = logging.getLogger("zeroconf")
@@ -182,9 +195,31 @@ class _Multicast:
         await mdns.zeroconf.async_wait_for_start()
         if not mdns.zeroconf.engine.senders:
             raise OSError("no interface lets a socket join the mDNS group")
-        await self._use(mdns, here)
+        self._listen(mdns.zeroconf, hosts)
+        if (facts := self._advert) is not None:
+            info = AsyncServiceInfo(
+                TYPE,
+                f"{facts.peer}.{TYPE}",
+                port=facts.port,
+                properties=text_of(facts),
+                server=f"{facts.peer}.local.",
+                parsed_addresses=list(hosts),
+            )
+            # Cooperating: no probing for others of that name, which takes a second; it is a PeerId.
+            await (await mdns.async_register_service(info, cooperating_responders=True))
+            text = f"announced on the LAN at {', '.join(hosts)}"
+            self._journal.emit("reach", "lan-announced", text, "debug", port=facts.port)
+
+    def _listen(self, mdns: zeroconf.Zeroconf, ours: tuple[str, ...]) -> None:
+        self._mdns, self._ours = mdns, ours
+        mdns.async_add_listener(self, None)
+        self._asker = self._tasks.spawn(self._ask(mdns), "ask", eternal=True)
 
     async def _shut(self) -> None:
+        if self._asker is not None:
+            self._asker.cancel()
+            self._asker = None
+        self._found.clear()
         if (mdns := self._zeroconf) is not None:
             try:
                 async with asyncio.timeout(CLOSE_S):
@@ -193,89 +228,6 @@ class _Multicast:
                 mdns.zeroconf.close()
             self._zeroconf = None
         logging.getLogger("zeroconf").removeHandler(self._log)
-
-
-class Announcer(_Multicast):
-    """Tells the LAN of this daemon's peer for as long as it is open.
-
-    No network and no multicast are an event in the journal, nothing else. ``on_error(name, error)``
-    hears of errors that nobody expected.
-    """
-
-    def __init__(self, journal: Journal, facts: Advert, on_error: OnError | None = None) -> None:
-        super().__init__("announcer", journal, on_error)
-        self._facts = facts
-
-    async def _use(self, mdns: AsyncZeroconf, here: Interfaces) -> None:
-        facts, (_, hosts) = self._facts, here
-        info = AsyncServiceInfo(
-            TYPE,
-            f"{facts.peer}.{TYPE}",
-            port=facts.port,
-            properties=text_of(facts),
-            server=f"{facts.peer}.local.",
-            parsed_addresses=list(hosts),
-        )
-        # Cooperating: no probing for others of that name, which takes a second; it is a PeerId.
-        await (await mdns.async_register_service(info, cooperating_responders=True))
-        text = f"announced on the LAN at {', '.join(hosts)}"
-        self._journal.emit("reach", "lan-announced", text, "debug", port=facts.port)
-
-
-class Browser(_Multicast):
-    """Calls ``on_found`` for each peer announced on the LAN, and again when it says something new.
-
-    REMEMBERED peers are kept at most, but a host on the LAN can make up any number of them: limit
-    what is dialled. ``on_found`` is called in the loop and must not raise. Our own announcement is
-    found, too.
-    """
-
-    def __init__(
-        self,
-        journal: Journal,
-        on_found: Callable[[Found], None],
-        on_error: OnError | None = None,
-    ) -> None:
-        super().__init__("browser", journal, on_error)
-        self._on_found = on_found
-        self._found: dict[str, Found] = {}
-        self._asker: asyncio.Task[None] | None = None
-        self._ignored = 0
-
-    @property
-    def found(self) -> tuple[Found, ...]:
-        """The peers that are there now: neither gone with a goodbye nor expired."""
-        return tuple(self._found.values())
-
-    def heard(self, peer: str, found: Found | None) -> None:
-        """For the listener: what the instance named ``peer`` says now; None: nothing of use."""
-        if found is None:
-            self._found.pop(peer, None)
-            self._ignored += 1
-            if self._ignored.bit_count() == 1:  # 1, 2, 4...: a flood must not fill the journal
-                text = f"ignored {self._ignored} records on the LAN, the last of {peer[:80]!r}"
-                self._journal.emit("reach", "lan-ignored", text, "debug", times=self._ignored)
-        elif self._found.get(peer) != found:
-            if peer not in self._found and len(self._found) >= REMEMBERED:
-                del self._found[next(iter(self._found))]
-            self._found[peer] = found
-            self._on_found(found)
-
-    def gone(self, peer: str) -> None:
-        """For the listener: ``peer`` said goodbye, or its record expired."""
-        self._found.pop(peer, None)
-
-    async def _use(self, mdns: AsyncZeroconf, here: Interfaces) -> None:
-        _, ours = here
-        mdns.zeroconf.async_add_listener(_Listener(self, mdns.zeroconf, ours), None)
-        self._asker = self._tasks.spawn(self._ask(mdns.zeroconf), "ask", eternal=True)
-
-    async def _shut(self) -> None:
-        if self._asker is not None:
-            self._asker.cancel()
-            self._asker = None
-        self._found.clear()
-        await super()._shut()
 
     async def _ask(self, mdns: zeroconf.Zeroconf) -> None:
         """Query often at first, then rarely, naming the answers that we have (RFC 6762, 5.2, 7.1).
@@ -297,15 +249,6 @@ class Browser(_Multicast):
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-
-class _Listener(RecordUpdateListener):
-    """Reads instances of the service when zeroconf's cache changes."""
-
-    def __init__(self, browser: Browser, mdns: zeroconf.Zeroconf, ours: tuple[str, ...]) -> None:
-        super().__init__()
-        self._browser, self._mdns, self._ours = browser, mdns, ours
-        self._changed: set[str] = set()
-
     def async_update_records(
         self,
         zc: zeroconf.Zeroconf,
@@ -317,7 +260,7 @@ class _Listener(RecordUpdateListener):
             expired = record.is_expired(now)  # by a goodbye, too
             if isinstance(record, DNSPointer):
                 if record.key == TYPE and expired:
-                    self._browser.gone(_peer_of(record))
+                    self._found.pop(_peer_of(record), None)
                 elif record.key == TYPE:
                     self._changed.add(_peer_of(record))
             elif record.name.startswith("12D3Koo") and not expired:
@@ -331,7 +274,7 @@ class _Listener(RecordUpdateListener):
             try:
                 public_key_of(peer)
             except WireError:
-                self._browser.heard(peer, None)
+                self._heard(peer, None)
                 continue
             info = AsyncServiceInfo(TYPE, f"{peer}.{TYPE}")
             if not info.load_from_cache(self._mdns):
@@ -339,7 +282,21 @@ class _Listener(RecordUpdateListener):
             # Ours last: the address of a bridge for containers is the same on many hosts.
             hosts = info.parsed_addresses()
             hosts.sort(key=lambda h: (h in self._ours, ":" in h, h))
-            self._browser.heard(peer, found_of(peer, info.properties, hosts, info.port))
+            self._heard(peer, found_of(peer, info.properties, hosts, info.port))
+
+    def _heard(self, peer: str, found: Found | None) -> None:
+        """What the instance named ``peer`` says now; None: nothing of use."""
+        if found is None:
+            self._found.pop(peer, None)
+            self._ignored += 1
+            if self._ignored.bit_count() == 1:  # 1, 2, 4...: a flood must not fill the journal
+                text = f"ignored {self._ignored} records on the LAN, the last of {peer[:80]!r}"
+                self._journal.emit("reach", "lan-ignored", text, "debug", times=self._ignored)
+        elif self._found.get(peer) != found:
+            if peer not in self._found and len(self._found) >= REMEMBERED:
+                del self._found[next(iter(self._found))]
+            self._found[peer] = found
+            self._on_found(found)
 
 
 async def look(seconds: float) -> list[Found]:
@@ -349,8 +306,8 @@ async def look(seconds: float) -> list[Found]:
     NetworkFault when no interface of this host takes part in mDNS.
     """
     news = asyncio.Event()
-    browser = Browser(Journal(keep=1), lambda _: news.set())
-    await browser.start()
+    here = Nearby(Journal(keep=1), lambda _: news.set())
+    await here.start()
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -359,12 +316,12 @@ async def look(seconds: float) -> list[Found]:
                     news.clear()
                     async with asyncio.timeout(SETTLE_S):
                         await news.wait()
-        if browser.trouble:
-            what = f"no discovery on the LAN: {browser.trouble}"
+        if here.trouble:
+            what = f"no discovery on the LAN: {here.trouble}"
             raise NetworkFault(what, "join with an invite or an address instead")
-        return sorted(browser.found, key=lambda f: (f.run_id, f.name, f.peer))
+        return sorted(here.found, key=lambda f: (f.run_id, f.name, f.peer))
     finally:
-        await browser.close()
+        await here.close()
 
 
 def _peer_of(pointer: DNSPointer) -> str:
@@ -403,7 +360,6 @@ def _interfaces() -> Interfaces:
 
 
 def _demote(record: logging.LogRecord) -> bool:
-    # That a printer speaks mDNS badly is no warning of ours. A second handler, of a browser beside
-    # an announcer, then finds the level too low, so each record becomes one event.
+    # That a printer speaks mDNS badly is no warning of ours.
     record.levelno = logging.DEBUG
     return True

@@ -14,24 +14,7 @@ from collections.abc import Callable, Sequence
 
 from node.core.tasks import Tasks, together
 from node.reach.gateway import Gateway, find_gateway
-from node.reach.mapping_plan import (
-    Checked,
-    CheckMappings,
-    Event,
-    FindGateway,
-    GatewayFound,
-    Map,
-    Mapped,
-    Mapping,
-    MappingPlan,
-    MappingsChanged,
-    Port,
-    ProbeFailed,
-    ProbeProtocol,
-    ProtocolAnswered,
-    TimerDue,
-    Wanted,
-)
+from node.reach.mapping_plan import Mapping, MappingPlan, Port, RouterAsk
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.upnp import Upnp
 from node.reach.way import GatewayProtocol, RouterFault
@@ -39,14 +22,17 @@ from node.telemetry.events import Journal
 
 __all__ = ["Mapping", "PortMapper"]
 
+LEASE_S = 3600.0
+"""Seconds that the router is asked to map ports for."""
+
 
 class PortMapper:
     """The service. ``on_change()`` is called in the event loop when :attr:`mappings` became others.
 
     ``every_s``: seconds between tries while nothing is mapped, and between checks of what is.
-    ``lease_s``: seconds asked for. ``secret``: bytes that only this peer knows; with the same ones
-    after a crash PCP maps its ports again, which it refuses to strangers until the lease is over.
-    ``look`` and ``ways`` are for tests. Raises ValueError for times that are not positive.
+    ``secret``: bytes that only this peer knows; with the same ones after a crash PCP maps its ports
+    again, which it refuses to strangers until the lease is over.
+    ``look`` and ``ways`` are for tests.
     """
 
     def __init__(
@@ -56,30 +42,26 @@ class PortMapper:
         on_error: Callable[[str, BaseException], None] | None = None,
         *,
         every_s: float = 20.0,
-        lease_s: float = 3600.0,
         secret: bytes = b"",
         look: Callable[[], Gateway | None] = find_gateway,
         ways: Callable[[Gateway], Sequence[GatewayProtocol]] | None = None,
     ) -> None:
-        if not (0 < every_s < math.inf and 0 < lease_s < math.inf):
-            raise ValueError("times between tries and leases are positive and finite")
         self._journal, self._on_change = journal, on_change
-        self._lease_s, self._look, self._make = lease_s, look, ways or self._usual
+        self._every_s, self._look, self._make = every_s, look, ways or self._usual
         seed = b"tutti pcp" + (secret or secrets.token_bytes(32))
         self._nonce = hashlib.sha256(seed).digest()[:12]
         self._plan = MappingPlan(every_s)
+        self._known: tuple[Mapping, ...] = ()
         self._tasks = Tasks("portmap", on_error)
         self._wake = asyncio.Event()
         self._gateway: Gateway | None = None
         self._ways: dict[str, GatewayProtocol] = {}
-        self._ports: tuple[Port, ...] = ()
-        self._running = False
         self._lamented: dict[str, str] = {}
 
     @property
     def mappings(self) -> tuple[Mapping, ...]:
         """What is mapped now; empty before :meth:`start` and after :meth:`close`."""
-        return self._plan.mappings if self._running else ()
+        return self._plan.mappings
 
     @property
     def tried(self) -> dict[str, str]:
@@ -91,19 +73,15 @@ class PortMapper:
         for protocol, port in ports:
             if protocol not in ("tcp", "udp") or not 0 < port < 1 << 16:
                 raise ValueError(f"{protocol} {port} is no port")
-        self._ports = tuple(dict.fromkeys(ports))
-        if self._running:
-            self._handle(Wanted(self._ports))
+        self._carry_out(self._plan.want(tuple(dict.fromkeys(ports)), time.monotonic()))
 
     async def start(self) -> None:
         """Begin; returns at once."""
-        self._running = True
         self._tasks.spawn(self._run(), "run", eternal=True)
-        self._handle(Wanted(self._ports))
 
     async def close(self) -> None:
         """Stop and remove what was mapped, in 2 s at most. Safe to call twice."""
-        self._running = False
+        self._plan = MappingPlan(self._every_s)
         await self._tasks.close()
         await together(*(way.remove() for way in self._ways.values()))
         self._leave()
@@ -118,18 +96,15 @@ class PortMapper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s if wait_s < math.inf else None):
                     await self._wake.wait()
-            self._handle(TimerDue())
+            if time.monotonic() >= self._plan.due:
+                self._carry_out(self._plan.look(self._seen(), time.monotonic()))
 
-    def _handle(self, event: Event) -> None:
-        for action in self._plan.handle(event, time.monotonic()):
-            match action:
-                case FindGateway():
-                    self._handle(GatewayFound(self._seen()))
-                case MappingsChanged():
-                    self._told()
-                case ProbeProtocol() | Map() | CheckMappings():
-                    name = f"{type(action).__name__.lower()}-{action.way}"
-                    self._tasks.spawn(self._carry_out(action, self._ways[action.way]), name)
+    def _carry_out(self, asks: Sequence[RouterAsk]) -> None:
+        for ask in asks:
+            self._tasks.spawn(self._ask(ask, self._ways[ask.way]), f"{ask.kind}-{ask.way}")
+        if self._plan.mappings != self._known:
+            self._known = self._plan.mappings
+            self._told()
         self._lament()
         self._wake.set()
 
@@ -146,22 +121,19 @@ class PortMapper:
             way.close()
         self._ways, self._gateway = {}, None
 
-    async def _carry_out(
-        self, action: ProbeProtocol | Map | CheckMappings, way: GatewayProtocol
-    ) -> None:
-        name, attempt = action.way, action.attempt
+    async def _ask(self, ask: RouterAsk, way: GatewayProtocol) -> None:
+        answer = None
         try:
-            match action:
-                case ProbeProtocol():
+            match ask.kind:
+                case "probe":
                     await way.probe()
-                    event: Event = ProtocolAnswered(name, attempt)
-                case Map(ports=ports):
-                    event = Mapped(name, attempt, *await way.map(ports, self._lease_s))
-                case CheckMappings():
-                    event = Checked(name, attempt, await way.check())
+                case "map":
+                    answer = await way.map(ask.ports, LEASE_S)
+                case "check":
+                    answer = await way.check()
         except RouterFault as e:
-            event = ProbeFailed(name, attempt, str(e))
-        self._handle(event)
+            answer = str(e)
+        self._carry_out(self._plan.answered(ask, answer, time.monotonic()))
 
     def _told(self) -> None:
         mapped = self._plan.mappings

@@ -49,8 +49,7 @@ class ServerCertificate:
 
 
 class Secured:
-    """A TLS connection over ``reader`` and ``writer``; has what :mod:`node.transport.frames` needs
-    of both."""
+    """A TLS connection over ``reader`` and ``writer``; read and written as both."""
 
     def __init__(
         self,

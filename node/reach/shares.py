@@ -34,12 +34,10 @@ class _Pair:
 
 
 class Shares:
-    """``rate``: bytes a second for all pairs together, above 0; ``burst_s``: seconds of it that may
+    """``rate``: bytes a second for all pairs together; ``burst_s``: seconds of it that may
     go at once after a pause; ``now`` is in seconds of a steady clock."""
 
     def __init__(self, rate: float, now: float = 0.0, burst_s: float = BURST_S) -> None:
-        if not rate > 0:
-            raise ValueError(f"a rate is above 0, not {rate}")
         self.rate, self._burst_s = rate, burst_s
         self._pairs: dict[Hashable, _Pair] = {}
         self._tokens, self._at = rate * burst_s, now

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from ipaddress import AddressValueError, IPv4Address
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import miniupnpc
@@ -39,25 +39,8 @@ _PLAINLY = {
 }
 
 
-class Igd(Protocol):
-    """What is used of ``miniupnpc.UPnP``. Its calls block, and raise Exception itself."""
-
-    def discover(self) -> int: ...
-    def selectigd(self) -> str: ...
-    def externalipaddress(self) -> str | None: ...
-    def addportmapping(
-        self,
-        external: int,
-        protocol: str,
-        host: str,
-        internal: int,
-        text: str,
-        remote: str,
-        lease: int,
-        /,
-    ) -> bool: ...
-    def getspecificportmapping(self, external: int, protocol: str, /) -> tuple[Any, ...] | None: ...
-    def deleteportmapping(self, external: int, protocol: str, /) -> bool: ...
+Igd = Any
+"""A ``miniupnpc.UPnP``, which has no types. Its calls block, and raise Exception itself."""
 
 
 def _igd(local: str) -> Igd:

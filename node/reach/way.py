@@ -14,13 +14,9 @@ from typing import ClassVar
 from node.core.errors import TuttiError
 from node.core.tasks import together
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Mapping, Port
+from node.reach.mapping_plan import Granted, Mapping, Port
 
 REMOVE_S = 2.0
-
-
-Granted = tuple[tuple[Mapping, ...], float]
-"""Mappings, and the shortest of their leases in seconds."""
 
 
 class RouterFault(TuttiError):

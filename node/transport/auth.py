@@ -49,8 +49,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         traffic: Traffic,
     ) -> None:
         self._tokens, self._seats, self._banned, self._traffic = tokens, seats, banned, traffic
-        # A servicer's methods never change, so the wrapped ones are made once.
-        self._counted = functools.lru_cache(maxsize=256)(self._count)
+        self._too_many = (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"{seats.per_peer} calls of yours are open",
+        )
 
     def caller(self, metadata: Any) -> PeerId | None:
         """Whom the metadata of a call names; None for nobody."""
@@ -68,10 +70,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if (left := self._banned(peer)) > 0:
             return _turn_away(grpc.StatusCode.PERMISSION_DENIED, f"you: {until_heard(left)}")
         if not self._seats.free(peer):
-            return _turn_away(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._seats.per_peer} calls of yours are open",
-            )
+            return _turn_away(*self._too_many)
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler
@@ -80,19 +79,19 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             handler, f"{'stream' if kind[0] else 'unary'}_{'stream' if kind[1] else 'unary'}"
         )
         return _MAKERS[kind](
-            self._counted(inner),
+            self._count(inner, peer),
             self._traffic.into(handler.request_deserializer, any(kind)),
             self._traffic.out(handler.response_serializer, any(kind)),
         )
 
-    def _count(self, inner: Any) -> Any:
-        """``inner`` holding a seat while it runs; a generator function or a coroutine function, as
+    def _count(self, inner: Any, peer: PeerId) -> Any:
+        """``inner`` while ``peer`` holds a seat; a generator function or a coroutine function, as
         it was."""
         if inspect.isasyncgenfunction(inner):
 
             @functools.wraps(inner)
             async def generate(request: Any, context: Any) -> Any:
-                async with self._seated(context) as peer:
+                async with self._seated(peer, context):
                     answers = inner(*self._held_back(peer, request, context))
                     try:
                         async for answer in answers:
@@ -105,20 +104,23 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
         @functools.wraps(inner)
         async def run(request: Any, context: Any) -> Any:
-            async with self._seated(context) as peer:
+            async with self._seated(peer, context):
                 return await inner(*self._held_back(peer, request, context))
 
         return run
 
     @contextlib.asynccontextmanager
-    async def _seated(self, context: Any) -> AsyncIterator[PeerId]:
-        """The caller, who holds a seat; its call ends when its admission does."""
-        peer = await self._seat(context)
-        left = self._tokens.left(peer)
+    async def _seated(self, peer: PeerId, context: Any) -> AsyncIterator[None]:
+        """While a seat is held; the call ends when the caller's admission does, which may have been
+        while its body came."""
+        if not (left := self._tokens.left(peer)):
+            await context.abort(*_EXPIRED)
+        if not self._seats.take(peer):
+            await context.abort(*self._too_many)
         admitted = asyncio.timeout(left if left < LONGEST_S else None)
         try:
             async with admitted:
-                yield peer
+                yield
         except TimeoutError:
             if not admitted.expired():
                 raise
@@ -137,18 +139,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return Paced(request, reads) if hasattr(request, "__aiter__") else request, PacedStream(
             context, reads, sends
         )
-
-    async def _seat(self, context: grpc.aio.ServicerContext[Any, Any]) -> PeerId:
-        peer = self.caller(context.invocation_metadata())
-        if peer is None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown token; shake hands first")
-            raise RuntimeError("unreachable")
-        if not self._seats.take(peer):
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._seats.per_peer} calls of yours are open",
-            )
-        return peer
 
 
 @functools.lru_cache(maxsize=64)

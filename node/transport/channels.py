@@ -7,7 +7,6 @@ metadata needs neither. So the label is added where a call begins, and the call 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial, partialmethod
@@ -173,9 +172,6 @@ class _UnaryCall:
         except grpc.aio.AioRpcError as e:
             if e.code() is not grpc.StatusCode.UNAUTHENTICATED or self._channel.fresh is None:
                 raise
-        except asyncio.CancelledError:
-            self._call.cancel()
-            raise
         fresh = await self._channel.fresh()
         self._call = self._again(
             LabelledChannel(fresh.raw, fresh.label, traffic=fresh.traffic, peer=fresh.peer)

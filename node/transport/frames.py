@@ -10,24 +10,16 @@ from google.protobuf.message import DecodeError, Message
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
+from node.reach.secure import Secured
 
 M = TypeVar("M", bound=Message)
 
 _LENGTH = 4
 
 
-class FrameReader(Protocol):
-    """What is read of a stream, whether it is libp2p's or private over a relay."""
-
-    async def readexactly(self, n: int, /) -> bytes: ...
-    async def read(self, n: int, /) -> bytes: ...
-
-
-class Writer(Protocol):
-    """What is written of a stream."""
-
-    def write(self, data: bytes, /) -> None: ...
-    async def drain(self) -> None: ...
+FrameReader = asyncio.StreamReader | Secured
+Writer = asyncio.StreamWriter | Secured
+"""A stream, whether it is libp2p's or private over a relay."""
 
 
 class Streams(Protocol):

@@ -27,23 +27,23 @@ class Seats:
         return True
 
     def leave(self, peer: PeerId) -> None:
-        """Give one seat back. Raises ValueError when the peer holds none."""
-        if not self._held[peer]:
-            raise ValueError("gave back a seat that was not taken")
-        self._held[peer] -= 1
-        if not self._held[peer]:
-            del self._held[peer]
+        """Give one seat back."""
+        # Subtracting in place, a counter forgets what has come down to zero.
+        self._held -= Counter([peer])
 
 
-class Busiest:
-    """Bytes moved in the busiest second of the last minute. ``now`` is in seconds of a steady
-    clock."""
+class Moved:
+    """Bytes ``sent`` and ``received`` since the start, and of the last minute those of every
+    second. ``now`` is in seconds of a steady clock."""
 
     def __init__(self) -> None:
+        self.sent = self.received = 0
         self._seconds: deque[list[int]] = deque(maxlen=60)
 
     def count(self, sent: int, received: int, now: float) -> None:
         """So many bytes went just now."""
+        self.sent += sent
+        self.received += received
         second = int(now)
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append([second, 0, 0])
@@ -51,7 +51,7 @@ class Busiest:
         self._seconds[-1][2] += received
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Bytes a second sent and received, zeros for nothing lately."""
+        """Bytes sent and received in the busiest second, zeros for nothing lately."""
         fresh = [row for row in self._seconds if now - row[0] < 60]
         return max((float(r[1]) for r in fresh), default=0.0), max(
             (float(r[2]) for r in fresh), default=0.0

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, Wi
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.reach.interfaces import free_port, is_loopback, wildcards
+from node.reach.ladder import Rung
 from node.transport.addresses import multiaddr, part_of, split_multiaddr
 from node.transport.bootstrap import NOT_TRIED, AddressBook, Bootstrap
 from node.transport.limits import Seats
@@ -154,15 +155,14 @@ class P2pDaemon:
         seconds old."""
         return dict(self._links)
 
-    def how(self, peer: PeerId) -> str:
-        """How the connection to a peer came about: "tunnel" (it was dialled at an address it
-        announces), "punched", "reversed" (the peer dialled us), or "" where there is none."""
+    def how(self, peer: PeerId) -> Rung:
+        """How a tunnel through the connection to a peer travels; NONE where there is none."""
         ends = self._links.get(peer)
         if ends is None:
-            return ""
+            return Rung.NONE
         if peer in self._punched:
-            return "punched"
-        return "tunnel" if set(ends) & set(self._book.of(peer)) else "reversed"
+            return Rung.PUNCHED
+        return Rung.TUNNEL if set(ends) & set(self._book.of(peer)) else Rung.REVERSED
 
     def punched(self, peer: PeerId) -> None:
         """The connection to the peer that exists now, or in a moment, was punched."""
@@ -245,15 +245,11 @@ class P2pDaemon:
         async def one(text: str) -> str:
             try:
                 address, peer = split_multiaddr(text)
-                async with asyncio.timeout(timeout):
-                    await self._up.wait()
-                    await self._dial(peer, (address,))
-            except TimeoutError:
-                return f"no answer in {timeout:g} s"
-            except (WireError, ValueError) as e:
+                await self.reach(peer, timeout, (address,))
+            except WireError as e:
                 return str(e)
-            except (*_GONE, NetworkFault) as e:
-                return _short(e)
+            except PeerFault as e:
+                return e.reason
             self.learn(peer, [text])
             return ""
 
@@ -286,25 +282,14 @@ class P2pDaemon:
         Waits for a restart that is going on. Raises PeerFault after ``timeout`` seconds, when the
         peer cannot be reached or has no such handler, and at once when our own p2pd dies meanwhile.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                await self._up.wait()
-                known = self._book.of(peer)
-                if known:
-                    # Nothing new is dialled when p2pd has a connection already, also one the peer
-                    # made from behind a NAT.
-                    with contextlib.suppress(ControlFailure, TimeoutError, ValueError):
-                        async with asyncio.timeout(timeout / 2):
-                            await self._dial(peer, known)
-                return await self._open(peer, name, limit)
-        except TimeoutError as e:
-            raise PeerFault(peer, f"no stream {name} in {timeout:g} s") from e
-        except ControlFailure as e:
-            raise PeerFault(peer, f"cannot be reached: {_short(e)}") from e
-        except ValueError as e:
-            raise PeerFault(peer, f"not a PeerId: {e}") from e
-        except (*_GONE, NetworkFault) as e:
-            raise PeerFault(peer, "our own p2p daemon went away") from e
+        async with self._asked(peer, timeout, f"stream {name}"):
+            if known := self._book.of(peer):
+                # Nothing new is dialled when p2pd has a connection already, also one the peer made
+                # from behind a NAT.
+                with contextlib.suppress(ControlFailure, TimeoutError, ValueError):
+                    async with asyncio.timeout(timeout / 2):
+                        await self._dial(peer, known)
+            return await self._open(peer, name, limit)
 
     async def reach(
         self, peer: PeerId, timeout: float = CONNECT_TIMEOUT_S, at: Sequence[str] = ()
@@ -314,15 +299,24 @@ class P2pDaemon:
         known = tuple(at) or self._book.of(peer)
         if not known:
             raise PeerFault(peer, "no address of it is known")
+        async with self._asked(peer, timeout, "connection"):
+            await self._dial(peer, known)
+            await self.look()
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, peer: PeerId, timeout: float, what: str) -> AsyncIterator[None]:
+        """Around what is asked of p2pd, once it is up. Raises PeerFault for what goes wrong, and
+        when there is no ``what`` after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._up.wait()
-                await self._dial(peer, known)
-                await self.look()
+                yield
         except TimeoutError as e:
-            raise PeerFault(peer, f"no connection in {timeout:g} s") from e
-        except (ControlFailure, ValueError) as e:
-            raise PeerFault(peer, f"cannot be dialled: {_short(e)}") from e
+            raise PeerFault(peer, f"no {what} in {timeout:g} s") from e
+        except ControlFailure as e:
+            raise PeerFault(peer, f"cannot be reached: {_short(e)}") from e
+        except ValueError as e:
+            raise PeerFault(peer, f"not a PeerId: {e}") from e
         except (*_GONE, NetworkFault) as e:
             raise PeerFault(peer, "our own p2p daemon went away") from e
 
@@ -584,6 +578,4 @@ def _quiet_hivemind(journal: Journal) -> None:
     use_hivemind_log_handler("nowhere")
     logger = logging.getLogger("hivemind")
     logger.propagate = False
-    for handler in [h for h in logger.handlers if isinstance(h, _ToJournal)]:
-        logger.removeHandler(handler)
-    logger.addHandler(_ToJournal(journal))
+    logger.handlers[:] = [_ToJournal(journal)]

@@ -38,7 +38,7 @@ from node.transport.ask import Answerer, Asking
 from node.transport.auth import AuthInterceptor
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
-from node.transport.limits import Busiest, Seats
+from node.transport.limits import Moved, Seats
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
@@ -182,10 +182,9 @@ class Transport:
         self._rate_limit = RateLimitedLog(journal)
         self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
         self._met: Newest[PeerId, Acquaintance] = Newest(PEERS_KEPT)
-        self._bytes: Newest[PeerId, list[int]] = Newest(PEERS_KEPT)
-        self._busiest: Newest[PeerId, Busiest] = Newest(PEERS_KEPT)
-        self._proven: Newest[PeerId, float] = Newest(PEERS_KEPT)
-        self._rtt: Newest[PeerId, float] = Newest(PEERS_KEPT)
+        self._moved: Newest[PeerId, Moved] = Newest(PEERS_KEPT)
+        self._pinged: Newest[PeerId, tuple[float, float]] = Newest(PEERS_KEPT)
+        """Seconds of the last ping, and when it was, Unix seconds."""
         self._port = 0
 
     @property
@@ -358,32 +357,23 @@ class Transport:
         """See ``TransportPort.caps``."""
         return PAYLOAD * self.settings.max_up, PAYLOAD * self.settings.max_down
 
-    def rtt(self, peer: PeerId) -> float:
-        """Seconds of the last ping; 0 for never measured."""
-        return self._rtt.get(peer, 0.0)
-
     def peers(self) -> dict[PeerId, PeerLink]:
         found = {}
         for peer, met in self._met.items():
             line = self._lines.line(peer)
-            sent, received = self._bytes.get(peer, (0, 0))
-            since = line.since if line else 0.0
-            up, down = (
-                self._busiest[peer].rates(time.monotonic()) if peer in self._busiest else (0.0, 0.0)
-            )
-            via = line.via if line else PeerId("")
+            moved = self._moved.get(peer) or Moved()
+            rtt, proven = self._pinged.get(peer, (0.0, 0.0))
             found[peer] = PeerLink(
                 self.path(peer),
-                self.rtt(peer),
-                sent,
-                received,
+                rtt,
+                moved.sent,
+                moved.received,
                 met.name,
                 met.version,
-                since,
-                via,
-                up,
-                down,
-                self._proven.get(peer, 0.0),
+                line.since if line else 0.0,
+                line.via if line else PeerId(""),
+                *moved.rates(time.monotonic()),
+                proven,
             )
         return found
 
@@ -404,14 +394,12 @@ class Transport:
             await channel.unary_unary("/tutti.v1.Link/Ping")(b"", timeout=timeout)
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
-        self._rtt[peer], self._proven[peer] = time.monotonic() - began, time.time()
-        return self._rtt[peer]
+        took = time.monotonic() - began
+        self._pinged[peer] = took, time.time()
+        return took
 
     def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
-        total = self._bytes.setdefault(peer, [0, 0])
-        total[0] += sent
-        total[1] += received
-        self._busiest.setdefault(peer, Busiest()).count(sent, received, time.monotonic())
+        self._moved.setdefault(peer, Moved()).count(sent, received, time.monotonic())
         if sent:
             self._metrics.bytes_sent_total.labels(plane=plane).inc(sent)
         if received:

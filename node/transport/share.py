@@ -10,48 +10,34 @@ from collections.abc import Hashable
 from node.reach.shares import BURST_S, Shares
 
 
-class Share:
-    """``rate``: bytes a second for all together; 0: nobody ever waits. ``burst_s`` as
-    :class:`~node.reach.shares.Shares` has it."""
+class Share(Shares):
+    """``rate``: bytes a second for all together; 0: nobody ever waits."""
 
     def __init__(self, rate: float, burst_s: float = BURST_S) -> None:
-        self.rate = rate
-        self._shares = Shares(rate, time.monotonic(), burst_s) if rate else None
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        super().__init__(rate, time.monotonic(), burst_s)
+        self._granted: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, pair: Hashable, count: int, weight: float = 1.0) -> None:
         """Return when ``pair`` may send ``count`` bytes; see
         :meth:`~node.reach.shares.Shares.ask`."""
-        if self._shares is None:
+        if not self.rate:
             return
-        number = self._shares.ask(pair, count, weight)
-        granted = self._waiting[number] = asyncio.get_running_loop().create_future()
+        number = self.ask(pair, count, weight)
+        granted = self._granted[number] = asyncio.get_running_loop().create_future()
         if self._timer is None:
-            self._grant(self._shares)
+            self._go_on()
         try:
             await granted
         finally:
-            self._waiting.pop(number, None)
-            self._shares.drop(number)
+            self._granted.pop(number, None)
+            self.drop(number)
 
-    def spend(self, count: int) -> None:
-        """``count`` bytes went without waiting; those that wait, wait for it."""
-        if self._shares is not None:
-            self._shares.spend(count, time.monotonic())
-
-    def gone(self, pair: Hashable) -> None:
-        """Forget a pair that does not wait."""
-        if self._shares is not None:
-            self._shares.gone(pair)
-
-    def _grant(self, shares: Shares) -> None:
-        for number in shares.grant(time.monotonic()):
-            if (granted := self._waiting.get(number)) is not None and not granted.done():
+    def _go_on(self) -> None:
+        for number in self.grant(time.monotonic()):
+            if (granted := self._granted.get(number)) is not None and not granted.done():
                 granted.set_result(None)
-        wait = shares.wait()
+        wait = self.wait()
         self._timer = (
-            None
-            if wait is None
-            else asyncio.get_running_loop().call_later(wait, self._grant, shares)
+            None if wait is None else asyncio.get_running_loop().call_later(wait, self._go_on)
         )

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from node.transport.limits import Busiest
+import psutil
+
+from node.transport.limits import Moved
 from node.transport.share import Share
 
 BULK = 4096
@@ -48,31 +50,23 @@ def acknowledged(nbytes: int) -> int:
     return HEADERS * (1 + nbytes // (SEGMENT * PER_ACK))
 
 
-class Traffic:
-    """``max_up``, ``max_down``: bytes a second, 0 for no cap. ``sent`` and ``received``: bytes on
-    the wire since the start. Calls of one message each way count and never wait."""
+class Traffic(Moved):
+    """What was moved on the wire. ``max_up``, ``max_down``: bytes a second, 0 for no cap. Calls of
+    one message each way count and never wait."""
 
     def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
-        self.sent = self.received = 0
+        super().__init__()
+        self.max_up, self.max_down = max_up, max_down
         self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
-        self._lately = Busiest()
-
-    @property
-    def max_up(self) -> float:
-        return self._up.rate
-
-    @property
-    def max_down(self) -> float:
-        return self._down.rate
 
     @property
     def capped(self) -> bool:
         """Whether anything ever waits."""
-        return bool(self._up.rate or self._down.rate)
+        return bool(self.max_up or self.max_down)
 
-    def rates(self) -> tuple[float, float]:
+    def lately(self) -> tuple[float, float]:
         """Bytes a second sent and received, over the last :data:`LATELY_S` seconds."""
-        return self._lately.mean(time.monotonic(), LATELY_S)
+        return self.mean(time.monotonic(), LATELY_S)
 
     # ----------------------------------------------------------- counting
 
@@ -103,13 +97,12 @@ class Traffic:
         self._count(on_wire(sent, 0) if sent else 0, on_wire(received, 0) if received else 0)
 
     def _count(self, up: int, down: int, up_paid: bool = False, down_paid: bool = False) -> None:
-        self.sent += up
-        self.received += down
-        self._lately.count(up, down, time.monotonic())
-        if up and not up_paid:
-            self._up.spend(up)
-        if down and not down_paid:
-            self._down.spend(down)
+        now = time.monotonic()
+        self.count(up, down, now)
+        if not up_paid:
+            self._up.spend(up, now)
+        if not down_paid:
+            self._down.spend(down, now)
 
     # ----------------------------------------------------------- waiting
 
@@ -171,8 +164,7 @@ def read_io(pid: int) -> tuple[int, int] | None:
     """Bytes that a process of ours has read and written so far, sockets included; None where the
     system does not tell."""
     try:
-        with open(f"/proc/{pid}/io", encoding="ascii") as file:
-            rows = dict(line.split(": ") for line in file)
-        return int(rows["rchar"]), int(rows["wchar"])
-    except (OSError, ValueError, KeyError):
+        moved: Any = psutil.Process(pid).io_counters()
+        return moved.read_chars, moved.write_chars
+    except (psutil.Error, AttributeError):
         return None

@@ -1,8 +1,10 @@
 """Directories over real p2pd processes and over the in-process wall, under one roof."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht.directory import Directory
 from node.dht.record import PeerBody
+from node.dht.record_store import Admit
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
@@ -52,11 +55,12 @@ def run_id() -> RunId:
     return RUN
 
 
-async def eventually(check: Callable[[], Awaitable[Any]], seconds: float = 20.0) -> Any:
-    """The first true answer of ``check``; fails after ``seconds``."""
+async def eventually(check: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """The first true answer of ``check``, which may be awaitable; fails after ``seconds``."""
     async with asyncio.timeout(seconds):
         while True:
-            if answer := await check():
+            answer = check()
+            if answer := await answer if inspect.isawaitable(answer) else answer:
                 return answer
             await asyncio.sleep(0.02)
 
@@ -91,7 +95,13 @@ class Swarm:
         return Identity.create(self.home / f"key{len(list(self.home.iterdir()))}")
 
     def directory(
-        self, identity: Identity, clock: SystemClock | None = None, **settings: Any
+        self,
+        identity: Identity,
+        clock: SystemClock | None = None,
+        journal: Journal | None = None,
+        admit: Admit | None = None,
+        admission: bytes = b"",
+        **settings: Any,
     ) -> Directory:
         knobs: dict[str, Any] = {
             "rejoin_s": 0.05,
@@ -99,14 +109,22 @@ class Swarm:
             "lookup_timeout_s": 3.0,
         } | settings
         directory = Directory(
-            identity, DirectorySettings(**knobs), clock or SystemClock(), RUN, Journal()
+            identity,
+            DirectorySettings(**knobs),
+            clock or SystemClock(),
+            RUN,
+            journal or Journal(),
+            admit=admit,
+            admission=admission,
         )
         self.directories.append(directory)
         return directory
 
-    async def node(self, seeds: tuple[str, ...] = (), **settings: Any) -> tuple[Directory, P2P]:
-        identity = self.identity()
-        directory, p2p = self.directory(identity, **settings), await self.p2p(identity)
+    async def node(
+        self, seeds: Sequence[str] = (), identity: Identity | None = None, **options: Any
+    ) -> tuple[Directory, P2P]:
+        identity = identity or self.identity()
+        directory, p2p = self.directory(identity, **options), await self.p2p(identity)
         await directory.attach(p2p, seeds)
         return directory, p2p
 
@@ -133,29 +151,20 @@ async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
     await swarm.close()
 
 
-class Three:
-    """Three peers of one run whose clocks can be moved, whatever the directory is made of."""
-
-    def __init__(self, directories: list[Any], clocks: list[SetClock]) -> None:
-        self.directories, self.clocks = directories, clocks
-
-
 @pytest.fixture(params=["memory", "hivemind"])
-async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Three]:
+async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
+    """Three peers of one run whose clocks can be moved, whatever the directory is made of."""
     clocks = [SetClock() for _ in range(3)]
     settings = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2)
     if request.param == "memory":
         wall = Wall()
-        yield Three(
-            [MemoryDirectory(Identity.ephemeral(), settings, c, RUN, wall) for c in clocks], clocks
-        )
+        made = [MemoryDirectory(Identity.ephemeral(), settings, c, RUN, wall) for c in clocks]
+        yield SimpleNamespace(directories=made, clocks=clocks)
         return
     swarm = Swarm(tmp_path)
-    identities = [swarm.identity() for _ in clocks]
-    p2ps = await asyncio.gather(*(swarm.p2p(identity) for identity in identities))
     seeds: tuple[str, ...] = ()
-    for clock, identity, p2p in zip(clocks, identities, p2ps, strict=True):
-        await swarm.directory(identity, clock).attach(p2p, seeds)
+    for clock in clocks:
+        _, p2p = await swarm.node(seeds, clock=clock)
         seeds = seeds or await addresses(p2p)
-    yield Three(swarm.directories, clocks)
+    yield SimpleNamespace(directories=swarm.directories, clocks=clocks)
     await swarm.close()

@@ -4,11 +4,12 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.core.clock import SystemClock
+from node.core.clock import Clock, SystemClock
 from node.core.errors import UsageFault, WireError
 from node.core.ids import RunId
 from node.dht import directory as directory_module
@@ -52,8 +53,7 @@ async def test_after_a_restart_of_p2pd_the_record_is_posted_again(
     one, p2p_one = await swarm.node()
     seeds = await addresses(p2p_one)
     identity = swarm.identity()
-    other, p2p_other = swarm.directory(identity, lookup_timeout_s=1.0), await swarm.p2p(identity)
-    await other.attach(p2p_other, seeds)
+    other, p2p_other = await swarm.node(seeds, identity, lookup_timeout_s=1.0)
     await one.publish(body("one"))
     await other.publish(body("other"))
     await both_see(eventually, one, other)
@@ -74,8 +74,7 @@ async def test_a_restarted_first_peer_finds_the_others_by_records(
     swarm, body, addresses, eventually
 ) -> None:
     identity = swarm.identity()
-    first, p2p_first = swarm.directory(identity), await swarm.p2p(identity)
-    await first.attach(p2p_first)
+    first, p2p_first = await swarm.node(identity=identity)
     other, p2p_other = await swarm.node(await addresses(p2p_first))
     await first.publish(body("first"))
     await other.publish(body("other", maddrs=await addresses(p2p_other)))
@@ -85,33 +84,8 @@ async def test_a_restarted_first_peer_finds_the_others_by_records(
     # on another port, with nobody to ask but whom it remembers
     await first.attach(await swarm.p2p(identity))
 
-    async def together() -> bool:
-        return first.neighbours > 0
-
-    assert await eventually(together)
+    assert await eventually(lambda: first.neighbours > 0)
     await both_see(eventually, first, other)
-
-
-async def test_the_record_is_refreshed_without_being_asked(
-    swarm, body, addresses, eventually
-) -> None:
-    writer, p2p = await swarm.node(refresh_s=0.05, ttl_s=0.5)
-    reader, _ = await swarm.node(await addresses(p2p))
-    await writer.publish(body())
-    seen: set[int] = set()
-
-    async def renewed() -> bool:
-        entry = (await reader.read()).get(writer.me)
-        seen.update({entry.seq} if entry is not None else ())
-        return len(seen) >= 4
-
-    assert await eventually(renewed)
-    await writer.close()
-
-    async def gone() -> bool:
-        return writer.me not in await reader.read()
-
-    assert await eventually(gone)
 
 
 def freeze(p2p) -> None:
@@ -130,8 +104,7 @@ async def test_a_slow_p2pd_is_waited_for(swarm, body) -> None:
 
 async def test_a_p2pd_that_does_not_answer_is_given_up(swarm, body, monkeypatch) -> None:
     identity = swarm.identity()
-    directory, frozen = swarm.directory(identity), await swarm.p2p(identity)
-    await directory.attach(frozen)
+    directory, frozen = await swarm.node(identity=identity)
     await directory.serve(False)
     freeze(frozen)
     monkeypatch.setattr(directory_module, "ATTACH_S", 0.1)
@@ -152,23 +125,12 @@ async def test_without_a_network_reading_and_publishing_still_work(swarm, body) 
     await directory.close()
 
 
-async def test_being_alone_is_reported_once(swarm, run_id, eventually) -> None:
-    journal, identity = Journal(), swarm.identity()
+async def test_being_alone_is_reported_once(swarm, eventually) -> None:
+    journal = Journal()
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{swarm.identity().peer_id}"
-    directory = Directory(
-        identity,
-        DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01),
-        SystemClock(),
-        run_id,
-        journal,
-    )
-    swarm.directories.append(directory)
-    await directory.attach(await swarm.p2p(identity), [nobody])
+    await swarm.node([nobody], journal=journal, rejoin_s=0.01, rejoin_max_s=0.01)
 
-    async def told() -> bool:
-        return any(event.kind == "alone" for event in journal.recent(10))
-
-    assert await eventually(told)
+    assert await eventually(lambda: any(e.kind == "alone" for e in journal.recent(10)))
     assert [event.level for event in journal.recent(10) if event.kind == "alone"] == ["warning"]
 
 
@@ -187,10 +149,7 @@ async def test_meeting_one_peer_is_meeting_all(swarm, addresses, eventually) -> 
     second, _ = await swarm.node(seeds)
     third, _ = await swarm.node(seeds)
 
-    async def acquainted() -> bool:
-        return second.neighbours == third.neighbours == 2
-
-    assert await eventually(acquainted)
+    assert await eventually(lambda: second.neighbours == third.neighbours == 2)
 
 
 async def test_in_a_private_run_only_the_admitted_find_each_other(
@@ -202,25 +161,19 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(
     journal, seeds = Journal(), ()
     made: list[Directory] = []
     for who, admission in ((owner, b""), (guest, shown(grant, guest, run_id)), (stranger, b"")):
-        knobs = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2, lookup_timeout_s=3.0)
         # The stranger runs a program of its own, which admits everybody.
         admit = gate.admit if who is not stranger else None
-        directory = Directory(
-            who, knobs, SystemClock(), run_id, journal, admit=admit, admission=admission
+        directory, p2p = await swarm.node(
+            seeds, who, journal=journal, admit=admit, admission=admission
         )
-        swarm.directories.append(directory)
-        p2p = await swarm.p2p(who)
-        await directory.attach(p2p, seeds)
         seeds = seeds or await addresses(p2p)
         await directory.publish(body(maddrs=seeds))
         made.append(directory)
     await both_see(eventually, made[0], made[1])
 
-    async def turned_away() -> bool:
-        return any(
-            e.kind == "not-admitted" and e.fields["peer"] == stranger.peer_id
-            for e in journal.recent()
-        )
+    def turned_away() -> bool:
+        turned = [e.fields["peer"] for e in journal.recent() if e.kind == "not-admitted"]
+        return stranger.peer_id in turned
 
     assert await eventually(turned_away)
     assert set(await made[2].read()) == {stranger.peer_id}, "it learns of nobody"
@@ -265,10 +218,7 @@ async def test_postings_outlive_a_p2pd_and_are_not_posted_again(
         note_refusals(d._topics, refused)
     await other.attach(p2p_other, seeds)
 
-    async def acquainted() -> bool:
-        return one.neighbours == other.neighbours == 1
-
-    assert await eventually(acquainted)
+    assert await eventually(lambda: one.neighbours == other.neighbours == 1)
     topics = ["outer/1/all", "outer/1/2.0", "cells/1f", "cell/00112233445566ff"]
     posted = await asyncio.gather(*(one.post(topic, topic.encode(), 300.0) for topic in topics))
     assert all(posted)
@@ -307,96 +257,90 @@ class Busy:
             raise
 
 
-async def test_a_slow_walk_is_neither_cancelled_nor_repeated(body) -> None:
-    settings = DirectorySettings(lookup_timeout_s=0.05)
-    directory, node = (
-        Directory(Identity.ephemeral(), settings, SystemClock(), RunId("ab" * 32), Journal()),
-        Busy(),
-    )
-    directory._node = node  # type: ignore[assignment]
-    try:
-        assert not await directory.publish(body("one")), "nobody has taken it yet"
-        for _ in range(3):
-            assert set(await directory.read()) == {directory.me}
-        assert node.walks == ["post", "read"]
-        assert node.cancelled == 0, (
-            "hivemind leaves tasks behind that nobody ends when a walk is cancelled"
-        )
-        node.gate.set()
-        assert await directory.publish(body("one", state="training"))
-        await directory.read()
-        assert node.walks == ["post", "read", "post", "read"]
-    finally:
+@pytest.fixture
+async def alone() -> AsyncIterator[Callable[..., Directory]]:
+    """``make(clock, node, **settings)``: a directory that is attached to no p2pd, with ``node``
+    for its node of the DHT."""
+    made: list[Directory] = []
+
+    def make(clock: Clock, node: Busy | None = None, **settings: float) -> Directory:
+        knobs = DirectorySettings(**settings)
+        made.append(Directory(Identity.ephemeral(), knobs, clock, RunId("ab" * 32), Journal()))
+        made[-1]._node = node  # type: ignore[assignment]
+        return made[-1]
+
+    yield make
+    for directory in made:
         directory._node = None
         await directory.close()
 
 
-async def test_looks_at_different_topics_do_not_wait_for_each_other(eventually) -> None:
-    settings = DirectorySettings(lookup_timeout_s=60.0)
-    directory, node = (
-        Directory(Identity.ephemeral(), settings, SystemClock(), RunId("ab" * 32), Journal()),
-        Busy(),
+async def test_a_slow_walk_is_neither_cancelled_nor_repeated(alone, body) -> None:
+    node = Busy()
+    directory = alone(SystemClock(), node, lookup_timeout_s=0.05)
+    assert not await directory.publish(body("one")), "nobody has taken it yet"
+    for _ in range(3):
+        assert set(await directory.read()) == {directory.me}
+    assert node.walks == ["post", "read"]
+    assert node.cancelled == 0, (
+        "hivemind leaves tasks behind that nobody ends when a walk is cancelled"
     )
-    directory._node = node  # type: ignore[assignment]
+    node.gate.set()
+    assert await directory.publish(body("one", state="training"))
+    await directory.read()
+    assert node.walks == ["post", "read", "post", "read"]
+
+
+async def test_looks_at_different_topics_do_not_wait_for_each_other(alone, eventually) -> None:
+    node = Busy()
+    directory = alone(SystemClock(), node, lookup_timeout_s=60.0)
     topics = ["outer/1/all", "outer/2/all", "outer/1/all"]
-    try:
-        looks = [asyncio.create_task(directory.look(topic)) for topic in topics]
-
-        async def under_way() -> bool:
-            return len(node.walks) == 2
-
-        assert await eventually(under_way)
-        node.gate.set()
-        assert await asyncio.gather(*looks) == [{}, {}, {}]
-        run = "ab" * 32
-        assert node.walks == [f"look {run}/outer/1/all", f"look {run}/outer/2/all"], (
-            "one walk of each topic, whoever waits for it"
-        )
-    finally:
-        directory._node = None
-        await directory.close()
-
-
-async def test_nothing_stays_of_topics_no_longer_asked_for() -> None:
-    clock = VirtualClock()
-    directory = Directory(
-        Identity.ephemeral(), DirectorySettings(), clock, RunId("ab" * 32), Journal()
+    looks = [asyncio.create_task(directory.look(topic)) for topic in topics]
+    assert await eventually(lambda: len(node.walks) == 2)
+    node.gate.set()
+    assert await asyncio.gather(*looks) == [{}, {}, {}]
+    run = "ab" * 32
+    assert node.walks == [f"look {run}/outer/1/all", f"look {run}/outer/2/all"], (
+        "one walk of each topic, whoever waits for it"
     )
+
+
+async def test_nothing_stays_of_topics_no_longer_asked_for(alone) -> None:
+    clock = VirtualClock()
+    directory = alone(clock)
     for window in range(50):
         assert await directory.post(f"outer/{window}/all", b"here", 60.0) is False
         clock.advance(10.0)
     assert len(directory._topics) == 6, "those of the last minute, this one included"
-    await directory.close()
 
 
-async def test_only_what_is_not_published_again_in_time_is_refreshed(body, eventually) -> None:
-    clock, settings = VirtualClock(), DirectorySettings(refresh_s=0.01)
-    directory = Directory(Identity.ephemeral(), settings, clock, RunId("ab" * 32), Journal())
+async def test_only_what_is_not_published_again_in_time_is_refreshed(
+    alone, body, eventually
+) -> None:
+    clock, refresh_s = VirtualClock(), 0.01
+    directory = alone(clock, refresh_s=refresh_s)
 
     async def number() -> int:
         return (await directory.read())[directory.me].seq
 
-    await directory.publish(body("one"), 4.0)
-    first = await number()
-    clock.advance(7 * settings.refresh_s)
-    for _ in range(5):  # in which it would be refreshed
-        await asyncio.sleep(settings.refresh_s)
-    assert await number() == first
-    clock.advance(2 * settings.refresh_s)
-
     async def refreshed() -> bool:
         return await number() > first
 
-    assert await eventually(refreshed)
-    await directory.close()
-
-
-async def test_a_rarely_posting_peer_has_a_longer_lived_record(body) -> None:
-    clock, settings = VirtualClock(), DirectorySettings()
-    directory = Directory(Identity.ephemeral(), settings, clock, RunId("ab" * 32), Journal())
     await directory.publish(body("one"), 4.0)
-    clock.advance(3 * settings.ttl_s)
+    first = await number()
+    clock.advance(7 * refresh_s)
+    for _ in range(5):  # in which it would be refreshed
+        await asyncio.sleep(refresh_s)
+    assert await number() == first
+    clock.advance(2 * refresh_s)
+    assert await eventually(refreshed)
+
+
+async def test_a_rarely_posting_peer_has_a_longer_lived_record(alone, body) -> None:
+    clock, ttl_s = VirtualClock(), DirectorySettings().ttl_s
+    directory = alone(clock)
+    await directory.publish(body("one"), 4.0)
+    clock.advance(3 * ttl_s)
     assert set(await directory.read()) == {directory.me}
-    clock.advance(1.1 * settings.ttl_s)
+    clock.advance(1.1 * ttl_s)
     assert not await directory.read()
-    await directory.close()

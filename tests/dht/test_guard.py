@@ -4,7 +4,9 @@ would deliver them."""
 import asyncio
 import math
 import time
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgpack
 import pytest
@@ -195,12 +197,8 @@ async def test_a_found_dictionary_lives_only_as_long_as_its_records(node: Node, 
     for claimed, peer in ((guard.node_id_of(bob), bob), (DHTID.generate(), alice)):
         result.nearest_node_ids.append(claimed.to_bytes())
         result.nearest_peer_ids.append(peer.to_bytes())
-
-    class Stub:
-        async def rpc_find(self, request: Any, timeout: float) -> Any:
-            return dht_pb2.FindResponse(results=[result])
-
-    node.protocol.get_stub = lambda peer: Stub()  # type: ignore[assignment]
+    found = AsyncMock(return_value=dht_pb2.FindResponse(results=[result]))
+    node.protocol.get_stub = lambda peer: SimpleNamespace(rpc_find=found)  # type: ignore[assignment]
     key = DHTID.from_bytes(KEY)
     item, nearest = (await node.protocol.call_find(bob, [key]))[key]
     assert (item.expiration_time, nearest) == (expires, {guard.node_id_of(bob): bob})
@@ -253,12 +251,8 @@ async def test_a_place_in_the_dht_cannot_be_chosen(node: Node, body) -> None:
     await node.protocol.update_routing_table(DHTID.generate(), bob)
     await asyncio.sleep(0)  # what the parent does in tasks of its own
     assert not node.protocol.routing_table.uid_to_peer_id
-
-    class Stub:
-        async def rpc_store(self, request: Any, timeout: float) -> Any:
-            return dht_pb2.StoreResponse(store_ok=[True] * len(request.keys))
-
-    node.protocol.get_stub = lambda peer: Stub()  # type: ignore[assignment]
+    stored = AsyncMock(return_value=dht_pb2.StoreResponse(store_ok=[True]))
+    node.protocol.get_stub = lambda peer: SimpleNamespace(rpc_store=stored)  # type: ignore[assignment]
     own = dht_pb2.NodeInfo(node_id=guard.node_id_of(bob).to_bytes())
     assert list((await node.store(good, expires, peer=own)).store_ok) == [True]
     for _ in range(5):

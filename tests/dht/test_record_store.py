@@ -65,13 +65,6 @@ def test_an_expiry_that_was_not_signed_or_is_absurd_is_refused(body, expires: fl
     assert b.entries(NOW) == {}
 
 
-def test_a_signed_expiry_too_far_away_is_refused(body) -> None:
-    with pytest.raises(WireError):
-        record_store().offer(
-            ALICE.peer_id, sealed(ALICE, body().pack(), until=NOW + 700), NOW + 700, NOW
-        )
-
-
 def test_another_writer_key_or_size_is_refused(body) -> None:
     b, packed = record_store(), body().pack()
     for raw in (
@@ -140,7 +133,7 @@ def test_the_writer_limit_frees_up_when_records_expire(body) -> None:
     assert b.offer(crowd[4].peer_id, sealed(crowd[4], packed, 1, NOW + 30), NOW + 30, NOW + 15.5)
 
 
-@given(st.lists(st.integers(-2_000, 20_000), max_size=30))
+@given(st.lists(st.integers(-2_000, 20_000) | st.just(-86_400_000), max_size=30))
 def test_a_record_is_newer_than_the_last_whatever_the_clock(steps: list[int]) -> None:
     settings = DirectorySettings(max_ttl_s=60)
     b, author, now = record_store(max_ttl_s=60), Author(ALICE, RUN, settings), NOW
@@ -155,24 +148,6 @@ def test_a_record_of_the_longest_life_is_taken(later: float) -> None:
     b, author = record_store(), Author(ALICE, RUN, DirectorySettings())
     raw, expires = author.seal(b"", NOW + later, times=math.inf)
     assert b.offer(ALICE.peer_id, raw, expires, NOW + later)
-
-
-def test_a_restarted_author_continues_after_what_is_posted(body) -> None:
-    b, settings = record_store(), DirectorySettings()
-    raw, expires = Author(ALICE, RUN, settings).seal(body(epoch=1).pack(), NOW + 10)
-    b.offer(ALICE.peer_id, raw, expires, NOW)
-    raw, later = Author(ALICE, RUN, settings).seal(
-        body(epoch=2).pack(), NOW, b.newest(ALICE.peer_id)
-    )
-    assert later > expires
-    assert b.offer(ALICE.peer_id, raw, later, NOW)
-
-
-def test_an_author_whose_clock_was_far_ahead_recovers(body) -> None:
-    b, author = record_store(), Author(ALICE, RUN, DirectorySettings())
-    author.seal(body().pack(), NOW + 86_400)
-    raw, expires = author.seal(body().pack(), NOW)
-    assert b.offer(ALICE.peer_id, raw, expires, NOW)
 
 
 def test_a_ttl_that_others_would_refuse_is_a_settings_error() -> None:

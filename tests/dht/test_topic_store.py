@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from node.core.errors import WireError
 from node.core.ids import CellId, RunId
 from node.dht import topics
-from node.dht.record import Posting, wrap
+from node.dht.record import wrap
 from node.dht.record_store import TopicStore
 from node.dht.settings import DirectorySettings
-from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
 from node.identity.records import seal
 
@@ -123,48 +122,6 @@ def test_what_names_no_topic_is_refused(raw: bytes) -> None:
         topics.unwrap(raw)
 
 
-def test_a_good_posting_is_news_once() -> None:
-    b = store()
-    assert post(b, ALICE) is True
-    assert post(b, ALICE) is False
-    assert b.entries(PAIR, NOW) == {ALICE.peer_id: Posting(ALICE.peer_id, b"here", 1, NOW + 60)}
-    assert (b.entries(CELL, NOW), len(b)) == ({}, 1)
-
-
-def test_hostile_postings_are_refused_and_take_no_room() -> None:
-    b, until = store(), NOW + 60
-    for topic, writer, raw, expires in (
-        (PAIR, ALICE, sealed(ALICE, run=OTHER_RUN), until),
-        (PAIR, ALICE, sealed(ALICE, "outer/8/all"), until),  # signed for another topic
-        (CELL, ALICE, sealed(ALICE), until),
-        (PAIR, ALICE, sealed(BOB), until),  # by another writer
-        (PAIR, ALICE, sealed(ALICE)[:-1] + b"!", until),  # changed on the way
-        (PAIR, ALICE, sealed(ALICE)[:50], until),
-        (PAIR, ALICE, b"", until),
-        (PAIR, ALICE, sealed(ALICE, body=bytes(2049)), until),
-        (PAIR, ALICE, sealed(ALICE, body=bytes(1 << 20)), until),
-        (PAIR, ALICE, sealed(ALICE), until + 1),  # stored for longer than was signed
-        (PAIR, ALICE, sealed(ALICE), float("nan")),
-        (PAIR, ALICE, sealed(ALICE, until=NOW), NOW),
-        (PAIR, ALICE, sealed(ALICE, until=NOW + 601), NOW + 601),
-        ("peers", ALICE, sealed(ALICE, "peers"), until),
-        ("outer/07/all", ALICE, sealed(ALICE), until),
-    ):
-        with pytest.raises(WireError):
-            b.offer(topic, writer.peer_id, raw, expires, NOW)
-        assert len(b) == 0
-    assert b.offer(PAIR, ALICE.peer_id, sealed(ALICE, body=bytes(2048)), until, NOW)
-
-
-def test_the_newer_posting_wins() -> None:
-    b = store()
-    b.offer(PAIR, ALICE.peer_id, sealed(ALICE, body=b"new", seq=2), NOW + 60, NOW)
-    with pytest.raises(WireError, match="after"):
-        b.offer(PAIR, ALICE.peer_id, sealed(ALICE, until=NOW + 90), NOW + 90, NOW)
-    assert b.entries(PAIR, NOW)[ALICE.peer_id].body == b"new"
-    assert b.newest(PAIR, ALICE.peer_id) == (2, NOW + 60)
-
-
 def test_a_topic_takes_so_many_writers_and_the_own_record() -> None:
     b, crowd = store(), [Identity.ephemeral() for _ in range(65)]
     for one in crowd[:64]:
@@ -234,16 +191,3 @@ def test_what_expires_is_dropped_whatever_topic_is_asked_for() -> None:
     assert set(b.entries("outer/5/all", NOW + 14.5)) == {ALICE.peer_id}
     post(b, BOB, CELL, NOW + 30)
     assert len(b) == 1
-
-
-def test_a_private_run_takes_postings_of_the_admitted_only() -> None:
-    owner = Identity.ephemeral()
-    gate = Gate(RUN, owner.peer_id, private=True)
-    token = admission_token(owner, RUN, ALICE.peer_id, NOW + 10)
-    b = TopicStore(RUN, DirectorySettings(), BOB.peer_id, gate.admit)
-    with pytest.raises(WireError, match="no part of this run"):
-        post(b, ALICE)
-    assert b.offer(PAIR, ALICE.peer_id, sealed(ALICE, admission=token), NOW + 60, NOW)
-    assert post(b, owner)
-    assert set(b.entries(PAIR, NOW + 9)) == {ALICE.peer_id, owner.peer_id}
-    assert set(b.entries(PAIR, NOW + 10)) == {owner.peer_id}

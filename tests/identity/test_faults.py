@@ -1,7 +1,5 @@
 """Bans: when, how long, how they grow and are forgiven, and that strangers cannot fill the book."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,12 +15,6 @@ def test_nobodys_fault_leaves_no_trace() -> None:
     for _ in range(100):
         assert book.count(A, 0, 0) == 0
     assert len(book) == 0
-
-
-@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
-def test_a_weight_is_a_weight(weight: float) -> None:
-    with pytest.raises(ValueError, match="weight"):
-        FaultBook().count(A, weight, 0)
 
 
 def test_bans_double_up_to_a_limit_and_are_forgiven_in_time() -> None:

@@ -46,6 +46,11 @@ def forged(payload: bytes) -> str:
     return PREFIX + base64.b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()
 
 
+def payload_of(invite: Invite) -> bytes:
+    text = invite.encode()[len(PREFIX) :]
+    return base64.b32decode(text.upper() + "=" * (-len(text) % 8))[:-4]
+
+
 ODD = [
     f"/ip4/192.0.2.1/tcp/1/ws/p2p/{OWNER.peer_id}",
     f"/ip4/192.0.2.1/tcp/0/p2p/{OWNER.peer_id}",
@@ -208,18 +213,15 @@ def test_any_text_is_refused_in_one_way(text: str) -> None:
 
 
 def test_a_payload_with_something_behind_it_is_refused() -> None:
-    raw = base64.b32decode(
-        INVITE.encode()[len(PREFIX) :].upper() + "=" * (-len(INVITE.encode()[len(PREFIX) :]) % 8)
-    )
-    assert Invite.decode(forged(raw[:-4])) == INVITE
+    payload = payload_of(INVITE)
+    assert Invite.decode(forged(payload)) == INVITE
     with pytest.raises(UsageFault, match="1 bytes too many"):
-        Invite.decode(forged(raw[:-4] + b"\0"))
+        Invite.decode(forged(payload + b"\0"))
 
 
 @pytest.mark.parametrize("kind", [0x01, 0x06, 0x10, 0x16, 0x41, 0x51, 0x91, 0xFF])
 def test_an_address_of_a_kind_that_is_not_known_is_refused(kind: int) -> None:
-    one = Invite(RUN, OWNER.peer_id, (HERE,)).encode()[len(PREFIX) :]
-    raw = bytearray(base64.b32decode(one.upper() + "=" * (-len(one) % 8))[:-4])
+    raw = bytearray(payload_of(Invite(RUN, OWNER.peer_id, (HERE,))))
     assert (raw[-7], Invite.decode(forged(bytes(raw))).addresses) == (0x11, (HERE,))
     raw[-7] = kind
     with pytest.raises(UsageFault, match=f"unknown kind {kind}|ends early|bytes too many"):
@@ -227,10 +229,7 @@ def test_an_address_of_a_kind_that_is_not_known_is_refused(kind: int) -> None:
 
 
 def test_a_name_on_the_wire_is_no_way_to_write_another_address() -> None:
-    text = Invite(RUN, OWNER.peer_id, (f"/dns4/a.example/tcp/1/p2p/{OWNER.peer_id}",)).encode()[
-        len(PREFIX) :
-    ]
-    raw = base64.b32decode(text.upper() + "=" * (-len(text) % 8))[:-4]
+    raw = payload_of(Invite(RUN, OWNER.peer_id, (f"/dns4/a.example/tcp/1/p2p/{OWNER.peer_id}",)))
     with pytest.raises(UsageFault, match="not a name"):
         Invite.decode(forged(raw.replace(b"a.example", b"a/example")))
 

@@ -7,7 +7,6 @@ import logging
 import socket
 import sys
 import threading
-import time
 
 import uvloop
 
@@ -48,11 +47,11 @@ async def announce(number: str) -> None:
     journal = Journal()
     telling = asyncio.ensure_future(tell(journal))
 
-    async def announced(name: str) -> nearby.Announcer:
+    async def announced(name: str) -> nearby.Nearby:
         def told(kind: str, error: BaseException) -> None:
             say("error", text=f"{kind}: {error}")
 
-        made = nearby.Announcer(journal, advert(int(number), name), told)
+        made = nearby.Nearby(journal, lambda found: None, told, advert(int(number), name))
         await made.start()
         return made
 
@@ -61,20 +60,18 @@ async def announce(number: str) -> None:
     while name := (await reader.readline()).decode().strip():
         await announcer.close()
         announcer = await announced(name)
-    begun = time.monotonic()
     await announcer.close()
-    took = time.monotonic() - begun
     listening.close()
     telling.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await telling
-    tell_what_is_left(took)
+    tell_what_is_left()
 
 
 async def browse() -> None:
     """Say who is there whenever that changes, until standard input ends."""
     journal = Journal()
-    browser = nearby.Browser(journal, lambda found: say("found", peer=found.peer, name=found.name))
+    browser = nearby.Nearby(journal, lambda found: say("found", peer=found.peer, name=found.name))
     await browser.start()
     reader, before = await lines(), None
     while not reader.at_eof():
@@ -83,29 +80,25 @@ async def browse() -> None:
             before = there
             say("there", peers=there)
         await asyncio.sleep(0.02)
-    begun = time.monotonic()
     await browser.close()
-    tell_what_is_left(time.monotonic() - begun)
+    tell_what_is_left()
 
 
 async def look(seconds: str) -> None:
     """Look once, and dial every address that was found."""
-    begun = time.monotonic()
-    found = await nearby.look(float(seconds))
-    took = time.monotonic() - begun
-    for one in found:
+    for one in await nearby.look(float(seconds)):
         for address in one.addresses:
             _, _, host, _, port, _, peer = address.split("/")
             with socket.create_connection((host, int(port)), timeout=5):
                 say("connected", address=address, peer=peer, run=one.run_id, stages=one.stages)
-    tell_what_is_left(took)
+    tell_what_is_left()
 
 
-def tell_what_is_left(took: float) -> None:
+def tell_what_is_left() -> None:
     tasks = [t.get_name() for t in asyncio.all_tasks() - {asyncio.current_task()}]
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     handlers = [str(h) for h in logging.getLogger("zeroconf").handlers if "Journal" in str(h)]
-    say("closed", seconds=took, tasks=tasks, threads=threads, handlers=handlers)
+    say("closed", left={"tasks": tasks, "threads": threads, "handlers": handlers})
 
 
 if __name__ == "__main__":

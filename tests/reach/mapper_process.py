@@ -30,7 +30,7 @@ async def main(ports: list[tuple[str, int]]) -> None:
     said = None
     while not ended.done():
         mapped = [[m.protocol, m.internal, m.host, m.external, m.how] for m in mapper.mappings]
-        now = {"mappings": mapped, "tried": mapper.tried}
+        now = {"what": "state", "mappings": mapped, "tried": mapper.tried}
         if now != said:
             said = now
             print(json.dumps(now), flush=True)
@@ -38,7 +38,8 @@ async def main(ports: list[tuple[str, int]]) -> None:
     await mapper.close()
     for server in servers:
         server.close()
-    print(json.dumps({"closed": [m.how for m in mapper.mappings]}), flush=True)
+    print(json.dumps({"what": "closed", "left": {"mapped": mapper.mappings}}), flush=True)
 
 
-uvloop.run(main([(text.split(":")[0], int(text.split(":")[1])) for text in sys.argv[1:]]))
+if __name__ == "__main__":
+    uvloop.run(main([(text.split(":")[0], int(text.split(":")[1])) for text in sys.argv[1:]]))

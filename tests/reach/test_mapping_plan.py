@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
@@ -15,23 +16,10 @@ from node.reach.mapping_plan import (
     NO_GATEWAY,
     SHORTEST_S,
     WAYS,
-    Action,
-    Checked,
-    CheckMappings,
-    Event,
-    FindGateway,
-    GatewayFound,
-    Map,
-    Mapped,
     Mapping,
     MappingPlan,
-    MappingsChanged,
     Port,
-    ProbeFailed,
-    ProbeProtocol,
-    ProtocolAnswered,
-    TimerDue,
-    Wanted,
+    RouterAsk,
 )
 
 EVERY = 20.0
@@ -56,18 +44,17 @@ class World:
         self.plan, self.now = MappingPlan(EVERY), 0.0
         self.table: dict[Port, float] = {}
         """What the router maps, and until when."""
-        self.done: list[tuple[float, Action]] = []
+        self.done: list[tuple[float, RouterAsk]] = []
         self.told: list[tuple[float, tuple[Mapping, ...]]] = []
-        self._changes: list[tuple[float, int, object]] = []
-        self._events: list[tuple[float, int, Event]] = []
+        self._agenda: list[tuple[float, int, Callable[[World], object]]] = []
         self._order = count()
 
-    def at(self, when: float, change) -> World:
-        heapq.heappush(self._changes, (when, next(self._order), change))
+    def at(self, when: float, change: Callable[[World], object]) -> World:
+        heapq.heappush(self._agenda, (when, next(self._order), change))
         return self
 
     def want(self, ports: tuple[Port, ...] = PORTS) -> World:
-        self.feed(Wanted(ports))
+        self._do(self.plan.want(ports, self.now))
         return self
 
     def restart(self) -> None:
@@ -75,64 +62,45 @@ class World:
 
     def run(self, until: float) -> World:
         while True:
-            due = self.plan.due
-            next_event = self._events[0][0] if self._events else math.inf
-            next_change = self._changes[0][0] if self._changes else math.inf
-            soonest = min(due, next_event, next_change)
-            if soonest > until:
+            planned = self._agenda[0][0] if self._agenda else math.inf
+            if (soonest := min(self.plan.due, planned)) > until:
                 self.now = until
                 return self
             self.now = max(self.now, soonest)
-            if next_change == soonest:
-                heapq.heappop(self._changes)[2](self)
-            elif next_event == soonest:
-                event = heapq.heappop(self._events)[2]
-                self.feed(event)
+            if planned == soonest:
+                heapq.heappop(self._agenda)[2](self)
             else:
-                self.feed(TimerDue())
+                self._do(self.plan.look(self.gateway, self.now))
 
-    def feed(self, event: Event) -> None:
-        before, actions = self.plan.mappings, self.plan.handle(event, self.now)
-        assert (self.plan.mappings != before) == any(
-            isinstance(a, MappingsChanged) for a in actions
-        )
-        for action in actions:
-            self.done.append((self.now, action))
+    def _do(self, asks: list[RouterAsk]) -> None:
+        for ask in asks:
+            self.done.append((self.now, ask))
             assert len(self.done) < 50_000, "it runs in circles"
-            match action:
-                case FindGateway():
-                    self.feed(GatewayFound(self.gateway))
-                case MappingsChanged():
-                    self.told.append((self.now, self.plan.mappings))
-                case ProbeProtocol(way, attempt):
-                    ok = way in self.speaks
-                    after = QUICK[way] if ok else SILENT[way]
-                    why = f"no {way}"
-                    self._later(
-                        after,
-                        ProtocolAnswered(way, attempt) if ok else ProbeFailed(way, attempt, why),
-                    )
-                case Map(way, attempt, ports):
-                    self._map(way, attempt, ports)
-                case CheckMappings(way, attempt):
-                    if way not in self.speaks:
-                        self._later(SILENT[way], ProbeFailed(way, attempt, f"{way} is gone"))
-                        continue
-                    held = {(m.protocol, m.internal) for m in self.plan.mappings}
-                    same = {m.host for m in self.plan.mappings} == {self.host}
-                    self._later(0.02, Checked(way, attempt, same and held == set(self.table)))
+            way = ask.way
+            if ask.kind == "map":
+                self._map(ask)
+            elif way not in self.speaks:
+                self._later(SILENT[way], ask, f"no {way}")
+            elif ask.kind == "probe":
+                self._later(QUICK[way], ask, None)
+            else:
+                held = {(m.protocol, m.internal) for m in self.plan.mappings}
+                same = {m.host for m in self.plan.mappings} == {self.host}
+                self._later(0.02, ask, same and held == set(self.table))
+        if self.plan.mappings != (self.told[-1][1] if self.told else ()):
+            self.told.append((self.now, self.plan.mappings))
 
-    def _map(self, way: str, attempt: int, ports: tuple[Port, ...]) -> None:
+    def _map(self, ask: RouterAsk) -> None:
+        way, ports = ask.way, ask.ports
         if way in self.refuses or way not in self.speaks:
-            after = 0.02 if way in self.speaks else SILENT[way]
-            self._later(after, ProbeFailed(way, attempt, f"{way} refuses"))
+            self._later(0.02 if way in self.speaks else SILENT[way], ask, f"{way} refuses")
             return
         self.table = dict.fromkeys(ports, self.now + self.lease)
         made = tuple(Mapping(*p, self.host, p[1], way) for p in ports)
-        self._later(0.02, Mapped(way, attempt, made, self.lease if ports else math.inf))
+        self._later(0.02, ask, (made, self.lease if ports else math.inf))
 
-    def _later(self, after: float, event: Event) -> None:
-        heapq.heappush(self._events, (self.now + after, next(self._order), event))
+    def _later(self, after: float, ask: RouterAsk, answer) -> None:
+        self.at(self.now + after, lambda w: w._do(w.plan.answered(ask, answer, w.now)))
 
     # ----------------------------------------------------------- looking back
 
@@ -144,9 +112,8 @@ class World:
     def mapped(self) -> set[Port]:
         return {(m.protocol, m.internal) for m in self.plan.mappings}
 
-    def times(self, kind: type, way: str = "") -> list[float]:
-        of = [(t, a) for t, a in self.done if isinstance(a, kind)]
-        return [t for t, a in of if way in ("", getattr(a, "way", ""))]
+    def times(self, kind: str, way: str = "") -> list[float]:
+        return [t for t, a in self.done if a.kind == kind and way in ("", a.way)]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +129,7 @@ def test_the_preferred_way_that_works_is_used(speaks: set[str], used: str) -> No
     world = World(speaks).want().run(15)
     assert world.how == {used}
     assert world.mapped == set(PORTS)
-    asked = [a.way for _, a in world.done if isinstance(a, Map)]
+    asked = [a.way for _, a in world.done if a.kind == "map"]
     assert asked == [used], "no other is asked to map"
     unused = f"the router answers, but {used} is used"
     said = {way: "" if way == used else unused if way in speaks else f"no {way}" for way in WAYS}
@@ -186,31 +153,29 @@ def test_a_service_that_comes_up_later_is_found_within_25_s(way: str, tenths: in
 # ------------------------------------------------------------ while mapped
 
 
-def test_renewals_come_at_half_of_the_lease() -> None:
-    world = World({"PCP"}).want().run(3 * 3600)
-    maps = world.times(Map)
-    assert all(1800 <= b - a <= 1800 + EVERY + 1 for a, b in pairwise(maps))
-    assert len(maps) == 6
+@pytest.mark.parametrize(
+    ("lease", "within", "late"),
+    [(3600.0, 3 * 3600, EVERY + 1), (16.0, 600, 0.1)],
+    ids=["long", "shorter than the checks"],
+)
+def test_renewals_come_at_half_of_the_lease(lease: float, within: float, late: float) -> None:
+    world = World({"PCP"}, lease=lease).want().run(within)
+    maps = world.times("map")
+    assert all(lease / 2 <= b - a <= lease / 2 + late for a, b in pairwise(maps))
+    assert len(maps) >= 6
     assert len(world.told) == 1, "renewing is nobody's business"
-
-
-def test_a_lease_shorter_than_the_checks_is_renewed_in_time() -> None:
-    world = World({"NAT-PMP"}, lease=16.0).want().run(600)
-    maps = world.times(Map)
-    assert all(b - a == pytest.approx(8.0, abs=0.1) for a, b in pairwise(maps))
-    assert len(world.told) == 1
 
 
 @pytest.mark.parametrize("lease", [0.0, 0.001, 1.0])
 def test_absurd_leases_do_not_keep_us_busy(lease: float) -> None:
     world = World({"PCP"}, lease=lease).want().run(600)
-    assert all(b - a >= SHORTEST_S for a, b in pairwise(world.times(Map)))
+    assert all(b - a >= SHORTEST_S for a, b in pairwise(world.times("map")))
 
 
 def test_a_permanent_lease_is_checked_and_not_renewed() -> None:
     world = World({"UPnP"}, lease=math.inf).want().run(4 * 3600)
-    assert len(world.times(Map)) == 1
-    assert len(world.times(CheckMappings)) == pytest.approx(4 * 3600 / EVERY, abs=3)
+    assert len(world.times("map")) == 1
+    assert len(world.times("check")) == pytest.approx(4 * 3600 / EVERY, abs=3)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -227,19 +192,17 @@ def test_a_router_that_restarts_is_mapped_again_in_time(way: str, down: float, w
     assert world.how == {way}
 
 
-def test_a_router_silent_for_a_moment_is_not_reported() -> None:
-    world = World({"PCP"}).want().run(18)
-    world.at(19, lambda w: w.speaks.clear()).at(22, lambda w: w.speaks.add("PCP")).run(60)
+@pytest.mark.parametrize(
+    ("lease", "silent", "until", "asked"),
+    [(3600.0, (19, 22), 60, ("probe", 2)), (16.0, (7.5, 9), 14, ("map", 3))],
+    ids=["at a check", "at a renewal"],
+)
+def test_a_router_silent_for_a_moment_is_not_reported(lease, silent, until, asked) -> None:
+    world = World({"PCP"}, lease=lease).want().at(silent[0], lambda w: w.speaks.clear())
+    world.at(silent[1], lambda w: w.speaks.add("PCP")).run(until)
     assert len(world.told) == 1
     assert world.how == {"PCP"}
-    assert len(world.times(ProbeProtocol, "PCP")) == 2, "it was noticed, though"
-
-
-def test_a_router_silent_at_a_renewal_is_not_reported() -> None:
-    world = World({"PCP"}, lease=16.0).want().run(7)
-    world.at(7.5, lambda w: w.speaks.clear()).at(9, lambda w: w.speaks.add("PCP")).run(14)
-    assert len(world.told) == 1
-    assert len(world.times(Map)) == 3, "the renewal that failed, and one after new probes"
+    assert len(world.times(asked[0], "PCP")) == asked[1], "it was noticed, though"
 
 
 def test_another_way_takes_over() -> None:
@@ -285,9 +248,9 @@ def test_this_host_has_another_address() -> None:
 def test_other_ports_while_nothing_maps_are_tried_at_once() -> None:
     world = World(set()).want().run(10)
     world.want(PORTS[:1]).run(19)
-    assert world.times(ProbeProtocol, "PCP") == [0, 10]
+    assert world.times("probe", "PCP") == [0, 10]
     world.want(PORTS[:1]).run(19.5)
-    assert world.times(ProbeProtocol, "PCP") == [0, 10], "the same ports are no news"
+    assert world.times("probe", "PCP") == [0, 10], "the same ports are no news"
 
 
 @pytest.mark.parametrize("when", [0.005, 0.015, 2.0, 20.01])
@@ -310,13 +273,8 @@ def test_no_ports_any_more(when: float, speaks: set[str]) -> None:
 def test_answers_from_before_are_ignored() -> None:
     world = World({"PCP"}).want().run(1)
     before = world.plan.mappings, dict(world.plan.tried)
-    for event in (
-        ProbeFailed("PCP", 0, "late"),
-        Mapped("UPnP", 0, (), 60.0),
-        Checked("PCP", 0, False),
-        ProtocolAnswered("UPnP", 0),
-    ):
-        assert world.plan.handle(event, 1.0) == []
+    for kind, answer in (("map", "late"), ("map", ((), 60.0)), ("check", False), ("probe", None)):
+        assert world.plan.answered(RouterAsk(kind, "UPnP", 0), answer, 1.0) == []
     assert (world.plan.mappings, world.plan.tried) == before
 
 

@@ -18,7 +18,7 @@ from zeroconf._protocol.outgoing import DNSOutgoing
 from node.core.errors import ExitCode, NetworkFault
 from node.identity.peers import peer_id_of, public_key_of
 from node.reach import nearby
-from node.reach.nearby import TYPE, Advert, Announcer, Browser, Found, found_of, text_of
+from node.reach.nearby import TYPE, Advert, Found, Nearby, found_of, text_of
 from node.telemetry.events import Journal
 
 OWNER, PEER = (peer_id_of(bytes([n]) * 32) for n in (1, 2))
@@ -131,7 +131,7 @@ def test_hostile_records_give_a_peer_that_can_be_used_or_none(peer, text, hosts,
         assert end == peer
 
 
-# ------------------------------------------------------------ a browser
+# ------------------------------------------------------------ many records
 
 
 class Air:
@@ -143,7 +143,7 @@ class Air:
         self.asked_again = asyncio.Event()
         self.journal = Journal()
         self.calls: list[Found] = []
-        self.browser, self.zeroconf = Browser(self.journal, self.calls.append), self
+        self.nearby = Nearby(self.journal, self.calls.append)
         self._records = RecordManager(self)
         self.async_add_listener = self._records.async_add_listener
 
@@ -161,15 +161,15 @@ class Air:
             self._records.async_updates_from_response(message)
 
     def found(self) -> list[str]:
-        return [f.peer for f in self.browser.found]
+        return [f.peer for f in self.nearby.found]
 
 
 @pytest.fixture
 async def air():
     air = Air()
-    await air.browser._use(air, ((), ()))
+    air.nearby._listen(air, ())
     yield air
-    await air.browser.close()
+    await air.nearby.close()
 
 
 def packets(advert: Advert, ttl: int | None = None, *, apart: bool = False) -> list[bytes]:
@@ -205,19 +205,19 @@ async def test_a_nearby_peer_is_reported_once_and_again_when_changed(air):
     renamed = dataclasses.replace(ADVERT, name="other")
     air.receive(*packets(renamed))
     assert air.calls == [found(), found(renamed)]
-    assert air.browser.found == (found(renamed),)
+    assert air.nearby.found == (found(renamed),)
     air.receive(*packets(renamed, GOODBYE))
-    assert air.browser.found == ()
+    assert air.nearby.found == ()
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["pointer first", "pointer last"])
 async def test_a_peer_is_found_when_its_last_record_comes(air, order):
     for packet in packets(ADVERT, apart=True)[::order]:
         air.receive(packet)
-    assert air.browser.found == (found(),)
+    assert air.nearby.found == (found(),)
 
 
-async def test_a_browser_keeps_a_bounded_number_of_peers_the_newest(air):
+async def test_a_bounded_number_of_peers_is_kept_the_newest(air):
     many = [peer_id_of(n.to_bytes(32, "big")) for n in range(nearby.REMEMBERED + 50)]
     for peer in many:
         air.receive(*packets(dataclasses.replace(ADVERT, peer=peer)))
@@ -245,7 +245,7 @@ async def test_a_flood_of_names_leaves_few_events(air):
 def test_damaged_packets_raise_nothing(damage, cut):
     async def body() -> None:
         air = Air()
-        await air.browser._use(air, ((), ()))
+        air.nearby._listen(air, ())
         packet = bytearray(packets(ADVERT)[0])
         for place, value in damage:
             packet[place % len(packet)] = value
@@ -254,7 +254,7 @@ def test_damaged_packets_raise_nothing(damage, cut):
             air._records.async_updates_from_response(message)
         for peer in air.found():
             public_key_of(peer)
-        await air.browser.close()
+        await air.nearby.close()
 
     asyncio.run(body())
 
@@ -273,10 +273,10 @@ async def test_no_interface_is_one_event_and_nothing_else(monkeypatch):
     monkeypatch.setattr(nearby, "_interfaces", none)
     monkeypatch.setattr(nearby, "RESCAN_S", 0.01)
     journal, errors = Journal(), []
-    announcer = Announcer(journal, ADVERT, lambda name, error: errors.append(error))
-    await announcer.start()
+    here = Nearby(journal, lambda found: None, lambda name, error: errors.append(error), ADVERT)
+    await here.start()
     await asyncio.wait_for(looked.wait(), 10)
-    await announcer.close()
+    await here.close()
     assert [(e.kind, e.level) for e in journal.recent()] == [("lan-unavailable", "info")]
     assert errors == []
     with pytest.raises(NetworkFault) as e:
@@ -296,13 +296,10 @@ async def test_complaints_of_zeroconf_are_one_debug_event_each(monkeypatch, capl
     monkeypatch.setattr(nearby, "_interfaces", lambda: (("192.168.9.10",), ("192.168.9.10",)))
     monkeypatch.setattr(nearby, "AsyncZeroconf", refuse)
     journal = Journal()
-    announcer = Announcer(journal, ADVERT)
-    log.addHandler(announcer._log)  # as of a browser that is open at the same time
-    browser = Browser(journal, lambda found: None)
-    await browser.start()
+    here = Nearby(journal, lambda found: None, advert=ADVERT)
+    await here.start()
     await asyncio.wait_for(opened.wait(), 10)
-    await browser.close()
-    await announcer.close()
+    await here.close()
     heard = [(e.kind, e.level, e.text) for e in journal.recent()]
     assert heard == [
         ("log", "debug", "socket 7 is odd"),

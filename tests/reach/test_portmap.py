@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -23,21 +22,12 @@ PATIENT, HASTY = (0.05, 0.1, 10.0), (0.05, 0.1)
 """Waits for a router that answers, however busy this machine is, and for one that does not."""
 
 
-class NoUpnp(GatewayProtocol):
+class NoUpnp(NatPmp):
     name = "UPnP"
     closed = 0
 
     async def probe(self) -> None:
         raise RouterFault("no device answers the search")
-
-    async def check(self) -> bool:
-        raise NotImplementedError
-
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
-        raise NotImplementedError
-
-    async def _delete(self, port: Port) -> None:
-        raise NotImplementedError
 
     def close(self) -> None:
         NoUpnp.closed += 1
@@ -207,9 +197,3 @@ def test_without_a_secret_the_nonce_is_new_every_time() -> None:
 def test_ports_that_are_none(ports: list[Port]) -> None:
     with pytest.raises(ValueError, match="is no port"):
         PortMapper(Journal(), lambda: None).want(ports)
-
-
-@pytest.mark.parametrize("options", [{"every_s": 0.0}, {"lease_s": math.inf}, {"every_s": -1.0}])
-def test_times_that_are_none(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        PortMapper(Journal(), lambda: None, **options)

@@ -70,11 +70,6 @@ def test_what_is_dropped_or_gone_is_not_granted() -> None:
     assert shares.wait() is None
 
 
-def test_a_rate_is_positive() -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        Shares(0.0)
-
-
 def test_a_tenfold_weight_gets_a_far_larger_share() -> None:
     shares, got, owner = Shares(1e6), {"own": 0, "others": 0}, dict[int, str]()
     weights = {"own": 1.0, "others": 0.1}

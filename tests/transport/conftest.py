@@ -6,19 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+import grpc
 import pytest
 
 from node.core.clock import SystemClock
+from node.core.ids import PeerId
 from node.core.version import PROTOCOLS
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.transport.handshake import Facts
-from node.transport.port import TransportPort
+from node.transport.port import TransportPort, translate
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings
 from protos import state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
@@ -55,40 +58,64 @@ class Source(state_pb2_grpc.StateServicer):
             await self.gate.wait()
 
 
+def make_transport(
+    run=RUN,
+    admit=lambda peer, hello: None,
+    identity=None,
+    protocols=PROTOCOLS,
+    **settings,
+) -> Transport:
+    """With a Parrot and a Source."""
+    transport = Transport(
+        identity or Identity.ephemeral(),
+        TransportSettings(**{"host": "127.0.0.1", **settings}),
+        Journal(clock=SystemClock()),
+        Metrics(),
+        lambda: Facts(run, "test", "0", b"admission", protocols),
+        admit,
+    )
+    transport.parrot, transport.source = Parrot(transport), Source()
+    training_pb2_grpc.add_TrainingServicer_to_server(transport.parrot, transport.server)
+    state_pb2_grpc.add_StateServicer_to_server(transport.source, transport.server)
+    return transport
+
+
 @pytest.fixture
 async def swarm():
-    """``make(run=…, admit=…, identity=…, started=True, **settings)`` gives a Transport with a
-    Parrot and a Source."""
+    """``make(started=True, peers=(), **options)`` gives a Transport of :func:`make_transport`."""
     made: list[Transport] = []
 
-    async def make(
-        run=RUN,
-        admit=lambda peer, hello: None,
-        identity=None,
-        started=True,
-        peers=(),
-        protocols=PROTOCOLS,
-        **settings,
-    ) -> Transport:
-        transport = Transport(
-            identity or Identity.ephemeral(),
-            TransportSettings(**{"host": "127.0.0.1", **settings}),
-            Journal(clock=SystemClock()),
-            Metrics(),
-            lambda: Facts(run, "test", "0", b"admission", protocols),
-            admit,
-        )
-        transport.parrot, transport.source = Parrot(transport), Source()
-        training_pb2_grpc.add_TrainingServicer_to_server(transport.parrot, transport.server)
-        state_pb2_grpc.add_StateServicer_to_server(transport.source, transport.server)
-        made.append(transport)
+    async def make(started=True, peers=(), **options) -> Transport:
+        made.append(make_transport(**options))
         if started:
-            await transport.start(peers)
-        return transport
+            await made[-1].start(peers)
+        return made[-1]
 
     yield make
     for transport in made:
         await transport.close()
+
+
+async def tell(source: TransportPort, peer: PeerId, timeout: float = 10.0) -> str:
+    """Whom ``peer`` takes ``source`` for."""
+    try:
+        stub = training_pb2_grpc.TrainingStub(await source.channel(peer))
+        return (await stub.Tell(training_pb2.Note(epoch=1), timeout=timeout)).reason
+    except grpc.aio.AioRpcError as e:
+        raise translate(peer, e) from e
+
+
+async def fetch(source: Transport, peer: PeerId, length: int, timeout: float = 20.0) -> bytes:
+    """So many bytes that ``peer`` sends."""
+    stub = state_pb2_grpc.StateStub(await source.channel(peer))
+    request = state_pb2.FetchRequest(length=length)
+    return b"".join([chunk.data async for chunk in stub.Fetch(request, timeout=timeout)])
+
+
+async def until(condition: Callable[[], object], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is waited for is in another process as well
+            await asyncio.sleep(0.05)
 
 
 def introduce(*transports: Transport) -> None:

@@ -1,7 +1,6 @@
 """A session must not outlive the admission it was given for: over TCP, through the tunnel, and in
 the middle of a call."""
 
-import asyncio
 import math
 import time
 
@@ -12,6 +11,7 @@ from node.core.errors import PeerFault, Refused
 from node.core.ids import PeerId
 from node.transport.handshake import Tokens
 from protos import state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
+from tests.transport.conftest import tell, until
 
 A = PeerId("12D3KooWKPc4n25PiHREWBqubMEm5SbamK9PQJ7fzEaQV4RxqXrZ")
 
@@ -27,12 +27,6 @@ class Owner:
         if self.until <= time.time():
             raise Refused("the admission token has expired", "ask for a new invite")
         return self.until
-
-
-async def tell(source, peer) -> str:
-    """Whom ``peer`` takes ``source`` for."""
-    stub = training_pb2_grpc.TrainingStub(await source.channel(peer))
-    return (await stub.Tell(training_pb2.Note(epoch=1), timeout=10)).reason
 
 
 def test_a_token_speaks_for_its_peer_as_long_as_it_is_admitted():
@@ -95,9 +89,7 @@ async def test_a_call_in_progress_is_ended_when_the_admission_is(swarm):
             await call
         assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert "expired" in ended.value.details()
-    async with asyncio.timeout(30):  # its seat is free again
-        while b._auth._seats._held:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not b._auth._seats._held, 30)  # its seat is free again
 
 
 async def test_we_do_not_call_a_peer_whose_admission_has_ended(swarm):

@@ -6,9 +6,8 @@ import pytest
 from benchmarks.lab.memory_net import MemoryNet
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
-from node.transport.port import translate
 from protos import training_pb2, training_pb2_grpc
-from tests.transport.conftest import Parrot
+from tests.transport.conftest import Parrot, tell
 
 A, B = PeerId("peer-a"), PeerId("peer-b")
 
@@ -24,34 +23,26 @@ async def net():
     await made.close()
 
 
-async def tell(net: MemoryNet, source: PeerId, to: PeerId, timeout: float = 5.0) -> str:
-    stub = training_pb2_grpc.TrainingStub(await net.transports[source].channel(to))
-    try:
-        return (await stub.Tell(training_pb2.Note(), timeout=timeout)).reason
-    except grpc.aio.AioRpcError as e:
-        raise translate(to, e) from e
-
-
 async def test_the_called_knows_who_calls_and_channels_are_shared(net):
-    assert await tell(net, A, B) == A
-    assert await tell(net, B, A) == B
+    assert await tell(net.transports[A], B) == A
+    assert await tell(net.transports[B], A) == B
     assert await net.transports[A].channel(B) is await net.transports[A].channel(B)
     assert net.transports[A].path(B) == "direct"
     assert await net.transports[A].ping(B) > 0
 
 
 async def test_a_killed_peer_cannot_be_called_and_its_successor_can(net):
-    await tell(net, A, B)
+    await tell(net.transports[A], B)
     stale = training_pb2_grpc.TrainingStub(await net.transports[A].channel(B))
     await net.kill(B)
     with pytest.raises(PeerFault):
-        await tell(net, A, B)
+        await tell(net.transports[A], B)
     with pytest.raises(grpc.aio.AioRpcError):
         await stale.Tell(training_pb2.Note(), timeout=5)
     again = net.transport(B)
     training_pb2_grpc.add_TrainingServicer_to_server(Parrot(again), again.server)
     await again.start()
-    assert await tell(net, A, B) == A
+    assert await tell(net.transports[A], B) == A
 
 
 async def test_cut_refuses_at_once_and_mute_runs_into_the_timeout(net):
@@ -63,12 +54,12 @@ async def test_cut_refuses_at_once_and_mute_runs_into_the_timeout(net):
         await stub.Tell(training_pb2.Note(), timeout=5)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     net.mend(A, B)
-    assert await tell(net, A, B) == A
+    assert await tell(net.transports[A], B) == A
     net.mute(B)
     with pytest.raises(PeerFault, match="no answer in time"):
-        await tell(net, A, B, timeout=0.2)
+        await tell(net.transports[A], B, timeout=0.2)
     net.mute(B, False)
-    assert await tell(net, A, B) == A
+    assert await tell(net.transports[A], B) == A
 
 
 async def test_a_call_on_a_closed_channel_is_a_lost_connection(net):

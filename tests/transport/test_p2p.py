@@ -10,6 +10,7 @@ import pytest
 from node.core.errors import PeerFault
 from node.transport import runtime
 from protos import ask_pb2, state_pb2, state_pb2_grpc
+from tests.transport.conftest import introduce
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
@@ -22,11 +23,8 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
     a, b = await swarm(), await swarm()
     ups: asyncio.Queue = asyncio.Queue()
 
-    async def up(p2p) -> None:
-        ups.put_nowait(p2p)
-
-    b.p2p.on_up(up)
-    a.learn(b.peer_id, b.p2p.addresses())
+    b.p2p.on_up(ups.put)
+    introduce(a, b)
     before, old, pid = b.p2p.addresses(), b.p2p.p2p, b.p2p.pid
     b.source.gate.clear()
     call = state_pb2_grpc.StateStub(await a.channel(b.peer_id)).Fetch(
@@ -42,15 +40,10 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
 
     b.source.gate.set()
     assert len((await call.read()).data) == 1 << 16, "the call in flight did not notice"
-    assert await ping(b, await introduced(b, a)) == b"n"
+    assert await ping(b, a.peer_id) == b"n"
     assert await ping(a, b.peer_id) == b"n", "the handlers are back"
     a.forget(b.peer_id)
     await a.channel(b.peer_id)
-
-
-async def introduced(source, other) -> str:
-    source.learn(other.peer_id, other.p2p.addresses())
-    return other.peer_id
 
 
 async def test_dead_initial_peers_neither_stop_the_start_nor_hide(swarm):

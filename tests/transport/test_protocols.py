@@ -3,16 +3,13 @@
 Every meeting here is a real handshake between two p2pd on loopback.
 """
 
-import asyncio
-
 import pytest
 
 from node.core.errors import PeerFault, WireError
 from node.core.version import PROTOCOLS, Protocols
 from node.transport.handshake import IncompatiblePeer
 from protos import ask_pb2
-from protos.handshake_pb2 import Farewell
-from tests.transport.conftest import introduce
+from tests.transport.conftest import introduce, until
 
 
 def mismatches(transport) -> list:
@@ -21,29 +18,7 @@ def mismatches(transport) -> list:
 
 async def has_met(transport, other) -> None:
     """``transport`` was called by ``other``; it notes so only after its answer was sent."""
-    async with asyncio.timeout(10):
-        while other.peer_id not in transport._met:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-def of_today(transport) -> None:
-    """Make it speak as software that knows no windows: one version in its Hello, none elsewhere,
-    and no other version understood."""
-    ours, handshake = transport._facts().protocols, transport._handshake
-    hello, check = handshake._hello, handshake._check
-
-    def plain_hello(peer):
-        said = hello(peer)
-        said.ClearField("newest_protocol")
-        return said
-
-    def strict(peer, said):
-        said.ClearField("newest_protocol")
-        return check(peer, said)
-
-    assert ours == Protocols(1, 1)
-    handshake._hello, handshake._check = plain_hello, strict
-    handshake._farewell = lambda code, reason: Farewell(code=code, reason=reason)
+    await until(lambda: other.peer_id in transport._met, 10)
 
 
 @pytest.mark.parametrize(
@@ -77,29 +52,6 @@ async def test_without_a_common_version_both_name_who_must_update(swarm, here, t
         assert f"speaks protocols {theirs[0]} to {theirs[1]} (tutti 0)" in event.text
         assert ("update this tutti" in event.text) == (mine < theirs)
         assert "git pull && make setup" in event.text
-
-
-async def test_a_peer_of_today_speaks_version_1(swarm):
-    today, wide = await swarm(protocols=Protocols(1, 1)), await swarm(protocols=Protocols(1, 2))
-    of_today(today)
-    introduce(today, wide)
-    await wide.channel(today.peer_id)
-    assert wide._met[today.peer_id].protocol == 1
-    await today.channel(wide.peer_id)
-    assert today._met[wide.peer_id].protocol == 1
-
-
-@pytest.mark.parametrize("newer_calls", [True, False])
-async def test_a_peer_of_today_and_a_newer_one_part(swarm, newer_calls):
-    today, newer = await swarm(protocols=Protocols(1, 1)), await swarm(protocols=Protocols(2, 3))
-    of_today(today)
-    introduce(today, newer)
-    caller, called = (newer, today) if newer_calls else (today, newer)
-    with pytest.raises(PeerFault, match="protocol"):
-        await caller.channel(called.peer_id)
-    (event,) = mismatches(newer)
-    assert "speaks protocol 1" in event.text
-    assert "whoever runs that one must update it" in event.text
 
 
 async def test_a_peer_that_was_updated_is_met_at_once(swarm):

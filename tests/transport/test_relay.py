@@ -16,6 +16,7 @@ from node.reach.standing import Standing
 from node.transport.ways import relays as relays_module
 from node.transport.ways.reachable import Reachable
 from protos import state_pb2, state_pb2_grpc
+from tests.transport.conftest import fetch, until
 
 RUN = "a" * 64
 CLOSED: set[int] = set()
@@ -67,17 +68,7 @@ def introduce(peer, other, *relays) -> None:
 
 async def fetched(peer, other, length: int = 1 << 20) -> str:
     """The digest of so many bytes that ``other`` sends."""
-    digest = hashlib.sha256()
-    stub = state_pb2_grpc.StateStub(await peer.channel(other.peer_id))
-    async for chunk in stub.Fetch(state_pb2.FetchRequest(length=length), timeout=20):
-        digest.update(chunk.data)
-    return digest.hexdigest()
-
-
-async def until(condition, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for is in another process as well
-            await asyncio.sleep(0.05)
+    return hashlib.sha256(await fetch(peer, other.peer_id, length)).hexdigest()
 
 
 ZEROS = hashlib.sha256(bytes(1 << 20)).hexdigest()

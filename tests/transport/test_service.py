@@ -11,26 +11,9 @@ import pytest
 from node.core.errors import NetworkFault, PeerFault, Refused, UsageFault
 from node.identity.keys import Identity
 from node.reach.settings import ReachSettings
-from node.transport.port import translate
 from node.transport.ways import reachable
 from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
-from tests.transport.conftest import introduce
-
-
-async def tell(source, peer) -> str:
-    """Whom ``peer`` takes ``source`` for."""
-    try:
-        stub = training_pb2_grpc.TrainingStub(await source.channel(peer))
-        return (await stub.Tell(training_pb2.Note(epoch=1), timeout=10)).reason
-    except grpc.aio.AioRpcError as e:
-        raise translate(peer, e) from e
-
-
-async def fetch(source, peer, length: int) -> int:
-    stub = state_pb2_grpc.StateStub(await source.channel(peer))
-    return sum(
-        [len(c.data) async for c in stub.Fetch(state_pb2.FetchRequest(length=length), timeout=20)]
-    )
+from tests.transport.conftest import fetch, introduce, tell
 
 
 def reading(transport, name: str, **labels: str) -> float | None:
@@ -47,8 +30,8 @@ async def test_another_process_is_called_over_tls_and_over_the_tunnel(swarm, pro
         assert await tell(me, peer) == me.peer_id
         assert me.path(peer) == path
         assert reading(me, "tutti_peers", path=path) == 1
-        assert await fetch(me, peer, 8 << 20) == 8 << 20
-        assert 0 < await me.ping(peer) == me.rtt(peer)
+        assert len(await fetch(me, peer, 8 << 20)) == 8 << 20
+        assert 0 < await me.ping(peer) == me.peers()[peer].rtt
         me.count(peer, sent=5, received=8 << 20, plane="state")
         link = me.peers()[peer]
         assert (link.path, link.name, link.received) == (path, "test", 8 << 20)
@@ -137,7 +120,7 @@ async def test_a_forgotten_token_costs_one_more_handshake(swarm):
         await fetch(a, b.peer_id, 1)
     looks = [t for t in asyncio.all_tasks() if t.get_name() == "transport.look"]
     await asyncio.gather(*looks)
-    assert await fetch(a, b.peer_id, 1 << 16) == 1 << 16, "a stream does so the next time"
+    assert len(await fetch(a, b.peer_id, 1 << 16)) == 1 << 16, "a stream does so the next time"
 
 
 async def test_a_token_shown_to_one_peer_opens_no_other(swarm):

@@ -12,7 +12,7 @@ import pytest
 
 from node.core.errors import PeerFault
 from node.reach.interfaces import free_port
-from protos import state_pb2, state_pb2_grpc
+from tests.transport.conftest import fetch
 
 
 class Proxy:
@@ -99,24 +99,12 @@ async def lost(transport, peer) -> asyncio.Event:
     return gone
 
 
-async def noticed(gone: asyncio.Event, bound: float, record_property, what: str) -> float:
-    """Wait until it is noticed; fails after ``bound`` seconds. The time it took goes into the
-    report."""
-    began = time.monotonic()
-    async with asyncio.timeout(bound):
-        await gone.wait()
-    took = time.monotonic() - began
-    record_property(what, took)
-    print(f"{what}: noticed after {took:.2f} s")
-    return took
-
-
 KNOBS = {"keepalive_s": 1.0, "keepalive_timeout_s": 1.0}
 BOUND_S = 10.0
 """Of every wait: a busy machine takes longer than the sum of the knobs."""
 
 
-async def test_every_connected_peer_notices_a_killed_process(swarm, processes, record_property):
+async def test_every_connected_peer_notices_a_killed_process(swarm, processes):
     process = processes()
     facts = await process.ready()
     watchers = [await swarm(), await swarm()]
@@ -125,14 +113,12 @@ async def test_every_connected_peer_notices_a_killed_process(swarm, processes, r
     events = [await lost(one, facts["peer"]) for one in watchers]
     process.process.kill()
     for gone in events:
-        await noticed(gone, BOUND_S, record_property, "killed")
+        await asyncio.wait_for(gone.wait(), BOUND_S)
     assert [one.path(facts["peer"]) for one in watchers] == ["", ""]
 
 
 @pytest.mark.parametrize("tunnel", [False, True], ids=["direct", "tunnel"])
-async def test_a_frozen_process_is_noticed_and_found_when_it_wakes(
-    swarm, processes, record_property, tunnel
-):
+async def test_a_frozen_process_is_noticed_and_found_when_it_wakes(swarm, processes, tunnel):
     process = processes(force_tunnel=tunnel, **KNOBS)
     facts = await process.ready()
     a, peer = await swarm(**KNOBS), facts["peer"]
@@ -140,7 +126,7 @@ async def test_a_frozen_process_is_noticed_and_found_when_it_wakes(
     gone = await lost(a, peer)
     os.kill(process.process.pid, signal.SIGSTOP)
     try:
-        await noticed(gone, BOUND_S, record_property, "frozen")
+        await asyncio.wait_for(gone.wait(), BOUND_S)
         with pytest.raises(PeerFault):
             await a.ping(peer)
     finally:
@@ -175,12 +161,12 @@ async def test_a_server_hangs_up_on_a_client_that_vanished(swarm):
             await proxy.ended.wait()
 
 
-async def test_a_one_way_connection_is_noticed_and_replaced(swarm, record_property):
+async def test_a_one_way_connection_is_noticed_and_replaced(swarm):
     async with proxied(swarm, **KNOBS, dial_timeout_s=3.0) as (a, b, proxy):
         gone = await lost(a, b.peer_id)
         assert a.path(b.peer_id) == "direct"
         proxy.swallow_requests = True
-        await noticed(gone, BOUND_S, record_property, "silent requests")
+        await asyncio.wait_for(gone.wait(), BOUND_S)
         assert await a.ping(b.peer_id) > 0
         assert a.path(b.peer_id) == "tunnel", "the peer lives, and the other way leads on"
 
@@ -190,12 +176,7 @@ async def test_a_slow_link_under_load_is_not_taken_for_a_silent_one(swarm):
     may be silent."""
     async with proxied(swarm, rate=1.5e6, keepalive_timeout_s=1.5) as (a, b, _):
         gone = await lost(a, b.peer_id)
-        stub = state_pb2_grpc.StateStub(await a.channel(b.peer_id))
-
-        async def fetch() -> int:
-            request = state_pb2.FetchRequest(length=2 << 20)
-            return sum([len(c.data) async for c in stub.Fetch(request, timeout=60)])
-
-        assert await asyncio.gather(*(fetch() for _ in range(3))) == [2 << 20] * 3
+        fetched = await asyncio.gather(*(fetch(a, b.peer_id, 2 << 20, 60) for _ in range(3)))
+        assert [len(data) for data in fetched] == [2 << 20] * 3
         assert not gone.is_set()
         assert a.path(b.peer_id) == "direct"

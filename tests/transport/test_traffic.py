@@ -12,7 +12,7 @@ from node.core.ids import PeerId
 from node.transport.auth import TOKEN_KEY, AuthInterceptor
 from node.transport.channels import LabelledChannel
 from node.transport.handshake import Tokens
-from node.transport.limits import Busiest, Seats
+from node.transport.limits import Moved, Seats
 from node.transport.pacing import Paced
 from node.transport.traffic import (
     BULK,
@@ -39,16 +39,16 @@ class Gate(Traffic):
         self.first = asyncio.Event()
 
     async def may_send(self, peer: Any, message: Any) -> None:
-        if (nbytes := size_of(message)) >= BULK:
-            self.asked.append(("up", peer, nbytes))
-            self.first.set()
-            await self.up.wait()
+        await self._turn("up", self.up, peer, size_of(message))
 
     async def may_read(self, peer: Any, message: Any) -> None:
-        if (nbytes := size_of(message)) >= BULK:
-            self.asked.append(("down", peer, nbytes))
+        await self._turn("down", self.down, peer, size_of(message))
+
+    async def _turn(self, way: str, opened: asyncio.Event, peer: Any, nbytes: int) -> None:
+        if nbytes >= BULK:
+            self.asked.append((way, peer, nbytes))
             self.first.set()
-            await self.down.wait()
+            await opened.wait()
 
 
 class Lane:
@@ -214,12 +214,12 @@ def test_what_p2pd_moves_for_others_is_not_its_own():
 
 
 def test_the_rate_lately_leaves_out_the_second_under_way():
-    busiest = Busiest()
+    moved = Moved()
     for second in range(20):
-        busiest.count(100, 10, second + 0.5)
-    assert busiest.mean(20.1, 10) == (100, 10)
-    assert busiest.mean(19.9, 10) == (100, 10)
-    assert busiest.mean(25.0, 10) == (50, 5)
+        moved.count(100, 10, second + 0.5)
+    assert moved.mean(20.1, 10) == (100, 10)
+    assert moved.mean(19.9, 10) == (100, 10)
+    assert moved.mean(25.0, 10) == (50, 5)
 
 
 def test_the_system_reports_the_bytes_a_process_wrote():

@@ -119,22 +119,12 @@ def test_nothing_is_set_aside_beyond_what_is_expected(
     assert sum(made) <= sum(nbytes_of(s, wire) for s in shapes)
 
 
-@given(HEADS, SHAPES, st.sampled_from(WIRES))
-def test_a_head_is_the_expected_one_or_refused(
-    head: tensor_pb2.TensorHead, shape: tuple[int, ...], wire: str
-) -> None:
-    if head == expected_head("t0", shape, wire):
-        compare(head, expected_head("t0", shape, wire), wire)
-        return
-    with pytest.raises(WireError) as caught:
-        compare(head, expected_head("t0", shape, wire), wire)
-    assert len(str(caught.value)) < 500  # however long the name it was told
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"name": "model.layers.1"}, "belongs"),
+        ({"name": ""}, "belongs"),
+        ({"name": "x" * 1000}, "belongs"),
         ({"shape": [3, 2]}, "shape"),
         ({"shape": [2, 3, 1]}, "shape"),
         ({"shape": [6]}, "shape"),
@@ -150,8 +140,9 @@ def test_each_lie_in_a_head_is_named(change: dict, says: str) -> None:
     honest = {"name": "model.layers.0", "shape": [2, 3], "wire": tensor_pb2.FP32, "nbytes": 24}
     wanted = expected_head("model.layers.0", (2, 3), "fp32")
     compare(tensor_pb2.TensorHead(**honest), wanted, "fp32")
-    with pytest.raises(WireError, match=says):
+    with pytest.raises(WireError, match=says) as caught:
         compare(tensor_pb2.TensorHead(**{**honest, **change}), wanted, "fp32")
+    assert len(str(caught.value)) < 500, "however long the name it was told"
 
 
 def test_heads_come_in_number_and_order() -> None:
@@ -235,7 +226,6 @@ def test_fp16_overflow_is_infinite_and_bf16_is_not() -> None:
     [
         (partial(expected_head, "t", (2,), "fp8"), "fp8"),
         (partial(nbytes_of, (2, -1), "fp32"), "negative"),
-        (partial(next, chunks(b"abc", 0)), "at least one"),
     ],
 )
 def test_unknown_formats_sizes_and_shapes_are_our_own_mistakes(asked: partial, why: str) -> None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from node.core.clock import Clock
 from node.core.ids import PeerId
-from node.dht.record import PeerBody, PeerEntry, Posting
+from node.dht.record import DirectoryEntry, PeerBody, PeerEntry, Posting
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, most_writers
 from node.sim.world.links import Links, Wall
@@ -72,7 +72,7 @@ class SimDht:
         self._under[peer] = topic
         self._seq[peer] = max(self._seq.get(peer, 0) + 1, int(1000 * wall))
         life = min(times * self.settings.ttl_s, self.settings.max_ttl_s)
-        entry = PeerEntry(peer, body, self._seq[peer], wall + life)
+        entry = DirectoryEntry(peer, body, self._seq[peer], wall + life)
         posted[peer] = self._held(entry, posted.get(peer, ()), wall)
         return True
 
@@ -92,7 +92,7 @@ class SimDht:
         if before:  # later than the last one in both, as an author sees to
             last = before[0].entry
             seq, until = max(seq, last.seq + 1), max(until, min(last.not_after + 0.002, longest))
-        writers[peer] = self._held(Posting(peer, body, seq, until), before, wall)
+        writers[peer] = self._held(DirectoryEntry(peer, body, seq, until), before, wall)
         return True
 
     def withdraw(self, peer: PeerId, wall: float) -> None:

@@ -77,8 +77,8 @@ class Tried:
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``punch(peer)`` and ``connect(peer)`` make a libp2p connection; all raise PeerFault.
-    ``how(peer)``: the path of a tunnel through the libp2p connection to a peer; "" where there is
-    none.
+    ``how(peer)``: how a tunnel through the libp2p connection to a peer travels; NONE where there
+    is none.
     ``runtime`` is a 0700 directory for sockets; ``traffic`` counts calls, ``carried`` the bytes of
     tunnels."""
 
@@ -88,7 +88,7 @@ class Lines:
         settings: TransportSettings,
         greet: Callable[[PeerId], Awaitable[Acquaintance]],
         greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]],
-        how: Callable[[PeerId], str],
+        how: Callable[[PeerId], Rung],
         relays: Relays,
         runtime: Path,
         journal: Journal,
@@ -130,11 +130,11 @@ class Lines:
             if line.met.until > time.time():
                 return line
             # The peer's admission has run out: it has to show a newer one before we call it again.
-            self.forget(peer, line)
+            self.forget(peer, line.channel)
         dialling = self._dialling.get(peer)
         if dialling is None:
             dialling = self._dialling[peer] = self._tasks.spawn(
-                self._dial(peer), f"dial {short(peer)}"
+                _caught(self._dial(peer)), f"dial {short(peer)}"
             )
             dialling.add_done_callback(lambda _: self._dialling.pop(peer, None))
         try:
@@ -148,15 +148,15 @@ class Lines:
             raise PeerFault(made.peer, made.reason, made.weight) from made
         return made
 
-    def forget(self, peer: PeerId, line: Connection | None = None) -> bool:
-        """Drop the peer's line, or only ``line`` if that is still the one. The next ``get`` dials
-        anew."""
-        current = self._lines.get(peer)
-        if current is None or (line is not None and current is not line):
+    def forget(self, peer: PeerId, channel: LabelledChannel | None = None) -> bool:
+        """Drop the peer's line, or only the one of ``channel`` if that is still used. The next
+        ``get`` dials anew."""
+        line = self._lines.get(peer)
+        if line is None or (channel is not None and line.channel is not channel):
             return False
         del self._lines[peer]
         self._of(peer).climb.reached(Rung.NONE, time.monotonic())
-        self._tasks.spawn(self._retire(current), f"retire {short(peer)}")
+        self._tasks.spawn(self._retire(line), f"retire {short(peer)}")
         return True
 
     def doubt(self, peer: PeerId) -> None:
@@ -174,17 +174,17 @@ class Lines:
 
     # ----------------------------------------------------------- the first line
 
-    async def _dial(self, peer: PeerId) -> Connection | PeerFault:
+    async def _dial(self, peer: PeerId) -> Connection:
         began = time.monotonic()
         lost = began - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
         patience = self._patience.within(("dial", peer), REDIAL_S, began)
         try:
             async with asyncio.timeout(patience if lost else None):
                 line = await self._first(peer)
-        except PeerFault as e:
-            return e
-        except TimeoutError:
-            return PeerFault(peer, f"no answer in {patience:.1f} s since its connection broke")
+        except TimeoutError as e:
+            raise PeerFault(
+                peer, f"no answer in {patience:.1f} s since its connection broke"
+            ) from e
         self._patience.took(("dial", peer), time.monotonic() - began)
         self._lost.pop(peer, None)
         self._take(peer, line)
@@ -284,7 +284,7 @@ class Lines:
     def rest(self, now: float) -> None:
         """Close the lines on which nothing was said for the settings' ``idle_s``."""
         for peer, line in self.all().items():
-            if line.channel.idle_s(now) > self._settings.idle_s and self.forget(peer, line):
+            if line.channel.idle_s(now) > self._settings.idle_s and self.forget(peer, line.channel):
                 name = line.met.name or short(peer)
                 text = f"the line to {name} is closed until it is needed"
                 self._journal.emit("transport", "line-idle", text, "debug", peer=peer)
@@ -328,7 +328,7 @@ class Lines:
     def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
         """The attempt at a better line that is to be made now; one at a time."""
         known = self._of(peer)
-        known.climb.connected = _RUNGS.get(self._how(peer), Rung.NONE)
+        known.climb.connected = self._how(peer)
         known.climb.dialable = bool(line.met.targets)
         attempt = None if known.busy else known.climb.due(now)
         known.busy |= attempt is not None
@@ -343,12 +343,6 @@ class Lines:
         connect: Callable[[PeerId], Awaitable[None]],
     ) -> None:
         known = self._of(peer)
-        name = {
-            ClimbAttempt.DIAL: "tcp",
-            ClimbAttempt.CONNECT: "libp2p",
-            ClimbAttempt.PUNCH: "punch",
-            ClimbAttempt.TUNNEL: "tunnel",
-        }[attempt]
         made, why = None, ""
         try:
             async with asyncio.timeout(4 * self._dial_s(peer)):
@@ -369,7 +363,7 @@ class Lines:
             why = "no answer in time"
         finally:
             known.busy = False
-        known.outcome[name] = why
+        known.outcome[attempt.value] = why
         if made is None or self._lines.get(peer) is not line or made.rung <= line.rung:
             known.climb.failed(attempt, time.monotonic())
             if made is not None:
@@ -419,7 +413,7 @@ class Lines:
                 raise
             why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"
             raise PeerFault(met.peer, why) from e
-        rung = Rung.RELAYED if relay is not None else _RUNGS.get(self._how(met.peer), Rung.TUNNEL)
+        rung = Rung.RELAYED if relay is not None else self._how(met.peer) or Rung.TUNNEL
         return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
     def _dial_s(self, peer: PeerId) -> float:
@@ -449,7 +443,7 @@ class Lines:
         peer = met.peer
 
         async def fresh() -> LabelledChannel:
-            self._drop(peer, channel)
+            self.forget(peer, channel)
             return (await self.get(peer)).channel
 
         channel = LabelledChannel(
@@ -489,7 +483,7 @@ class Lines:
         peer = line.met.peer
         while line.channel.get_state() is READY:
             await line.channel.wait_for_state_change(READY)
-        if self.forget(peer, line):
+        if self.forget(peer, line.channel):
             self._lost[peer] = time.monotonic()
             if line.via:
                 self._relays.blame(line.via, time.monotonic())
@@ -507,12 +501,7 @@ class Lines:
         # A stream cannot be repeated for its caller, but its next one should not meet the same
         # refusal.
         if await call.code() is grpc.StatusCode.UNAUTHENTICATED:
-            self._drop(peer, channel)
-
-    def _drop(self, peer: PeerId, channel: LabelledChannel) -> None:
-        line = self._lines.get(peer)
-        if line is not None and line.channel is channel:
-            self.forget(peer, line)
+            self.forget(peer, channel)
 
     async def _retire(self, line: Connection) -> None:
         try:
@@ -520,9 +509,6 @@ class Lines:
             await line.channel.close(FINISH_S)
         finally:
             await _end(line)
-
-
-_RUNGS = {"tunnel": Rung.TUNNEL, "reversed": Rung.REVERSED, "punched": Rung.PUNCHED}
 
 
 async def _caught(way: Coroutine[Any, Any, Connection]) -> Connection | PeerFault:

@@ -19,6 +19,7 @@ from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.rates import PEERS_KEPT
 from node.reach.interfaces import is_loopback, own_addresses
+from node.reach.ladder import Rung
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, ReachReport, Standing
@@ -154,7 +155,7 @@ class Reachable:
             return f"direct, by a port that the router maps ({how[0]})" if how else "direct"
         if self.standing is Standing.UNKNOWN:
             return "not known yet: nobody has tried to dial this peer"
-        punched = sum(self._p2p.how(p) == "punched" for p in self._p2p.links())
+        punched = sum(self._p2p.how(p) is Rung.PUNCHED for p in self._p2p.links())
         parts = [f"relayed by {relays}"] if relays else []
         parts += [f"punched with {punched}"] if punched else []
         return (

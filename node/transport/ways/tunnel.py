@@ -42,13 +42,10 @@ class Tunnel:
         pay: Pay | None = None,
     ) -> None:
         self._path, self._open_stream, self._pay = path, open_stream, pay
+        self.target = f"unix:{path}"
+        """What gRPC dials."""
         self._server: asyncio.Server | None = None
         self._tasks = Tasks(f"tunnel-{short(peer)}")
-
-    @property
-    def target(self) -> str:
-        """What gRPC dials."""
-        return f"unix:{self._path}"
 
     async def start(self) -> None:
         """Listen."""
