@@ -18,7 +18,7 @@ from node.checkpoint.state import StateKind
 from node.core.ids import CellId
 from node.core.journey import Host, Partner, Plan, Version, Window
 from node.training.protocol.plan_context import makes
-from node.training.rounds import window
+from node.training.rounds import error_feedback, window
 from tests.training.conftest import SHAPES, Peer, Rig
 
 PARAMETERS = OuterSettings("butterfly", window_s=60.0)
@@ -191,17 +191,17 @@ async def test_an_undone_landing_lands_again_with_equal_bits(rig: Rig) -> None:
     cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True))
     a = cells.everybody[0]
     await cells.give(7)
-    before, owed = a.anchored, dict(a.work.anchor.residual.words)
+    before, owed = a.anchored, dict(a.work.anchor.words)
     done = list(cells.last)
     await cells.land(7)
-    after, digest, words = a.anchored, a.work.stage.digest, a.work.anchor.residual.words
+    after, digest, words = a.anchored, a.work.stage.digest, a.work.anchor.words
     assert after is not before
     assert words.keys() == set(SHAPES)
     cells.last = done
     for i, cell in enumerate(cells.cells):
         await rig.begin(cells.landing(i, 7), *cell)
     assert a.anchored is before
-    assert a.work.anchor.residual.words == owed
+    assert a.work.anchor.words == owed
     cells.last = done
     await cells.land(7)
     assert a.work.stage.digest == digest
@@ -209,26 +209,27 @@ async def test_an_undone_landing_lands_again_with_equal_bits(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("codec", ["top-k", "int4"])
-async def test_with_feedback_no_cells_change_is_lost(rig: Rig, codec: str) -> None:
+async def test_with_feedback_no_cells_change_is_lost(
+    rig: Rig, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = replace(DELTAS, optimizer="sgd", lr=1.0, momentum=0.0, codec=codec, feedback=True)
     cells = await two_and_one(rig, settings)
     a, b, c = cells.everybody
-    for p in (a, b, c):
-        p.work.anchor.residual.keeps = 1.0
+    monkeypatch.setattr(error_feedback, "FADES", 1.0)
     begun, moved = a.anchored.anchor, {n: torch.zeros(of) for n, of in SHAPES.items()}
     for number in range(1, 4):
         anchor = a.anchored.anchor
         given = await cells.give(number)
         moved = {n: moved[n] + anchor[n] - mean(given)[n] for n in SHAPES}
         await cells.land(number)
-    assert all(torch.equal(a.work.anchor.residual.words[n], t) for n, t in _words(b).items())
+    assert all(torch.equal(a.work.anchor.words[n], t) for n, t in _words(b).items())
     for n in SHAPES:
         owed, came = (_words(a)[n] + _words(c)[n]) / 2, begun[n] - a.anchored.anchor[n]
         torch.testing.assert_close(came + owed, moved[n], rtol=1e-4, atol=1e-5)
 
 
 def _words(p: Peer) -> dict[str, Tensor]:
-    return p.work.anchor.residual.words
+    return p.work.anchor.words
 
 
 async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) -> None:

@@ -90,8 +90,7 @@ class _Meeting:
     """One window. ``local``: parameters as given; ``merge``: what becomes of them; ``given``: what
     partners may fetch, None without an anchor; ``mean``: what came of it, with its digest;
     ``news``: what will be said of it, of no cells where a replica made it; ``told``: nothing of
-    this cell is in it; ``quorum``: so many cells, this one included, are enough where all must come
-    to the same bits; ``server``: the cell that makes the mean, None: this one does."""
+    this cell is in it; ``server``: the cell that makes the mean, None: this one does."""
 
     number: int
     cell: str
@@ -99,8 +98,6 @@ class _Meeting:
     local: Mapping[str, Tensor]
     merge: Merge
     told: bool = False
-    quorum: int = 0
-    mixing: float = 0.0
     server: Partner | None = None
     given: dict[str, Tensor] | None = None
     own: Mapping[str, Tensor] | None = None
@@ -188,10 +185,8 @@ class WindowRound:
             plan.cell_id,
             plan.base,
             anchor.in_place(self._rounds.shapes),
-            merge_of(settings, anchor, carried, window.number, mass, 1 + len(window.partners)),
+            merge_of(settings, anchor, carried, mass, 1 + len(window.partners)),
             window.copies,
-            settings.quorum,
-            settings.mixing,
             self._server(settings, plan),
         )
         m.task = self._tasks.spawn(self._meet(m, plan, began), "window")
@@ -204,7 +199,7 @@ class WindowRound:
             return lambda: state.anchor
         if m is None or not m.merge.near:
             return None if first is None else lambda: first
-        local, mean, mixing = m.local, m.mean if m.applied else None, m.mixing
+        local, mean, mixing = m.local, m.mean if m.applied else None, m.merge.settings.mixing
         return lambda: local if mean is None else moved(local, local, mean, mixing)
 
     def _carried(self, s: OuterSettings, window: int) -> dict[str, tuple[int, ...]]:
@@ -426,7 +421,8 @@ class WindowRound:
         """Parameters in place, moved by as much as the mean is from what was given."""
         here = self._anchor.in_place(m.local)
         rest = {name: t.to("cpu", torch.float32) for name, t in here.items()}
-        return rest | moved(here, m.merge.since(m.local, m.told), m.mean or {}, m.mixing)
+        began, mixing = m.merge.since(m.local, m.told), m.merge.settings.mixing
+        return rest | moved(here, began, m.mean or {}, mixing)
 
     async def takes(self, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters; where the cell keeps an anchor, the mean is the next one."""
@@ -434,10 +430,9 @@ class WindowRound:
         if m is not None and m.applied and m.mean is not None:
             self.news = m.news
             if self._anchor.kept:
-                if m.merge.shared and not m.told:
-                    self._anchor.residual.spoken()
+                owes = m.merge.owes if m.merge.shared and not m.told else None
                 self._anchor.stop()  # an anchor that is on its way is from before this round
-                await self._engines.aside(self._anchor.takes, m.mean)
+                await self._engines.aside(self._anchor.takes, m.mean, owes)
         return dict(fresh)
 
     async def copy(
@@ -461,5 +456,5 @@ def _enough(m: _Meeting, partners: int, late: bool) -> bool:
     if len(m.came) == partners:
         return True
     if m.merge.shared:
-        return late and 0 < m.quorum <= 1 + len(m.came)
+        return late and 0 < m.merge.settings.quorum <= 1 + len(m.came)
     return late and bool(m.came)
