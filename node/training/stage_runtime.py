@@ -403,7 +403,7 @@ class StageRuntime:
         found = await self._fetch(
             donors, None if epoch is None else Version(epoch), digest, partial
         )
-        if found.epoch < self.version.epoch:
+        if found.version.epoch < self.version.epoch:
             return False
         await self.engines.aside(self.stage.adopt, found.tensors, found.version)
         self.stage.settle()
@@ -436,7 +436,7 @@ class StageRuntime:
         if kind is StateKind.BASE and frozen is not None:
             shapes = {name: tuple(t.shape) for name, t in frozen.items()}
 
-        def progress(done: int, total: int, rate: float, donor: PeerId) -> None:
+        def progress(done: int, total: int) -> None:
             self.fetching, self.fetched_at = done / total if total else 1.0, time.monotonic()
 
         self.fetching, self.fetched_at = 0.0, time.monotonic()
@@ -446,10 +446,9 @@ class StageRuntime:
                 list(donors),
                 self.stage.stage,
                 kind,
-                None if version is None else version.epoch,
+                version,
                 shapes,
-                progress,
-                lineage="" if version is None else version.lineage,
+                progress=progress,
                 expected_digest=digest,
                 settings=e.store.settings,
                 partial=partial,
@@ -457,13 +456,13 @@ class StageRuntime:
             )
         finally:
             self.fetching = 1.0
-        size = sum(snapshot.sources.values())
+        size, epoch = sum(snapshot.sources.values()), snapshot.version.epoch
         e.journal.emit(
             "checkpoint",
             "state-fetched",
-            f"fetched {size / 1e6:.1f} MB of {kind} of epoch {snapshot.epoch} from "
+            f"fetched {size / 1e6:.1f} MB of {kind} of epoch {epoch} from "
             f"{len(snapshot.sources)} peers",
-            epoch=snapshot.epoch,
+            epoch=epoch,
             bytes=size,
         )
         return snapshot

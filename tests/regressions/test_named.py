@@ -385,7 +385,7 @@ async def test_11_newest_state_with_a_wrong_hash_is_refused() -> None:
             [PeerId(d) for d in donors],
             1,
             StateKind.PARAMETERS,
-            7,
+            Version(7),
             {"w": (64, 64)},
             expected_digest=digest(honest.tensors),
             patience=FetchTimeouts(describe_s=5, stall_s=2, tries=1),

@@ -241,9 +241,8 @@ class Anchor(Giver):
                 list(donors),
                 self._stage.stage,
                 StateKind.OUTER,
-                version.epoch,
+                version,
                 wanted,
-                lineage=version.lineage,
                 settings=e.store.settings,
                 patience=PATIENCE,
             )

@@ -375,7 +375,7 @@ class WindowRound:
                 list(donors),
                 stage,
                 kind,
-                m.number,
+                Version(m.number),
                 shapes,
                 settings=e.store.settings,
                 patience=PATIENCE,

@@ -70,9 +70,8 @@ class Parts:
                     [donor],
                     self._stage,
                     kind,
-                    version.epoch,
+                    version,
                     self._shapes(names),
-                    lineage=version.lineage,
                     settings=e.store.settings,
                     patience=PATIENCE,
                 )
