@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Mapping
 from math import floor
 
+from node.app.moving import Mover
 from node.app.ports import PeerPort
 from node.cells.register import CellReader
 from node.core.ids import CellId, first_cell
@@ -20,7 +21,7 @@ from node.dht.topics import cell_topic
 from node.manifest import Manifest
 from node.scheduler.cells import Dissolution, choose_cell
 from node.scheduler.choosing import LOOK_S
-from node.training.presence import HASTE_S, Presence, led, stages_of
+from node.training.presence import HASTE_S, Presence, View
 
 EVERY_S = 1.0
 """Between two looks at whether the own cell can go on."""
@@ -46,10 +47,9 @@ async def cells_in_sight(directory: DirectoryPort, text: str, first: CellId, sta
 
     # What a leader posts is up to a minute old: meanwhile others may have come, or all have gone.
     for cell in sorted(seen, key=need)[:ASKED] or [first]:
-        entries = (await directory.read(cell_topic(cell))).values()
-        here = [e for e in entries if e.body.cell == cell]
-        seen[cell] = stages_of(here)
-        working = working | {cell} if led(here) else working - {cell}
+        view = View(await directory.read(cell_topic(cell)), cell)
+        seen[cell] = view.stages()
+        working = working | {cell} if view.led() else working - {cell}
     return {cell: here for cell, here in seen.items() if here}, working
 
 
@@ -70,7 +70,9 @@ async def find_cell(
     return first
 
 
-async def watch_cell(daemon: PeerPort, presence: Presence, stages: int, first: CellId) -> None:
+async def watch_cell(
+    daemon: PeerPort, mover: Mover, presence: Presence, stages: int, first: CellId
+) -> None:
     """For ever: leave the own cell for another one where it cannot go on."""
     d, machine = daemon, Dissolution(presence.me, stages, daemon.clock.now())
     sampled = 0.0
@@ -78,7 +80,7 @@ async def watch_cell(daemon: PeerPort, presence: Presence, stages: int, first: C
     while True:
         await asyncio.sleep(EVERY_S)
         a = d.assembled
-        if a is None or d.mover.going or d.draining or d.ending:
+        if a is None or mover.going or d.draining or d.ending:
             continue
         training, now = a.training, d.clock.now()
         goes = training.works or presence.view.led()
@@ -99,4 +101,4 @@ async def watch_cell(daemon: PeerPort, presence: Presence, stages: int, first: C
             coming=bool(presence.view.coming),
         )
         if to is not None:
-            d.mover.joins(to)
+            mover.joins(to)

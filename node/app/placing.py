@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from node.app.moving import Mover
 from node.app.ports import PeerPort
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS, stage_name
@@ -21,8 +22,10 @@ from node.training.presence import HASTE_S, Presence
 class Placing:
     """Of one daemon. ``open_to``: as in its record (:class:`~node.dht.record.PeerBody`)."""
 
-    def __init__(self, daemon: PeerPort, choosing: Callable[..., Choosing] = Choosing) -> None:
-        self._d, self._make = daemon, choosing
+    def __init__(
+        self, daemon: PeerPort, mover: Mover, choosing: Callable[..., Choosing] = Choosing
+    ) -> None:
+        self._d, self._mover, self._make = daemon, mover, choosing
         self.open_to = daemon.config.open_to
         self._machine: Choosing | None = None
         self._stages = 0
@@ -30,11 +33,11 @@ class Placing:
     @property
     def stage(self) -> int | None:
         """Where this daemon is, or will be; None while that is open."""
-        d = self._d
-        if d.mover.cell is not None:
+        d, mover = self._d, self._mover
+        if mover.cell is not None:
             return None
-        if d.mover.target is not None and not d.draining:
-            return d.mover.target
+        if mover.target is not None and not d.draining:
+            return mover.target
         if d.assembled is not None:
             return d.assembled.stage.stage
         return self._machine.stage if self._machine else None
@@ -113,12 +116,12 @@ class Placing:
             # Where nothing changes for long, there is nothing new to see every half second.
             await asyncio.sleep(HASTE_S * presence.times)
             a = d.assembled
-            if a is None or d.mover.going or d.draining or d.ending:
+            if a is None or self._mover.going or d.draining or d.ending:
                 continue
             settled = machine.settled
             waits = a.stage.version.epoch <= 0 and bool(a.training.waiting_for())
             to = machine.look(presence.view.placed(self._stages), d.clock.now(), waits=waits)
-            if to is not None and d.mover.asked(to):
+            if to is not None and self._mover.asked(to):
                 machine.stays(a.stage.stage)
                 self.open_to = "stage" if to == ENDS else ""
             presence.hasty = not machine.settled

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from node.core.clock import Clock
-from node.core.ids import CellId
 from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.dht.record import PeerBody
@@ -46,14 +45,6 @@ class Hosted(Protocol):
     def meter(self) -> PipelineMeter: ...
 
 
-class Place(Wanted, Protocol):
-    """Where this peer is or will be, and where else it would go: as the operator said, until the
-    choice or a move changes it."""
-
-    @property
-    def settled(self) -> bool: ...
-
-
 class Reaching(Protocol):
     """Whether others can dial this peer."""
 
@@ -66,22 +57,6 @@ class Reached(Protocol):
 
     @property
     def reachable(self) -> Reaching: ...
-
-
-class Moves(Protocol):
-    """A change of stage, or of the cell: to which one, if any, and whether an image for it
-    follows; :meth:`asked` says why not, or begins it, :meth:`joins` begins the other."""
-
-    @property
-    def target(self) -> int | None: ...
-    @property
-    def cell(self) -> CellId | None: ...
-    @property
-    def going(self) -> bool: ...
-    @property
-    def done(self) -> bool: ...
-    def asked(self, stage: int) -> str: ...
-    def joins(self, cell: CellId) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +99,6 @@ class PeerPort(Protocol):
     def presence(self) -> Presence | None: ...
     @property
     def assembled(self) -> Hosted | None: ...
-    @property
-    def placing(self) -> Place: ...
-    @property
-    def mover(self) -> Moves: ...
     @property
     def ending(self) -> bool: ...
     @property

@@ -3,16 +3,29 @@ who stands for one. Leaves: a word, a body. Never: a decision."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol
+
 from node.app.ports import PeerPort
 from node.core.ids import ENDS
 from node.dht.record import PeerBody
 from node.training.member import MemberState
 
+if TYPE_CHECKING:
+    from node.app.moving import Mover
+    from node.app.placing import Placing
+
 _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""
 
 
-def state_of(d: PeerPort) -> str:
+class PostedPeer(PeerPort, Protocol):
+    """A peer that says of itself where it is, and whether it goes elsewhere."""
+
+    mover: Mover
+    placing: Placing
+
+
+def state_of(d: PostedPeer) -> str:
     """One word for the screen and for the peer's record."""
     a = d.assembled
     if d.ending and not d.mover.done:
@@ -35,7 +48,7 @@ def state_of(d: PeerPort) -> str:
     return "ready" if state is MemberState.IDLE else "training"
 
 
-def body_of(d: PeerPort) -> PeerBody:
+def body_of(d: PostedPeer) -> PeerBody:
     """What a peer's record in the directory says."""
     a, state, reach, stage = d.assembled, state_of(d), d.reach(), d.placing.stage
     to = d.mover.cell

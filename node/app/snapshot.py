@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from node.app.ports import PeerPort
-from node.app.posting import state_of
+from node.app.posting import PostedPeer, state_of
 from node.cells.tally import CellTally
 from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short, stage_name
@@ -27,7 +26,6 @@ from protos import control_pb2 as pb
 
 if TYPE_CHECKING:
     from node.app.assembly import Assembled
-    from node.app.moving import Mover
     from node.cells.service import CellMeetings
     from node.config import NodeConfig
     from node.identity.admission import Gate
@@ -52,7 +50,7 @@ MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
 
 
-class ShownDaemon(PeerPort, Protocol):
+class ShownDaemon(PostedPeer, Protocol):
     """What is shown to the operator, and asked by the operator's service; see
     :class:`node.app.daemon.Daemon`."""
 
@@ -72,8 +70,6 @@ class ShownDaemon(PeerPort, Protocol):
     def transport(self) -> Transport: ...
     @property
     def assembled(self) -> Assembled | None: ...
-    @property
-    def mover(self) -> Mover: ...
     def gate(self) -> Gate: ...
     def addresses(self) -> list[str]: ...
     def ways_in(self) -> list[str]: ...

@@ -129,7 +129,8 @@ class SimPeer:
         self.owner: ValueOwner | None = None
         self.draining = self.ending = self.told_to_leave = False
         make: Any = partial(swarm.make.choosing, self)
-        self.mover, self.placing = Mover(self, self._refuses), Placing(self, make)
+        self.mover = Mover(self, self._refuses)
+        self.placing = Placing(self, self.mover, make)
 
     # ----------------------------------------------------------- life
 
@@ -178,7 +179,8 @@ class SimPeer:
             a.meetings.start()
         if manifest.averaging.peers:
             first = first_cell(manifest.run_id)
-            self.tasks.spawn(watch_cell(self, presence, stages, first), "cell", eternal=True)
+            watch = watch_cell(self, self.mover, presence, stages, first)
+            self.tasks.spawn(watch, "cell", eternal=True)
         presence.changed()
 
     def _assemble(self, stage: int, presence: Presence) -> Services:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from node.core.clock import Clock
@@ -40,17 +40,6 @@ OUTSIDE_S = 60.0
 each other."""
 
 
-def stages_of(entries: Iterable[PeerEntry]) -> list[int]:
-    """The stages that these peers host or are about to."""
-    here = (e.body for e in entries if e.body.state not in LEAVING)
-    return [s for b in here if b.role != "rendezvous" and (s := _stage(b)) is not None]
-
-
-def led(entries: Iterable[PeerEntry]) -> bool:
-    """Whether one of these peers leads, and does not wait."""
-    return any(e.body.leads and e.body.state in WORKING for e in entries)
-
-
 class View:
     """What one reading says of ``everybody`` else whose record was read, and of the other peers of
     ``cell``. It is asked many times before the next one: each answer is made once."""
@@ -62,11 +51,12 @@ class View:
 
     def stages(self) -> list[int]:
         """The stages that other peers of the cell host or are about to."""
-        return stages_of(self.others.values())
+        here = (e.body for e in self.others.values() if e.body.state not in LEAVING)
+        return [s for b in here if b.role != "rendezvous" and (s := _stage(b)) is not None]
 
     def led(self) -> bool:
         """Whether somebody else leads in the cell, and does not wait."""
-        return led(self.others.values())
+        return any(e.body.leads and e.body.state in WORKING for e in self.others.values())
 
     @cached_property
     def ends(self) -> Mapping[PeerId, Sighting]:

@@ -62,7 +62,7 @@ class FakeDaemon:
         self.mover = SimpleNamespace(target=None, cell=None, going=False, asked=self.asked)
         self.draining = self.ending = False
         self.body, self.asks, self.refuses = object(), list[int](), ""
-        self.placing = Placing(self)  # type: ignore[arg-type]
+        self.placing = Placing(self, self.mover)  # type: ignore[arg-type]
 
     def asked(self, stage: int) -> str:
         self.asks.append(stage)
