@@ -37,15 +37,13 @@ class PinKey(NamedTuple):
 
 @dataclass
 class Pin:
-    """One snapshot. ``described`` keeps answers by the names asked for; ``views`` the bytes of
-    tensors and ``hashes`` those of their pieces, made once; ``given`` how many bytes of a tensor
-    went to a peer."""
+    """One snapshot. ``views``: the bytes of tensors and ``hashes`` those of their pieces, made
+    once; ``given``: how many bytes of a tensor went to a peer."""
 
     key: PinKey
     tensors: dict[str, torch.Tensor]
     born: float
     used: float
-    described: dict[tuple[str, ...], state_pb2.StateManifest] = field(default_factory=dict)
     views: dict[str, memoryview] = field(default_factory=dict)
     hashes: dict[str, bytes] = field(default_factory=dict)
     given: Counter[tuple[PeerId, str]] = field(default_factory=Counter)
@@ -58,30 +56,25 @@ class Pin:
         return self.views[name]
 
     def describe(self, names: tuple[str, ...]) -> state_pb2.StateManifest:
-        """Heads, hashes and digest of ``names``, all of them held. Reads every byte, so run it off
-        the event loop."""
-        if names not in self.described:
-            version = self.key.version
-            manifest = state_pb2.StateManifest(
-                epoch=version.epoch,
-                lineage=version.lineage,
-                stage=self.key.stage,
-                kind=self.key.kind.code,
+        """Heads, hashes and digest of ``names``, all of them held. Reads every byte the first time,
+        so run it off the event loop."""
+        version = self.key.version
+        manifest = state_pb2.StateManifest(
+            epoch=version.epoch,
+            lineage=version.lineage,
+            stage=self.key.stage,
+            kind=self.key.kind.code,
+        )
+        for name in names:
+            if name not in self.hashes:
+                self.hashes[name] = hashes_of(self.view(name))
+            manifest.tensors.add(
+                head=expected_head(name, self.tensors[name].shape, WIRE), hashes=self.hashes[name]
             )
-            for name in names:
-                if name not in self.hashes:
-                    self.hashes[name] = hashes_of(self.view(name))
-                manifest.tensors.add(
-                    head=expected_head(name, self.tensors[name].shape, WIRE),
-                    hashes=self.hashes[name],
-                )
-            manifest.digest = digest_of(
-                {name: (self.tensors[name].shape, self.hashes[name]) for name in names}
-            )
-            if len(self.described) >= PINS:  # subsets are cheap to describe again
-                self.described.clear()
-            self.described[names] = manifest
-        return self.described[names]
+        manifest.digest = digest_of(
+            {name: (self.tensors[name].shape, self.hashes[name]) for name in names}
+        )
+        return manifest
 
 
 class Pins:

@@ -85,3 +85,16 @@ class NoDonor(PeerFault):
         said = "; ".join(f"{peer[-6:]}: {why}" for peer, why in reasons.items()) or "nobody to ask"
         super().__init__(next(iter(reasons), PeerId("")), f"no donor for {what} ({said})")
         self.reasons = dict(reasons)
+
+
+States = dict[str, dict[str, torch.Tensor]]
+"""Part to its state by name."""
+
+
+def by_part(flat: Mapping[str, torch.Tensor]) -> States:
+    """ "<part>/<state>" to part to state."""
+    parts: States = {}
+    for key, tensor in flat.items():
+        name, _, state = key.rpartition("/")
+        parts.setdefault(name, {})[state] = tensor
+    return parts

@@ -29,6 +29,7 @@ import torch
 from node.checkpoint.files import Disk, directory, local_fault, reading, remove_tree, sha256_of
 from node.checkpoint.manifest import CheckpointManifest, FileEntry
 from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.state import by_part
 from node.checkpoint.tensorfile import read_tensors, write_tensors
 from node.core.errors import LocalFault, Refused
 from node.wire.tensors import digest
@@ -332,10 +333,7 @@ class CheckpointStore:
         found = digest(parts[PARAMETERS]) if whole else ""
         if not whole or manifest.digest not in ("", found):
             raise Refused("its parameters do not have the digest its manifest names")
-        optimizer: dict[str, dict[str, torch.Tensor]] = {}
-        for key, tensor in parts[OPTIMIZER].items():
-            part, _, state = key.rpartition("/")
-            optimizer.setdefault(part, {})[state] = tensor
+        optimizer = by_part(parts[OPTIMIZER])
         return Checkpoint(stage, epoch, parts[PARAMETERS], optimizer, manifest.meta, found)
 
     @contextmanager

@@ -137,7 +137,8 @@ class Presence:
         of the same cell and of peers that are in none."""
         self._outside: Mapping[PeerId, PeerEntry] = {}
         self._looked = -OUTSIDE_S
-        self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
+        self.lost: Mapping[PeerId, tuple[PeerEntry, float]] = {}
+        """Peers whose record has gone lately, with the wall-clock time it was first missed."""
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
         self._same, self._neighbours = 0, 0
@@ -168,14 +169,10 @@ class Presence:
         """The own state is another one: post it now rather than with the next refresh."""
         self._changed.set()
 
-    def lost(self) -> dict[PeerId, tuple[PeerEntry, float]]:
-        """Peers whose record has gone lately, with the wall-clock time it was first missed."""
-        return dict(self._lost)
-
     def enter(self, cell: CellId) -> None:
         """This peer belongs to another cell now: the record says so at once."""
         if cell != self.cell:
-            self._lost = {}
+            self.lost = {}
         self.cell = cell
         self.view = View(self.view.everybody, cell)
         self.changed()
@@ -199,15 +196,12 @@ class Presence:
             seen = await self._read()
             if cell != self.cell:
                 continue  # of the cell that this peer has just left
-            for peer, entry in self._seen.items():
-                # Who takes its record down while it holds has left, or is in another cell.
-                gone = not self.cell or entry.not_after <= now
-                if peer not in seen and peer != self.me and gone:
-                    self._lost[peer] = (entry, now)
-            self._lost = {
+            # Who takes its record down while it holds has left, or is in another cell.
+            gone = {p: (e, now) for p, e in self._seen.items() if not cell or e.not_after <= now}
+            self.lost = {
                 p: (e, t)
-                for p, (e, t) in self._lost.items()
-                if p not in seen and now - t < LOST_FOR_S
+                for p, (e, t) in {**self.lost, **gone}.items()
+                if p not in seen and p != self.me and now - t < LOST_FOR_S
             }
             unchanged = {p: e.body for p, e in seen.items()} == {
                 p: e.body for p, e in self._seen.items()

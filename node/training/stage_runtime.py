@@ -258,11 +258,11 @@ class StageRuntime:
         epoch.dropped, epoch.counted = r.dropped, r.tokens
         made = makes(plan, r.dropped)
         try:
+            found = await self._fetch(r.sources, made, r.digest or None)
             if plan.outer:
-                epoch.fresh = await self.windows.copy(plan, r.sources, made, r.digest, self._fetch)
-            else:
-                epoch.fresh = (await self._fetch(r.sources, made, r.digest or None)).tensors
-            epoch.copied = True
+                nbytes = sum(found.sources.values())
+                await self.windows.copied(plan, r.sources, made, nbytes)
+            epoch.fresh, epoch.copied = found.tensors, True
             missing: tuple[str, ...] = ()
         except PeerFault as e:
             self.engines.journal.emit(
@@ -275,10 +275,9 @@ class StageRuntime:
         """Put the fresh parameters in place as the next version; the digest of it."""
         epoch = self._of(plan)
         made = makes(plan, epoch.dropped)
-        fresh = epoch.fresh or {}
         if plan.outer and not epoch.copied:
-            fresh = await self.windows.takes(fresh)
-        digest = await self.engines.aside(self.stage.adopt, fresh, made)
+            await self.windows.takes()
+        digest = await self.engines.aside(self.stage.adopt, epoch.fresh or {}, made)
         self.tokens = plan.tokens + epoch.counted
         self.state_export.adopted()
         return digest

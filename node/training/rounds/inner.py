@@ -90,7 +90,12 @@ class InnerRound:
                 request, lambda mean: self._step(plan.epoch, mean)
             )
         except ValueError as e:
-            return self._rounds.absurd(plan, r, e), None
+            # The leader's note contradicts its plan: this attempt cannot be run by anybody.
+            self._engines.journal.emit(
+                "averaging", "round-absurd", str(e), "error", epoch=plan.epoch
+            )
+            missing = tuple(sorted(self._rounds.shapes))
+            return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, ()), None
         finally:
             self._state_export.closes()
         return self._rounds.ended(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
@@ -28,7 +28,7 @@ from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
 from node.checkpoint.fetch import fetch
-from node.checkpoint.state import StateKind, StateSnapshot
+from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Partner, Plan, Version
@@ -65,10 +65,6 @@ measure is how far the own training went in a window: no partner has a say in th
 TOO_FAR = 0.5
 """A partner that is so far away, relative to the length of what is given here, has another model:
 half-way between the two is neither. Parameters drawn anew are 1.4 away."""
-
-Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
-"""All parameters of this stage at a version, from these donors, of this digest if one is given.
-Raises PeerFault."""
 
 
 @dataclass
@@ -424,8 +420,9 @@ class WindowRound:
         began, mixing = m.merge.since(m.local, m.told), m.merge.settings.mixing
         return rest | moved(here, began, m.mean or {}, mixing)
 
-    async def takes(self, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The next parameters; where the cell keeps an anchor, the mean is the next one."""
+    async def takes(self) -> None:
+        """What the attempt came to is put in place; where the cell keeps an anchor, the mean is the
+        next one."""
         m = self._meeting
         if m is not None and m.applied and m.mean is not None:
             self.news = m.news
@@ -433,20 +430,17 @@ class WindowRound:
                 owes = m.merge.owes if m.merge.shared and not m.told else None
                 self._anchor.stop()  # an anchor that is on its way is from before this round
                 await self._engines.aside(self._anchor.takes, m.mean, owes)
-        return dict(fresh)
 
-    async def copy(
-        self, plan: Plan, donors: Sequence[PeerId], version: Version, digest: str, fetch: Fetch
-    ) -> dict[str, Tensor]:
-        """The parameters of ``version`` from ``donors``, who have it, and the anchor that goes with
-        them. Raises PeerFault."""
-        found = await fetch(donors, version, digest or None)
+    async def copied(
+        self, plan: Plan, donors: Sequence[PeerId], version: Version, nbytes: int
+    ) -> None:
+        """The parameters of ``version`` came from ``donors``: fetch the anchor that goes with
+        them."""
         await self._anchor.copy(donors, version)
         stage = self._rounds.stage
         if stage in plan.window.means:
-            cells, nbytes = 1 + len(plan.window.partners), sum(found.sources.values())
+            cells = 1 + len(plan.window.partners)
             self.news = WindowNews(plan.outer, cells, len(plan.stage(stage)), nbytes)
-        return found.tensors
 
 
 def _enough(m: _Meeting, partners: int, late: bool) -> bool:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import grpc.aio
-from torch import Tensor
 
 from node.checkpoint.fetch import FetchTimeouts, fetch
-from node.checkpoint.state import NoDonor, StateKind, StateSnapshot
+from node.checkpoint.state import NoDonor, StateKind, States, StateSnapshot, by_part
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Version, lineage
@@ -32,9 +30,6 @@ BATCH = 32 << 20
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 """For fetches from replicas while an epoch or a window goes on: less than a newcomer has for a
 whole stage."""
-
-States = dict[str, dict[str, Tensor]]
-"""Part to its state by name."""
 
 
 class Parts:
@@ -138,12 +133,3 @@ def listed(answer: state_pb2.StateList, names: Collection[str]) -> dict[str, Ver
         }
     except ValueError as e:
         raise WireError(str(e)) from e
-
-
-def by_part(flat: Mapping[str, Tensor]) -> States:
-    """ "<part>/<state>" to part to state."""
-    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for key, tensor in flat.items():
-        name, _, state = key.rpartition("/")
-        parts[name][state] = tensor
-    return dict(parts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
@@ -17,36 +17,33 @@ from node.data.streamed.stream import Stream
 Batch = tuple[Tensor, Tensor]
 
 
-class Samples(Protocol):
+class Samples(ABC):
     """Micro-batches of (tokens, targets), int64 [B, T] each; ``size``: sequences of one."""
 
-    @property
-    def size(self) -> int: ...
+    size: int
 
-    def expect(self, samples: Iterable[int]) -> None:
+    def expect(self, samples: Iterable[int]) -> None:  # noqa: B027 - only some have to
         """The samples at these positions are wanted soon."""
-        ...
 
+    @abstractmethod
     async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
         """What makes the batch of the samples at these positions, on any thread; waits until they
         can be had."""
-        ...
 
+    @abstractmethod
     def held_out_count(self) -> int:
         """Whole micro-batches of held-out text, at least 1 when there is any."""
-        ...
 
+    @abstractmethod
     async def fetch_held_out(self, i: int) -> Batch:
         """The ``i``-th held-out micro-batch."""
-        ...
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - only some have to
         """Let go of what is kept open."""
-        ...
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Samples):
     """Samples of a corpus that is here as a whole."""
 
     corpus: Corpus
@@ -56,9 +53,6 @@ class Text:
     def at(self, samples: Sequence[int]) -> Batch:
         """(tokens, targets), int64 [B, T], of the samples at these positions."""
         return batch(self.corpus, self.order, samples)
-
-    def expect(self, samples: Iterable[int]) -> None:
-        pass
 
     async def fetch(self, samples: Sequence[int]) -> Callable[[], Batch]:
         return partial(self.at, samples)
@@ -73,12 +67,9 @@ class Text:
     async def fetch_held_out(self, i: int) -> Batch:
         return self.held_out(i)
 
-    async def close(self) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class StreamedText:
+class StreamedText(Samples):
     """Samples of a stream."""
 
     stream: Stream
