@@ -61,12 +61,8 @@ class View:
     @cached_property
     def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""
-        able = {
-            p: e
-            for p, e in self.others.items()
-            if e.body.stage == ENDS and e.body.role == "ends" and _works(e)
-        }
-        return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
+        here = self.replicas(ENDS).items()
+        return {p: Sighting(e.seq, e.body.leads) for p, e in here if _works(e)}
 
     @cached_property
     def follows(self) -> Mapping[PeerId, PeerId]:
@@ -76,12 +72,11 @@ class View:
     @cached_property
     def hosts(self) -> Mapping[PeerId, int]:
         """The stages of other peers that host one, also of those who do not take part in it yet."""
-        built = {
-            p: e.body
+        return {
+            p: e.body.stage
             for p, e in self.others.items()
-            if e.body.state not in ("choosing", "starting")
+            if e.body.role in ("ends", "stage") and e.body.state not in ("choosing", "starting")
         }
-        return {p: b.stage for p, b in built.items() if b.role in ("ends", "stage")}
 
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""

@@ -195,15 +195,9 @@ class Anchor(Giver):
 
     def look_for(self, plan: Plan) -> None:
         """Fetch it from others of the stage while the epoch runs."""
-        me = plan.member(self._me)
-        if (
-            not self.lacking
-            or me is None
-            or (self._fetching is not None and not self._fetching.done())
-        ):
-            return
-        donors = [m.peer for m in plan.stage(me.stage) if m.current and m.peer != self._me]
-        if donors:
+        here = plan.stage(self._stage.stage)
+        donors = [m.peer for m in here if m.current and m.peer != self._me]
+        if donors and self.lacking and (self._fetching is None or self._fetching.done()):
             self._fetching = self._tasks.spawn(self._fetch_for(plan, donors), "anchor")
 
     async def arrived(self, deadline_s: float) -> None:

@@ -172,7 +172,6 @@ class WindowRound:
         began = self._began()
         self._drop()
         self._first = None
-        anchor.look_for(plan)
         books = window.books
         mass = None if books is None else weights(books, window.shares, self._rounds.stage)
         carried = self._carried(settings, window.number)
