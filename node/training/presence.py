@@ -186,7 +186,8 @@ class Presence:
                 body = self._body()
                 self._same = self._same if body == self._own else 0
                 self._own = body
-                await self.directory.publish(body, self.times, self._topic)
+                topic = cell_topic(self.cell) if self.cell else PEERS
+                await self.directory.publish(body, self.times, topic)
             now, cell = self._clock.wall(), self.cell
             seen = await self._read()
             if cell != self.cell:
@@ -216,10 +217,6 @@ class Presence:
             elif self.seeks():
                 pause = min(SEEK_S, self._every)
             await self._pause(pause)
-
-    @property
-    def _topic(self) -> str:
-        return cell_topic(self.cell) if self.cell else PEERS
 
     async def _read(self) -> dict[PeerId, PeerEntry]:
         if not self.cell:

@@ -246,7 +246,9 @@ class StateExport:
         version, done, say = plan.base, 0, self.engines.journal.emit
         for batch in self._parts.batches(names):
             try:
-                snapshot = await self._parts.fetch_newest(ward, batch, self._quiet)
+                snapshot = await self._parts.fetch(
+                    ward, StateKind.OPTIMIZER, None, batch, gate=self._quiet
+                )
             except PeerFault as error:
                 say(
                     "optim",
