@@ -132,6 +132,10 @@ async def test_cells_keep_what_they_learned_while_a_mean_was_made(rig: Rig) -> N
     cells = await two_and_one(rig, PARAMETERS)
     a, b, c = cells.everybody
     given = await cells.give(7)
+    version, found = a.work.describe(1, StateKind.SNAPSHOT, 7, "")
+    assert version == Version(7)
+    assert all(torch.equal(found[n], given[0][n]) for n in SHAPES), "as when the window began"
+    assert a.work.describe(1, StateKind.SNAPSHOT, 6, "") is None
     learned = [p.parameters() for p in (a, c)]
     await cells.land(7)
     for p, here, was in zip((a, c), learned, given, strict=True):
@@ -306,16 +310,6 @@ async def test_a_change_of_the_owner_ends_the_window_under_way(rig: Rig) -> None
     await asyncio.wait([meeting.task])
     assert meeting.task.cancelled()
     assert c.work.windows._meeting is None
-
-
-async def test_what_is_given_stays_as_it_was_when_the_window_began(rig: Rig) -> None:
-    cells = await two_and_one(rig, PARAMETERS)
-    a = cells.everybody[0]
-    given = await cells.give(7)
-    found = a.work.describe(1, StateKind.SNAPSHOT, 7, "")
-    assert found[0] == Version(7)
-    assert all(torch.equal(found[1][n], given[0][n]) for n in SHAPES)
-    assert a.work.describe(1, StateKind.SNAPSHOT, 6, "") is None
 
 
 @pytest.mark.parametrize(
