@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.checkpoint import pins as pins_module
+from node.checkpoint import pins
 from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.files import Disk
 from node.checkpoint.partial import Partial
@@ -157,15 +157,22 @@ def same(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) 
     return got.keys() == expected.keys() and all(torch.equal(got[n], expected[n]) for n in got)
 
 
-async def test_state_comes_from_all_donors_and_is_exact(swarm: Swarm) -> None:
-    donors = [await swarm.donor(f"donor{i}", Held({3: values()})) for i in range(3)]
+@pytest.mark.parametrize("names", [tuple(SHAPES), ("embed.weight",)], ids=["stage", "tensor"])
+async def test_state_comes_from_all_donors_and_is_exact(
+    swarm: Swarm, names: tuple[str, ...]
+) -> None:
+    state = {name: values()[name] for name in names}
+    donors = [await swarm.donor(f"donor{i}", Held({3: state})) for i in range(3)]
     told: list[tuple[int, int]] = []
     snapshot = await swarm.fetch(
-        donors, expected_digest=digest(values()), progress=lambda *a: told.append(a)
+        donors,
+        shapes={name: SHAPES[name] for name in names},
+        expected_digest=digest(state) if len(names) > 1 else None,
+        progress=lambda *a: told.append(a),
     )
-    assert same(snapshot.tensors, values())
+    assert same(snapshot.tensors, state)
     assert snapshot.version == Version(3)
-    total = sum(t.numel() for t in values().values()) * 4
+    total = sum(t.numel() for t in state.values()) * 4
     assert set(snapshot.sources) == set(donors)
     assert sum(snapshot.sources.values()) == total == sum(map(swarm.given, donors))
     assert (told[-1], told) == ((total, total), sorted(told))
@@ -234,14 +241,6 @@ async def test_a_donor_that_dies_in_the_middle(swarm: Swarm) -> None:
     snapshot = await swarm.fetch(donors, expected_digest=digest(values()), progress=kill)
     assert same(snapshot.tensors, values())
     assert (len(kills), swarm.blamed()) == (1, set())
-
-
-async def test_a_tensor_comes_from_all_donors_together(swarm: Swarm) -> None:
-    one = {"embed.weight": values()["embed.weight"]}
-    donors = [await swarm.donor(f"donor{i}", Held({3: one})) for i in range(3)]
-    snapshot = await swarm.fetch(donors, shapes={"embed.weight": (300, 50)})
-    assert same(snapshot.tensors, one)
-    assert set(snapshot.sources) == set(donors)
 
 
 async def test_a_line_that_breaks_once_costs_no_donor(swarm: Swarm) -> None:
@@ -493,38 +492,41 @@ async def test_a_full_disk_stops_a_fetch_that_keeps_files(swarm: Swarm, tmp_path
 # The donor's own limits.
 
 
-async def test_few_snapshots_are_held_and_not_for_ever(
+@pytest.fixture
+async def two_at_once(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pins_module, "PINS", 2)
-    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 6)})
+) -> tuple[PeerId, VirtualClock, pins.Pins]:
+    """A donor of many epochs that holds two of them still."""
+    monkeypatch.setattr(pins, "PINS", 2)
+    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 9)})
     donor = await swarm.donor("donor", held, clock=clock)
-    pins = swarm.services[donor].pins
-    assert (await swarm.fetch([donor], epoch=1)).version.epoch == 1
-    assert (await swarm.fetch([donor], epoch=2)).version.epoch == 2
+    return donor, clock, swarm.services[donor].pins
+
+
+async def test_few_snapshots_are_held_and_not_for_ever(swarm: Swarm, two_at_once: Any) -> None:
+    donor, clock, held = two_at_once
+    for epoch in (1, 2):
+        assert (await swarm.fetch([donor], epoch=epoch)).version.epoch == epoch
     with pytest.raises(NoDonor, match="in use"):
         await swarm.fetch([donor], epoch=3)
     assert swarm.blamed() == set()
     clock.advance(61)
     assert (await swarm.fetch([donor], epoch=3)).version.epoch == 3
-    assert len(pins) == 1
+    assert len(held) == 1
 
 
 async def test_an_unread_snapshot_gives_way_when_the_limit_is_reached(
-    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+    swarm: Swarm, two_at_once: Any
 ) -> None:
-    monkeypatch.setattr(pins_module, "PINS", 2)
-    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 9)})
-    donor = await swarm.donor("donor", held, clock=clock)
-    pins = swarm.services[donor].pins
+    donor, clock, held = two_at_once
     for epoch in range(1, 8):
         assert (await swarm.fetch([donor], epoch=epoch)).version.epoch == epoch, (
             "epochs that follow each other every 3 s"
         )
         clock.advance(3)
-    assert len(pins) == 2
-    for key in list(pins._pins):
-        pins._pins[key].readers = 1
+    assert len(held) == 2
+    for pin in held._pins.values():
+        pin.readers = 1
     with pytest.raises(NoDonor, match="in use"):
         await swarm.fetch([donor], epoch=8)
 

@@ -86,18 +86,14 @@ async def test_donors_that_fail_are_tried_again_and_then_it_listens(
 ) -> None:
     (c,) = await rig.add("c")
     record_store, incoming = Board(nobody=(3, "training")), tmp_path / "in"
+    await catch_up(c.work, Board(), incoming, c.journal, 0.0)  # type: ignore[arg-type]
+    assert not c.events("fetch-failed"), "alone there is nothing to fetch"
     incoming.mkdir()
     (incoming / f"{'a' * 64}.tensor").write_bytes(b"old")
     await catch_up(c.work, record_store, incoming, c.journal, 0.0)  # type: ignore[arg-type]
     assert len(c.events("fetch-failed")) == TRIES
     assert c.work.version.epoch == 0
     assert not incoming.exists(), "pieces of nothing are not kept for ever"
-
-
-async def test_alone_there_is_nothing_to_fetch(rig: Any, tmp_path: Path) -> None:
-    (c,) = await rig.add("c")
-    await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
-    assert not c.events("fetch-failed")
 
 
 async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) -> None:
