@@ -86,7 +86,9 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
-    def find(self, stage: int, kind: StateKind, epoch: int, lineage: str, now: float) -> Pin | None:
+    def find(
+        self, stage: int, kind: StateKind | None, epoch: int, lineage: str, now: float
+    ) -> Pin | None:
         """The pin of that state, used now; an empty ``lineage`` stands for any. None when there is
         none."""
         self.expire(now)

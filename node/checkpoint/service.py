@@ -134,13 +134,8 @@ class StateService(state_pb2_grpc.StateServicer):
         return manifest
 
     def _range(self, request: state_pb2.FetchRequest) -> tuple[Pin, memoryview]:
-        kind = StateKind.of(request.kind)
-        now = self._clock.now()
-        pin = (
-            None
-            if kind is None
-            else self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
-        )
+        now, kind = self._clock.now(), StateKind.of(request.kind)
+        pin = self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
         if pin is None or request.name not in pin.views:
             raise _No(
                 grpc.StatusCode.NOT_FOUND, "no such tensor is held still here: describe first"

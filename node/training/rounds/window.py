@@ -250,15 +250,13 @@ class WindowRound:
         while m.mean is None and (now := loop.time() - began) < within_s:
             if now < turn:
                 await self._result(m, others, stage)
-            elif m.server is not None:
-                await self._told(m, [m.server], stage)
-            elif m.told:
-                await self._told(m, partners, stage)
+            elif m.server is not None or m.told:
+                await self._told(m, partners if m.server is None else [m.server], stage)
             else:
                 await self._pull(m, partners, stage)
             late = loop.time() - began >= SOME_SHARE * within_s and not sums
-            makes = m.own is not None and m.server is None
-            if m.mean is None and m.own is not None and makes and _enough(m, len(partners), late):
+            makes = m.mean is None and m.server is None
+            if makes and m.own is not None and _enough(m, len(partners), late):
                 if m.merge.near:
                     await self._engines.aside(self._clip, m)
                 mean = await self._engines.aside(m.merge.makes, m.cell, m.own, m.came)
