@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -15,14 +14,12 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from torch import Tensor
 
 from benchmarks.lab.replicas import Adam, Replicas, Task, Text
 from benchmarks.report import Report
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
-from node.training.rounds.error_feedback import feedback_of
-from node.training.rounds.merging import MOMENTUM, OuterSteps, moved
+from node.training.rounds.merging import MOMENTUM, Giver, OuterSteps, moved
 from node.wire.tensors import digest
 
 CELLS, SEEDS, LENGTHS, STEPS = 4, 3, (30, 50), 12_000
@@ -38,25 +35,13 @@ SPARSE = replace(DENSE, optimizer="sgd", lr=2.0, momentum=0.0, codec="top-k", fe
 of 1, 1.5 and 2; the dense momentum of 0.8 and 0.9. A rate above 1 makes up for what fades."""
 
 
-class Keeper:
-    """What one cell keeps between windows."""
-
-    def __init__(self, state: OuterState, settings: OuterSettings) -> None:
-        self.state: OuterState | None = state
-        self.residual = feedback_of(settings)
-        self.step = 0
-
-    def gives(self, of: Mapping[str, Tensor] | None = None) -> None:
-        """Nothing: only differences are given here."""
-
-
 def trained(task: Task, text: Text, s: OuterSettings, length: int) -> tuple[float, float]:
     """(held-out loss at the end, bytes per parameter and outer step that a cell sends) of cells
     that meet all together every ``length`` steps. Raises RuntimeError when cells that made the same
     outer step do not have the same bits after it."""
     r = Replicas(task, text)
     inner = Adam(r.rows, task)
-    keepers = [Keeper(OuterState.begin(r.named(row)), s) for row in r.rows]
+    keepers = [Giver(OuterState.begin(r.named(row))) for row in r.rows]
     shapes = {name: tuple(shape) for name, shape in r.names.items()}
     sent = meetings = 0
     for step in range(task.steps):
@@ -65,7 +50,7 @@ def trained(task: Task, text: Text, s: OuterSettings, length: int) -> tuple[floa
         if (step + 1) % length:
             continue
         meetings += 1
-        merges = [OuterSteps(keeper, s, shapes, meetings) for keeper in keepers]
+        merges = [OuterSteps(keeper, s, shapes) for keeper in keepers]
         names = [f"{i:016x}" for i in range(len(keepers))]
         locals_ = [{n: t.clone() for n, t in r.named(row).items()} for row in r.rows]
         given = [m.gives(local) or {} for m, local in zip(merges, locals_, strict=True)]
@@ -79,9 +64,7 @@ def trained(task: Task, text: Text, s: OuterSettings, length: int) -> tuple[floa
             seen.add(digest(made))
             for name, fresh in moved(local, merge.since(local, False), made).items():
                 r.named(r.rows[i])[name].copy_(fresh)
-            keeper.residual.spoken()
-            keeper.residual.moved()
-            keeper.residual.settled()
+            keeper.words = merge.owes or {}
             keeper.state = OuterState(
                 {n: made[n] for n in shapes}, {n: made[n + MOMENTUM] for n in shapes}
             )

@@ -32,7 +32,7 @@ from node.data.settings import DataSettings
 from node.data.sources import Ids, open_data
 from node.model.settings import ModelSettings
 from node.model.stages import Rope, rotate
-from node.training.rounds.error_feedback import feedback_of
+from node.training.rounds.error_feedback import says
 from node.training.rounds.merging import moved
 
 EVERY_EVAL = 50
@@ -329,7 +329,7 @@ def _deltas(
     """DiLoCo with anchors equal everywhere: one state stands for all, what differs is the rows."""
     state = OuterState.begin(r.named(r.rows[0]))
     parts = pieces({n: nbytes_of(p.numel(), s.codec) for n, p in state.anchor.items()}, s.fragments)
-    owing = [feedback_of(s) for _ in r.rows]
+    owing = [dict[str, Tensor]() for _ in r.rows]
     tokens = [1.0] * (len(r.rows) - slow) + [0.5] * slow
     weights = [t / sum(tokens) for t in tokens]
     meeting = strategy_of(s).meet(len(r.rows), 0, r.task.seed)
@@ -342,14 +342,11 @@ def _deltas(
         carried = parts[(step // gap - 1) % s.fragments]
         total: dict[str, Tensor] = {}
         local = [{n: p.clone() for n, p in r.named(row).items() if n in carried} for row in r.rows]
-        for residual, mine, weight in zip(owing, local, weights, strict=True):
+        for owed, mine, weight in zip(owing, local, weights, strict=True):
             given = pseudo_gradient(state, mine)
             if s.feedback:
-                residual.begin(str(step))
-                given, _ = residual.says(given)
-                residual.spoken()
-                residual.moved()
-                residual.settled()
+                given, _, left = says(given, owed, s.codec)
+                owed |= left
             else:
                 given = {name: settle(tensor, s.codec)[1] for name, tensor in given.items()}
             for name, delta in given.items():

@@ -20,7 +20,7 @@ from node.dht.topics import cell_topic
 from node.manifest import Manifest
 from node.scheduler.cells import Dissolution, choose_cell
 from node.scheduler.choosing import LOOK_S
-from node.training.presence import HASTE_S, Presence, led, stages_of
+from node.training.presence import HASTE_S, Presence, View
 
 EVERY_S = 1.0
 """Between two looks at whether the own cell can go on."""
@@ -46,10 +46,9 @@ async def cells_in_sight(directory: DirectoryPort, text: str, first: CellId, sta
 
     # What a leader posts is up to a minute old: meanwhile others may have come, or all have gone.
     for cell in sorted(seen, key=need)[:ASKED] or [first]:
-        entries = (await directory.read(cell_topic(cell))).values()
-        here = [e for e in entries if e.body.cell == cell]
-        seen[cell] = stages_of(here)
-        working = working | {cell} if led(here) else working - {cell}
+        view = View(await directory.read(cell_topic(cell)), cell)
+        seen[cell] = view.stages()
+        working = working | {cell} if view.led() else working - {cell}
     return {cell: here for cell, here in seen.items() if here}, working
 
 

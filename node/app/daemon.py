@@ -117,11 +117,8 @@ class Daemon:
             config.reach,
             self._serves,
         )
-        self.view, self.mover, self.placing = (
-            OperatorService(self),
-            Mover(self, self._refuses),
-            Placing(self),
-        )
+        self.view, self.mover = OperatorService(self), Mover(self, self._refuses)
+        self.placing = Placing(self)
         self.presence: Presence | None = None
         self.assembled: Assembled | None = None
         self.metrics_url = ""
@@ -291,7 +288,8 @@ class Daemon:
             a.meetings.start()
         if self.manifest.averaging.peers:
             first = first_cell(self.manifest.run_id)
-            self.tasks.spawn(watch_cell(self, self.presence, stages, first), "cell", eternal=True)
+            watch = watch_cell(self, self.presence, stages, first)
+            self.tasks.spawn(watch, "cell", eternal=True)
         self.presence.changed()
 
     def _enters(self, cell: CellId) -> None:

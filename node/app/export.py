@@ -112,10 +112,9 @@ async def _stage(
                 StateKind.PARAMETERS,
                 None,
                 shapes,
-                None,
                 settings=a.work.engines.store.settings,
             )
-            return got.tensors, got.epoch
+            return got.tensors, got.version.epoch
         except NoDonor as e:
             if attempt == ATTEMPTS - 1:
                 raise NetworkFault(

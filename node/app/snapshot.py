@@ -528,7 +528,7 @@ class SnapshotBuilder:
                     cell=b.cell,
                 )
             )
-        for peer, (entry, since) in sorted(d.presence.lost().items()):
+        for peer, (entry, since) in sorted(d.presence.lost.items()):
             b = entry.body
             answer.peers.append(
                 ask.PeerLine(

@@ -41,8 +41,8 @@ from node.wire.tensors import (
 )
 from protos import state_pb2, state_pb2_grpc
 
-Progress = Callable[[int, int, float, PeerId], None]
-"""``(bytes_done, bytes_total, bytes per second since the start, donor of the last bytes)``."""
+Progress = Callable[[int, int], None]
+"""``(bytes_done, bytes_total)``."""
 
 Shapes = Mapping[str, Sequence[int]]
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -74,11 +74,10 @@ async def fetch(
     donors: Sequence[PeerId],
     stage: int,
     kind: StateKind | str,
-    epoch: int | None,
+    version: Version | None,
     shapes: Shapes,
-    progress: Progress | None = None,
     *,
-    lineage: str = "",
+    progress: Progress | None = None,
     expected_digest: str | None = None,
     settings: CheckpointSettings | None = None,
     partial: Partial | None = None,
@@ -86,32 +85,32 @@ async def fetch(
     gate: asyncio.Event | None = None,
     most_epoch: int = 1 << 53,
 ) -> StateSnapshot:
-    """The state of ``stage`` at ``epoch`` (None: one that most donors agree on, the newest of
-    these), exactly ``shapes``.
+    """The state of ``stage`` at ``version``, without a lineage of any history (None: one that most
+    donors agree on, the newest of these), exactly ``shapes``.
 
-    ``lineage`` names the history of ``epoch``, "" stands for any. With ``expected_digest`` only
-    that state is accepted. Without, the word of the largest group of donors that agree is taken, so
-    give it whenever it is known. ``partial`` keeps what is verified across calls, and while
-    ``epoch`` is None the version that was under way is asked for before any other; it is cleared on
-    success. No request begins while ``gate`` is not set. State of an epoch beyond ``most_epoch`` is
-    a fault of who offers it. Raises NoDonor when the state could not be
-    had from anybody, OutOfResources when the disk of ``partial`` is full. Donors that lied were
+    With ``expected_digest`` only that state is accepted. Without, the word of the largest group of
+    donors that agree is taken, so give it whenever it is known. ``partial`` keeps what is verified
+    across calls, and while ``version`` is None the version that was under way is asked for before
+    any other; it is cleared on success. No request begins while ``gate`` is not set. State of an
+    epoch beyond ``most_epoch`` is a fault of who offers it. Raises NoDonor when the state could not
+    be had from anybody, OutOfResources when the disk of ``partial`` is full. Donors that lied were
     reported to ``transport.fault`` with weight 1.
     """
     job = _Fetch(
         transport,
         stage,
         StateKind(kind),
+        version,
         shapes,
         progress,
-        lineage,
+        expected_digest,
         settings or CheckpointSettings(),
         partial or Partial(),
         patience or FetchTimeouts(),
         gate,
         most_epoch,
     )
-    return await job.run(dict.fromkeys(donors), epoch, expected_digest)
+    return await job.run(dict.fromkeys(donors))
 
 
 @dataclass(eq=False)
@@ -126,12 +125,6 @@ class _Piece:
     asked: set[PeerId] = field(default_factory=set)
     since: float = 0.0
     there: bool = False
-
-
-@dataclass
-class _Donor:
-    peer: PeerId
-    out: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,17 +151,18 @@ class _Fetch:
         transport: TransportPort,
         stage: int,
         kind: StateKind,
+        version: Version | None,
         shapes: Shapes,
         progress: Progress | None,
-        lineage: str,
+        expected: str | None,
         settings: CheckpointSettings,
         partial: Partial,
         patience: FetchTimeouts,
         gate: asyncio.Event | None,
         most_epoch: int,
     ) -> None:
-        self.transport, self.stage, self.kind = transport, stage, kind
-        self.progress, self.lineage, self.settings = progress, lineage, settings
+        self.transport, self.stage, self.kind, self.version = transport, stage, kind, version
+        self.progress, self.expected, self.settings = progress, expected, settings
         self.partial, self.patience, self.gate = partial, patience, gate
         self.most_epoch = most_epoch
         self.shapes = {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
@@ -176,9 +170,9 @@ class _Fetch:
         self.now = asyncio.get_running_loop().time
         self.reasons: dict[PeerId, str] = {}
         self.sources: Counter[PeerId] = Counter()
+        self.out: set[PeerId] = set()
+        """Donors that are asked for nothing more."""
         self.done_bytes = 0
-        self.began = 0.0
-        self.came = 0
         self.left: set[_Piece] = set()
         """Pieces of the offer at hand that are not here yet; of these nobody is asked for those in
         ``queue``."""
@@ -186,16 +180,10 @@ class _Fetch:
         self.changed = asyncio.Event()
         self.asks, self.asked = Tasks("fetch"), dict[asyncio.Task[_Offer | None], PeerId]()
 
-    async def run(
-        self, donors: Mapping[PeerId, None], epoch: int | None, expected: str | None
-    ) -> StateSnapshot:
-        what = f"{self.kind} of stage {self.stage}" + (
-            "" if epoch is None else f" at epoch {epoch}"
-        )
-        self.began = self.now()
+    async def run(self, donors: Iterable[PeerId]) -> StateSnapshot:
         begun = self.partial.version
         try:
-            groups = await self._offers(donors, epoch, expected)
+            groups = await self._offers(donors)
             while groups:
                 offer = max(
                     groups, key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest)
@@ -205,27 +193,23 @@ class _Fetch:
                 tensors = await self._gather(offer, groups)
                 if tensors is not None:
                     await asyncio.to_thread(self.partial.clear)
-                    version = offer.version
-                    return StateSnapshot(
-                        version.epoch, tensors, offer.digest, dict(self.sources), version.lineage
-                    )
+                    return StateSnapshot(offer.version, tensors, dict(self.sources))
         finally:
             await self.asks.close()
+        at = "" if self.version is None else f" at epoch {self.version.epoch}"
+        what = f"{self.kind} of stage {self.stage}{at}"
         raise NoDonor(what, self.reasons)
 
     # Phase 1: who holds what.
 
-    async def _offers(
-        self, donors: Iterable[PeerId], epoch: int | None, expected: str | None
-    ) -> _Groups:
-        """What donors say they hold. Of an ``expected`` digest one offer is enough to begin with:
+    async def _offers(self, donors: Iterable[PeerId]) -> _Groups:
+        """What donors say they hold. Of an expected digest one offer is enough to begin with:
         who answers later is in ``self.asked``."""
         self.asked = {
-            self.asks.spawn(self._ask(peer, epoch, expected), f"describe {peer[-6:]}"): peer
-            for peer in donors
+            self.asks.spawn(self._ask(peer), f"describe {peer[-6:]}"): peer for peer in donors
         }
         groups: _Groups = {}
-        while self.asked and not (groups and expected):
+        while self.asked and not (groups and self.expected):
             done, _ = await asyncio.wait(self.asked, return_when=asyncio.FIRST_COMPLETED)
             for task in [t for t in self.asked if t in done]:
                 peer = self.asked.pop(task)
@@ -233,17 +217,14 @@ class _Fetch:
                     groups.setdefault(offer, []).append(peer)
         return groups
 
-    async def _ask(self, peer: PeerId, epoch: int | None, expected: str | None) -> _Offer | None:
-        begun = self.partial.version if epoch is None else None
+    async def _ask(self, peer: PeerId) -> _Offer | None:
+        begun = self.partial.version if self.version is None else None
+        expected = self.expected
         try:
             async with asyncio.timeout(self.patience.describe_s):
-                offer = (
-                    None
-                    if begun is None
-                    else await self._described(peer, begun.epoch, begun.lineage)
-                )
+                offer = None if begun is None else await self._described(peer, begun)
                 if offer is None or expected not in (None, offer.digest):
-                    offer = await self._described(peer, epoch, self.lineage, must=True)
+                    offer = await self._described(peer, self.version, must=True)
         except grpc.aio.AioRpcError as e:
             self._failed(translate(peer, e))
         except TimeoutError:
@@ -263,7 +244,7 @@ class _Fetch:
         return None
 
     async def _described(
-        self, peer: PeerId, epoch: int | None, history: str, must: bool = False
+        self, peer: PeerId, version: Version | None, must: bool = False
     ) -> _Offer | None:
         """One donor's offer; None when it has no such state and ``must`` it not. Raises
         AioRpcError, PeerFault, WireError."""
@@ -271,10 +252,10 @@ class _Fetch:
         request = state_pb2.DescribeRequest(
             stage=self.stage,
             kind=self.kind.code,
-            epoch=epoch or 0,
-            any_epoch=epoch is None,
+            epoch=0 if version is None else version.epoch,
+            any_epoch=version is None,
             names=names,
-            lineage=history,
+            lineage="" if version is None else version.lineage,
         )
         stub = state_pb2_grpc.StateStub(await self.transport.channel(peer))
         try:
@@ -283,18 +264,18 @@ class _Fetch:
             if must or e.code() is not grpc.StatusCode.NOT_FOUND:
                 raise
             return None
-        return self._check(manifest, epoch, history)
+        return self._check(manifest, version)
 
-    def _check(self, manifest: state_pb2.StateManifest, epoch: int | None, history: str) -> _Offer:
+    def _check(self, manifest: state_pb2.StateManifest, asked: Version | None) -> _Offer:
         """Raises WireError for an answer to another question, or for tensors this peer did not
         expect."""
-        same = (manifest.stage, manifest.kind) == (self.stage, self.kind.code) and epoch in (
-            None,
-            manifest.epoch,
-        )
         if manifest.epoch > self.most_epoch:
             raise WireError(f"epoch {manifest.epoch}, and there are {self.most_epoch} at most")
-        if not same or history not in ("", manifest.lineage):
+        same = (manifest.stage, manifest.kind) == (self.stage, self.kind.code)
+        if asked is not None:
+            same = same and manifest.epoch == asked.epoch
+            same = same and asked.lineage in ("", manifest.lineage)
+        if not same:
             raise WireError("the answer is about other state than was asked for")
         entries = {t.head.name: t for t in manifest.tensors}
         if len(entries) != len(manifest.tensors) or entries.keys() != self.shapes.keys():
@@ -343,10 +324,9 @@ class _Fetch:
         tasks, working = Tasks("fetch"), set[asyncio.Task[None]]()
 
         def employ(peers: Sequence[PeerId]) -> None:
-            donors = [_Donor(peer) for peer in peers]
             for i in range(max(1, self.settings.fetch_parallel)):
-                for donor in donors:
-                    name = f"worker {i} of {donor.peer[-6:]}"
+                for donor in peers:
+                    name = f"worker {i} of {donor[-6:]}"
                     working.add(tasks.spawn(self._worker(offer, donor), name))
 
         async def awaited(ask: asyncio.Task[_Offer | None], peer: PeerId) -> None:
@@ -369,30 +349,31 @@ class _Fetch:
             await tasks.close()
         return None if self.left else tensors
 
-    async def _worker(self, offer: _Offer, donor: _Donor) -> None:
+    async def _worker(self, offer: _Offer, donor: PeerId) -> None:
         """One request at a time to one donor, until there is nothing to ask it for."""
         failed = 0  # in a row
-        while not donor.out and (piece := await self._next(donor)) is not None:
-            piece.asked.add(donor.peer)
+        while donor not in self.out and (piece := await self._next(donor)) is not None:
+            piece.asked.add(donor)
             piece.since = self.now()
             came = await self._take(offer, piece, donor)
-            piece.asked.discard(donor.peer)
+            piece.asked.discard(donor)
             failed = 0 if came else failed + 1
-            donor.out = donor.out or failed >= self.patience.tries
+            if failed >= self.patience.tries:
+                self.out.add(donor)
             if not came and not piece.asked and not piece.there:
                 self.queue.appendleft(piece)
             self.changed.set()
             self.changed = asyncio.Event()
-            if not came and not donor.out:
+            if not came and donor not in self.out:
                 await asyncio.sleep(self.patience.pause_s * failed)
 
-    async def _next(self, donor: _Donor) -> _Piece | None:
+    async def _next(self, donor: PeerId) -> _Piece | None:
         """A piece that nobody is asked for, else one that keeps another donor busy for long; None
         when all are here."""
-        while self.left and not donor.out:
+        while self.left and donor not in self.out:
             if self.queue:
                 return self.queue.popleft()
-            slow = [p for p in self.left if len(p.asked) == 1 and donor.peer not in p.asked]
+            slow = [p for p in self.left if len(p.asked) == 1 and donor not in p.asked]
             oldest = min(slow, key=lambda p: (p.since, p.name, p.offset), default=None)
             wait = self.patience.again_s
             if oldest is not None:
@@ -404,7 +385,7 @@ class _Fetch:
                     await self.changed.wait()
         return None
 
-    async def _take(self, offer: _Offer, piece: _Piece, donor: _Donor) -> bool:
+    async def _take(self, offer: _Offer, piece: _Piece, donor: PeerId) -> bool:
         """Ask one donor for one piece; whether it is here."""
         data = bytearray()
         try:
@@ -412,19 +393,20 @@ class _Fetch:
             if await asyncio.to_thread(hash_of, data) != piece.hashed:
                 raise WireError(f"{piece.name} does not have the hash it named")
         except grpc.aio.AioRpcError as e:
-            self._failed(translate(donor.peer, e))
-            donor.out = donor.out or e.code() in _GONE
+            self._failed(translate(donor, e))
+            if e.code() in _GONE:
+                self.out.add(donor)
         except (PeerFault, TimeoutError) as e:
-            self._failed(e if isinstance(e, PeerFault) else PeerFault(donor.peer, "sends nothing"))
+            self._failed(e if isinstance(e, PeerFault) else PeerFault(donor, "sends nothing"))
         except WireError as e:
-            self._lied(donor.peer, str(e))
-            donor.out = True
+            self._lied(donor, str(e))
+            self.out.add(donor)
         else:
             if not piece.there:
                 piece.there = True
                 await asyncio.to_thread(self._put, piece, data)
                 self.left.discard(piece)
-                self.sources[donor.peer] += len(data)
+                self.sources[donor] += len(data)
                 return True
         self.done_bytes -= len(data)
         return piece.there
@@ -433,13 +415,13 @@ class _Fetch:
         piece.into[:] = data
         self.partial.keep(piece.hashed, piece.into)
 
-    async def _request(self, offer: _Offer, piece: _Piece, data: bytearray, donor: _Donor) -> None:
+    async def _request(self, offer: _Offer, piece: _Piece, data: bytearray, donor: PeerId) -> None:
         """One piece, appended to ``data``. Raises AioRpcError, PeerFault, TimeoutError,
         WireError."""
         if self.gate is not None:
             await self.gate.wait()
         async with asyncio.timeout(self.patience.stall_s):
-            stub = state_pb2_grpc.StateStub(await self.transport.channel(donor.peer))
+            stub = state_pb2_grpc.StateStub(await self.transport.channel(donor))
         call = stub.Fetch(
             state_pb2.FetchRequest(
                 stage=self.stage,
@@ -465,7 +447,7 @@ class _Fetch:
             raise WireError(f"{piece.name} ended {missing} bytes short of what was asked for")
 
     def _accept(
-        self, piece: _Piece, data: bytearray, chunk: state_pb2.StateChunk, donor: _Donor
+        self, piece: _Piece, data: bytearray, chunk: state_pb2.StateChunk, donor: PeerId
     ) -> None:
         size, at, left = len(chunk.data), piece.offset + len(data), len(piece.into) - len(data)
         if chunk.offset != at or not 0 < size <= left:
@@ -474,11 +456,9 @@ class _Fetch:
             )
         data += chunk.data
         self.done_bytes += size
-        self.came += size
-        self.transport.count(donor.peer, received=size, plane="state")
+        self.transport.count(donor, received=size, plane="state")
         if self.progress is not None:
-            rate = self.came / max(self.now() - self.began, 1e-3)
-            self.progress(min(self.done_bytes, self.total), self.total, rate, donor.peer)
+            self.progress(min(self.done_bytes, self.total), self.total)
 
     def _failed(self, fault: PeerFault) -> None:
         self.reasons[fault.peer] = fault.reason

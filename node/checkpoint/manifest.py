@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from node.core.errors import Refused
@@ -40,18 +40,7 @@ class CheckpointManifest:
     def encode(self) -> bytes:
         """The file: the facts and the sha256 of their canonical form. Raises ValueError for meta
         that is not JSON."""
-        body = {
-            "format": FORMAT,
-            "run_id": self.run_id,
-            "stage": self.stage,
-            "epoch": self.epoch,
-            "digest": self.digest,
-            "files": {
-                name: {"size": entry.size, "sha256": entry.sha256}
-                for name, entry in self.files.items()
-            },
-            "meta": self.meta,
-        }
+        body = {"format": FORMAT} | asdict(self)
         try:
             page = {"checkpoint": body, "sha256": _hash(body)}
             written = json.dumps(page, sort_keys=True, indent=1, allow_nan=False)

@@ -39,13 +39,10 @@ class Partial:
         """Put the piece of this hash, exactly as long as ``into``, there; whether it is here.
         ``into`` stays as it is from then on. Blocks on the disk when the piece is not in memory."""
         held = self._held.get(hashed)
-        if held is None:
-            if self.directory is None or not _read(self.directory, hashed, into):
-                return False
-        elif len(held) != len(into):
-            return False
-        else:
+        if held is not None and len(held) == len(into):
             into[:] = held
+        elif held is not None or self.directory is None or not _read(self.directory, hashed, into):
+            return False
         self._held[hashed] = into  # what it was in before is not kept in memory twice
         return True
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 import torch
 
-from node.checkpoint.pins import Pin, PinKey, Pins, chosen
+from node.checkpoint.pins import IDLE_S, Pin, PinKey, Pins
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import StateKind, StateProvider
 from node.core.clock import Clock, SystemClock
@@ -60,18 +60,16 @@ class StateService(state_pb2_grpc.StateServicer):
         settings: CheckpointSettings,
         *,
         clock: Clock | None = None,
-        pins: Pins | None = None,
         on_served: Callable[[StateKind, Version, str], None] = lambda kind, version, name: None,
         weights: Callable[[int], Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
         self._transport, self._provider, self._on_served = transport, provider, on_served
         self._clock = clock or SystemClock()
-        self.pins = Pins() if pins is None else pins
+        self.pins = Pins()
         self._weights = weights
         self._share = Share(settings.max_up)
         self._streams: Counter[PeerId] = Counter()
         self._hashing = asyncio.Lock()
-        self.bytes_given: Counter[PeerId] = Counter()
         state_pb2_grpc.add_StateServicer_to_server(self, transport.server)
 
     async def Describe(
@@ -79,59 +77,45 @@ class StateService(state_pb2_grpc.StateServicer):
     ) -> state_pb2.StateManifest:
         """Heads and hashes of what is held, and from now on pinned: NOT_FOUND when it is not,
         RESOURCE_EXHAUSTED when busy."""
-        try:
-            with self._stream(self._transport.caller(context)):
-                return await self._describe(request)
-        except _No as no:
-            await context.abort(no.code, no.reason)
-            raise
+        async with self._stream(context):
+            return await self._describe(request)
 
     async def Fetch(
         self, request: state_pb2.FetchRequest, context: Any
     ) -> AsyncIterator[state_pb2.StateChunk]:
         """A byte range of one tensor of a pinned snapshot, in order."""
-        peer = self._transport.caller(context)
-        try:
-            with self._stream(peer):
-                pin, view = self._range(request)
-                pin.readers += 1
-                try:
-                    for at in range(0, len(view), MESSAGE):
-                        data = bytes(view[at : at + MESSAGE])
-                        await self._share.take(peer, len(data))
-                        yield state_pb2.StateChunk(offset=request.offset + at, data=data)
-                        # in use: does not expire under its reader
-                        self.pins.get(pin.key, self._clock.now())
-                        self.bytes_given[peer] += len(data)
-                        self._transport.count(peer, sent=len(data), plane="state")
-                    # The pieces of a tensor are asked for in any order.
-                    pin.given[peer, request.name] += request.length
-                    if pin.given[peer, request.name] >= len(pin.views[request.name]):
-                        del pin.given[peer, request.name]
-                        self._on_served(pin.key.kind, pin.key.version, request.name)
-                finally:
-                    pin.readers -= 1
-        except _No as no:
-            await context.abort(no.code, no.reason)
+        async with self._stream(context) as peer:
+            pin, view = self._range(request)
+            pin.readers += 1
+            try:
+                for at in range(0, len(view), MESSAGE):
+                    data = bytes(view[at : at + MESSAGE])
+                    await self._share.take(peer, len(data))
+                    yield state_pb2.StateChunk(offset=request.offset + at, data=data)
+                    pin.used = self._clock.now()  # in use: does not expire under its reader
+                    self._transport.count(peer, sent=len(data), plane="state")
+                # The pieces of a tensor are asked for in any order.
+                pin.given[peer, request.name] += request.length
+                if pin.given[peer, request.name] >= len(pin.views[request.name]):
+                    del pin.given[peer, request.name]
+                    self._on_served(pin.key.kind, pin.key.version, request.name)
+            finally:
+                pin.readers -= 1
 
     async def List(self, request: state_pb2.ListRequest, context: Any) -> state_pb2.StateList:
         """Parts there is optimizer state of here, with the version each is of. Pins nothing."""
-        try:
-            with self._stream(self._transport.caller(context)):
-                kind = StateKind.of(request.kind)
-                if kind is None or kind not in (StateKind.OPTIMIZER, StateKind.SPARE):
-                    raise _No(
-                        grpc.StatusCode.INVALID_ARGUMENT, "there are no parts of this kind of state"
-                    )
-                held = sorted(self._provider.listing(request.stage, kind).items())[:NAMES]
-                parts = [
-                    state_pb2.PartVersion(name=name, epoch=v.epoch, lineage=v.lineage)
-                    for name, v in held
-                ]
-                return state_pb2.StateList(parts=parts)
-        except _No as no:
-            await context.abort(no.code, no.reason)
-            raise
+        async with self._stream(context):
+            kind = StateKind.of(request.kind)
+            if kind is None or kind not in (StateKind.OPTIMIZER, StateKind.SPARE):
+                raise _No(
+                    grpc.StatusCode.INVALID_ARGUMENT, "there are no parts of this kind of state"
+                )
+            held = sorted(self._provider.listing(request.stage, kind).items())[:NAMES]
+            parts = [
+                state_pb2.PartVersion(name=name, epoch=v.epoch, lineage=v.lineage)
+                for name, v in held
+            ]
+            return state_pb2.StateList(parts=parts)
 
     async def _describe(self, request: state_pb2.DescribeRequest) -> state_pb2.StateManifest:
         kind = StateKind.of(request.kind)
@@ -141,21 +125,17 @@ class StateService(state_pb2_grpc.StateServicer):
         pin = self._pin(
             request.stage, kind, epoch, request.lineage, await self._given(request, kind)
         )
-        if (names := chosen(pin.tensors, request.names)) is None:
+        names = tuple(sorted(set(request.names) or pin.tensors))
+        if not pin.tensors.keys() >= set(names):
             raise _No(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
         async with self._hashing:  # one core at most goes to joiners
             manifest = await asyncio.to_thread(pin.describe, names)
-        self.pins.get(pin.key, self._clock.now())
+        pin.used = self._clock.now()
         return manifest
 
     def _range(self, request: state_pb2.FetchRequest) -> tuple[Pin, memoryview]:
-        kind = StateKind.of(request.kind)
-        now = self._clock.now()
-        pin = (
-            None
-            if kind is None
-            else self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
-        )
+        now, kind = self._clock.now(), StateKind.of(request.kind)
+        pin = self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
         if pin is None or request.name not in pin.views:
             raise _No(
                 grpc.StatusCode.NOT_FOUND, "no such tensor is held still here: describe first"
@@ -207,17 +187,15 @@ class StateService(state_pb2_grpc.StateServicer):
             raise _No(grpc.StatusCode.NOT_FOUND, "not held here")
         if not len(self.pins):
             self._tidy_later()
-        key = PinKey(stage, kind, held[0])
-        if (pin := self.pins.get(key, now)) is not None:
-            pin.extend(held[1])
-        elif (pin := self.pins.add(key, held[1], now)) is None:
+        pin = self.pins.hold(PinKey(stage, kind, held[0]), held[1], now)
+        if pin is None:
             raise _No(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "all snapshots are in use, try again later"
             )
         return pin
 
     def _tidy_later(self) -> None:
-        asyncio.get_running_loop().call_later(self.pins.idle_s, self._tidy)
+        asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
 
     def _tidy(self) -> None:
         """An epoch's memory is given back although no joiner asks again."""
@@ -225,14 +203,21 @@ class StateService(state_pb2_grpc.StateServicer):
         if len(self.pins):
             self._tidy_later()
 
-    @contextmanager
-    def _stream(self, peer: PeerId) -> Iterator[None]:
-        if self._streams[peer] >= STREAMS:
-            raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "you have enough requests open here")
-        self._streams[peer] += 1
+    @asynccontextmanager
+    async def _stream(self, context: Any) -> AsyncIterator[PeerId]:
+        """Around the answer to a request, with who asks; ends the call for who has too many open
+        here, and with the _No that is raised within."""
+        peer = self._transport.caller(context)
         try:
-            yield
-        finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
+            if self._streams[peer] >= STREAMS:
+                raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "you have enough requests open here")
+            self._streams[peer] += 1
+            try:
+                yield peer
+            finally:
+                self._streams[peer] -= 1
+                if not self._streams[peer]:
+                    del self._streams[peer]
+        except _No as no:
+            await context.abort(no.code, no.reason)
+            raise

@@ -4,7 +4,7 @@ with."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -71,16 +71,10 @@ class StateSnapshot:
     """State fetched whole: fp32 on the CPU, its digest verified. ``sources`` are the bytes each
     donor gave."""
 
-    epoch: int
+    version: Version
+    """By the donors' word; only the digest, where it was known before, makes it more."""
     tensors: dict[str, torch.Tensor]
-    digest: str
-    sources: dict[PeerId, int] = field(default_factory=dict)
-    lineage: str = ""
-
-    @property
-    def version(self) -> Version:
-        """By the donors' word; only the digest, where it was known before, makes it more."""
-        return Version(self.epoch, self.lineage)
+    sources: dict[PeerId, int]
 
 
 class NoDonor(PeerFault):
@@ -91,3 +85,16 @@ class NoDonor(PeerFault):
         said = "; ".join(f"{peer[-6:]}: {why}" for peer, why in reasons.items()) or "nobody to ask"
         super().__init__(next(iter(reasons), PeerId("")), f"no donor for {what} ({said})")
         self.reasons = dict(reasons)
+
+
+States = dict[str, dict[str, torch.Tensor]]
+"""Part to its state by name."""
+
+
+def by_part(flat: Mapping[str, torch.Tensor]) -> States:
+    """ "<part>/<state>" to part to state."""
+    parts: States = {}
+    for key, tensor in flat.items():
+        name, _, state = key.rpartition("/")
+        parts.setdefault(name, {})[state] = tensor
+    return parts

@@ -29,6 +29,7 @@ import torch
 from node.checkpoint.files import Disk, directory, local_fault, reading, remove_tree, sha256_of
 from node.checkpoint.manifest import CheckpointManifest, FileEntry
 from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.state import by_part
 from node.checkpoint.tensorfile import read_tensors, write_tensors
 from node.core.errors import LocalFault, Refused
 from node.wire.tensors import digest
@@ -106,16 +107,12 @@ class CheckpointStore:
         try:
             with self._stage(stage, create=True) as at:
                 self._sweep(at)
-                if self._same(at, stage, epoch, stage_digest, meta):
+                old, why = self._look(at, _named(epoch), stage, epoch, whole=True)
+                if old is not None and (old.digest, old.meta) == (stage_digest, dict(meta)):
                     return self.path(stage, epoch)
-                self._write(
-                    at,
-                    stage,
-                    epoch,
-                    {PARAMETERS: parameters, OPTIMIZER: flat},
-                    stage_digest,
-                    dict(meta),
-                )
+                files = {PARAMETERS: parameters, OPTIMIZER: flat}
+                new = CheckpointManifest(self.run_id, stage, epoch, stage_digest, {}, dict(meta))
+                self._write(at, new, files, why)
                 self._prune(at, stage, epoch)
         except OSError as e:
             raise local_fault("write a checkpoint", self.root, e) from e
@@ -177,30 +174,30 @@ class CheckpointStore:
     def _write(
         self,
         at: int,
-        stage: int,
-        epoch: int,
+        manifest: CheckpointManifest,
         files: Mapping[str, Mapping[str, torch.Tensor]],
-        stage_digest: str,
-        meta: dict[str, Any],
+        unusable: str,
     ) -> None:
-        disk, hidden = self._disk, f".writing-{epoch}-{secrets.token_hex(8)}"
+        """``unusable``: why what has this name so far is none, empty for a whole one."""
+        disk, stage, epoch = self._disk, manifest.stage, manifest.epoch
+        hidden = f".writing-{epoch}-{secrets.token_hex(8)}"
         disk.mkdir(hidden, at)
         try:
             with directory(hidden, at) as fd:
-                entries = {
-                    name: self._put_tensors(fd, name, tensors) for name, tensors in files.items()
-                }
-                manifest = CheckpointManifest(
-                    self.run_id, stage, epoch, stage_digest, entries, meta
-                )
-                self._put_bytes(fd, MANIFEST, manifest.encode())
+                for name, tensors in files.items():
+                    with self._new(name, fd) as out:
+                        manifest.files[name] = FileEntry(*write_tensors(disk, out, tensors))
+                page = manifest.encode()
+                if len(page) > MANIFEST_LIMIT:
+                    raise ValueError(
+                        f"a manifest of {len(page)} bytes is over the limit of {MANIFEST_LIMIT}"
+                    )
+                with self._new(MANIFEST, fd) as out:
+                    disk.write(out, memoryview(page))
                 disk.fsync(fd)
-        except (OSError, ValueError):
-            remove_tree(disk, hidden, at)
-            raise
-        try:
-            self._make_way(at, stage, epoch)
-        except Refused:
+            if _exists(_named(epoch), at):
+                self._make_way(at, stage, epoch, unusable)
+        except (OSError, ValueError, Refused):
             remove_tree(disk, hidden, at)
             raise
         disk.rename(hidden, _named(epoch), at)
@@ -209,60 +206,21 @@ class CheckpointStore:
         if _exists(_named(epoch) + ".replaced", at):
             self._clear(at, epoch, _named(epoch) + ".replaced")
 
-    def _put_tensors(self, fd: int, name: str, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
-        out = self._disk.create(name, fd)
+    @contextmanager
+    def _new(self, name: str, at: int) -> Iterator[int]:
+        """A new file, flushed after the with-block."""
+        out = self._disk.create(name, at)
         try:
-            size, sha256 = write_tensors(self._disk, out, tensors)
-            self._disk.fsync(out)
-        finally:
-            os.close(out)
-        return FileEntry(size, sha256)
-
-    def _put_bytes(self, fd: int, name: str, data: bytes) -> None:
-        if len(data) > MANIFEST_LIMIT:
-            raise ValueError(
-                f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_LIMIT}"
-            )
-        out = self._disk.create(name, fd)
-        try:
-            self._disk.write(out, memoryview(data))
+            yield out
             self._disk.fsync(out)
         finally:
             os.close(out)
 
-    def _same(
-        self, at: int, stage: int, epoch: int, stage_digest: str, meta: Mapping[str, Any]
-    ) -> bool:
-        if not _exists(_named(epoch), at):
-            return False
-        manifest, _ = self._look(at, _named(epoch), stage, epoch)
-        if manifest is None or manifest.digest != stage_digest or manifest.meta != dict(meta):
-            return False
-        return not self._changed(at, _named(epoch), manifest)
-
-    def _changed(self, at: int, name: str, manifest: CheckpointManifest) -> str:
-        """Why a checkpoint with an intact manifest is not what it describes, after reading all of
-        it; empty when it is."""
-        with directory(name, at) as fd:
-            for file, entry in manifest.files.items():
-                try:
-                    with reading(file, fd) as (opened, _):
-                        if sha256_of(opened) != entry.sha256:
-                            return f"{file} is not the file its manifest describes"
-                except (OSError, Refused) as e:
-                    return f"{file}: {e}"
-        return ""
-
-    def _make_way(self, at: int, stage: int, epoch: int) -> None:
+    def _make_way(self, at: int, stage: int, epoch: int, why: str) -> None:
         """Free the final name. A whole one that differs stays readable as ".replaced" until the new
-        one is named."""
+        one is named; one that cannot be used, ``why``, is set aside."""
         name = _named(epoch)
-        if not _exists(name, at):
-            return
-        manifest, why = self._look(at, name, stage, epoch)
-        if manifest is not None and (why := self._changed(at, name, manifest)):
-            manifest = None
-        if manifest is None:
+        if why:
             before = [n for n in os.listdir(at) if _ASIDE.fullmatch(n)]
             if len(before) >= ASIDE:
                 raise Refused(
@@ -335,16 +293,17 @@ class CheckpointStore:
         return found
 
     def _look(
-        self, at: int, name: str, stage: int, epoch: int
+        self, at: int, name: str, stage: int, epoch: int, whole: bool = False
     ) -> tuple[CheckpointManifest | None, str]:
+        """The manifest, or why this is no checkpoint; ``whole``: after reading all of it."""
         if why := self._distrusted.get((stage, name), ""):
             return None, why
         try:
             with directory(name, at) as fd:
                 manifest = self._manifest(fd, stage, epoch)
                 for file, entry in manifest.files.items():
-                    with reading(file, fd) as (_, size):
-                        _check_size(file, size, entry)
+                    with _described(file, fd, entry, whole):
+                        pass
         except (OSError, LocalFault) as e:
             return None, str(e)
         return manifest, ""
@@ -368,19 +327,13 @@ class CheckpointStore:
         manifest = self._manifest(fd, stage, epoch)
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, entry in manifest.files.items():
-            with reading(name, fd) as (file, size):
-                _check_size(name, size, entry)
-                if sha256_of(file) != entry.sha256:
-                    raise Refused(f"{name} is not the file its manifest describes")
-                parts[name] = read_tensors(file, size)
+            with _described(name, fd, entry) as file:
+                parts[name] = read_tensors(file, entry.size)
         whole = all(t.is_floating_point() for t in parts[PARAMETERS].values())
         found = digest(parts[PARAMETERS]) if whole else ""
         if not whole or manifest.digest not in ("", found):
             raise Refused("its parameters do not have the digest its manifest names")
-        optimizer: dict[str, dict[str, torch.Tensor]] = {}
-        for key, tensor in parts[OPTIMIZER].items():
-            part, _, state = key.rpartition("/")
-            optimizer.setdefault(part, {})[state] = tensor
+        optimizer = by_part(parts[OPTIMIZER])
         return Checkpoint(stage, epoch, parts[PARAMETERS], optimizer, manifest.meta, found)
 
     @contextmanager
@@ -408,9 +361,16 @@ def _exists(name: str, at: int) -> bool:
     return True
 
 
-def _check_size(name: str, size: int, entry: FileEntry) -> None:
-    if size != entry.size:
-        raise Refused(f"{name} has {size} bytes, its manifest says {entry.size}")
+@contextmanager
+def _described(name: str, at: int, entry: FileEntry, whole: bool = True) -> Iterator[int]:
+    """A file open for reading, as its manifest describes it: its size, and unless not ``whole`` its
+    hash. Raises Refused, OSError."""
+    with reading(name, at) as (file, size):
+        if size != entry.size:
+            raise Refused(f"{name} has {size} bytes, its manifest says {entry.size}")
+        if whole and sha256_of(file) != entry.sha256:
+            raise Refused(f"{name} is not the file its manifest describes")
+        yield file
 
 
 def _check_numbers(stage: int, epoch: int) -> None:

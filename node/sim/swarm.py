@@ -178,8 +178,10 @@ class SimSwarm:
     def spare(self, peer: SimPeer) -> bool:
         """Whether somebody else alive holds what this peer's stage needs."""
         cell = [p for p in self.live(peer.stage) if p.ready and self.honest(p.name)]
-        newest = max((p.member.holds for p in cell), default=0)
-        others = [p for p in cell if p is not peer and not p.leaving and p.member.holds >= newest]
+        newest = max((p.member.at.epoch for p in cell), default=0)
+        others = [
+            p for p in cell if p is not peer and not p.leaving and p.member.at.epoch >= newest
+        ]
         # Where somebody lies, the honest must stay the majority: a cell believes what most of it
         # say.
         lying = sum(p.name in self.liars for p in self.live(peer.stage))

@@ -60,9 +60,9 @@ class Member:
         self._older: list[tuple[Plan, tuple[int, ...]]] = []
 
     @property
-    def holds(self) -> int:
-        """Epoch of the version in place."""
-        return self.at.epoch
+    def busy(self) -> bool:
+        """Whether an epoch is under way here."""
+        return self.state in (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY)
 
     @property
     def reachable(self) -> tuple[Version, ...]:
@@ -150,7 +150,7 @@ class Member:
         elif me.current:
             return [
                 ev.RefuseCaller(
-                    f"epoch {plan.epoch} of that history is not here, only {self.holds}"
+                    f"epoch {plan.epoch} of that history is not here, only {self.at.epoch}"
                 )
             ]
         elif self.before is not None:

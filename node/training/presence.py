@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from node.core.clock import Clock
@@ -40,17 +40,6 @@ OUTSIDE_S = 60.0
 each other."""
 
 
-def stages_of(entries: Iterable[PeerEntry]) -> list[int]:
-    """The stages that these peers host or are about to."""
-    here = (e.body for e in entries if e.body.state not in LEAVING)
-    return [s for b in here if b.role != "rendezvous" and (s := _stage(b)) is not None]
-
-
-def led(entries: Iterable[PeerEntry]) -> bool:
-    """Whether one of these peers leads, and does not wait."""
-    return any(e.body.leads and e.body.state in WORKING for e in entries)
-
-
 class View:
     """What one reading says of ``everybody`` else whose record was read, and of the other peers of
     ``cell``. It is asked many times before the next one: each answer is made once."""
@@ -62,21 +51,18 @@ class View:
 
     def stages(self) -> list[int]:
         """The stages that other peers of the cell host or are about to."""
-        return stages_of(self.others.values())
+        here = (e.body for e in self.others.values() if e.body.state not in LEAVING)
+        return [s for b in here if b.role != "rendezvous" and (s := _stage(b)) is not None]
 
     def led(self) -> bool:
         """Whether somebody else leads in the cell, and does not wait."""
-        return led(self.others.values())
+        return any(e.body.leads and e.body.state in WORKING for e in self.others.values())
 
     @cached_property
     def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""
-        able = {
-            p: e
-            for p, e in self.others.items()
-            if e.body.stage == ENDS and e.body.role == "ends" and _works(e)
-        }
-        return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
+        here = self.replicas(ENDS).items()
+        return {p: Sighting(e.seq, e.body.leads) for p, e in here if _works(e)}
 
     @cached_property
     def follows(self) -> Mapping[PeerId, PeerId]:
@@ -86,12 +72,11 @@ class View:
     @cached_property
     def hosts(self) -> Mapping[PeerId, int]:
         """The stages of other peers that host one, also of those who do not take part in it yet."""
-        built = {
-            p: e.body
+        return {
+            p: e.body.stage
             for p, e in self.others.items()
-            if e.body.state not in ("choosing", "starting")
+            if e.body.role in ("ends", "stage") and e.body.state not in ("choosing", "starting")
         }
-        return {p: b.stage for p, b in built.items() if b.role in ("ends", "stage")}
 
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""
@@ -147,7 +132,8 @@ class Presence:
         of the same cell and of peers that are in none."""
         self._outside: Mapping[PeerId, PeerEntry] = {}
         self._looked = -OUTSIDE_S
-        self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
+        self.lost: Mapping[PeerId, tuple[PeerEntry, float]] = {}
+        """Peers whose record has gone lately, with the wall-clock time it was first missed."""
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
         self._same, self._neighbours = 0, 0
@@ -178,14 +164,10 @@ class Presence:
         """The own state is another one: post it now rather than with the next refresh."""
         self._changed.set()
 
-    def lost(self) -> dict[PeerId, tuple[PeerEntry, float]]:
-        """Peers whose record has gone lately, with the wall-clock time it was first missed."""
-        return dict(self._lost)
-
     def enter(self, cell: CellId) -> None:
         """This peer belongs to another cell now: the record says so at once."""
         if cell != self.cell:
-            self._lost = {}
+            self.lost = {}
         self.cell = cell
         self.view = View(self.view.everybody, cell)
         self.changed()
@@ -204,20 +186,18 @@ class Presence:
                 body = self._body()
                 self._same = self._same if body == self._own else 0
                 self._own = body
-                await self.directory.publish(body, self.times, self._topic)
+                topic = cell_topic(self.cell) if self.cell else PEERS
+                await self.directory.publish(body, self.times, topic)
             now, cell = self._clock.wall(), self.cell
             seen = await self._read()
             if cell != self.cell:
                 continue  # of the cell that this peer has just left
-            for peer, entry in self._seen.items():
-                # Who takes its record down while it holds has left, or is in another cell.
-                gone = not self.cell or entry.not_after <= now
-                if peer not in seen and peer != self.me and gone:
-                    self._lost[peer] = (entry, now)
-            self._lost = {
+            # Who takes its record down while it holds has left, or is in another cell.
+            gone = {p: (e, now) for p, e in self._seen.items() if not cell or e.not_after <= now}
+            self.lost = {
                 p: (e, t)
-                for p, (e, t) in self._lost.items()
-                if p not in seen and now - t < LOST_FOR_S
+                for p, (e, t) in {**self.lost, **gone}.items()
+                if p not in seen and p != self.me and now - t < LOST_FOR_S
             }
             unchanged = {p: e.body for p, e in seen.items()} == {
                 p: e.body for p, e in self._seen.items()
@@ -237,10 +217,6 @@ class Presence:
             elif self.seeks():
                 pause = min(SEEK_S, self._every)
             await self._pause(pause)
-
-    @property
-    def _topic(self) -> str:
-        return cell_topic(self.cell) if self.cell else PEERS
 
     async def _read(self) -> dict[PeerId, PeerEntry]:
         if not self.cell:

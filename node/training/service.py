@@ -136,13 +136,8 @@ class Training(rpc.TrainingServicer):
         self._epoch_tasks: list[asyncio.Task[Any]] = []
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
-        self._results: list[MicroBatchDone] = []
-        self._result_plan: Plan | None = None
-        self._flushing: Plan | None = None
         self._moved = self._said_at = clock.now()
         self._said: Any = None
-        self._calm = asyncio.Event()
-        self._calm.set()
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
         self._known: tuple[PeerId, Version] | None = None
@@ -231,7 +226,7 @@ class Training(rpc.TrainingServicer):
         await self._say_ready()
         # A plan that counts on this peer may be on its way already.
         await asyncio.sleep(TICK_S)
-        while not self._calm.is_set() or self.leader is not None:
+        while self.member.busy or self._member_lock.locked() or self.leader is not None:
             await asyncio.sleep(TICK_S)
             self._take_or_drop_the_lead()
         await self._say_ready()
@@ -356,11 +351,7 @@ class Training(rpc.TrainingServicer):
             self.work.windows.mean,
             self.work.anchor.name,
         )
-        if says != self._said or m.state in (
-            MemberState.RUN,
-            MemberState.AVERAGE,
-            MemberState.COPY,
-        ):
+        if says != self._said or m.busy:
             self._said, self._said_at = says, now
         return CALM_BEAT_S if now - max(self._said_at, self._moved) > CALM_AFTER_S else HEARTBEAT_S
 
@@ -744,8 +735,6 @@ class Training(rpc.TrainingServicer):
                     elif (follow := await self._act(action)) is not None:
                         queue.append(follow)
             self._moved = self.clock.now()
-            busy = self.member.state in (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY)
-            self._calm.clear() if busy else self._calm.set()
             return refused
 
     async def _go_to(self, action: ev.GoTo) -> str | None:
@@ -772,26 +761,17 @@ class Training(rpc.TrainingServicer):
                 await self.work.settle(epoch, self.member.plan)
                 self.member.checkpoints = self.work.checkpoints()
             case ev.BeginEpoch(plan, listener, behind):
-                await self._stop_epoch()
-                self._follow(plan)
-                if behind is not None:
-                    self.tasks.spawn(self.past.give_up(*behind, plan.leader), "give-up")
-                else:
-                    self.past.stood(plan.base, plan.tokens)
-                self._results, self._result_plan = [], plan
+                await self._follow(plan, behind)
                 self.on_plan(plan)
                 if plan.window.number:
                     self.on_partners(plan)
                 self._goes_by(plan)
                 await self.work.begin(plan, listener)
                 if self.stage == ENDS and not listener and plan.paths:
-                    self._epoch_tasks.append(
-                        self.tasks.spawn(self.work.run(plan, self._done), "run")
-                    )
+                    run = self.work.run(plan, self._reports(plan))
+                    self._epoch_tasks.append(self.tasks.spawn(run, "run"))
             case ev.EnterCell(plan):
-                await self._stop_epoch()
-                self._follow(plan)
-                self.past.stood(plan.base, plan.tokens)
+                await self._follow(plan)
                 self.work.enter(plan)
                 self._enter(plan)
             case ev.StartRound(plan, r, listener):
@@ -819,9 +799,7 @@ class Training(rpc.TrainingServicer):
                     self._tell_leader(plan, notes.incomplete_note(action)), "incomplete"
                 )
             case ev.Finish(plan):
-                await self._stop_epoch()
-                self._follow(plan)
-                self.past.stood(plan.base, plan.tokens)
+                await self._follow(plan)
                 await self.work.finish(plan)
                 self.on_plan(plan)
                 self.finished.set()
@@ -833,12 +811,19 @@ class Training(rpc.TrainingServicer):
                 )
         return None
 
-    def _follow(self, plan: Plan) -> None:
+    async def _follow(self, plan: Plan, behind: tuple[Version, int] | None = None) -> None:
+        """The plan is in force. ``behind``: where this peer stood, and with how many tokens, when
+        it is of another history."""
+        await self._stop_epoch()
         self.terms.saw(plan.term, self.clock.wall())
         self.work.colleagues.meet([m.peer for m in plan.members if m.current], self.clock.now())
         if plan.leader != self._shown:
             self._shown = plan.leader
             self.on_lead()  # the record says whom this peer follows
+        if behind is not None:
+            self.tasks.spawn(self.past.give_up(*behind, plan.leader), "give-up")
+        else:
+            self.past.stood(plan.base, plan.tokens)
 
     def _enter(self, plan: Plan) -> None:
         """The cell that ``plan`` founds is this peer's from now on. It has no leader yet: the first
@@ -874,23 +859,23 @@ class Training(rpc.TrainingServicer):
     async def _end(self, round: Awaitable[ev.RoundEnded]) -> None:
         await self.happens(await round)
 
-    def _done(self, result: MicroBatchDone) -> None:
-        self._results.append(result)
-        # By plan: the notes of an epoch whose leader died may still be on their way when the next
-        # one's results come.
-        if self._flushing is not self._result_plan and self._result_plan is not None:
-            self._flushing = self._result_plan
-            self.tasks.spawn(self._flush(self._result_plan), "results")
+    def _reports(self, plan: Plan) -> Callable[[MicroBatchDone], None]:
+        """What tells the leader of each result of the plan. What finishes while a note is on its
+        way travels in the next one."""
+        results: list[MicroBatchDone] = []
 
-    async def _flush(self, plan: Plan) -> None:
-        # What finishes while a note is on its way travels in the next one.
-        try:
-            while self._results and self._result_plan is plan:
-                batch, self._results = tuple(self._results), []
+        async def tell() -> None:
+            while results and self.member.plan is plan:
+                batch = tuple(results)
                 await self._tell_leader(plan, notes.finished_note(plan, batch))
-        finally:
-            if self._flushing is plan:
-                self._flushing = None
+                del results[: len(batch)]
+
+        def done(result: MicroBatchDone) -> None:
+            results.append(result)
+            if len(results) == 1:
+                self.tasks.spawn(tell(), "results")
+
+        return done
 
     def unproven(self) -> list[PeerId]:
         """Peers of the run that do not answer this one, on any way."""
@@ -912,8 +897,7 @@ class Training(rpc.TrainingServicer):
         ago."""
         state = self.member.state
         # A leader's own member may still be in an epoch that its leader has given up.
-        busy = (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY)
-        if state is MemberState.FINISHED or (self.leader is None and state in busy):
+        if state is MemberState.FINISHED or (self.leader is None and self.member.busy):
             return ""
         # Who is done waits for others in the same epoch: as long as their round is expected to
         # take, nobody is late.

@@ -53,7 +53,6 @@ from node.training.state.text import Batch
 class _Epoch:
     """What is kept of one epoch until it is settled."""
 
-    plan: Plan
     fresh: dict[str, Tensor] | None = None
     dropped: tuple[int, ...] = ()
     counted: int = 0
@@ -105,7 +104,7 @@ class StageRuntime:
         )
         self.read = read
         """Settings for how cells average, of the text that a plan has."""
-        self._epoch: _Epoch | None = None
+        self._epoch = _Epoch()
         self.plan: Plan | None = None
         """The newest plan this peer takes part in."""
         self.fetching, self.fetched_at = 1.0, 0.0
@@ -196,13 +195,13 @@ class StageRuntime:
     async def begin(self, plan: Plan, listener: bool) -> None:
         """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched
         meanwhile."""
-        if self._epoch is not None and self._epoch.plan.epoch >= plan.epoch:
+        if self.plan is not None and self.plan.epoch >= plan.epoch:
             # The swarm begins the epoch anew: no step of the earlier attempt may count.
             self.engines.owner.abort(plan.epoch)
             self.engines.cell.void(plan.epoch)
-        self._epoch = _Epoch(plan)
+        self._epoch = _Epoch()
         self.plan = plan
-        self._inner.begin(plan)
+        self._inner.begin()
         self.windows.begin(plan, self.read(plan.change).outer, listener)
         if listener:
             # What it holds is not the swarm's, and it settles nothing: rounds before and after this
@@ -245,7 +244,7 @@ class StageRuntime:
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
         """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what
         came of a window."""
-        epoch = self._of(plan)
+        epoch = self._epoch
         epoch.dropped, epoch.counted, epoch.copied = r.dropped, r.tokens, False
         rounds = self.windows if plan.outer else self._inner
         ended, fresh = await rounds.attempt(plan, r, listener)
@@ -254,15 +253,15 @@ class StageRuntime:
 
     async def copy(self, plan: Plan, r: ev.RoundArrived) -> ev.RoundEnded:
         """Fetch the fresh parameters whole from members that have committed them."""
-        epoch = self._of(plan)
+        epoch = self._epoch
         epoch.dropped, epoch.counted = r.dropped, r.tokens
         made = makes(plan, r.dropped)
         try:
+            found = await self._fetch(r.sources, made, r.digest or None)
             if plan.outer:
-                epoch.fresh = await self.windows.copy(plan, r.sources, made, r.digest, self._fetch)
-            else:
-                epoch.fresh = (await self._fetch(r.sources, made, r.digest or None)).tensors
-            epoch.copied = True
+                nbytes = sum(found.sources.values())
+                await self.windows.copied(plan, r.sources, made, nbytes)
+            epoch.fresh, epoch.copied = found.tensors, True
             missing: tuple[str, ...] = ()
         except PeerFault as e:
             self.engines.journal.emit(
@@ -273,12 +272,11 @@ class StageRuntime:
 
     async def adopt(self, plan: Plan) -> str:
         """Put the fresh parameters in place as the next version; the digest of it."""
-        epoch = self._of(plan)
+        epoch = self._epoch
         made = makes(plan, epoch.dropped)
-        fresh = epoch.fresh or {}
         if plan.outer and not epoch.copied:
-            fresh = await self.windows.takes(fresh)
-        digest = await self.engines.aside(self.stage.adopt, fresh, made)
+            await self.windows.takes()
+        digest = await self.engines.aside(self.stage.adopt, epoch.fresh or {}, made)
         self.tokens = plan.tokens + epoch.counted
         self.state_export.adopted()
         return digest
@@ -403,7 +401,7 @@ class StageRuntime:
         found = await self._fetch(
             donors, None if epoch is None else Version(epoch), digest, partial
         )
-        if found.epoch < self.version.epoch:
+        if found.version.epoch < self.version.epoch:
             return False
         await self.engines.aside(self.stage.adopt, found.tensors, found.version)
         self.stage.settle()
@@ -436,7 +434,7 @@ class StageRuntime:
         if kind is StateKind.BASE and frozen is not None:
             shapes = {name: tuple(t.shape) for name, t in frozen.items()}
 
-        def progress(done: int, total: int, rate: float, donor: PeerId) -> None:
+        def progress(done: int, total: int) -> None:
             self.fetching, self.fetched_at = done / total if total else 1.0, time.monotonic()
 
         self.fetching, self.fetched_at = 0.0, time.monotonic()
@@ -446,10 +444,9 @@ class StageRuntime:
                 list(donors),
                 self.stage.stage,
                 kind,
-                None if version is None else version.epoch,
+                version,
                 shapes,
-                progress,
-                lineage="" if version is None else version.lineage,
+                progress=progress,
                 expected_digest=digest,
                 settings=e.store.settings,
                 partial=partial,
@@ -457,13 +454,13 @@ class StageRuntime:
             )
         finally:
             self.fetching = 1.0
-        size = sum(snapshot.sources.values())
+        size, epoch = sum(snapshot.sources.values()), snapshot.version.epoch
         e.journal.emit(
             "checkpoint",
             "state-fetched",
-            f"fetched {size / 1e6:.1f} MB of {kind} of epoch {snapshot.epoch} from "
+            f"fetched {size / 1e6:.1f} MB of {kind} of epoch {epoch} from "
             f"{len(snapshot.sources)} peers",
-            epoch=snapshot.epoch,
+            epoch=epoch,
             bytes=size,
         )
         return snapshot
@@ -515,10 +512,3 @@ class StageRuntime:
             peers = [m.peer for m in plan.stage(stage) if m.current]
             hops.append(Hop(stage, peers[turn % len(peers)]))
         return tuple(hops)
-
-    # ----------------------------------------------------------- parts of the above
-
-    def _of(self, plan: Plan) -> _Epoch:
-        if self._epoch is None or self._epoch.plan.hash != plan.hash:
-            self._epoch = _Epoch(plan)
-        return self._epoch

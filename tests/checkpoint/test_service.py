@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
+from node.checkpoint import pins
 from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.files import Disk
 from node.checkpoint.partial import Partial
-from node.checkpoint.pins import Pins
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import NoDonor, StateKind
@@ -120,15 +120,13 @@ class Swarm:
 
     async def fetch(self, donors: list[PeerId], epoch: int | None = 3, **more: Any) -> Any:
         more = {"settings": SETTINGS, "patience": QUICK, **more}
-        return await fetch(
-            self.me,
-            donors,
-            1,
-            more.pop("kind", "parameters"),
-            epoch,
-            more.pop("shapes", SHAPES),
-            **more,
-        )
+        version = None if epoch is None else Version(epoch, more.pop("lineage", ""))
+        kind, shapes = more.pop("kind", "parameters"), more.pop("shapes", SHAPES)
+        return await fetch(self.me, donors, 1, kind, version, shapes, **more)
+
+    def given(self, peer: PeerId) -> int:
+        """Bytes of state that a donor has sent."""
+        return self.net.transports[peer]._bytes.get(ME, [0, 0])[0]
 
     def blamed(self) -> set[PeerId]:
         return {peer for peer, _, weight in self.me.faults if weight >= 1}
@@ -159,23 +157,25 @@ def same(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) 
     return got.keys() == expected.keys() and all(torch.equal(got[n], expected[n]) for n in got)
 
 
-async def test_state_comes_from_all_donors_and_is_exact(swarm: Swarm) -> None:
-    donors = [await swarm.donor(f"donor{i}", Held({3: values()})) for i in range(3)]
-    told: list[tuple[int, int, float, PeerId]] = []
+@pytest.mark.parametrize("names", [tuple(SHAPES), ("embed.weight",)], ids=["stage", "tensor"])
+async def test_state_comes_from_all_donors_and_is_exact(
+    swarm: Swarm, names: tuple[str, ...]
+) -> None:
+    state = {name: values()[name] for name in names}
+    donors = [await swarm.donor(f"donor{i}", Held({3: state})) for i in range(3)]
+    told: list[tuple[int, int]] = []
     snapshot = await swarm.fetch(
-        donors, expected_digest=digest(values()), progress=lambda *a: told.append(a)
+        donors,
+        shapes={name: SHAPES[name] for name in names},
+        expected_digest=digest(state) if len(names) > 1 else None,
+        progress=lambda *a: told.append(a),
     )
-    assert same(snapshot.tensors, values())
-    assert (snapshot.epoch, snapshot.digest) == (3, digest(values()))
-    total = sum(t.numel() for t in values().values()) * 4
+    assert same(snapshot.tensors, state)
+    assert snapshot.version == Version(3)
+    total = sum(t.numel() for t in state.values()) * 4
     assert set(snapshot.sources) == set(donors)
-    assert (
-        sum(snapshot.sources.values())
-        == total
-        == sum(s.bytes_given[ME] for s in swarm.services.values())
-    )
-    assert (told[-1][:2], [a[0] for a in told]) == ((total, total), sorted(a[0] for a in told))
-    assert all(rate > 0 and donor in donors for _, _, rate, donor in told)
+    assert sum(snapshot.sources.values()) == total == sum(map(swarm.given, donors))
+    assert (told[-1], told) == ((total, total), sorted(told))
     assert swarm.me.faults == []
 
 
@@ -200,7 +200,7 @@ async def test_the_newest_epoch_most_donors_agree_on(swarm: Swarm) -> None:
     ahead = await swarm.donor("ahead", Held({9: values(9)}))
     others = [await swarm.donor(f"d{i}", Held({3: values(), 4: values(4)})) for i in range(2)]
     snapshot = await swarm.fetch([ahead, *others], epoch=None)
-    assert snapshot.epoch == 4
+    assert snapshot.version.epoch == 4
     assert same(snapshot.tensors, values(4))
 
 
@@ -208,7 +208,7 @@ async def test_state_of_an_epoch_beyond_the_run_is_a_fault(swarm: Swarm) -> None
     liar = await swarm.donor("liar", Held({(1 << 64) - 1: values(9)}))
     honest = await swarm.donor("honest", Held({4: values(4)}))
     snapshot = await swarm.fetch([liar, honest], epoch=None, most_epoch=100)
-    assert snapshot.epoch == 4
+    assert snapshot.version.epoch == 4
     assert swarm.blamed() == {liar}
 
 
@@ -234,21 +234,13 @@ async def test_a_donor_that_dies_in_the_middle(swarm: Swarm) -> None:
     donors = [await swarm.donor(f"donor{i}", Held({3: values()})) for i in range(2)]
     kills: list[asyncio.Future[None]] = []
 
-    def kill(done: int, total: int, rate: float, donor: PeerId) -> None:
+    def kill(done: int, total: int) -> None:
         if not kills and done > total // 4:
-            kills.append(asyncio.ensure_future(swarm.net.kill(donor)))
+            kills.append(asyncio.ensure_future(swarm.net.kill(donors[0])))
 
     snapshot = await swarm.fetch(donors, expected_digest=digest(values()), progress=kill)
     assert same(snapshot.tensors, values())
     assert (len(kills), swarm.blamed()) == (1, set())
-
-
-async def test_a_tensor_comes_from_all_donors_together(swarm: Swarm) -> None:
-    one = {"embed.weight": values()["embed.weight"]}
-    donors = [await swarm.donor(f"donor{i}", Held({3: one})) for i in range(3)]
-    snapshot = await swarm.fetch(donors, shapes={"embed.weight": (300, 50)})
-    assert same(snapshot.tensors, one)
-    assert set(snapshot.sources) == set(donors)
 
 
 async def test_a_line_that_breaks_once_costs_no_donor(swarm: Swarm) -> None:
@@ -500,32 +492,41 @@ async def test_a_full_disk_stops_a_fetch_that_keeps_files(swarm: Swarm, tmp_path
 # The donor's own limits.
 
 
-async def test_few_snapshots_are_held_and_not_for_ever(swarm: Swarm) -> None:
-    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 6)})
-    donor = await swarm.donor("donor", held, clock=clock, pins=Pins(limit=2, idle_s=60))
-    pins = swarm.services[donor].pins
-    assert (await swarm.fetch([donor], epoch=1)).epoch == 1
-    assert (await swarm.fetch([donor], epoch=2)).epoch == 2
+@pytest.fixture
+async def two_at_once(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> tuple[PeerId, VirtualClock, pins.Pins]:
+    """A donor of many epochs that holds two of them still."""
+    monkeypatch.setattr(pins, "PINS", 2)
+    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 9)})
+    donor = await swarm.donor("donor", held, clock=clock)
+    return donor, clock, swarm.services[donor].pins
+
+
+async def test_few_snapshots_are_held_and_not_for_ever(swarm: Swarm, two_at_once: Any) -> None:
+    donor, clock, held = two_at_once
+    for epoch in (1, 2):
+        assert (await swarm.fetch([donor], epoch=epoch)).version.epoch == epoch
     with pytest.raises(NoDonor, match="in use"):
         await swarm.fetch([donor], epoch=3)
     assert swarm.blamed() == set()
     clock.advance(61)
-    assert (await swarm.fetch([donor], epoch=3)).epoch == 3
-    assert len(pins) == 1
+    assert (await swarm.fetch([donor], epoch=3)).version.epoch == 3
+    assert len(held) == 1
 
 
-async def test_an_unread_snapshot_gives_way_when_the_limit_is_reached(swarm: Swarm) -> None:
-    clock, held = VirtualClock(), Held({e: values(e) for e in range(1, 9)})
-    donor = await swarm.donor("donor", held, clock=clock, pins=Pins(limit=2, idle_s=60))
-    pins = swarm.services[donor].pins
+async def test_an_unread_snapshot_gives_way_when_the_limit_is_reached(
+    swarm: Swarm, two_at_once: Any
+) -> None:
+    donor, clock, held = two_at_once
     for epoch in range(1, 8):
-        assert (await swarm.fetch([donor], epoch=epoch)).epoch == epoch, (
+        assert (await swarm.fetch([donor], epoch=epoch)).version.epoch == epoch, (
             "epochs that follow each other every 3 s"
         )
         clock.advance(3)
-    assert len(pins) == 2
-    for key in list(pins._pins):
-        pins._pins[key].readers = 1
+    assert len(held) == 2
+    for pin in held._pins.values():
+        pin.readers = 1
     with pytest.raises(NoDonor, match="in use"):
         await swarm.fetch([donor], epoch=8)
 
@@ -699,7 +700,7 @@ async def test_no_request_begins_while_the_gate_is_shut(swarm: Swarm) -> None:
     await asked.wait()
     for _ in range(3):
         await swarm.me.ping(donor)  # time for a request that should not be made
-    assert not swarm.services[donor].bytes_given
+    assert not swarm.given(donor)
     gate.set()
     assert same((await going).tensors, values())
 
@@ -756,6 +757,8 @@ async def test_what_a_run_begins_from_is_read_where_it_is_kept(swarm: Swarm) -> 
     assert same((await swarm.fetch([donor], epoch=None)).tensors, values(9))
     assert asked == [1, 1]
     with pytest.raises(NoDonor, match="another stage is given out"):
-        await fetch(swarm.me, [donor], 2, "base", 0, SHAPES, settings=SETTINGS, patience=QUICK)
+        await fetch(
+            swarm.me, [donor], 2, "base", Version(0), SHAPES, settings=SETTINGS, patience=QUICK
+        )
     assert asked == [1, 1], "one stage at a time is in memory"
     assert not swarm.blamed()

@@ -96,23 +96,24 @@ def test_loaded_tensors_outlive_their_file(store: CheckpointStore) -> None:
     assert found.optimizer == {}
 
 
-def test_newest_are_kept(tmp_path: Path) -> None:
-    store = store_in(tmp_path, keep=2)
-    for epoch in (9, 10, 11, 100):
-        store.save(1, epoch, *state(epoch))
+@pytest.mark.parametrize(
+    ("keep", "written", "left"),
+    [
+        (2, (9, 10, 11, 100), [11, 100]),
+        # What was just written stays beside later epochs.
+        (1, (99, 100, 7), [7]),
+        (2, (99, 100, 7), [7, 100]),
+    ],
+)
+def test_newest_are_kept(
+    tmp_path: Path, keep: int, written: tuple[int, ...], left: list[int]
+) -> None:
+    store = store_in(tmp_path, keep=keep)
     store.save(2, 5, *state(5))
-    assert store.epochs(1) == [11, 100]
-    assert names(tmp_path) == {"epoch-11", "epoch-100"}
-    assert store.epochs(2) == [5]
-    assert store.epochs(3) == []
-
-
-def test_what_was_just_written_is_kept_beside_later_epochs(tmp_path: Path) -> None:
-    for keep, left in ((1, [7]), (2, [7, 100])):
-        store = store_in(tmp_path / str(keep), keep=keep)
-        for epoch in (99, 100, 7):
-            store.save(1, epoch, *state(epoch))
-        assert store.epochs(1) == left
+    for epoch in written:
+        store.save(1, epoch, *state(epoch))
+    assert [store.epochs(stage) for stage in (1, 2, 3)] == [left, [5], []]
+    assert names(tmp_path) == {f"epoch-{epoch}" for epoch in left}
 
 
 def test_a_folder_in_an_old_checkpoint_costs_no_new_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -54,14 +55,15 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
     assert any(f"epoch-{three.epoch}: " in said for said in c.work.local_checkpoints.troubles())
 
 
-async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begins", ["", "ab" * 32], ids=["drawn", "pretrained"])
+async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path, begins: str) -> None:
+    """Once it trains nobody asks for what the run begins from."""
     a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
-    record_store = Board(
-        a=(3, "training"), b=(3, "ready"), old=(1, "training"), leaving=(9, "draining")
-    )
-    await catch_up(c.work, record_store, tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
-    assert c.work.version == a.work.version
+    c.work.stage.empty = bool(begins)
+    board = Board(a=(3, "training"), b=(3, "ready"), old=(1, "training"), leaving=(9, "draining"))
+    await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0, begins)  # type: ignore[arg-type]
+    assert (c.work.version, c.work.stage.empty) == (a.work.version, False)
     assert not c.events("fetch-failed")
 
 
@@ -86,18 +88,14 @@ async def test_donors_that_fail_are_tried_again_and_then_it_listens(
 ) -> None:
     (c,) = await rig.add("c")
     record_store, incoming = Board(nobody=(3, "training")), tmp_path / "in"
+    await catch_up(c.work, Board(), incoming, c.journal, 0.0)  # type: ignore[arg-type]
+    assert not c.events("fetch-failed"), "alone there is nothing to fetch"
     incoming.mkdir()
     (incoming / f"{'a' * 64}.tensor").write_bytes(b"old")
     await catch_up(c.work, record_store, incoming, c.journal, 0.0)  # type: ignore[arg-type]
     assert len(c.events("fetch-failed")) == TRIES
     assert c.work.version.epoch == 0
     assert not incoming.exists(), "pieces of nothing are not kept for ever"
-
-
-async def test_alone_there_is_nothing_to_fetch(rig: Any, tmp_path: Path) -> None:
-    (c,) = await rig.add("c")
-    await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
-    assert not c.events("fetch-failed")
 
 
 async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) -> None:
@@ -116,17 +114,6 @@ async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) 
     await task
     assert (c.work.stage.digest, c.work.stage.empty) == (given, False)
     assert not c.events("fetch-failed")
-
-
-async def test_once_the_swarm_trains_nobody_asks_for_the_beginning(
-    rig: Any, tmp_path: Path
-) -> None:
-    a, _, _ = await rig.trained("ab", 3)
-    (c,) = await rig.add("c")
-    c.work.stage.empty = True
-    board = Board(a=(3, "training"), b=(3, "training"))
-    await catch_up(c.work, board, None, c.journal, 0.0, "ab" * 32)  # type: ignore[arg-type]
-    assert (c.work.version, c.work.stage.empty) == (a.work.version, False)
 
 
 async def test_a_late_joiner_of_adapters_fetches_the_weights_too(rig: Any, tmp_path: Path) -> None:

@@ -42,13 +42,19 @@ def taking_part(peer: Any) -> Training:
     )
 
 
-async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
-    rig: Any,
-) -> None:
-    a, last = await rig.trained("a", 4, every=1)
+async def written(rig: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
+    """A peer that owns all parts, with a checkpoint of every epoch, and the owners."""
+    a, last = await rig.trained("a", epochs, every=1)
     owners = dict.fromkeys(rig.shapes, a)
     await rig.begun((a,), owners, last)
     await a.work.local_checkpoints.saved()
+    return a, owners
+
+
+async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
+    rig: Any,
+) -> None:
+    a, owners = await written(rig, 4)
     two, three, four = a.work.checkpoints()
     change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")
 
@@ -74,10 +80,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
 
 
 async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeypatch: Any) -> None:
-    a, last = await rig.trained("a", 3, every=1)
-    owners = dict.fromkeys(rig.shapes, a)
-    await rig.begun((a,), owners, last)
-    await a.work.local_checkpoints.saved()
+    a, owners = await written(rig, 3)
     *_, older, newest = a.work.checkpoints()
     begins, may_end, restore = asyncio.Event(), asyncio.Event(), a.work.restore
 

@@ -61,6 +61,9 @@ def test_a_silent_leader_returns_only_with_a_newer_record() -> None:
     )
     e.see({A: Sighting(7, leads=True), B: Sighting(6)})
     assert e.leader(LATE + 10 * SHUN_S, able=False, leads=False) == A
+    e.shun(A, LATE)
+    e.forgive(A)
+    assert e.leader(LATE, able=False, leads=False) == A, "or with a plan"
 
 
 def test_a_peer_that_denies_leading_comes_last_for_a_while() -> None:
@@ -73,13 +76,6 @@ def test_a_peer_that_denies_leading_comes_last_for_a_while() -> None:
     alone.doubt(A, LATE)
     assert alone.leader(LATE, able=False, leads=False) == A, "there is nobody else"
     assert alone.leader(LATE, able=True, leads=False) == C
-
-
-def test_a_plan_from_a_shunned_peer_forgives_it() -> None:
-    e = election(C, A=Sighting(5, leads=True), B=Sighting(5))
-    e.shun(A, LATE)
-    e.forgive(A)
-    assert e.leader(LATE, able=False, leads=False) == A
 
 
 def test_a_leader_that_answers_us_leads_despite_the_directory() -> None:

@@ -1,18 +1,23 @@
 """What rounding loses between cells: who rounded owes it, pays it when it rounds next, and nobody
 pays twice."""
 
-import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from node.averaging.coding.codecs import decode
+from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
-from node.training.rounds.error_feedback import FADES, ErrorFeedback, feedback_of
+from node.training.rounds import error_feedback
+from node.training.rounds.anchor import SAVED, Anchor
+from node.training.rounds.error_feedback import FADES, WORDS, says
+from node.training.rounds.merging import STEP, Giver, OuterSteps
 
 CODECS = ["top-k", "int4", "int8"]
-ROUNDS = itertools.count()
+SETTINGS = OuterSettings("butterfly", "deltas", "sgd", codec="int4", feedback=True, window_s=60.0)
 
 
 def numbers(seed: int) -> dict[str, Tensor]:
@@ -20,127 +25,88 @@ def numbers(seed: int) -> dict[str, Tensor]:
     return {"a": torch.randn((30, 40), generator=g), "b": torch.randn(7, generator=g)}
 
 
-def speak(residual: ErrorFeedback, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A round in which all that is said is taken, and its version becomes final."""
-    residual.begin(str(next(ROUNDS)))
-    said, _ = residual.says(given)
-    residual.spoken()
-    residual.moved()
-    residual.settled()
-    return said
+@pytest.fixture
+def giver() -> Giver:
+    """One that owes something."""
+    made = Giver(OuterState.begin(numbers(0)))
+    _, _, made.words = says(numbers(1), {}, "int4")
+    return made
 
 
-def spoken(codec: str) -> tuple[ErrorFeedback, dict[str, Tensor]]:
-    """One that has spoken once, and what it owes since."""
-    residual = ErrorFeedback(codec)
-    speak(residual, numbers(1))
-    return residual, dict(residual.words)
-
-
-def unchanged(residual: ErrorFeedback, before: dict[str, Tensor]) -> bool:
-    return all(torch.equal(residual.words[n], before[n]) for n in before)
+@pytest.fixture
+def anchor() -> Anchor:
+    stage: Any = SimpleNamespace(parameters=lambda: numbers(0))
+    anything: Any = None
+    return Anchor(stage, SETTINGS, anything, anything, anything)
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_every_change_is_sent_or_kept_as_rounding_error(codec: str) -> None:
-    residual, moved, said = (
-        ErrorFeedback(codec),
-        dict.fromkeys("ab", torch.zeros(())),
-        dict.fromkeys("ab", torch.zeros(())),
-    )
+def test_every_change_is_sent_or_kept_as_rounding_error(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_feedback, "FADES", 1.0)
+    owed: dict[str, Tensor] = {}
+    moved, said = (dict.fromkeys("ab", torch.zeros(())) for _ in range(2))
     for seed in range(40):
         given = numbers(seed)
-        word, moved = speak(residual, given), {n: moved[n] + given[n] for n in given}
+        word, _, owed = says(given, owed, codec)
+        moved = {n: moved[n] + given[n] for n in given}
         said = {n: said[n] + word[n] for n in given}
     for n in moved:
-        torch.testing.assert_close(said[n] + residual.words[n], moved[n], rtol=1e-4, atol=1e-3)
-    assert residual.words["a"].any()
+        torch.testing.assert_close(said[n] + owed[n], moved[n], rtol=1e-4, atol=1e-3)
+    assert owed["a"].any()
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_encoding_with_feedback_is_repeatable(codec: str) -> None:
-    residual, _ = spoken(codec)
-    said, coded = residual.says(numbers(2))
-    again, bytes_again = residual.says(numbers(2))
+    _, _, owed = says(numbers(1), {}, codec)
+    said, coded, _ = says(numbers(2), owed, codec)
+    again, bytes_again, _ = says(numbers(2), owed, codec)
     for n, t in said.items():
         assert torch.equal(decode(coded[n], t.numel(), codec).view(t.shape), t)
         assert torch.equal(again[n], t)
         assert torch.equal(bytes_again[n], coded[n])
 
 
-def test_rounding_errors_change_only_for_parts_that_are_said() -> None:
-    residual, before = spoken("top-k")
-    speak(residual, {"a": numbers(2)["a"]})
-    assert torch.equal(residual.words["b"], before["b"]), "this window carried another fragment"
-    assert not torch.equal(residual.words["a"], before["a"])
+def test_rounding_errors_change_only_for_parts_that_are_said_and_once_they_are_taken(
+    giver: Giver,
+) -> None:
+    before = dict(giver.words)
+    merge = OuterSteps(giver, SETTINGS, {"a": (30, 40)})
+    assert merge.gives(numbers(2)) is not None
+    assert giver.words == before, "it may still be that nobody takes it"
+    assert merge.owes is not None
+    assert merge.owes["b"] is before["b"], "this window carried another fragment"
+    assert not torch.equal(merge.owes["a"], before["a"])
 
 
-def test_a_refused_message_leaves_rounding_errors_unchanged() -> None:
-    residual, before = spoken("int4")
-    residual.begin(str(next(ROUNDS)))
-    residual.says(numbers(2))
-    residual.moved()  # only what others made was put in place
-    assert unchanged(residual, before)
-    residual.begin(str(next(ROUNDS)))
-    residual.spoken()
-    residual.moved()
-    assert unchanged(residual, before), "said in another round"
-
-
-def test_an_undone_round_leaves_rounding_errors_unchanged() -> None:
-    residual, before = spoken("int4")
-    residual.begin(str(next(ROUNDS)))
-    residual.says(numbers(2))
-    residual.spoken()
-    residual.begin(str(next(ROUNDS)))  # another window before anything was adopted
-    residual.moved()
-    assert unchanged(residual, before)
-    residual.says(numbers(2))
-    residual.spoken()
-    residual.moved()
-    assert not torch.equal(residual.words["a"], before["a"])
-    assert residual.owed is not residual.words, "the version before is the final one"
-    residual.rolled_back()
-    assert unchanged(residual, before)
-
-
-def test_who_joins_owes_what_another_replica_owes() -> None:
-    residual, joins = ErrorFeedback("int8"), ErrorFeedback("int8")
-    speak(residual, numbers(1))
-    speak(joins, numbers(2))
-    before = dict(joins.words)
-    joins.takes_over(residual.words)
-    assert joins.words == residual.words
-    assert joins.words is not residual.words
-    joins.rolled_back()
-    assert joins.words == before
-
-
-@pytest.mark.parametrize("codec", ["top-k", "int8"])
-def test_words_nobody_can_use_are_forgotten(codec: str) -> None:
-    residual, _ = spoken(codec)
+def test_rounding_errors_are_forgotten_with_a_difference_that_nobody_can_use(
+    giver: Giver,
+) -> None:
     bad = numbers(2)
     bad["b"][0] = float("inf")
-    residual.begin(str(next(ROUNDS)))
-    said, coded = residual.says(bad)
-    assert not coded
-    assert said["b"] is bad["b"], "as it is, so that nothing is given"
-    residual.moved()
-    assert residual.words == {}
+    merge = OuterSteps(giver, SETTINGS, {"a": (30, 40), "b": (7,)})
+    assert merge.gives(bad) is None
+    assert giver.words == {}
 
 
-def test_what_is_owed_fades_in_formats_that_leave_numbers_out() -> None:
-    for codec, share in (("top-k", FADES), ("int8", 1.0)):
-        s = OuterSettings("butterfly", "deltas", "sgd", codec=codec, feedback=True, window_s=60.0)
-        residual = feedback_of(s)
-        speak(residual, numbers(1))
-        owed, nothing = residual.words["a"], {"a": torch.zeros(30, 40)}
-        said = speak(residual, nothing)
-        torch.testing.assert_close(said["a"] + residual.words["a"], share * owed)
+@pytest.mark.parametrize(("codec", "share"), [("top-k", FADES), ("int8", 1.0)])
+def test_what_is_owed_fades_in_formats_that_leave_numbers_out(codec: str, share: float) -> None:
+    _, _, owed = says(numbers(1), {}, codec)
+    said, _, left = says({"a": torch.zeros(30, 40)}, owed, codec)
+    torch.testing.assert_close(said["a"] + left["a"], share * owed["a"])
 
 
-def test_rounding_errors_of_another_shape_are_not_restored() -> None:
-    residual, _ = spoken("int4")
-    other = ErrorFeedback("int4")
-    other.restored("a", residual.saved("a"), (3, 3))
-    assert other.words == {}
+def test_rounding_errors_of_another_shape_are_not_restored(giver: Giver, anchor: Anchor) -> None:
+    own = {"anchor": numbers(0), "momentum": numbers(0), WORDS: dict(giver.words)}
+    own[WORDS]["b"] = torch.zeros(3, 3)
+    anchor.restored({n + SAVED: {part: of[n] for part, of in own.items()} for n in "ab"})
+    assert anchor.state is not None
+    assert anchor.words.keys() == {"a"}
+
+
+def test_a_version_that_is_undone_takes_the_servers_step_with_it(anchor: Anchor) -> None:
+    anchor.takes({**numbers(1), STEP: torch.tensor([3.0])}, None)
+    assert anchor.step == 3
+    anchor.rolled_back()
+    assert anchor.step == 0

@@ -61,6 +61,7 @@ def test_the_plan_behind_a_checkpoint_is_remembered() -> None:
     )
     member.handle(ev.PlanArrived(plan_for(member.at, 6)), 0.0)
     assert member.remembers(kept) == (plans[2], DROPPED)
+    assert member.remembers(replace(kept, lineage="0" * 32)) == (None, ())
 
 
 def test_an_undone_version_is_explained_by_a_passing_plan() -> None:
@@ -89,11 +90,6 @@ def test_what_nobody_can_put_in_place_is_forgotten() -> None:
         "one plan a place, however often an epoch is begun again"
     )
     assert member.remembers(member.at) == (again[-1], ())
-
-
-def test_the_lineage_must_fit() -> None:
-    member, plans = trained(3)
-    assert member.remembers(replace(plans[2].base, lineage="0" * 32)) == (None, ())
 
 
 def test_a_plan_with_another_digest_of_the_version_is_refused() -> None:

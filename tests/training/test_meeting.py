@@ -18,7 +18,7 @@ from node.checkpoint.state import StateKind
 from node.core.ids import CellId
 from node.core.journey import Host, Partner, Plan, Version, Window
 from node.training.protocol.plan_context import makes
-from node.training.rounds import window
+from node.training.rounds import error_feedback, window
 from tests.training.conftest import SHAPES, Peer, Rig
 
 PARAMETERS = OuterSettings("butterfly", window_s=60.0)
@@ -132,6 +132,10 @@ async def test_cells_keep_what_they_learned_while_a_mean_was_made(rig: Rig) -> N
     cells = await two_and_one(rig, PARAMETERS)
     a, b, c = cells.everybody
     given = await cells.give(7)
+    version, found = a.work.describe(1, StateKind.SNAPSHOT, 7, "")
+    assert version == Version(7)
+    assert all(torch.equal(found[n], given[0][n]) for n in SHAPES), "as when the window began"
+    assert a.work.describe(1, StateKind.SNAPSHOT, 6, "") is None
     learned = [p.parameters() for p in (a, c)]
     await cells.land(7)
     for p, here, was in zip((a, c), learned, given, strict=True):
@@ -191,17 +195,17 @@ async def test_an_undone_landing_lands_again_with_equal_bits(rig: Rig) -> None:
     cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True))
     a = cells.everybody[0]
     await cells.give(7)
-    before, owed = a.anchored, dict(a.work.anchor.residual.words)
+    before, owed = a.anchored, dict(a.work.anchor.words)
     done = list(cells.last)
     await cells.land(7)
-    after, digest, words = a.anchored, a.work.stage.digest, a.work.anchor.residual.words
+    after, digest, words = a.anchored, a.work.stage.digest, a.work.anchor.words
     assert after is not before
     assert words.keys() == set(SHAPES)
     cells.last = done
     for i, cell in enumerate(cells.cells):
         await rig.begin(cells.landing(i, 7), *cell)
     assert a.anchored is before
-    assert a.work.anchor.residual.words == owed
+    assert a.work.anchor.words == owed
     cells.last = done
     await cells.land(7)
     assert a.work.stage.digest == digest
@@ -209,26 +213,27 @@ async def test_an_undone_landing_lands_again_with_equal_bits(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("codec", ["top-k", "int4"])
-async def test_with_feedback_no_cells_change_is_lost(rig: Rig, codec: str) -> None:
+async def test_with_feedback_no_cells_change_is_lost(
+    rig: Rig, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = replace(DELTAS, optimizer="sgd", lr=1.0, momentum=0.0, codec=codec, feedback=True)
     cells = await two_and_one(rig, settings)
     a, b, c = cells.everybody
-    for p in (a, b, c):
-        p.work.anchor.residual.keeps = 1.0
+    monkeypatch.setattr(error_feedback, "FADES", 1.0)
     begun, moved = a.anchored.anchor, {n: torch.zeros(of) for n, of in SHAPES.items()}
     for number in range(1, 4):
         anchor = a.anchored.anchor
         given = await cells.give(number)
         moved = {n: moved[n] + anchor[n] - mean(given)[n] for n in SHAPES}
         await cells.land(number)
-    assert all(torch.equal(a.work.anchor.residual.words[n], t) for n, t in _words(b).items())
+    assert all(torch.equal(a.work.anchor.words[n], t) for n, t in _words(b).items())
     for n in SHAPES:
         owed, came = (_words(a)[n] + _words(c)[n]) / 2, begun[n] - a.anchored.anchor[n]
         torch.testing.assert_close(came + owed, moved[n], rtol=1e-4, atol=1e-5)
 
 
 def _words(p: Peer) -> dict[str, Tensor]:
-    return p.work.anchor.residual.words
+    return p.work.anchor.words
 
 
 async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) -> None:
@@ -305,16 +310,6 @@ async def test_a_change_of_the_owner_ends_the_window_under_way(rig: Rig) -> None
     await asyncio.wait([meeting.task])
     assert meeting.task.cancelled()
     assert c.work.windows._meeting is None
-
-
-async def test_what_is_given_stays_as_it_was_when_the_window_began(rig: Rig) -> None:
-    cells = await two_and_one(rig, PARAMETERS)
-    a = cells.everybody[0]
-    given = await cells.give(7)
-    found = a.work.describe(1, StateKind.SNAPSHOT, 7, "")
-    assert found[0] == Version(7)
-    assert all(torch.equal(found[1][n], given[0][n]) for n in SHAPES)
-    assert a.work.describe(1, StateKind.SNAPSHOT, 6, "") is None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from torch import Tensor
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
-from node.training.rounds.error_feedback import feedback_of
-from node.training.rounds.merging import MOMENTUM, STEP, Named, OuterSteps, Pushes, moved
+from node.training.rounds.merging import MOMENTUM, STEP, Giver, Named, OuterSteps, Pushes, moved
 
 DENSE = OuterSettings("butterfly", "deltas", optimizer="nesterov", momentum=0.8, window_s=60.0)
 SPARSE = replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0, codec="top-k", feedback=True)
@@ -19,22 +18,14 @@ SHAPES = {"w": (70, 90), "b": (90,)}
 CELLS = ("a" * 16, "b" * 16, "c" * 16)
 
 
-class Keeper:
-    def __init__(self, s: OuterSettings, start: Mapping[str, Tensor]) -> None:
-        self.state: OuterState | None = OuterState.begin(start)
-        self.residual = feedback_of(s)
-
-    def gives(self, of: Mapping[str, Tensor] | None = None) -> None: ...
-
-
 def drawn(seed: int) -> dict[str, Tensor]:
     dice = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=dice) for name, shape in SHAPES.items()}
 
 
-def window(s: OuterSettings, number: int, keepers: list[Keeper]) -> list[dict[str, Tensor]]:
+def window(s: OuterSettings, number: int, keepers: list[Giver]) -> list[dict[str, Tensor]]:
     """Every cell trains somewhere, and makes its own step of what all gave."""
-    merges, locals_ = [OuterSteps(k, s, SHAPES, number) for k in keepers], []
+    merges, locals_ = [OuterSteps(k, s, SHAPES) for k in keepers], []
     for i, k in enumerate(keepers):
         assert k.state is not None
         at = drawn(100 * number + i)
@@ -44,8 +35,7 @@ def window(s: OuterSettings, number: int, keepers: list[Keeper]) -> list[dict[st
         said = {c: merge.opens(g or {}) for c, g in zip(CELLS, given, strict=True)}
         own = said.pop(CELLS[i])
         made.append(merge.makes(CELLS[i], own, said))
-        keeper.residual.spoken()
-        keeper.residual.moved()
+        keeper.words = merge.owes or {}
         keeper.state = OuterState(
             {n: made[i][n] for n in SHAPES}, {n: made[i][n + MOMENTUM] for n in SHAPES}
         )
@@ -64,7 +54,7 @@ def window(s: OuterSettings, number: int, keepers: list[Keeper]) -> list[dict[st
     ids=lambda s: f"{s.codec}-{s.optimizer}",
 )
 def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings) -> None:
-    keepers, before = [Keeper(s, drawn(7)) for _ in CELLS], drawn(7)
+    keepers, before = [Giver(OuterState.begin(drawn(7))) for _ in CELLS], drawn(7)
     for number in range(1, 5):
         made = window(s, number, keepers)
         for name in made[0]:
@@ -73,7 +63,7 @@ def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings)
 
 
 def test_bytes_that_nobody_writes_are_refused() -> None:
-    merge = OuterSteps(Keeper(SPARSE, drawn(7)), SPARSE, SHAPES, 1)
+    merge = OuterSteps(Giver(OuterState.begin(drawn(7))), SPARSE, SHAPES)
     given = merge.gives(drawn(8)) or {}
     short = {**given, "w": given["w"][:-1].clone()}
     with pytest.raises(WireError):
@@ -86,16 +76,16 @@ def test_bytes_that_nobody_writes_are_refused() -> None:
 
 def test_one_that_is_far_longer_than_the_others_counts_for_less() -> None:
     s = replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0)
-    keeper = Keeper(s, {n: torch.zeros(of) for n, of in SHAPES.items()})
-    merge = OuterSteps(keeper, s, SHAPES, 1)
+    keeper = Giver(OuterState.begin({n: torch.zeros(of) for n, of in SHAPES.items()}))
+    merge = OuterSteps(keeper, s, SHAPES)
     near, far = drawn(1), {n: 100.0 * t for n, t in drawn(2).items()}
     made = merge.makes(CELLS[0], near, {CELLS[1]: drawn(3), CELLS[2]: far})
     assert float(made["w"].norm()) < 2.0 * float(near["w"].norm())
 
 
 def test_who_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
-    keeper = Keeper(DENSE, drawn(7))
-    merge = OuterSteps(keeper, DENSE, SHAPES, 1)
+    keeper = Giver(OuterState.begin(drawn(7)))
+    merge = OuterSteps(keeper, DENSE, SHAPES)
     here, result = drawn(8), drawn(9)
     after = moved(here, merge.since(here, True), result)
     for name, was in drawn(7).items():
@@ -105,12 +95,12 @@ def test_who_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
 HOGWILD = OuterSettings("hogwild", "deltas", "sgd", lr=1.0, momentum=0.0, window_s=60.0)
 
 
-class Cell(Keeper):
-    """``local``: its parameters, ``step``: of the server, that its anchor is of."""
+class Cell(Giver):
+    """``local``: its parameters."""
 
     def __init__(self, start: Mapping[str, Tensor]) -> None:
-        super().__init__(HOGWILD, start)
-        self.local, self.step = dict(start), 0
+        super().__init__(OuterState.begin(start))
+        self.local = dict(start)
 
     def trains(self, by: Mapping[str, Tensor]) -> None:
         self.local = {name: t + by[name] for name, t in self.local.items()}
@@ -127,7 +117,7 @@ class Cell(Keeper):
 def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> list[bool]:
     """One window, which the first cell serves and only ``present`` ones come to in time: whose
     push was taken."""
-    merges = [Pushes(c, s, SHAPES, 1, len(cells)) for c in cells]
+    merges = [Pushes(c, s, SHAPES, len(cells)) for c in cells]
     given = [dict(c.local) for c in cells]
     said = [m.opens(m.gives(c.local) or {}) for m, c in zip(merges, cells, strict=True)]
     came = {CELLS[i]: said[i] for i in present}
@@ -173,7 +163,7 @@ def test_a_push_that_is_too_old_is_kept_by_its_cell() -> None:
 
 @pytest.mark.parametrize("step", [-1.0, float("nan"), float("inf"), 2.0**24])
 def test_a_step_that_nobody_made_is_refused(step: float) -> None:
-    merge = Pushes(Cell(drawn(0)), HOGWILD, SHAPES, 1, 2)
+    merge = Pushes(Cell(drawn(0)), HOGWILD, SHAPES, 2)
     given = merge.gives(drawn(1)) or {}
     with pytest.raises(WireError, match="step"):
         merge.opens({**given, STEP: torch.tensor([step])})

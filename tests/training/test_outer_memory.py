@@ -43,9 +43,10 @@ def nbytes(tensors: Iterable[torch.Tensor]) -> int:
 def kept(p: Peer) -> tuple[int, int]:
     """Bytes of (anchor and momentum, with those that a roll-back would bring back; what is owed,
     and what would be)."""
-    states = [s for s in (p.work.anchor.state, p.work.anchor._before) if s is not None]
-    residual = p.work.anchor.residual
-    sides = (residual.words, residual._before or {}, residual._said, residual._next or {})
+    anchor, meeting = p.work.anchor, p.work.windows._meeting
+    before, words, _ = anchor._before or (None, {}, 0)
+    states = [s for s in (anchor.state, before) if s is not None]
+    sides = (anchor.words, words, (meeting and meeting.merge.owes) or {})
     return nbytes(
         t for s in states for side in (s.anchor, s.momentum) for t in side.values()
     ), nbytes(t for side in sides for t in side.values())

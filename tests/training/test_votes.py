@@ -245,7 +245,6 @@ def test_nobody_votes_twice_not_even_started_again(tmp_path: Path) -> None:
             with pytest.raises(Refused, match="vote"):
                 ledger.cast(NO_CELL, term, attempt, said)
         ledger.cast(NO_CELL, 5, 1, b"that")
-    first.close()
 
 
 def test_another_cell_has_votes_of_its_own(tmp_path: Path) -> None:
@@ -254,7 +253,6 @@ def test_another_cell_has_votes_of_its_own(tmp_path: Path) -> None:
     ledger.cast(CELL, 3, 0, b"that")
     again = VoteLedger(tmp_path / "votes")
     assert (again.term(CELL), again.term(NO_CELL)) == (3, 0)
-    ledger.close()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 80, 100])
@@ -263,7 +261,6 @@ def test_a_torn_row_leaves_the_one_before(tmp_path: Path, cut: int) -> None:
     ledger = VoteLedger(path)
     for term in (7, 8):
         ledger.cast(NO_CELL, term, 0, b"x")
-    ledger.close()
     raw = path.read_bytes()
     half = len(raw) // 2
     path.write_bytes(raw[: min(cut, half)] + bytes(max(0, half - cut)) + raw[half:])

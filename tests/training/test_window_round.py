@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId
 from node.core.journey import Version
-from node.training.rounds.merging import Averaging, ByMass, mean_of
+from node.training.rounds.merging import ByMass, Giver, Merge, mean_of
 from node.training.rounds.window import FAR, REMEMBERED, USUAL, WindowRound, _Meeting
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
@@ -29,8 +30,7 @@ class Made(WindowRound):
 
     def after(self, own: Tensor, **partners: Tensor) -> Tensor:
         """The mean of these."""
-        giver: Any = None
-        merge = Averaging(giver, {})
+        merge = Merge(Giver(), OuterSettings(), {})
         m = _Meeting(1, A, Version(1), {}, merge, own={"w": own})
         m.came = {CellId(name * 16): {"w": t} for name, t in partners.items()}
         self._clip(m)
@@ -79,8 +79,7 @@ def test_one_that_is_far_away_pulls_as_a_usual_one() -> None:
 
 
 def test_mass_of_one_that_is_left_out_comes_with_nothing() -> None:
-    giver: Any = None
-    merge = ByMass(giver, {}, {CellId(name * 16): 0.25 for name in "bc"})
+    merge = ByMass(Giver(), OuterSettings(), {}, {CellId(name * 16): 0.25 for name in "bc"})
     own = {"w": torch.ones(4)}
     near = merge.makes(A, own, {B: {"w": 2 * torch.ones(4)}})
     assert torch.equal(near["w"], torch.full((4,), 1.25))

@@ -1,6 +1,6 @@
-"""What this peer gives to a window and makes of its result; anchor and outer momentum, where the
-run has them. Enters: parameters in place, what a window brought, versions that are adopted, settled
-or undone. Leaves: what is given. Never: a partner, a file.
+"""Anchor and outer momentum of a stage, where the run has them, and what is owed between cells.
+Enters: parameters in place, what a window brought, versions that are adopted, settled or undone.
+Leaves: what goes with a version. Never: a partner, a file.
 
 Parameters: they travel. Deltas (DiLoCo): what they moved by since the anchor travels, and every
 cell makes the same outer step from the same anchor. State: every cell steps by itself first; anchor
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.fetch import fetch
 from node.checkpoint.state import StateKind
@@ -23,8 +23,8 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
-from node.training.rounds.error_feedback import WORDS, feedback_of
-from node.training.rounds.merging import MOMENTUM, STEP
+from node.training.rounds.error_feedback import WORDS, Named
+from node.training.rounds.merging import MOMENTUM, STEP, Giver
 from node.training.state.engines import Engines
 from node.training.state.parts import PATIENCE
 from node.training.state.stage import StageState
@@ -37,9 +37,9 @@ WAIT_SHARE = 0.3
 """A window waits for an anchor on its way for so much of its time."""
 
 
-class Anchor:
+class Anchor(Giver):
     """Of one stage. ``state`` None where parameters are averaged, and while a newcomer does not
-    have it yet. ``settings`` are those in force."""
+    have it yet. ``settings`` are those in force. All replicas of a cell owe the same."""
 
     def __init__(
         self,
@@ -51,20 +51,16 @@ class Anchor:
     ) -> None:
         self._stage, self._engines, self._tasks, self._me = stage, engines, tasks, me
         self.settings = settings
-        self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
-        self.residual = feedback_of(settings)
-        self.step = 0
-        """Of the server, that the anchor is of, as far as this peer knows: whoever fetched its
-        anchor knows an older one, and what it gives counts as older than it is."""
-        self._before: OuterState | None = None
+        super().__init__(OuterState.begin(stage.parameters()) if self.kept else None)
+        self._before: tuple[OuterState | None, Named, int] | None = None
+        """State, words and step at the version before, until the one in place is settled."""
         self._named: tuple[OuterState | None, str] = (None, "")
-        self._moved = False
         self._fetching: asyncio.Task[None] | None = None
 
     def follow(self, settings: OuterSettings) -> None:
         """Go by these settings from now on."""
-        if settings.codec != self.residual.codec:
-            self.residual = feedback_of(settings)
+        if settings.codec != self.settings.codec:
+            self.words = {}
         self.settings = settings
         if not self.kept:
             self.state = None
@@ -100,31 +96,18 @@ class Anchor:
         here = self._stage.parameters()
         return {name: here[name].detach() for name in names}
 
-    def gives(self, of: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """This peer's contribution by these parameters, fp32 on the CPU; None without an anchor."""
-        local = {name: t.to("cpu", torch.float32) for name, t in of.items()}
-        if not self.kept:
-            return local
-        if self.state is None:
-            return None
-        stepped = outer_step(self.state, pseudo_gradient(self.state, local), self.settings)
-        return {**stepped.anchor, **{name + MOMENTUM: t for name, t in stepped.momentum.items()}}
-
-    def takes(self, mean: Mapping[str, Tensor]) -> None:
-        """Anchor and momentum are those of the mean until that is undone; of parts that the window
-        did not carry they stay."""
-        self.residual.moved()
-        if not self.kept:
-            return
+    def takes(self, mean: Named, owes: Named | None) -> None:
+        """Anchor and momentum are those of the mean until that is undone, and ``owes`` is owed,
+        unless None; of parts that the window did not carry they stay."""
         here = self._stage.parameters()
         anchor = {name: mean[name] for name in here if name in mean}
         momentum = {
             name: mean.get(name + MOMENTUM, torch.zeros_like(t)) for name, t in anchor.items()
         }
-        self.step = int(mean[STEP]) if STEP in mean else self.step
+        step = int(mean[STEP]) if STEP in mean else self.step
         if self.state is not None:
             anchor, momentum = self.state.anchor | anchor, self.state.momentum | momentum
-        self._replace(OuterState(anchor, momentum))
+        self._replace(OuterState(anchor, momentum), self.words if owes is None else owes, step)
 
     def begin_with(self, parameters: Mapping[str, Tensor]) -> None:
         """Nobody in the cell has an anchor: these parameters are one."""
@@ -134,14 +117,13 @@ class Anchor:
 
     def settled(self) -> None:
         """What is in place is final."""
-        self._before, self._moved = None, False
-        self.residual.settled()
+        self._before = None
 
     def rolled_back(self) -> None:
         """The last version was undone."""
-        if self._moved:
-            self.state, self._before, self._moved = self._before, None, False
-        self.residual.rolled_back()
+        if self._before is not None:
+            self.state, self.words, self.step = self._before
+        self._before = None
 
     def begin(self) -> None:
         """The parameters in place are those the run begins from."""
@@ -150,23 +132,21 @@ class Anchor:
 
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
-        self.state, self._before, self._moved = None, None, False
-        self.residual = feedback_of(self.settings)
+        self.state, self.words, self._before = None, {}, None
         self.stop()
 
-    def _replace(self, state: OuterState | None) -> None:
-        if not self._moved:
-            self._before, self._moved = self.state, True
-        self.state = state
+    def _replace(self, state: OuterState | None, words: Named, step: int) -> None:
+        self._before = self._before or (self.state, self.words, self.step)
+        self.state, self.words, self.step = state, words, step
 
     # ----------------------------------------------------------- from and to others, and the disk
 
     def describe(self, epoch: int | None, history: str) -> tuple[Version, dict[str, Tensor]] | None:
         """Anchor and momentum that go with a version that is here, as "<part>/<which>"."""
-        residual = self.residual
-        for version, state, owed in (
-            (self._stage.version, self.state, residual.words),
-            (self._stage.settled, self._before if self._moved else self.state, residual.owed),
+        now = (self.state, self.words, self.step)
+        for version, (state, owed, _) in (
+            (self._stage.version, now),
+            (self._stage.settled, self._before or now),
         ):
             if (
                 state is not None
@@ -190,7 +170,7 @@ class Anchor:
             name + SAVED: {
                 "anchor": state.anchor[name],
                 "momentum": state.momentum[name],
-                **self.residual.saved(name),
+                **({WORDS: self.words[name]} if name in self.words else {}),
             }
             for name in state.anchor
         }
@@ -203,8 +183,11 @@ class Anchor:
             found.get(name + SAVED, {}).keys() >= {"anchor", "momentum"} for name in names
         ):
             parts = {name: found[name + SAVED] for name in names}
-            for name, part in parts.items():
-                self.residual.restored(name, part, tuple(names[name].shape))
+            self.words = {
+                name: part[WORDS]
+                for name, part in parts.items()
+                if WORDS in part and part[WORDS].shape == names[name].shape
+            }
             self.state = OuterState(
                 {n: p["anchor"] for n, p in parts.items()},
                 {n: p["momentum"] for n, p in parts.items()},
@@ -212,15 +195,9 @@ class Anchor:
 
     def look_for(self, plan: Plan) -> None:
         """Fetch it from others of the stage while the epoch runs."""
-        me = plan.member(self._me)
-        if (
-            not self.lacking
-            or me is None
-            or (self._fetching is not None and not self._fetching.done())
-        ):
-            return
-        donors = [m.peer for m in plan.stage(me.stage) if m.current and m.peer != self._me]
-        if donors:
+        here = plan.stage(self._stage.stage)
+        donors = [m.peer for m in here if m.current and m.peer != self._me]
+        if donors and self.lacking and (self._fetching is None or self._fetching.done()):
             self._fetching = self._tasks.spawn(self._fetch_for(plan, donors), "anchor")
 
     async def arrived(self, deadline_s: float) -> None:
@@ -232,16 +209,19 @@ class Anchor:
         """Parameters of ``version`` are being copied from ``donors``: what goes with them. Without
         it this peer lacks it again."""
         if self.kept:
-            self._replace(await self._fetch(donors, version))
+            state, words = await self._fetch(donors, version)
+            self._replace(state, words, self.step)
 
     async def _fetch_for(self, plan: Plan, donors: Sequence[PeerId]) -> None:
-        found = await self._fetch(donors, plan.base)
+        state, words = await self._fetch(donors, plan.base)
         if self.state is None:
-            self.state = found
+            self.state, self.words = state, words
 
-    async def _fetch(self, donors: Sequence[PeerId], version: Version) -> OuterState | None:
-        """Anchor and momentum of all parts at ``version``; None when nobody gave them, which is
-        said."""
+    async def _fetch(
+        self, donors: Sequence[PeerId], version: Version
+    ) -> tuple[OuterState | None, Named]:
+        """Anchor and momentum of all parts at ``version``, None when nobody gave them, which is
+        said; and what is owed then."""
         e, here = self._engines, self._stage.parameters()
         shapes = {name: tuple(t.shape) for name, t in here.items()}
         wanted = {
@@ -255,9 +235,8 @@ class Anchor:
                 list(donors),
                 self._stage.stage,
                 StateKind.OUTER,
-                version.epoch,
+                version,
                 wanted,
-                lineage=version.lineage,
                 settings=e.store.settings,
                 patience=PATIENCE,
             )
@@ -269,19 +248,19 @@ class Anchor:
                 "warning",
                 epoch=version.epoch,
             )
-            return None
+            return None, self.words
         e.journal.emit(
             "training",
             "anchor-fetched",
             f"has the anchor of epoch {version.epoch}",
             epoch=version.epoch,
         )
-        if self.settings.feedback:
-            self.residual.takes_over({n: found.tensors[f"{n}/{WORDS}"] for n in shapes})
-        return OuterState(
-            {n: found.tensors[f"{n}/anchor"] for n in shapes},
-            {n: found.tensors[f"{n}/momentum"] for n in shapes},
-        )
+
+        def of(which: str) -> dict[str, Tensor]:
+            return {name: found.tensors[f"{name}/{which}"] for name in shapes}
+
+        words = of(WORDS) if self.settings.feedback else self.words
+        return OuterState(of("anchor"), of("momentum")), words
 
     def stop(self) -> None:
         """Fetch it no more."""

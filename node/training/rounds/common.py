@@ -97,8 +97,3 @@ class Rounds:
             missing,
             failed,
         )
-
-    def absurd(self, plan: Plan, r: ev.RoundArrived, why: ValueError) -> ev.RoundEnded:
-        """The leader's note contradicts its plan: this attempt cannot be run by anybody."""
-        self._engines.journal.emit("averaging", "round-absurd", str(why), "error", epoch=plan.epoch)
-        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.shapes)), ())

@@ -6,7 +6,6 @@ cell's next parameters, what the round came to. Never: another cell (that is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -20,17 +19,6 @@ from node.training.rounds.common import Rounds
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
 from node.training.state.state_export import StateExport
-
-
-@dataclass
-class _Given:
-    """What this peer gives to every attempt of one plan; ``compute_s``: seconds its device had
-    worked when the plan began."""
-
-    plan: Plan
-    compute_s: float = 0.0
-    gradients: dict[str, Tensor] | None = None
-    tokens: int = 0
 
 
 class InnerRound:
@@ -52,18 +40,22 @@ class InnerRound:
             rounds,
         )
         self._sequence, self._me = sequence, me
-        self._given: _Given | None = None
+        self._gradients: dict[str, Tensor] | None = None
+        """What this peer gives to every attempt of the plan in force, once it was taken."""
+        self._tokens, self._before_s = 0, 0.0
 
-    def begin(self, plan: Plan) -> None:
-        """Gradients of this plan are made from now on."""
-        self._given = _Given(plan, self._engines.meter.compute_s)
+    def begin(self) -> None:
+        """Gradients of another plan are made from now on."""
+        self._gradients, self._tokens = None, 0
+        self._before_s = self._engines.meter.compute_s
 
     async def attempt(
         self, plan: Plan, r: ev.RoundArrived, listener: bool
     ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:
         """One attempt: what it came to, and the fresh parameters that are here now; None when it
         could not be run at all."""
-        given = await self._gradients(plan, r, listener)
+        if self._gradients is None and not listener:
+            await self._take(plan, r)
         owners = self._rounds.owners(plan, r)
         cell = [m for m in plan.stage(self._stage.stage) if m.peer not in r.dead]
         if not listener:
@@ -78,8 +70,8 @@ class InnerRound:
             ownership_hash=self._rounds.hash_of(owners),
             shapes=self._rounds.shapes,
             down=self._stage.format,
-            gradients=None if listener else given.gradients,
-            tokens=0 if listener else given.tokens,
+            gradients=None if listener else self._gradients,
+            tokens=0 if listener else self._tokens,
             deadline_s=r.deadline_s,
             caps=WeightCaps(share.most, share.allowed, share.total),
             ready=lambda names: self._state_export.taking.ready(names, r.deadline_s),
@@ -90,41 +82,37 @@ class InnerRound:
                 request, lambda mean: self._step(plan.epoch, mean)
             )
         except ValueError as e:
-            return self._rounds.absurd(plan, r, e), None
+            # The leader's note contradicts its plan: this attempt cannot be run by anybody.
+            self._engines.journal.emit(
+                "averaging", "round-absurd", str(e), "error", epoch=plan.epoch
+            )
+            missing = tuple(sorted(self._rounds.shapes))
+            return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, ()), None
         finally:
             self._state_export.closes()
         return self._rounds.ended(
             plan, r, outcome, len(cell), outcome.fresh, outcome.missing
         ), dict(outcome.fresh)
 
-    async def _gradients(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> _Given:
-        """Of this plan, taken from the pipeline once, with the first attempt."""
-        if self._given is None or self._given.plan.hash != plan.hash:
-            self._given = _Given(plan)
-        given, e = self._given, self._engines
-        if given.gradients is None and not listener:
-            await e.pipeline.receipts(plan.epoch, r.dropped)
-            given.gradients, given.tokens = await e.pipeline.take_gradients(plan.epoch)
-            self._measure(given)
-            e.journal.emit(
-                "training",
-                "contributed",
-                f"{given.tokens} tokens of epoch {plan.epoch} went through here",
-                "debug",
-                epoch=plan.epoch,
-                hash=plan.hash[:12],
-                stage=self._stage.stage,
-                tokens=given.tokens,
-            )
-        return given
-
-    def _measure(self, given: _Given) -> None:
-        meter, paths = self._engines.meter, given.plan.paths
-        if paths and given.tokens:
+    async def _take(self, plan: Plan, r: ev.RoundArrived) -> None:
+        """Gradients of this plan, from the pipeline, with the first attempt."""
+        e, meter, paths = self._engines, self._engines.meter, plan.paths
+        await e.pipeline.receipts(plan.epoch, r.dropped)
+        self._gradients, self._tokens = await e.pipeline.take_gradients(plan.epoch)
+        if paths and self._tokens:
             each = len(paths[0].samples) * self._sequence
-            meter.epoch_done(
-                round(given.tokens / each), given.tokens, meter.compute_s - given.compute_s
-            )
+            took = meter.compute_s - self._before_s
+            meter.epoch_done(round(self._tokens / each), self._tokens, took)
+        e.journal.emit(
+            "training",
+            "contributed",
+            f"{self._tokens} tokens of epoch {plan.epoch} went through here",
+            "debug",
+            epoch=plan.epoch,
+            hash=plan.hash[:12],
+            stage=self._stage.stage,
+            tokens=self._tokens,
+        )
 
     def _step(self, epoch: int, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
         meter = self._engines.meter

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,10 +20,7 @@ from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_grad
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
 from node.core.ids import CellId
-from node.training.rounds.error_feedback import ErrorFeedback
-
-Named = Mapping[str, Tensor]
-
+from node.training.rounds.error_feedback import Named, says
 
 MOMENTUM = "#momentum"
 """A part's outer momentum in what cells give and make, behind the part's name."""
@@ -40,45 +36,65 @@ FAR = 3.0
 """A difference that is longer than so many times the median of the group's counts for less."""
 
 
-class Giver(Protocol):
-    """Who knows what a stage contributes: its anchor. ``step``: of the server, that the anchor is
-    of."""
+class Giver:
+    """What a stage keeps from window to window. ``state``: anchor and outer momentum, None where
+    there are none; ``words``: what coding lost of each part when this cell gave; ``step``: of the
+    server, that the anchor is of, as far as this peer knows: whoever fetched its anchor knows an
+    older one, and what it gives counts as older than it is."""
 
-    state: OuterState | None
-    residual: ErrorFeedback
-    step: int
-
-    def gives(self, of: Named) -> dict[str, Tensor] | None:
-        """The contribution by these parameters, fp32 on the CPU; None without an anchor."""
-        ...
+    def __init__(self, state: OuterState | None = None) -> None:
+        self.state = state
+        self.words: Named = {}
+        self.step = 0
 
 
-class Merge(Protocol):
-    """Of one stage, in one window. ``shared``: every cell of the group must come to the same bits,
-    so that nothing counts that only one of them knows, and nobody is left out. ``near``: what cells
-    give lies near each other, so that one that is far away can be moved."""
+class Merge:
+    """Of one stage, in one window. Here: parameters, or anchor and momentum after an outer step of
+    each cell's own, and their mean. ``shapes``: of the parts that the window carries.
 
-    shared: bool
-    near: bool
+    ``shared``: every cell of the group must come to the same bits, so that nothing counts that only
+    one of them knows, and nobody is left out. ``near``: what cells give lies near each other, so
+    that one that is far away can be moved. ``owes``: what is owed of every part once what was given
+    has been taken; None: what is owed stays.
+    """
+
+    shared, near = False, True
+    owes: Named | None = None
+
+    def __init__(
+        self, giver: Giver, settings: OuterSettings, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self._giver, self.settings, self._shapes = giver, settings, shapes
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """What partners may fetch, by the parameters at which the window began for the cell; None
         where the cell has nothing to give."""
-        ...
+        here = {name: t.to("cpu", torch.float32) for name, t in local.items()}
+        if self.settings.carries == "parameters":
+            return here
+        if self._giver.state is None:
+            return None
+        stepped = self._stepped(pseudo_gradient(self._giver.state, here))
+        return {**stepped.anchor, **{name + MOMENTUM: t for name, t in stepped.momentum.items()}}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
         """The numbers that a cell, this one too, says with what it gives. Raises WireError for what
         nobody gives."""
-        ...
+        if not finite(came):
+            raise WireError("gives numbers that are not finite")
+        return dict(came)
 
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
         """What the cell's replicas put in place: parameters by their names, and what belongs to
-        them. ``own`` and ``came``: numbers that this and other cells said."""
-        ...
+        them. ``own`` and ``came``: numbers that this and other cells said. Raises ValueError where
+        an anchor is needed and not here."""
+        return mean_of({**came, cell: own})
 
     def made(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of what :meth:`makes` makes."""
-        ...
+        if self.settings.carries == "parameters":
+            return dict(self._shapes)
+        return {**self._shapes, **{name + MOMENTUM: of for name, of in self._shapes.items()}}
 
     def since(self, local: Named, told: bool) -> Named:
         """Parameters that what was made takes the place of: what was given. A merge of differences
@@ -91,71 +107,37 @@ class Merge(Protocol):
         can tell."""
         return False
 
-
-class Averaging(Merge):
-    """Parameters, or anchor and momentum after an outer step of each cell's own: their mean."""
-
-    shared, near = False, True
-
-    def __init__(self, giver: Giver, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._giver, self._shapes = giver, shapes
-
-    def gives(self, local: Named) -> dict[str, Tensor] | None:
-        """As :class:`Merge`."""
-        return self._giver.gives(local)
-
-    def opens(self, came: Named) -> dict[str, Tensor]:
-        """As they are. Raises WireError for numbers that are not finite."""
-        if not finite(came):
-            raise WireError("gives numbers that are not finite")
-        return dict(came)
-
-    def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
-        """The mean of all."""
-        return mean_of({**came, cell: own})
-
-    def made(self) -> dict[str, tuple[int, ...]]:
-        """What is given."""
-        return dict(self._shapes)
+    def _stepped(self, along: Named) -> OuterState:
+        if self._giver.state is None:
+            raise ValueError("differences from an anchor that is not here")
+        return outer_step(self._giver.state, along, self.settings)
 
 
 class OuterSteps(Merge):
     """DiLoCo where anchors are equal: differences from the anchor travel, coded, and every cell
-    makes the same outer step along the mean of the same differences. ``shapes``: of the parts that
-    this window carries.
+    makes the same outer step along the mean of the same differences.
 
     The own difference counts as others have it, after it was coded; what coding lost is owed.
     """
 
     shared, near = True, False
 
-    def __init__(
-        self,
-        giver: Giver,
-        settings: OuterSettings,
-        shapes: Mapping[str, tuple[int, ...]],
-        window: int,
-    ) -> None:
-        self._giver, self._settings, self._shapes, self._window = giver, settings, shapes, window
-
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """Bytes of the differences, as words. None without an anchor, and for differences that
-        cannot be coded."""
-        state, residual = self._giver.state, self._giver.residual
-        if state is None:
+        cannot be coded: nothing is owed then."""
+        giver, codec = self._giver, self.settings.codec
+        if giver.state is None:
             return None
-        given = pseudo_gradient(state, {name: local[name] for name in self._shapes})
-        codec = self._settings.codec
-        if self._settings.feedback:
-            residual.begin(f"window {self._window}")
-            _, coded = residual.says(given)
-            if not coded and given:
-                return None
-        else:
-            try:
+        given = pseudo_gradient(giver.state, {name: local[name] for name in self._shapes})
+        try:
+            if self.settings.feedback:
+                _, coded, left = says(given, giver.words, codec)
+                self.owes = {**giver.words, **left}
+            else:
                 coded = {name: encode(tensor, codec) for name, tensor in given.items()}
-            except ValueError:
-                return None
+        except ValueError:
+            giver.words = {}
+            return None
         return {name: _words(data) for name, data in coded.items()}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
@@ -164,29 +146,22 @@ class OuterSteps(Merge):
         found: dict[str, Tensor] = {}
         for name, shape in self._shapes.items():
             numbers = math.prod(shape)
-            size = nbytes_of(numbers, self._settings.codec)
+            size = nbytes_of(numbers, self.settings.codec)
             data = came[name].detach().contiguous().view(torch.uint8)
             if data.numel() != _padded(size) or bool(data[size:].any()):
-                raise WireError(f"{name} is not {size} bytes of {self._settings.codec}")
-            found[name] = decode(data[:size], numbers, self._settings.codec).view(shape)
+                raise WireError(f"{name} is not {size} bytes of {self.settings.codec}")
+            found[name] = decode(data[:size], numbers, self.settings.codec).view(shape)
         if not finite(found):
             raise WireError("gives differences that are not finite")
         return found
 
     @torch.no_grad()
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
-        """Anchor and momentum after the outer step. Raises ValueError without an anchor."""
-        state = self._giver.state
-        if state is None:
-            raise ValueError("differences from an anchor that is not here")
-        after = outer_step(state, mean_of(_held({**came, cell: own})), self._settings)
+        """Anchor and momentum after the outer step."""
+        after = self._stepped(mean_of(_held({**came, cell: own})))
         return {name: after.anchor[name] for name in self._shapes} | {
             name + MOMENTUM: after.momentum[name] for name in self._shapes
         }
-
-    def made(self) -> dict[str, tuple[int, ...]]:
-        """Anchor and momentum."""
-        return {**self._shapes, **{name + MOMENTUM: of for name, of in self._shapes.items()}}
 
     def since(self, local: Named, told: bool) -> Named:
         """What was given; where only the result is known, the anchor: what was learned since is in
@@ -213,10 +188,9 @@ class Pushes(OuterSteps):
         giver: Giver,
         settings: OuterSettings,
         shapes: Mapping[str, tuple[int, ...]],
-        window: int,
         members: int,
     ) -> None:
-        super().__init__(giver, settings, shapes, window)
+        super().__init__(giver, settings, shapes)
         self._members = members
         self.ages: dict[str, int] = {}
         """Of the pushes that came, in steps of the server, those that were not taken included."""
@@ -234,11 +208,7 @@ class Pushes(OuterSteps):
 
     @torch.no_grad()
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
-        """The next anchor, its step, and whose differences are in it. Raises ValueError without an
-        anchor."""
-        state = self._giver.state
-        if state is None:
-            raise ValueError("differences from an anchor that is not here")
+        """The next anchor, its step, and whose differences are in it."""
         # What a stranger says of its step makes nobody else's push older.
         newest = self._giver.step
         self.ages = {name: max(0, newest - int(of[STEP])) for name, of in sorted(came.items())}
@@ -249,8 +219,7 @@ class Pushes(OuterSteps):
         }
         taken = _held(here)
         share = len(taken) / self._members
-        mean = {name: share * t for name, t in mean_of(taken).items()}
-        after = outer_step(state, mean, self._settings)
+        after = self._stepped({name: share * t for name, t in mean_of(taken).items()})
         whose = sorted(_short(name) for name in taken)[:MOST_NAMED]
         return {
             **{name: after.anchor[name] for name in self._shapes},
@@ -260,7 +229,7 @@ class Pushes(OuterSteps):
 
     def late(self, age: int) -> bool:
         """Whether a push of this age is not taken."""
-        return self._settings.staleness is not None and age > self._settings.staleness
+        return self.settings.staleness is not None and age > self.settings.staleness
 
     def made(self) -> dict[str, tuple[int, ...]]:
         """Anchor, step and names."""
@@ -271,17 +240,18 @@ class Pushes(OuterSteps):
         return _short(cell) not in made[TAKEN].tolist()
 
 
-class ByMass(Averaging):
+class ByMass(Merge):
     """Push-sum: what a cell gives, moved towards each other cell's by its weight, the share of the
     mass that comes with it; mass of a cell that is left out comes with what is here."""
 
     def __init__(
         self,
         giver: Giver,
+        settings: OuterSettings,
         shapes: Mapping[str, tuple[int, ...]],
         weights: Mapping[CellId, float],
     ) -> None:
-        super().__init__(giver, shapes)
+        super().__init__(giver, settings, shapes)
         self._weights = weights
 
     @torch.no_grad()
@@ -303,20 +273,16 @@ def merge_of(
     settings: OuterSettings,
     giver: Giver,
     shapes: Mapping[str, tuple[int, ...]],
-    window: int,
-    mass: Mapping[CellId, float] | None = None,
-    members: int = 1,
+    mass: Mapping[CellId, float] | None,
+    members: int,
 ) -> Merge:
     """What these settings ask for, of the parts that a window carries. ``mass``: of push-sum, how
     far to move towards each other cell; ``members``: cells of the group."""
     if settings.pushes:
-        return Pushes(giver, settings, shapes, window, members)
+        return Pushes(giver, settings, shapes, members)
     if mass is not None:
-        return ByMass(giver, shapes, mass)
-    if settings.carries == "deltas":
-        return OuterSteps(giver, settings, shapes, window)
-    both = {**shapes, **{name + MOMENTUM: of for name, of in shapes.items()}}
-    return Averaging(giver, both if settings.carries == "state" else shapes)
+        return ByMass(giver, settings, shapes, mass)
+    return (OuterSteps if settings.carries == "deltas" else Merge)(giver, settings, shapes)
 
 
 def _number(value: int) -> Tensor:

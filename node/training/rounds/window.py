@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
@@ -28,7 +28,7 @@ from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
 from node.averaging.strategies.push_sum import weights
 from node.checkpoint.fetch import fetch
-from node.checkpoint.state import StateKind, StateSnapshot
+from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Partner, Plan, Version
@@ -66,10 +66,6 @@ TOO_FAR = 0.5
 """A partner that is so far away, relative to the length of what is given here, has another model:
 half-way between the two is neither. Parameters drawn anew are 1.4 away."""
 
-Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
-"""All parameters of this stage at a version, from these donors, of this digest if one is given.
-Raises PeerFault."""
-
 
 @dataclass
 class WindowNews:
@@ -90,8 +86,7 @@ class _Meeting:
     """One window. ``local``: parameters as given; ``merge``: what becomes of them; ``given``: what
     partners may fetch, None without an anchor; ``mean``: what came of it, with its digest;
     ``news``: what will be said of it, of no cells where a replica made it; ``told``: nothing of
-    this cell is in it; ``quorum``: so many cells, this one included, are enough where all must come
-    to the same bits; ``server``: the cell that makes the mean, None: this one does."""
+    this cell is in it; ``server``: the cell that makes the mean, None: this one does."""
 
     number: int
     cell: str
@@ -99,8 +94,6 @@ class _Meeting:
     local: Mapping[str, Tensor]
     merge: Merge
     told: bool = False
-    quorum: int = 0
-    mixing: float = 0.0
     server: Partner | None = None
     given: dict[str, Tensor] | None = None
     own: Mapping[str, Tensor] | None = None
@@ -179,7 +172,6 @@ class WindowRound:
         began = self._began()
         self._drop()
         self._first = None
-        anchor.look_for(plan)
         books = window.books
         mass = None if books is None else weights(books, window.shares, self._rounds.stage)
         carried = self._carried(settings, window.number)
@@ -188,10 +180,8 @@ class WindowRound:
             plan.cell_id,
             plan.base,
             anchor.in_place(self._rounds.shapes),
-            merge_of(settings, anchor, carried, window.number, mass, 1 + len(window.partners)),
+            merge_of(settings, anchor, carried, mass, 1 + len(window.partners)),
             window.copies,
-            settings.quorum,
-            settings.mixing,
             self._server(settings, plan),
         )
         m.task = self._tasks.spawn(self._meet(m, plan, began), "window")
@@ -204,7 +194,7 @@ class WindowRound:
             return lambda: state.anchor
         if m is None or not m.merge.near:
             return None if first is None else lambda: first
-        local, mean, mixing = m.local, m.mean if m.applied else None, m.mixing
+        local, mean, mixing = m.local, m.mean if m.applied else None, m.merge.settings.mixing
         return lambda: local if mean is None else moved(local, local, mean, mixing)
 
     def _carried(self, s: OuterSettings, window: int) -> dict[str, tuple[int, ...]]:
@@ -260,15 +250,13 @@ class WindowRound:
         while m.mean is None and (now := loop.time() - began) < within_s:
             if now < turn:
                 await self._result(m, others, stage)
-            elif m.server is not None:
-                await self._told(m, [m.server], stage)
-            elif m.told:
-                await self._told(m, partners, stage)
+            elif m.server is not None or m.told:
+                await self._told(m, partners if m.server is None else [m.server], stage)
             else:
                 await self._pull(m, partners, stage)
             late = loop.time() - began >= SOME_SHARE * within_s and not sums
-            makes = m.own is not None and m.server is None
-            if m.mean is None and m.own is not None and makes and _enough(m, len(partners), late):
+            makes = m.mean is None and m.server is None
+            if makes and m.own is not None and _enough(m, len(partners), late):
                 if m.merge.near:
                     await self._engines.aside(self._clip, m)
                 mean = await self._engines.aside(m.merge.makes, m.cell, m.own, m.came)
@@ -380,7 +368,7 @@ class WindowRound:
                 list(donors),
                 stage,
                 kind,
-                m.number,
+                Version(m.number),
                 shapes,
                 settings=e.store.settings,
                 patience=PATIENCE,
@@ -426,32 +414,30 @@ class WindowRound:
         """Parameters in place, moved by as much as the mean is from what was given."""
         here = self._anchor.in_place(m.local)
         rest = {name: t.to("cpu", torch.float32) for name, t in here.items()}
-        return rest | moved(here, m.merge.since(m.local, m.told), m.mean or {}, m.mixing)
+        began, mixing = m.merge.since(m.local, m.told), m.merge.settings.mixing
+        return rest | moved(here, began, m.mean or {}, mixing)
 
-    async def takes(self, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The next parameters; where the cell keeps an anchor, the mean is the next one."""
+    async def takes(self) -> None:
+        """What the attempt came to is put in place; where the cell keeps an anchor, the mean is the
+        next one."""
         m = self._meeting
         if m is not None and m.applied and m.mean is not None:
             self.news = m.news
             if self._anchor.kept:
-                if m.merge.shared and not m.told:
-                    self._anchor.residual.spoken()
+                owes = m.merge.owes if m.merge.shared and not m.told else None
                 self._anchor.stop()  # an anchor that is on its way is from before this round
-                await self._engines.aside(self._anchor.takes, m.mean)
-        return dict(fresh)
+                await self._engines.aside(self._anchor.takes, m.mean, owes)
 
-    async def copy(
-        self, plan: Plan, donors: Sequence[PeerId], version: Version, digest: str, fetch: Fetch
-    ) -> dict[str, Tensor]:
-        """The parameters of ``version`` from ``donors``, who have it, and the anchor that goes with
-        them. Raises PeerFault."""
-        found = await fetch(donors, version, digest or None)
+    async def copied(
+        self, plan: Plan, donors: Sequence[PeerId], version: Version, nbytes: int
+    ) -> None:
+        """The parameters of ``version`` came from ``donors``: fetch the anchor that goes with
+        them."""
         await self._anchor.copy(donors, version)
         stage = self._rounds.stage
         if stage in plan.window.means:
-            cells, nbytes = 1 + len(plan.window.partners), sum(found.sources.values())
+            cells = 1 + len(plan.window.partners)
             self.news = WindowNews(plan.outer, cells, len(plan.stage(stage)), nbytes)
-        return found.tensors
 
 
 def _enough(m: _Meeting, partners: int, late: bool) -> bool:
@@ -461,5 +447,5 @@ def _enough(m: _Meeting, partners: int, late: bool) -> bool:
     if len(m.came) == partners:
         return True
     if m.merge.shared:
-        return late and 0 < m.quorum <= 1 + len(m.came)
+        return late and 0 < m.merge.settings.quorum <= 1 + len(m.came)
     return late and bool(m.came)

@@ -52,12 +52,6 @@ class VoteLedger:
             self._last, self._said = at, name
             self._write()
 
-    def close(self) -> None:
-        """Let the file go."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
     def _read(self, raw: bytes) -> None:
         for row in (raw[i : i + _SIZE] for i in range(0, 2 * _SIZE, _SIZE)):
             if len(row) == _SIZE and zlib.crc32(row[: _ROW.size]) == _CRC.unpack(row[-4:])[0]:

@@ -162,17 +162,13 @@ class LocalCheckpoints:
             text = f"epoch {epoch}: the one before is still being written"
             self._journal.emit("checkpoint", "checkpoint-skipped", text, "warning")
             return
-        size = sum(t.nbytes for t in parameters.values()) + sum(
-            t.nbytes for own in optimizer.values() for t in own.values()
-        )
-        self._size = max(
-            self._size, size + sum(t.nbytes for c in copies.values() for t in c.state.values())
-        )
         meta: dict[str, Any] = {
             "epoch": epoch,
             "copies": {n: [c.version.epoch, c.version.lineage] for n, c in copies.items()},
         }
         state = dict(optimizer) | {n: c.state for n, c in copies.items()}
+        size = sum(t.nbytes for part in (parameters, *state.values()) for t in part.values())
+        self._size = max(self._size, size)
         if plan is not None and plan.epoch == epoch:
             meta |= {"lineage": plan.lineage, "tokens": plan.tokens}
             meta |= {"cursor": rows(plan.cursor), "owners": plan.owners}

@@ -6,11 +6,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import grpc.aio
-from torch import Tensor
 
 from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.state import NoDonor, StateKind, StateSnapshot
@@ -32,9 +30,6 @@ BATCH = 32 << 20
 PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 """For fetches from replicas while an epoch or a window goes on: less than a newcomer has for a
 whole stage."""
-
-States = dict[str, dict[str, Tensor]]
-"""Part to its state by name."""
 
 
 class Parts:
@@ -59,50 +54,38 @@ class Parts:
         return batches
 
     async def fetch(
-        self, donor: PeerId, kind: StateKind, version: Version, names: Sequence[str], tries: int = 1
-    ) -> States:
-        """State of these parts at exactly ``version``. Raises PeerFault."""
+        self,
+        donor: PeerId,
+        kind: StateKind,
+        version: Version | None,
+        names: Sequence[str],
+        tries: int = 1,
+        gate: asyncio.Event | None = None,
+    ) -> StateSnapshot:
+        """State of these parts at exactly ``version``; None: at the newest that is final. With a
+        ``gate`` a request at a time, while it is set. Raises PeerFault."""
         e = self._engines
+        settings = e.store.settings
+        if gate is not None:
+            settings = dataclasses.replace(settings, fetch_parallel=1)
         for left in reversed(range(tries)):
             try:
-                snapshot = await fetch(
+                return await fetch(
                     e.transport,
                     [donor],
                     self._stage,
                     kind,
-                    version.epoch,
+                    version,
                     self._shapes(names),
-                    lineage=version.lineage,
-                    settings=e.store.settings,
+                    settings=settings,
                     patience=PATIENCE,
+                    gate=gate,
                 )
-                return by_part(snapshot.tensors)
             except NoDonor as error:
                 if not left:
                     raise PeerFault(donor, error.reasons.get(donor, error.reason)) from error
                 await asyncio.sleep(PAUSE_S)
         raise PeerFault(donor, "was not asked")
-
-    async def fetch_newest(
-        self, owner: PeerId, names: Sequence[str], gate: asyncio.Event
-    ) -> StateSnapshot:
-        """State of parts that ``owner`` owns at its newest final version, a request at a time while
-        ``gate`` is set.
-
-        Raises PeerFault.
-        """
-        e = self._engines
-        return await fetch(
-            e.transport,
-            [owner],
-            self._stage,
-            StateKind.OPTIMIZER,
-            None,
-            self._shapes(names),
-            settings=dataclasses.replace(e.store.settings, fetch_parallel=1),
-            patience=PATIENCE,
-            gate=gate,
-        )
 
     async def listing(self, peer: PeerId, kind: StateKind) -> dict[str, Version]:
         """What a member says it keeps; empty when it does not answer in time."""
@@ -139,12 +122,3 @@ def listed(answer: state_pb2.StateList, names: Collection[str]) -> dict[str, Ver
         }
     except ValueError as e:
         raise WireError(str(e)) from e
-
-
-def by_part(flat: Mapping[str, Tensor]) -> States:
-    """ "<part>/<state>" to part to state."""
-    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for key, tensor in flat.items():
-        name, _, state = key.rpartition("/")
-        parts[name][state] = tensor
-    return dict(parts)

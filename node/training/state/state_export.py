@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
-from node.checkpoint.state import StateKind
+from node.checkpoint.state import StateKind, by_part
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
@@ -21,7 +21,7 @@ from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, VersionTrail, wards
 from node.training.state.engines import Engines
-from node.training.state.parts import Parts, by_part
+from node.training.state.parts import Parts
 from node.training.state.stage import StageState
 from node.training.state.state_import import StateImport
 
@@ -246,7 +246,9 @@ class StateExport:
         version, done, say = plan.base, 0, self.engines.journal.emit
         for batch in self._parts.batches(names):
             try:
-                snapshot = await self._parts.fetch_newest(ward, batch, self._quiet)
+                snapshot = await self._parts.fetch(
+                    ward, StateKind.OPTIMIZER, None, batch, gate=self._quiet
+                )
             except PeerFault as error:
                 say(
                     "optim",

@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from node.checkpoint.state import StateKind
+from node.checkpoint.state import StateKind, by_part
 from node.core.errors import PeerFault, StepFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
@@ -221,7 +221,8 @@ class StateImport:
                 arrival.why.update(dict.fromkeys(left, f"{missing} ({error.reason})"))
                 return loaded, error
             left.difference_update(batch)
-            copies = {n: StateReplica(version, s) for n, s in got.items()}
+            states = by_part(got.tensors)
+            copies = {n: StateReplica(version, s) for n, s in states.items()}
             loaded += await self._load(arrival, peer, copies)
         return loaded, None
 
