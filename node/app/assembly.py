@@ -410,7 +410,6 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         record,
         lambda: training.cell,
         pace,
-        o.on_error,
     )
 
     def mass() -> PushSum | None:
@@ -422,15 +421,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         o.clock,
         o.journal,
         register=register,
-        changes=ChangeBoard(
-            o.presence.directory,
-            o.clock,
-            training,
-            lambda: training.leader is not None,
-            lambda: register.standing()[0],
-            pace,
-            o.on_error,
-        ),
+        changes=ChangeBoard(o.presence.directory, o.clock, training, register, pace),
         addresses=o.presence.addresses,
         learn=o.learn,
         mass=MassExchange(

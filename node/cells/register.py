@@ -23,7 +23,6 @@ from node.cells.records import (
 )
 from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId
-from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
 from node.dht.record import Posting
 from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of, region_of, region_topic
@@ -85,27 +84,17 @@ class CellRegister:
         clock: Clock,
         about: Callable[[], CellRecord | None],
         cell: Callable[[], CellId],
-        pace: float = 1.0,
-        on_error: Callable[[str, BaseException], None] | None = None,
+        pace: float,
     ) -> None:
         self.me, self._directory, self._clock = me, directory, clock
         self._about, self._cell = about, cell
         self.every = REFRESH_S * pace
         self._reader = CellReader(directory)
-        self._tasks = Tasks("register", on_error)
         self._counts: Counts = ()
         """As they were read last, to be told."""
         self._near: Mapping[CellId, CellRecord] = {}
         self.seen: Mapping[CellId, CellRecord] = {}
         """Of other cells, what the last looks showed: of the own prefix and of two more."""
-
-    def start(self) -> None:
-        """Begin to read, and to post while this peer leads."""
-        self._tasks.spawn(self._keep(), "register", eternal=True)
-
-    async def close(self) -> None:
-        """What was posted expires."""
-        await self._tasks.close()
 
     @property
     def told(self) -> Counts:
@@ -122,7 +111,8 @@ class CellRegister:
         """The number of the own cell among all, and how many there are."""
         return standing(self._cell(), self._near.keys(), self.told)
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Read, and post while this peer leads. What was posted expires."""
         number = -1
         while True:
             number = await begins(self._clock, self.every / THIRDS, number)

@@ -71,15 +71,13 @@ class CellMeetings:
 
     def start(self) -> None:
         """Begin to look, as long as this peer leads."""
-        self.register.start()
-        self._changes.start()
+        self._tasks.spawn(self.register.keep(), "register", eternal=True)
+        self._tasks.spawn(self._changes.keep(), "changes", eternal=True)
         self._tasks.spawn(self._look(), "windows", eternal=True)
 
     async def close(self) -> None:
         """Look for nobody any more."""
         await self._tasks.close()
-        await self.register.close()
-        await self._changes.close()
         if isinstance(self._finder, GroupFinder):
             await self._finder.close()
         if self._mass is not None:

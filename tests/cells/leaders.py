@@ -17,7 +17,7 @@ from node.cells.board import WindowBoard
 from node.cells.facts import CellFacts, Group
 from node.cells.forming import GroupFinder
 from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import CellPosting
+from node.cells.postings import pack_posting
 from node.core.errors import UsageFault
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version
@@ -165,7 +165,7 @@ class Peer:
 
     def posts(self, about: CellFacts, at: float, window: int = WINDOW, key: str = KEY) -> None:
         """A posting of this peer, written at that wall-clock second of the window."""
-        seq, body = int((WALL + START + at) * 1000), CellPosting.of(about).pack()
+        seq, body = int((WALL + START + at) * 1000), pack_posting(about)
         self.world.write(outer_topic(window, key), Row(self.me, body, seq, WALL + START + 600))
 
     def events(self, kind: str) -> list[Event]:
