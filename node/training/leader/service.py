@@ -90,15 +90,12 @@ class LeaderService:
         t = self._training
         if t.leader is None:
             self._support.clear()
-        if t.leader is None or event is None:
             return
         if isinstance(event, ev.Heartbeat) and event.support is not None:
             self._support[event.peer] = event.support
         for action in t.leader.handle(event, t.clock.now()):
             match action:
                 case ev.SendPlan(plan, certificate):
-                    if certificate is not None:
-                        t.trust.made(certificate, t.clock.now())
                     signature = t.identity.sign(plan.canonical(), self._domain)
                     doubles = t.trust.doubles.told()
                     warrant = Warrant(certificate, self._supporters(plan), doubles)

@@ -265,16 +265,17 @@ class Trust:
         """Whether the voters of the last certificate are what counts at this moment."""
         return self.version.epoch >= RIPE and now - self._at <= FORGET_S
 
-    def made(self, certificate: Certificate, now: float) -> None:
-        """This peer has led the epoch, and has checked the votes one by one."""
-        self._learn(certificate, now)
+    def learns(self, c: Certificate, now: float) -> None:
+        """This one is believed, or was made here, by who has checked the votes one by one."""
+        self.voters, self.version, self.term, self.certificate = c.voters, c.version, c.term, c
+        self._at = self._checked = now
 
     def shown(self, certificate: Certificate, cell: CellId, now: float) -> bool:
         """Whether a certificate that somebody has is believed; what is learned from it is kept."""
         self._compare(certificate)
         believed = certificate.cell == cell and self._believes(certificate, now)
         if believed:
-            self._learn(certificate, now)
+            self.learns(certificate, now)
         return believed
 
     def doubts(
@@ -317,7 +318,7 @@ class Trust:
             return ""
         held, certified = self.holds(now), c is not None and self._believes(c, now)
         if certified and c is not None:
-            self._learn(c, now)
+            self.learns(c, now)
         if not held:
             return ""
         if same and (certified or plan.base == self.version):
@@ -369,7 +370,3 @@ class Trust:
                 if most(self.voters, found):
                     break
         return found
-
-    def _learn(self, c: Certificate, now: float) -> None:
-        self.voters, self.version, self.term, self.certificate = c.voters, c.version, c.term, c
-        self._at = self._checked = now
