@@ -151,8 +151,8 @@ class Roster:
         )
 
     def apart(self) -> list[tuple[PeerId, PeerId]]:
-        """Pairs whose missing proof keeps the first of them out: with the leader, or with a replica
-        of its stage."""
+        """Pairs whose missing proof keeps the first of them out: with the leader, as soon as it is
+        heard itself, or with a replica of its stage."""
         taking = self.replicas()
         return [
             (peer, other)
@@ -160,7 +160,7 @@ class Roster:
             for peer in peers
             if peer not in taking[stage]
             for other in dict.fromkeys([self._leader, *taking[stage]])
-            if not self.proven(peer, other)
+            if other in self.candidates and not self.proven(peer, other)
         ]
 
     def _joined(self, stage: int, peers: Sequence[PeerId]) -> list[PeerId]:
