@@ -12,7 +12,7 @@ from typing import Any
 
 from node.cells.facts import CellFacts, Hosts
 from node.core.errors import WireError
-from node.core.ids import CellId, PeerId
+from node.core.ids import CellId, PeerId, cell_name
 from node.core.journey import Host, Version, lineage
 from node.dht.record import MAX_MADDR, json_object, parse_maddrs
 from node.dht.topics import MAX_POSTING, outer_topic
@@ -27,16 +27,16 @@ MAX_STAGE = 1 << 16
 PEER = re.compile(r"[0-9A-Za-z-]{1,64}")
 """What a PeerId looks like; whether it is a key shows where its signature is checked, or when it is
 dialled."""
-_CELL = re.compile(r"[0-9a-f]{16}")
 _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
 _MADDR = re.compile(r"/[!-~]+")
 
 
 def parse_cell(value: Any) -> CellId:
     """A cell's name as others write it. Raises WireError for anything but 16 hex digits."""
-    if not isinstance(value, str) or not _CELL.fullmatch(value):
-        raise WireError("the name of a cell has 16 lower-case hex digits")
-    return CellId(value)
+    try:
+        return cell_name(value)
+    except ValueError as e:
+        raise WireError(str(e)) from e
 
 
 def parse_key(value: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from node.core.ids import CellId, is_cell
+from node.core.ids import CellId, cell_name
 from node.core.numbers import whole
 
 WHOLE_MASS = 1 << 40
@@ -226,10 +226,8 @@ def _stages(rows: Any) -> list[tuple[int, Any]]:
 
 def _parsed(row: Any) -> tuple[CellId, Account]:
     cell, since, met, units, agreed = row
-    if type(cell) is not str or not cell or not is_cell(cell):
-        raise ValueError("a cell's name is 16 hex digits")
     account = Account(_whole(since), _whole(met), parse_units(units), parse_units(agreed))
-    return CellId(cell), account
+    return cell_name(cell), account
 
 
 def _account(cell: CellId, a: Account) -> list[Any]:

@@ -49,12 +49,12 @@ from node.training.protocol.version_history import VersionHistory
 from node.training.protocol.votes import (
     CheckSignature,
     DoubleVote,
-    Support,
     Supporter,
     Trust,
     Vote,
     names,
     support_domain,
+    support_said,
     vote_domain,
 )
 from node.training.protocol.ways import whom_to_measure
@@ -124,8 +124,8 @@ class Training(rpc.TrainingServicer):
         self._leader_knows: tuple[PeerId | None, frozenset[PeerId]] = None, frozenset()
         """Of whom the leader of the last plan has said that they voted twice."""
         self._said_refused = float("-inf")
-        self._support: tuple[Support, Supporter] | None = None
-        """Given last."""
+        self._support: tuple[CellId, PeerId, Supporter] | None = None
+        """Given last, of which cell and for whom."""
         self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
@@ -436,15 +436,15 @@ class Training(rpc.TrainingServicer):
         """This peer's word that it takes ``leader`` for the leader, signed anew now and then."""
         wall, term = max(0, int(self.clock.wall())), self.member.term
         if self._support is not None:
-            said, signed = self._support
-            if (said.cell, said.leader, said.term) == (self.cell, leader, term) and (
-                0 <= wall - said.at < SUPPORT_S
+            *about, signed = self._support
+            if (*about, signed.term) == (self.cell, leader, term) and (
+                0 <= wall - signed.at < SUPPORT_S
             ):
                 return signed
-        said = Support(self.cell, leader, term, wall)
-        signature = self.identity.sign(said.said(), support_domain(self.facts.run_id))
+        said = support_said(self.cell, leader, term, wall)
+        signature = self.identity.sign(said, support_domain(self.facts.run_id))
         signed = Supporter(self.me, term, wall, signature)
-        self._support = said, signed
+        self._support = self.cell, leader, signed
         return signed
 
     def _doubles_for(self, leader: PeerId) -> tuple[DoubleVote, ...]:

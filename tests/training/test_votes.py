@@ -18,13 +18,13 @@ from node.training.protocol.votes import (
     TRUSTED_S,
     Ballot,
     Certificate,
-    Support,
     Supporter,
     Trust,
     Vote,
     Warrant,
     names,
     support_domain,
+    support_said,
     vote_domain,
 )
 from node.training.state.ledger import VoteLedger
@@ -68,7 +68,7 @@ def certificate(
 def supporters(
     leader: PeerId, by: tuple[PeerId, ...], term: int = 20, at: int = 1000
 ) -> tuple[Supporter, ...]:
-    said = Support(NO_CELL, leader, term, at).said()
+    said = support_said(NO_CELL, leader, term, at)
     return tuple(Supporter(p, term, at, signed(p, said, support_domain(RUN))) for p in by)
 
 

@@ -128,24 +128,15 @@ class Certificate:
         return [b for b in once if b.digest == agreed[b.stage]]
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
-    """A peer takes ``leader`` for the leader of its cell. ``term``: of the newest plan it has
-    followed; ``at``: Unix time, whole seconds, by its clock."""
-
-    cell: CellId
-    leader: PeerId
-    term: int
-    at: int
-
-    def said(self) -> bytes:
-        """The bytes that are signed."""
-        return json.dumps([self.cell, self.leader, self.term, self.at]).encode()
+def support_said(cell: CellId, leader: PeerId, term: int, at: int) -> bytes:
+    """What a peer signs that takes ``leader`` for the leader of its cell. ``term``: of the newest
+    plan it has followed; ``at``: Unix time, whole seconds, by its clock."""
+    return json.dumps([cell, leader, term, at]).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Supporter:
-    """Who gave it, and the signature."""
+    """Who has signed :func:`support_said`, and the signature."""
 
     peer: PeerId
     term: int
@@ -364,7 +355,7 @@ class Trust:
             fresh = s.term >= self.term or abs(wall - s.at) <= FRESH_S
             if s.peer not in self.voters or s.peer in self.doubles or s.peer in found or not fresh:
                 continue
-            said = Support(cell, plan.leader, s.term, s.at).said()
+            said = support_said(cell, plan.leader, s.term, s.at)
             if self._check(s.peer, said, s.signature, support_domain(self._run)):
                 found.add(s.peer)
                 if most(self.voters, found):
