@@ -18,6 +18,7 @@ from node.training.protocol.votes import (
     TRUSTED_S,
     Ballot,
     Certificate,
+    DoubleVote,
     Supporter,
     Trust,
     Vote,
@@ -214,13 +215,16 @@ def test_one_stage_counts_with_one_digest() -> None:
     assert [b.peer for b in found.agreeing()] == [A, B, C]
 
 
-def test_a_warrant_travels_whole() -> None:
-    sent = Warrant(certificate(NEXT, (A, B)), supporters(A, (B, C)))
+ONE, OTHER = (Vote(NO_CELL, 21, 0, v, names(VOTERS), 1, "digest") for v in (HERE, NEXT))
+DOUBLES = tuple(DoubleVote(p, ONE, OTHER, (b"s", b"t")) for p in (C, D))
+
+
+@pytest.mark.parametrize(
+    "sent", [Warrant(certificate(NEXT, (A, B)), supporters(A, (B, C)), DOUBLES), Warrant()]
+)
+def test_a_warrant_travels_whole(sent: Warrant) -> None:
     note = notes.plan_note(plan(A, NEXT), b"s", sent)
-    read = pb.Note.FromString(note.SerializeToString())
-    assert notes.parse_warrant(read.plan) == sent
-    bare = notes.plan_note(plan(A, NEXT), b"s")
-    assert notes.parse_warrant(pb.Note.FromString(bare.SerializeToString()).plan) == Warrant()
+    assert notes.parse_warrant(pb.Note.FromString(note.SerializeToString()).plan) == sent
 
 
 def test_a_warrant_that_is_none_is_refused() -> None:

@@ -150,8 +150,11 @@ class EpochAttempt:
         """Owners of a living stage's parts that differ from the plan's: those of the dead, and of
         who was stuck for ``STUCK_ROUNDS``, go to whoever holds them fresh, else are repaired."""
         peers = {m.peer for m in self.plan.stage(stage)}
-        planned = {part: owner for part, owner in self.plan.owners.items() if owner in peers}
-        current = {part: self.owners.get(part, owner) for part, owner in planned.items()}
+        current = {
+            part: self.owners.get(part, owner)
+            for part, owner in self.plan.owners.items()
+            if owner in peers
+        }
         able_here = [(m.peer, m.speed) for m in self.living(stage) if m.current]
         if not able_here:
             return {}
@@ -169,8 +172,7 @@ class EpochAttempt:
             )
             for part in orphans:
                 self.owners[part] = holders.get(part, repaired[part])
-        changed = {part: self.owners.get(part) for part in current}
-        return {part: owner for part, owner in changed.items() if owner is not None}
+        return {part: self.owners[part] for part in current if part in self.owners}
 
     def round(
         self,
