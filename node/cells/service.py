@@ -156,11 +156,14 @@ class CellMeetings:
         return CellFacts(training.cell, plan.base, self._hosts(plan), anchor, change, maddrs)
 
     def _hosts(self, plan: Plan) -> dict[int, tuple[Host, ...]]:
-        found: dict[int, tuple[Host, ...]] = {}
-        for stage in sorted({m.stage for m in plan.members}):
-            current = [m.peer for m in plan.stage(stage) if m.current][:HOSTS]
-            found[stage] = tuple(Host(p, tuple(self._addresses(p)[:MADDRS])) for p in current)
-        return found
+        current = {
+            stage: [m.peer for m in plan.stage(stage) if m.current]
+            for stage in sorted({m.stage for m in plan.members})
+        }
+        return {
+            stage: tuple(Host(p, tuple(self._addresses(p)[:MADDRS])) for p in peers[:HOSTS])
+            for stage, peers in current.items()
+        }
 
     def _meet_hosts(self, plan: Plan) -> None:
         for partner in plan.window.partners:

@@ -30,6 +30,7 @@ from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PREFIXES, REGIONS, WRITERS, cell_topic, cells_topic, prefix_of
 from node.scheduler.cells import choose_cell
+from node.sim.process import SimClock
 from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.links import Links
@@ -52,16 +53,11 @@ class World:
 
     def __post_init__(self) -> None:
         links = Links(self.time.rng, LinkProfile())
-        self.dht = SimDht(links, DirectorySettings(), 1.0, self.now)
-
-    def now(self) -> float:
-        return self.time.now
-
-    def wall(self) -> float:
-        return self.time.now
+        self.clock = SimClock(self.time)
+        self.dht = SimDht(links, DirectorySettings(), 1.0, self.clock.now)
 
     def directory(self, name: str) -> SimDirectory:
-        return SimDirectory(self.dht, PeerId(name), self)  # type: ignore[arg-type]
+        return SimDirectory(self.dht, PeerId(name), self.clock)
 
     def lead(self, cell: CellId, replicas: tuple[int, ...] = (1, 1, 1)) -> None:
         """A leader posts and reads from now on; so do the peers of its cell."""
@@ -70,7 +66,7 @@ class World:
         self.registers[cell] = register = CellRegister(
             PeerId(f"leader-{cell}"),
             board,
-            self,  # type: ignore[arg-type]
+            self.clock,
             lambda: record(cell, *replicas),
             lambda: cell,
             1.0,

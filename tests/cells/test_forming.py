@@ -525,7 +525,7 @@ def test_a_search_that_is_cancelled_leaves_nobody_bound():
     async def cancelled() -> str:
         try:
             finding = leader.finder.find(leader.facts, WINDOW, (KEY,), 4, WALL + START)
-            async with asyncio.timeout(WALL + START - leader.wall() + offers + 1.0):
+            async with asyncio.timeout(WALL + START - leader.clock.wall() + offers + 1.0):
                 await finding
         except TimeoutError:
             return "cancelled"
