@@ -14,11 +14,11 @@ from node.averaging.strategies.push_sum import PushSum
 from node.cells.edges import Neighbours
 from node.cells.postings import parse_cell
 from node.core.clock import Clock
-from node.core.errors import PeerFault, Refused, WireError
+from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.mass import MOST_STAGES, MOST_UNITS, Shares, Units
 from node.core.tasks import Tasks
-from node.identity.keys import SIGNATURE_BYTES, Signer
+from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from node.telemetry.events import Journal
 from node.transport.port import TransportPort, answers, blamed
 from protos import cells_pb2 as pb
@@ -131,10 +131,8 @@ class MassExchange(rpc.CellsServicer):
         taker, giver, units = parse_cell(note.taker), parse_cell(note.giver), _units(note.units)
         if not 0 < len(note.signature) <= SIGNATURE_BYTES or note.since > note.window:
             raise WireError("a question for mass that is not signed, or counts from the future")
-        try:
-            self._identity.verify(peer, _said(note), note.signature, self._domain)
-        except Refused as e:
-            raise WireError("a question for mass whose signature is wrong") from e
+        if not is_signed(self._identity, peer, _said(note), note.signature, self._domain):
+            raise WireError("a question for mass whose signature is wrong")
         there = self._near.targets.get(taker)
         if giver != self._cell or note.window != self._window:
             return pb.GrantNote(reason="this peer leads another cell, or is in another window")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from node.cells.facts import CellFacts, Hosts
 from node.cells.postings import PEER, checked_hosts, cut, parse_cell, parse_key
-from node.core.errors import Refused, WireError
+from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host
-from node.identity.keys import SIGNATURE_BYTES, Signer
+from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from protos import cells_pb2 as pb
 
 MAX_MEMBERS = 32
@@ -81,10 +81,8 @@ class Accepting:
     def check(self, shown: Acceptance, window: int, key: str, caller: CellId) -> None:
         """Raises WireError unless the leader it names signed it for this window, key and caller."""
         said = _said(window, key, caller, shown.cell, shown.hosts)
-        try:
-            self._signer.verify(shown.leader, said, shown.signature, self._domain)
-        except Refused as e:
-            raise WireError(f"an acceptance of cell {shown.cell} whose signature is wrong") from e
+        if not is_signed(self._signer, shown.leader, said, shown.signature, self._domain):
+            raise WireError(f"an acceptance of cell {shown.cell} whose signature is wrong")
 
 
 def _said(window: int, key: str, caller: CellId, cell: CellId, hosts: Hosts) -> bytes:

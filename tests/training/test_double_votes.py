@@ -40,7 +40,7 @@ from tests.training.test_votes import (
     D,
     asks,
     certificate,
-    is_signed,
+    checks,
     plan,
     signed,
     supporters,
@@ -167,7 +167,7 @@ ALL = (E, S1, S2, T1, T2)
 def committing(liars: tuple[PeerId, ...]) -> list[object]:
     """What a leader does when all of five voters have committed, ``liars`` are proven by then, and
     the rest but two have died."""
-    trust = Trust(RUN, is_signed)
+    trust = Trust(RUN, checks)
     leader = Leader(E, facts(late_s=1e9), trust=trust)
     for peer in ALL:
         leader.handle(heard(peer), 0.0)

@@ -16,7 +16,7 @@ from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.votes import FORGET_S, Ballot, Certificate, Trust
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds
-from tests.training.test_votes import RUN, certificate, is_signed
+from tests.training.test_votes import RUN, certificate, checks
 
 F = PeerId("ends2")
 VOTERS = (E, S1, S2, F, T1)
@@ -36,7 +36,7 @@ def told(
 ) -> Leader:
     """A leader that knows a certificate of OURS, and hears of others that they hold THEIRS, with
     more tokens; the time is 2. ``saved``: what its checkpoints know of."""
-    trust = Trust(RUN, is_signed)
+    trust = Trust(RUN, checks)
     assert trust.shown(proof((E, S1, S2), of=OURS, term=20), NO_CELL, 0.0)
     here = PlanContext((SampleClass(0, 0, 96),), {}, 1000)
     known = facts(late_s=1e9, recall=lambda v: here if v in saved else None)

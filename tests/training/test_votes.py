@@ -1,6 +1,7 @@
 """Which plans those who voted last stand behind."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from node.core.errors import Refused, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, PlanMember, Version
+from node.identity.keys import is_signed
 from node.sim.world.signing import SimSigner
 from node.training.protocol import notes
 from node.training.protocol.votes import (
@@ -42,12 +44,7 @@ def signed(peer: PeerId, said: bytes, domain: str) -> bytes:
     return SimSigner(peer).sign(said, domain)
 
 
-def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
-    try:
-        SimSigner(peer).verify(peer, data, signature, domain)
-    except Refused:
-        return False
-    return True
+checks = partial(is_signed, SimSigner(PeerId("me")))
 
 
 def version(epoch: int, line: str = "a") -> Version:
@@ -84,7 +81,7 @@ HERE, NEXT = version(RIPE), version(RIPE + 1, "b")
 
 def trusting(now: float = 0.0) -> Trust:
     """Of a member that has seen a certificate for HERE under leader A."""
-    trust = Trust(RUN, is_signed)
+    trust = Trust(RUN, checks)
     assert not asks(trust, plan(A, HERE), Warrant(certificate(HERE, (A, B, C))), now=now)
     assert trust.voters == VOTERS
     return trust
@@ -195,7 +192,7 @@ def test_an_old_certificate_is_not_shown_a_second_time() -> None:
 
 
 def test_a_young_history_binds_nobody() -> None:
-    trust, young = Trust(RUN, is_signed), version(RIPE - 1)
+    trust, young = Trust(RUN, checks), version(RIPE - 1)
     assert not asks(trust, plan(A, young), Warrant(certificate(young, VOTERS)))
     assert not asks(trust, plan(B, version(2, "c")), Warrant())
 
