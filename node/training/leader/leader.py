@@ -39,7 +39,7 @@ from node.training.protocol.facts import RunFacts
 from node.training.protocol.pace import ASK_AFTER, RECALL_FROM, STANDS_S
 from node.training.protocol.plan_context import GENESIS, Memory, PlanContext
 from node.training.protocol.rules import Rules
-from node.training.protocol.votes import Trust, Vote
+from node.training.protocol.votes import Certificate, Trust, Vote
 
 PROOF_AGAIN_S = 60.0
 """After claims of a version of which nobody had a certificate, none is asked for before so long:
@@ -112,6 +112,10 @@ class Leader:
         """When a round was last done again without members counted as dead. They may live behind a
         parted network and finish the round with others, so a voter counts as here only if it was
         heard since."""
+        self._certificate: Certificate | None = None
+        """Of the version that was committed last, here or as somebody has shown it to the leader.
+        One that its own member has seen goes with no plan: newcomers would wait for its voters,
+        most of whom may be gone."""
         self.after = ""
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
         self._left: set[PeerId] = set()
@@ -154,6 +158,10 @@ class Leader:
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out. Unknown or stale events change nothing."""
+        if self.phase is Phase.FINISHED and not isinstance(
+            event, ev.Heartbeat | ev.Recalled | ev.Unreachable | ev.Declined | ev.ClockTick
+        ):
+            return []
         match event:
             case ev.Heartbeat(peer) if self._division.has_left(peer, now):
                 return []
@@ -430,8 +438,9 @@ class Leader:
         return []
 
     def _recalled(self, e: ev.Recalled, now: float) -> list[Any]:
-        if e.certificate is not None:
-            self.trust.shown(e.certificate, self._cell, now)
+        c = e.certificate
+        if c is not None and self.trust.shown(c, self._cell, now):
+            self._certificate = c
         if self._doubts(e.version, now):
             self.memory.ask_again(e.version)
             self.roster.unproven.add(e.version)
@@ -535,8 +544,8 @@ class Leader:
         return [*done, *said, self._sends(plan), words]
 
     def _sends(self, plan: Plan) -> ev.SendPlan:
-        """With the certificate of the version it starts from, where there is one here."""
-        c = self.trust.certificate
+        """With the certificate of the version it starts from, where that was made here."""
+        c = self._certificate
         return ev.SendPlan(plan, c if c is not None and c.version == plan.base else None)
 
     def _divide(self, founded: Plan, now: float) -> list[Any]:
@@ -715,8 +724,7 @@ class Leader:
             # It was made, and may be gone on from by those who find enough of the voters.
             self.phase, self._epoch = Phase.GATHER, None
             return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
-        if (certificate := epoch.certificate(void)) is not None:
-            self.trust.learns(certificate, now)
+        self._certificate = epoch.certificate(void)
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
         if (

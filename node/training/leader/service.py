@@ -96,6 +96,8 @@ class LeaderService:
         for action in t.leader.handle(event, t.clock.now()):
             match action:
                 case ev.SendPlan(plan, certificate):
+                    if certificate is not None:
+                        t.trust.learns(certificate, t.clock.now())
                     signature = t.identity.sign(plan.canonical(), self._domain)
                     doubles = t.trust.doubles.told()
                     warrant = Warrant(certificate, self._supporters(plan), doubles)
