@@ -38,7 +38,7 @@ from node.core.clock import Clock
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.memory import LARGEST, SCARCE, keep_freed
-from node.data.order import SampleOrder, Sampler
+from node.data.order import SampleOrder
 from node.data.sources import open_source
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import Tokenizer
@@ -553,8 +553,6 @@ def run_facts(
         ),
         make=PlanFunctions(
             assign=place,
-            sampler=Sampler,
-            cursor=Sampler.cursor,
             recall=work.local_checkpoints.recall,
             router=lambda: Router(manifest.scheduler, p.stages),
             read=work.read,

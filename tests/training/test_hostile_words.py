@@ -8,7 +8,6 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Path, Plan, PlanMember, Version, _shares
 from node.core.samples import SampleClass
-from node.data.order import Sampler
 from node.training.leader.leader import SETTLES, UNANSWERED_S, Leader
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
@@ -55,7 +54,7 @@ def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ..
     member = PlanMember(E, 0)
     plan = Plan(0, 1, E, (member,), (Path(0, E, (77, 78), ()),), {}, cursor=(SampleClass(0, 0, 0),))
     made = makes(plan, dropped)
-    memory = Memory(Sampler, Sampler.cursor, lambda version: None, None, ())
+    memory = Memory(lambda version: None, None, ())
     assert memory.asking(made, 0.0, 5.0) == "ask"
     assert memory.recalled(made, plan, dropped) is False
     assert made in memory.forgotten

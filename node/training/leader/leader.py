@@ -97,9 +97,7 @@ class Leader:
         self.tokens = history.tokens if history else 0
         self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
-        self.memory = Memory(
-            facts.make.sampler, facts.make.cursor, facts.make.recall, history, dropped
-        )
+        self.memory = Memory(facts.make.recall, history, dropped)
         self.routing = Routing(facts, history, dropped)
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
