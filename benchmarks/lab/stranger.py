@@ -61,12 +61,12 @@ from node.training.protocol.votes import (
     NO_WARRANT,
     Ballot,
     Certificate,
-    Support,
     Supporter,
     Vote,
     Warrant,
     names,
     support_domain,
+    support_said,
     vote_domain,
 )
 from node.transport.handshake import Facts
@@ -306,7 +306,7 @@ class Band:
         ballots = tuple(self._ballot(plan, voters, p, b.stage) for p, b in self.honest().items())
         made = Certificate(NO_CELL, plan.term - 1, plan.base, voters, ballots)
         at, domain = int(time.time()), support_domain(self.manifest.run_id)
-        said = Support(NO_CELL, self.chief.me, plan.term - 1, at).said()
+        said = support_said(NO_CELL, self.chief.me, plan.term - 1, at)
         signature = self.chief.identity.sign(said, domain)
         supporters = tuple(Supporter(p, plan.term - 1, at, signature) for p in voters)
         note = self.chief.signed(plan, Warrant(made, supporters))

@@ -37,7 +37,7 @@ from node.core.clock import Clock
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.memory import LARGEST, SCARCE, keep_freed
-from node.data.order import SampleOrder, Sampler
+from node.data.order import SampleOrder
 from node.data.sources import open_source
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import Tokenizer
@@ -404,7 +404,6 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         record,
         lambda: training.cell,
         pace,
-        o.on_error,
     )
 
     def mass() -> PushSum | None:
@@ -416,15 +415,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         o.clock,
         o.journal,
         register=register,
-        changes=ChangeBoard(
-            o.presence.directory,
-            o.clock,
-            training,
-            lambda: training.leader is not None,
-            lambda: register.standing()[0],
-            pace,
-            o.on_error,
-        ),
+        changes=ChangeBoard(o.presence.directory, o.clock, training, register, pace),
         addresses=o.presence.addresses,
         learn=o.learn,
         mass=MassExchange(
@@ -555,8 +546,6 @@ def run_facts(
         ),
         make=PlanFunctions(
             assign=place,
-            sampler=Sampler,
-            cursor=Sampler.cursor,
             recall=work.local_checkpoints.recall,
             router=lambda: Router(manifest.scheduler, p.stages),
             read=work.read,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.averaging.strategies.group_forming import Times
-from node.cells.postings import CellPosting
+from node.cells.facts import CellFacts
+from node.cells.postings import parse_posting
 from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, short
@@ -44,7 +45,7 @@ class WindowBoard:
 
     async def read(
         self, window: int, key: str, change: int, start: float
-    ) -> list[tuple[PeerId, CellPosting]]:
+    ) -> list[tuple[PeerId, CellFacts]]:
         """Who posted a key in time, by settings of the owner's ``change``; in PeerId order."""
         try:
             async with asyncio.timeout(self.times.turn):
@@ -52,10 +53,10 @@ class WindowBoard:
         except TimeoutError:
             self.say("outer-not-read", "the directory does not answer", window, "warning")
             return []
-        told: list[tuple[PeerId, CellPosting]] = []
+        told: list[tuple[PeerId, CellFacts]] = []
         for peer, posting in sorted(found.items()):
             try:
-                said = CellPosting.parse(posting.body)
+                said = parse_posting(posting.body)
             except WireError as e:
                 self.say("outer-unread", f"{short(peer)}: {e}", window, "debug", peer=peer)
                 continue

@@ -9,11 +9,9 @@ finds it nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from node.cells.register import CellRegister
 from node.core.clock import Clock, begins
 from node.core.errors import Refused
-from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
 from node.dht.topics import CHANGES
 from node.training.service import Training
@@ -25,40 +23,29 @@ POSTERS = 4
 
 
 class ChangeBoard:
-    """Of one peer. ``leads()``: whether it looks at all; ``number()``: of its cell among all.
-    ``pace``: everything is so many times as fast, at most 1."""
+    """Of one peer. ``register`` knows the number of its cell among all. ``pace``: everything is so
+    many times as fast, at most 1."""
 
     def __init__(
         self,
         directory: DirectoryPort,
         clock: Clock,
         training: Training,
-        leads: Callable[[], bool],
-        number: Callable[[], int],
-        pace: float = 1.0,
-        on_error: Callable[[str, BaseException], None] | None = None,
+        register: CellRegister,
+        pace: float,
     ) -> None:
         self._directory, self._clock, self._training = directory, clock, training
-        self._leads, self._number = leads, number
-        self.every = REFRESH_S * pace
-        self._tasks = Tasks("changes", on_error)
+        self._register, self._every = register, REFRESH_S * pace
 
-    def start(self) -> None:
-        """Begin to look, as long as this peer leads."""
-        self._tasks.spawn(self._keep(), "changes", eternal=True)
-
-    async def close(self) -> None:
-        """What was posted expires."""
-        await self._tasks.close()
-
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Look once a period, as long as this peer leads. What was posted expires."""
         number = -1
         while True:
-            number = await begins(self._clock, self.every, number)
-            if self._leads():
-                await self.exchange()
+            number = await begins(self._clock, self._every, number)
+            if self._training.leader is not None:
+                await self._exchange()
 
-    async def exchange(self) -> None:
+    async def _exchange(self) -> None:
         """Read what others have posted, and post what they may lack."""
         told: list[str] = []
         for posting in (await self._directory.look(CHANGES)).values():
@@ -67,5 +54,5 @@ class ChangeBoard:
             except (Refused, UnicodeDecodeError):
                 continue  # a stranger may post anything
         newest = self._training.known.change
-        if newest and (newest not in told or self._number() < POSTERS):
-            await self._directory.post(CHANGES, newest.encode(), LIVES * self.every)
+        if newest and (newest not in told or self._register.standing()[0] < POSTERS):
+            await self._directory.post(CHANGES, newest.encode(), LIVES * self._every)

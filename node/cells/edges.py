@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from node.averaging.strategies.keys import EdgeKeys
 from node.cells.board import WindowBoard
 from node.cells.facts import CellFacts
-from node.cells.postings import CellPosting
+from node.cells.postings import pack_hosts
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner
@@ -46,7 +46,7 @@ class EdgeFinder:
         of them in the order of their names. None also for facts that have no room in a posting.
         """
         try:
-            body = CellPosting.hosting(about).pack()
+            body = pack_hosts(about)
         except WireError as e:
             text = f"this cell cannot post: {e}"
             self.board.say("outer-not-posted", text, window, "warning")

@@ -20,7 +20,7 @@ from node.cells import notes
 from node.cells.board import WindowBoard
 from node.cells.facts import CellFacts, Group
 from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import CellPosting, parse_key
+from node.cells.postings import pack_posting, parse_key
 from node.core.errors import PeerFault, UsageFault, WireError
 from node.core.ids import CellId, PeerId, short
 from node.core.journey import Partner
@@ -74,7 +74,7 @@ class GroupFinder(rpc.CellsServicer):
         """
         if self._search is not None and self._search.forming.done is None:
             raise UsageFault("a group is being formed already", "wait until it is")
-        about = self._checked(about, window, keys, most)
+        about = self._checked(about, keys, most)
         starts = {key: start_wall + n * self.board.times.attempt for n, key in enumerate(keys)}
         now = self.board.clock.wall()
         tried = [key for key in keys if self.board.latest(starts[key]) >= now]
@@ -110,17 +110,13 @@ class GroupFinder(rpc.CellsServicer):
             search.changed.set()
         await self.tasks.close()
 
-    def _checked(self, about: CellFacts, window: int, keys: Sequence[str], most: int) -> CellFacts:
+    def _checked(self, about: CellFacts, keys: Sequence[str], most: int) -> CellFacts:
         """With no more hosts than are told. Raises UsageFault."""
         about = replace(about, hosts=notes.fitted(about.hosts))
         try:
-            CellPosting.of(about).pack()
+            pack_posting(about)
             for key in keys:
                 parse_key(key)
-            if not keys or len(set(keys)) != len(keys):
-                raise WireError("keys are one or more, each once")
-            if not 0 <= window <= notes.MAX_WINDOW:
-                raise WireError(f"{window} is the number of no window")
             if not 2 <= most <= notes.MAX_MEMBERS:
                 raise WireError(f"a group has 2 to {notes.MAX_MEMBERS} cells")
             own = Acceptance(about.cell, self.me, about.hosts, bytes(SIGNATURE_BYTES))
@@ -211,7 +207,7 @@ class GroupFinder(rpc.CellsServicer):
         return Group(search.window, key, partners, anchors)
 
     async def _post(self, search: Search, key: str) -> None:
-        times, body = self.board.times, CellPosting.of(search.about).pack()
+        times, body = self.board.times, pack_posting(search.about)
         life_s = times.attempt - times.post + times.lock + times.clocks
         await self.board.post(search.window, key, body, life_s, search.starts[key])
 

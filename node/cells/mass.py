@@ -14,11 +14,11 @@ from node.averaging.strategies.push_sum import PushSum
 from node.cells.edges import Neighbours
 from node.cells.postings import parse_cell
 from node.core.clock import Clock
-from node.core.errors import PeerFault, Refused, WireError
+from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.mass import MOST_STAGES, MOST_UNITS, Shares, Units
 from node.core.tasks import Tasks
-from node.identity.keys import SIGNATURE_BYTES, Signer
+from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from node.telemetry.events import Journal
 from node.transport.port import TransportPort, answers, blamed
 from protos import cells_pb2 as pb
@@ -46,7 +46,7 @@ class MassExchange(rpc.CellsServicer):
         self._transport, self._clock, self._journal, self._mass = transport, clock, journal, mass
         self._tasks = Tasks("mass", on_error)
         self._cell, self._near, self._window = NO_CELL, Neighbours({}, {}), 0
-        self._came: asyncio.Event = asyncio.Event()
+        self._came = asyncio.Event()
         self._shares: Shares = {}
         self._asking: set[CellId] = set()
         rpc.add_CellsServicer_to_server(self, transport.server)
@@ -59,18 +59,15 @@ class MassExchange(rpc.CellsServicer):
         self._came, self._shares = asyncio.Event(), {}
         givers, takers = tuple(near.sources), tuple(near.targets)
         self._does(machine.WindowBegan(window, givers, takers, until))
-        while self._asks and self._clock.now() < until + AGAIN_S:
+        while (
+            (mass := self._mass()) is not None and mass.asks and self._clock.now() < until + AGAIN_S
+        ):
             try:
                 async with asyncio.timeout(AGAIN_S):
                     await self._came.wait()
             except TimeoutError:
                 self._does(machine.TimePassed())
         return self._shares
-
-    @property
-    def _asks(self) -> bool:
-        mass = self._mass()
-        return mass is not None and mass.asks
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -81,9 +78,10 @@ class MassExchange(rpc.CellsServicer):
         for action in mass.handle(event, self._clock.now()) if mass is not None else ():
             match action:
                 case machine.UnitsAsked(giver):
-                    if giver not in self._asking:
+                    there = self._near.sources.get(giver)
+                    if there is not None and giver not in self._asking:
                         self._asking.add(giver)
-                        self._tasks.spawn(self._ask(action), f"ask {giver}")
+                        self._tasks.spawn(self._ask(action, there.leader), f"ask {giver}")
                 case machine.SharesCame(window, shares):
                     if window == self._window:
                         self._shares = shares
@@ -92,12 +90,9 @@ class MassExchange(rpc.CellsServicer):
                     answer = action
         return answer
 
-    async def _ask(self, asks: machine.UnitsAsked) -> None:
+    async def _ask(self, asks: machine.UnitsAsked, leader: PeerId) -> None:
         """Once; the machine asks again."""
-        giver = self._near.sources.get(asks.cell)
         try:
-            if giver is None:
-                return
             note = pb.TakeNote(
                 window=asks.window,
                 giver=asks.cell,
@@ -106,8 +101,8 @@ class MassExchange(rpc.CellsServicer):
                 units=asks.units,
             )
             note.signature = self._identity.sign(_said(note), self._domain)
-            async with answers(giver.leader, 3 * AGAIN_S):
-                channel = await self._transport.channel(giver.leader)
+            async with answers(leader, 3 * AGAIN_S):
+                channel = await self._transport.channel(leader)
                 reply = await rpc.CellsStub(channel).Take(note, timeout=3 * AGAIN_S)
             if reply.ready:
                 self._does(
@@ -122,8 +117,7 @@ class MassExchange(rpc.CellsServicer):
         except PeerFault as e:
             self._journal.emit("cells", "mass-unanswered", str(e), "debug", window=asks.window)
         except WireError as e:
-            if giver is not None:
-                self._transport.fault(giver.leader, str(e), 1.0)
+            self._transport.fault(leader, str(e), 1.0)
         finally:
             self._asking.discard(asks.cell)
 
@@ -137,10 +131,8 @@ class MassExchange(rpc.CellsServicer):
         taker, giver, units = parse_cell(note.taker), parse_cell(note.giver), _units(note.units)
         if not 0 < len(note.signature) <= SIGNATURE_BYTES or note.since > note.window:
             raise WireError("a question for mass that is not signed, or counts from the future")
-        try:
-            self._identity.verify(peer, _said(note), note.signature, self._domain)
-        except Refused as e:
-            raise WireError("a question for mass whose signature is wrong") from e
+        if not is_signed(self._identity, peer, _said(note), note.signature, self._domain):
+            raise WireError("a question for mass whose signature is wrong")
         there = self._near.targets.get(taker)
         if giver != self._cell or note.window != self._window:
             return pb.GrantNote(reason="this peer leads another cell, or is in another window")

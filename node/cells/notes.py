@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.cells.facts import CellFacts, Hosts
-from node.cells.postings import PEER, dialable, parse_cell, parse_key
-from node.core.errors import Refused, WireError
+from node.cells.postings import PEER, checked_hosts, cut, parse_cell, parse_key
+from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host
-from node.identity.keys import SIGNATURE_BYTES, Signer
+from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from protos import cells_pb2 as pb
 
 MAX_MEMBERS = 32
 """Cells of a group."""
-MAX_STAGES, MAX_STAGE = 256, 1 << 16
+MAX_STAGES = 256
 MAX_PEERS, MAX_MADDRS = 8, 4
 """Peers that a cell names for a stage, addresses of each."""
 MAX_HOSTS = 96 << 10
@@ -81,10 +81,8 @@ class Accepting:
     def check(self, shown: Acceptance, window: int, key: str, caller: CellId) -> None:
         """Raises WireError unless the leader it names signed it for this window, key and caller."""
         said = _said(window, key, caller, shown.cell, shown.hosts)
-        try:
-            self._signer.verify(shown.leader, said, shown.signature, self._domain)
-        except Refused as e:
-            raise WireError(f"an acceptance of cell {shown.cell} whose signature is wrong") from e
+        if not is_signed(self._signer, shown.leader, said, shown.signature, self._domain):
+            raise WireError(f"an acceptance of cell {shown.cell} whose signature is wrong")
 
 
 def _said(window: int, key: str, caller: CellId, cell: CellId, hosts: Hosts) -> bytes:
@@ -98,12 +96,7 @@ def fitted(hosts: Hosts) -> Hosts:
     """As many peers and addresses of each stage as a note has room for; every stage that has a peer
     keeps one."""
     some: Hosts = {}
-    for peers, maddrs in ((MAX_PEERS, MAX_MADDRS), (4, 4), (2, 4), (1, 4), (1, 1)):
-        some = {
-            stage: tuple(Host(h.peer, dialable(h.maddrs)[:maddrs]) for h in each[:peers])
-            for stage, each in sorted(hosts.items())
-            if each
-        }
+    for some in cut(hosts, (MAX_PEERS, MAX_MADDRS), (4, 4), (2, 4), (1, 4), (1, 1)):
         if sum(row.ByteSize() for row in _rows(some)) <= MAX_HOSTS:
             break
     return some
@@ -171,34 +164,21 @@ def parse_acceptance(note: pb.AcceptanceNote) -> Acceptance:
     """What a leader signed; the signature is the caller's to check. Raises WireError."""
     if not 0 < len(note.signature) <= SIGNATURE_BYTES:
         raise WireError(f"a signature has at most {SIGNATURE_BYTES} bytes")
-    return Acceptance(parse_cell(note.cell), _peer(note.leader), _hosts(note.hosts), note.signature)
+    if not PEER.fullmatch(note.leader):
+        raise WireError("the leader of a cell is no peer")
+    cell, leader = parse_cell(note.cell), PeerId(note.leader)
+    return Acceptance(cell, leader, _hosts(note.hosts), note.signature)
 
 
-def _hosts(rows: Iterable[pb.StageHosts]) -> Hosts:
-    told = list(rows)
-    if not 1 <= len(told) <= MAX_STAGES:
-        raise WireError(f"hosts of {len(told)} stages, 1 to {MAX_STAGES} are told")
-    if sum(row.ByteSize() for row in told) > MAX_HOSTS:
+def _hosts(rows: Sequence[pb.StageHosts]) -> Hosts:
+    if not 1 <= len(rows) <= MAX_STAGES:
+        raise WireError(f"hosts of {len(rows)} stages, 1 to {MAX_STAGES} are told")
+    if sum(row.ByteSize() for row in rows) > MAX_HOSTS:
         raise WireError(f"the hosts of a cell have at most {MAX_HOSTS} bytes")
-    stages = [row.stage for row in told]
-    if sorted(set(stages)) != stages or stages[-1] >= MAX_STAGE:
-        raise WireError("the stages of a cell do not grow, or are beyond the limit")
-    return {row.stage: tuple(_host(h) for h in _few(row)) for row in told}
-
-
-def _few(row: pb.StageHosts) -> Iterable[pb.StageHost]:
-    if not 1 <= len(row.peers) <= MAX_PEERS:
-        raise WireError(f"{len(row.peers)} hosts of a stage, 1 to {MAX_PEERS} are told")
-    return row.peers
-
-
-def _host(note: pb.StageHost) -> Host:
-    if len(note.maddrs) > MAX_MADDRS or len(dialable(note.maddrs)) != len(note.maddrs):
-        raise WireError(f"a host has at most {MAX_MADDRS} addresses, each a multiaddr")
-    return Host(_peer(note.peer), tuple(note.maddrs))
-
-
-def _peer(text: str) -> PeerId:
-    if not PEER.fullmatch(text):
-        raise WireError("a host or leader of a cell is no peer")
-    return PeerId(text)
+    stages = [row.stage for row in rows]
+    if sorted(set(stages)) != stages:
+        raise WireError("the stages of a cell do not grow")
+    told = {
+        row.stage: tuple(Host(PeerId(h.peer), tuple(h.maddrs)) for h in row.peers) for row in rows
+    }
+    return checked_hosts(told, MAX_PEERS, MAX_MADDRS)

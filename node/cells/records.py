@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from node.cells.census import MOST, Counts, pack_counts, parse_counts
-from node.cells.postings import natural, parse_cell
+from node.cells.postings import natural, parse_cell, parse_version
 from node.core.errors import WireError
 from node.core.ids import CellId
-from node.core.journey import Version, lineage
+from node.core.journey import Version
 from node.dht.record import json_object
 from node.dht.topics import MAX_POSTING, PREFIXES, REGIONS, region_of
 
@@ -60,13 +60,7 @@ class CellRecord:
         """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
         plausible record."""
         body = json_object(raw, MAX_POSTING, "a cell's record")
-        try:
-            version = Version(
-                natural(body.get("epoch"), 2**53, "epoch in a cell's record"),
-                lineage(body.get("lineage")),
-            )
-        except ValueError as e:
-            raise WireError(f"lineage in a cell's record: {e}") from e
+        version = parse_version(body, "a cell's record")
         replicas, speed = body.get("replicas"), body.get("tokens_per_s")
         if not isinstance(replicas, list) or not 2 <= len(replicas) <= MAX_STAGES:
             raise WireError("a cell's record tells the replicas of the ends and of every stage")

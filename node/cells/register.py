@@ -23,9 +23,7 @@ from node.cells.records import (
 )
 from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId
-from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
-from node.dht.record import Posting
 from node.dht.topics import CENSUS, PREFIXES, cells_topic, prefix_of, region_of, region_topic
 
 REFRESH_S, LIVES = 60.0, 3
@@ -45,18 +43,16 @@ class CellReader:
 
     async def prefix(self, prefix: int) -> Mapping[CellId, CellRecord]:
         """The cells of a prefix."""
-        found = await self._directory.look(cells_topic(prefix))
-        of = cells_in([p.body for p in _oldest_first(found)])
+        of = cells_in(await self._look(cells_topic(prefix)))
         return {cell: record for cell, record in of.items() if prefix_of(cell) == prefix}
 
     async def region(self, region: int) -> Counts:
         """Cells of the prefixes of a region."""
-        found = await self._directory.look(region_topic(region))
-        return region_in(region, [p.body for p in _oldest_first(found)])
+        return region_in(region, await self._look(region_topic(region)))
 
     async def counts(self) -> Counts:
         """Cells of every prefix."""
-        return counts_in([p.body for p in _oldest_first(await self._directory.look(CENSUS))])
+        return counts_in(await self._look(CENSUS))
 
     async def sample(
         self, text: str, counts: Counts = (), most: int = SAMPLED
@@ -69,6 +65,11 @@ class CellReader:
             rest = [p for p in _populated(await self.counts()) if p not in drawn]
             found += await self._prefixes(draw(text, rest, most - sum(map(bool, found))))
         return {cell: record for of in found for cell, record in of.items()}
+
+    async def _look(self, topic: str) -> list[bytes]:
+        """What was posted there, the oldest first."""
+        found = await self._directory.look(topic)
+        return [p.body for p in sorted(found.values(), key=lambda p: p.seq)]
 
     async def _prefixes(self, drawn: Sequence[int]) -> list[Mapping[CellId, CellRecord]]:
         return list(await asyncio.gather(*map(self.prefix, drawn)))
@@ -85,27 +86,17 @@ class CellRegister:
         clock: Clock,
         about: Callable[[], CellRecord | None],
         cell: Callable[[], CellId],
-        pace: float = 1.0,
-        on_error: Callable[[str, BaseException], None] | None = None,
+        pace: float,
     ) -> None:
         self.me, self._directory, self._clock = me, directory, clock
         self._about, self._cell = about, cell
         self.every = REFRESH_S * pace
         self._reader = CellReader(directory)
-        self._tasks = Tasks("register", on_error)
         self._counts: Counts = ()
         """As they were read last, to be told."""
         self._near: Mapping[CellId, CellRecord] = {}
         self.seen: Mapping[CellId, CellRecord] = {}
         """Of other cells, what the last looks showed: of the own prefix and of two more."""
-
-    def start(self) -> None:
-        """Begin to read, and to post while this peer leads."""
-        self._tasks.spawn(self._keep(), "register", eternal=True)
-
-    async def close(self) -> None:
-        """What was posted expires."""
-        await self._tasks.close()
 
     @property
     def told(self) -> Counts:
@@ -122,7 +113,8 @@ class CellRegister:
         """The number of the own cell among all, and how many there are."""
         return standing(self._cell(), self._near.keys(), self.told)
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
+        """Read, and post while this peer leads. What was posted expires."""
         number = -1
         while True:
             number = await begins(self._clock, self.every / THIRDS, number)
@@ -179,7 +171,3 @@ class CellRegister:
 
 def _populated(counts: Counts) -> list[int]:
     return [prefix for prefix, count in enumerate(counts) if count]
-
-
-def _oldest_first(postings: Mapping[PeerId, Posting]) -> list[Posting]:
-    return sorted(postings.values(), key=lambda p: p.seq)

@@ -71,15 +71,13 @@ class CellMeetings:
 
     def start(self) -> None:
         """Begin to look, as long as this peer leads."""
-        self.register.start()
-        self._changes.start()
+        self._tasks.spawn(self.register.keep(), "register", eternal=True)
+        self._tasks.spawn(self._changes.keep(), "changes", eternal=True)
         self._tasks.spawn(self._look(), "windows", eternal=True)
 
     async def close(self) -> None:
         """Look for nobody any more."""
         await self._tasks.close()
-        await self.register.close()
-        await self._changes.close()
         if isinstance(self._finder, GroupFinder):
             await self._finder.close()
         if self._mass is not None:
@@ -158,11 +156,14 @@ class CellMeetings:
         return CellFacts(training.cell, plan.base, self._hosts(plan), anchor, change, maddrs)
 
     def _hosts(self, plan: Plan) -> dict[int, tuple[Host, ...]]:
-        found: dict[int, tuple[Host, ...]] = {}
-        for stage in sorted({m.stage for m in plan.members}):
-            current = [m.peer for m in plan.stage(stage) if m.current][:HOSTS]
-            found[stage] = tuple(Host(p, tuple(self._addresses(p)[:MADDRS])) for p in current)
-        return found
+        current = {
+            stage: [m.peer for m in plan.stage(stage) if m.current]
+            for stage in sorted({m.stage for m in plan.members})
+        }
+        return {
+            stage: tuple(Host(p, tuple(self._addresses(p)[:MADDRS])) for p in peers[:HOSTS])
+            for stage, peers in current.items()
+        }
 
     def _meet_hosts(self, plan: Plan) -> None:
         for partner in plan.window.partners:

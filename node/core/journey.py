@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from node.core.ids import ENDS, NO_CELL, CellId, PeerId, is_cell
-from node.core.mass import MOST, MOST_STAGES, Books, Shares, parse_books, parse_cell, parse_units
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId, cell_name, is_cell
+from node.core.mass import MOST, MOST_STAGES, Books, Shares, parse_books, parse_units
 from node.core.numbers import whole
 from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
@@ -371,7 +371,7 @@ def _window(body: Any, books: Any, shares: Any) -> Window:
         whole(number),
         tuple(
             Partner(
-                parse_cell(cell),
+                cell_name(cell),
                 _peer(leader),
                 {
                     int(stage): tuple(
@@ -395,7 +395,7 @@ def _shares(body: Any) -> dict[int, dict[CellId, int]]:
         raise ValueError("shares of more stages or cells than there are")
     return {
         int(stage): {
-            parse_cell(cell): parse_units({stage: units})[int(stage)]
+            cell_name(cell): parse_units({stage: units})[int(stage)]
             for cell, units in sorted(of.items())
         }
         for stage, of in sorted(body.items())

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from node.core.ids import CellId, is_cell
+from node.core.ids import CellId, cell_name
 from node.core.numbers import whole
 
 WHOLE_MASS = 1 << 40
@@ -218,13 +218,6 @@ def parse_units(rows: Any) -> dict[int, int]:
         raise ValueError(f"no units of mass: {e}") from e
 
 
-def parse_cell(name: Any) -> CellId:
-    """The name of a cell of a run that has several. Raises ValueError for anything else."""
-    if type(name) is not str or not name or not is_cell(name):
-        raise ValueError("a cell's name is 16 hex digits")
-    return CellId(name)
-
-
 def _stages(rows: Any) -> list[tuple[int, Any]]:
     if len(rows) > MOST_STAGES:
         raise ValueError(f"mass of more than {MOST_STAGES} stages")
@@ -234,7 +227,7 @@ def _stages(rows: Any) -> list[tuple[int, Any]]:
 def _parsed(row: Any) -> tuple[CellId, Account]:
     cell, since, met, units, agreed = row
     account = Account(_whole(since), _whole(met), parse_units(units), parse_units(agreed))
-    return parse_cell(cell), account
+    return cell_name(cell), account
 
 
 def _account(cell: CellId, a: Account) -> list[Any]:

@@ -44,6 +44,15 @@ class Signer(Protocol):
         ...
 
 
+def is_signed(signer: Signer, peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
+    """Whether ``peer`` signed ``data`` in ``domain``, says ``signer``."""
+    try:
+        signer.verify(peer, data, signature, domain)
+    except (Refused, WireError):
+        return False
+    return True
+
+
 class Identity:
     """One Ed25519 key. ``peer_id`` and ``name`` derive from it; ``path`` is its file, None for an
     ephemeral one."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from node.core.clock import Clock
@@ -16,7 +17,7 @@ from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId, short, short_cell
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
-from node.identity.keys import Signer
+from node.identity.keys import Signer, is_signed
 from node.pipeline.origin import MicroBatchDone
 from node.telemetry.events import Journal
 from node.training.election import LOOK_S, Election
@@ -48,14 +49,13 @@ from node.training.protocol.pace import (
 from node.training.protocol.rules import ChangeStatus, Rules
 from node.training.protocol.version_history import VersionHistory
 from node.training.protocol.votes import (
-    CheckSignature,
     DoubleVote,
-    Support,
     Supporter,
     Trust,
     Vote,
     names,
     support_domain,
+    support_said,
     vote_domain,
 )
 from node.training.protocol.ways import whom_to_measure
@@ -73,17 +73,6 @@ BARS = 3.0
 """Weight of a fault that bars a peer at once."""
 SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
-
-
-def _checks(signer: Signer) -> CheckSignature:
-    def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
-        try:
-            signer.verify(peer, data, signature, domain)
-        except (Refused, WireError):
-            return False
-        return True
-
-    return is_signed
 
 
 class Training(rpc.TrainingServicer):
@@ -121,12 +110,12 @@ class Training(rpc.TrainingServicer):
         self._make_leader = leader
         self.member = member(self.me, work.version, work.checkpoints(), work.tokens)
         self._ledger = ledger or VoteLedger()
-        self.trust = Trust(facts.run_id, _checks(identity))
+        self.trust = Trust(facts.run_id, partial(is_signed, identity))
         self._leader_knows: tuple[PeerId | None, frozenset[PeerId]] = None, frozenset()
         """Of whom the leader of the last plan has said that they voted twice."""
         self._said_refused = float("-inf")
-        self._support: tuple[Support, Supporter] | None = None
-        """Given last."""
+        self._support: tuple[CellId, PeerId, Supporter] | None = None
+        """Given last, of which cell and for whom."""
         self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
@@ -429,15 +418,15 @@ class Training(rpc.TrainingServicer):
         """This peer's word that it takes ``leader`` for the leader, signed anew now and then."""
         wall, term = max(0, int(self.clock.wall())), self.member.term
         if self._support is not None:
-            said, signed = self._support
-            if (said.cell, said.leader, said.term) == (self.cell, leader, term) and (
-                0 <= wall - said.at < SUPPORT_S
+            *about, signed = self._support
+            if (*about, signed.term) == (self.cell, leader, term) and (
+                0 <= wall - signed.at < SUPPORT_S
             ):
                 return signed
-        said = Support(self.cell, leader, term, wall)
-        signature = self.identity.sign(said.said(), support_domain(self.facts.run_id))
+        said = support_said(self.cell, leader, term, wall)
+        signature = self.identity.sign(said, support_domain(self.facts.run_id))
         signed = Supporter(self.me, term, wall, signature)
-        self._support = said, signed
+        self._support = self.cell, leader, signed
         return signed
 
     def _doubles_for(self, leader: PeerId) -> tuple[DoubleVote, ...]:
@@ -565,10 +554,8 @@ class Training(rpc.TrainingServicer):
             return "this peer follows another leader"
         if not self._may_lead(peer):
             return "this run lets only those lead that its owner admitted"
-        try:
-            self.identity.verify(peer, note.plan, note.signature, self._domain)
-        except Refused as e:
-            raise WireError("a plan whose signature is wrong") from e
+        if not is_signed(self.identity, peer, note.plan, note.signature, self._domain):
+            raise WireError("a plan whose signature is wrong")
         if self.cell not in (plan.cell_id, plan.parent) or (plan.parent and not plan.cell_id):
             return f"a plan of cell {plan.cell_id or 'none'}, and this peer is in {self.cell}"
         if why := self.work.objection(plan):

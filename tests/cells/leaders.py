@@ -17,12 +17,13 @@ from node.cells.board import WindowBoard
 from node.cells.facts import CellFacts, Group
 from node.cells.forming import GroupFinder
 from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import CellPosting
+from node.cells.postings import pack_posting
 from node.core.errors import UsageFault
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version
 from node.dht.topics import outer_topic
 from node.identity.faults import FaultBook
+from node.sim.process import SimClock
 from node.sim.setup import LinkProfile
 from node.sim.world.links import Links
 from node.sim.world.loop import ProcessLoop, VirtualTime
@@ -117,7 +118,7 @@ class Peer:
     """A process with a clock that is ``skew`` seconds off."""
 
     def __init__(self, world: World, name: str, skew: float = 0.0) -> None:
-        self.world, self.skew, self.me = world, skew, PeerId(name)
+        self.world, self.me = world, PeerId(name)
         self.loop = ProcessLoop(world.time)
         self.faults: list[tuple[PeerId, str]] = []
         self.transport = SimTransport(
@@ -128,16 +129,12 @@ class Peer:
             accused=lambda peer, why: self.faults.append((peer, why)),
         )
         self.transport.serving = True
-        self.signer, self.journal = SimSigner(self.me), Journal(clock=self)
-        directory: Any = SlowDirectory(world, self.me, self.wall)
-        self.board = WindowBoard(directory, self, self.journal, TIMES)
+        self.clock = SimClock(world.time)
+        self.clock.skew = WALL + skew
+        self.signer, self.journal = SimSigner(self.me), Journal(clock=self.clock)
+        directory: Any = SlowDirectory(world, self.me, self.clock.wall)
+        self.board = WindowBoard(directory, self.clock, self.journal, TIMES)
         self.errors: list[BaseException] = []
-
-    def now(self) -> float:
-        return self.world.time.now
-
-    def wall(self) -> float:
-        return WALL + self.world.time.now + self.skew
 
     def do(self, coro: Coroutine[Any, Any, Any], at: float = 0.0) -> asyncio.Future[Any]:
         """Run it in this process, from that time of the world on; what it gives."""
@@ -165,7 +162,7 @@ class Peer:
 
     def posts(self, about: CellFacts, at: float, window: int = WINDOW, key: str = KEY) -> None:
         """A posting of this peer, written at that wall-clock second of the window."""
-        seq, body = int((WALL + START + at) * 1000), CellPosting.of(about).pack()
+        seq, body = int((WALL + START + at) * 1000), pack_posting(about)
         self.world.write(outer_topic(window, key), Row(self.me, body, seq, WALL + START + 600))
 
     def events(self, kind: str) -> list[Event]:

@@ -30,6 +30,7 @@ from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PREFIXES, REGIONS, WRITERS, cell_topic, cells_topic, prefix_of
 from node.scheduler.cells import choose_cell
+from node.sim.process import SimClock
 from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.links import Links
@@ -48,31 +49,33 @@ class World:
 
     time: VirtualTime = field(default_factory=lambda: VirtualTime(0))
     registers: dict[CellId, CellRegister] = field(default_factory=dict)
+    loops: dict[CellId, ProcessLoop] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         links = Links(self.time.rng, LinkProfile())
-        self.dht = SimDht(links, DirectorySettings(), 1.0, self.now)
-
-    def now(self) -> float:
-        return self.time.now
-
-    def wall(self) -> float:
-        return self.time.now
+        self.clock = SimClock(self.time)
+        self.dht = SimDht(links, DirectorySettings(), 1.0, self.clock.now)
 
     def directory(self, name: str) -> SimDirectory:
-        return SimDirectory(self.dht, PeerId(name), self)  # type: ignore[arg-type]
+        return SimDirectory(self.dht, PeerId(name), self.clock)
 
     def lead(self, cell: CellId, replicas: tuple[int, ...] = (1, 1, 1)) -> None:
         """A leader posts and reads from now on; so do the peers of its cell."""
-        board, loop = self.directory(f"leader-{cell}"), ProcessLoop(self.time)
+        board = self.directory(f"leader-{cell}")
+        self.loops[cell] = loop = ProcessLoop(self.time)
         self.registers[cell] = register = CellRegister(
             PeerId(f"leader-{cell}"),
             board,
-            self,  # type: ignore[arg-type]
+            self.clock,
             lambda: record(cell, *replicas),
             lambda: cell,
+            1.0,
         )
-        self.time.push(0.0, register.start, loop=loop)
+        self.time.push(0.0, lambda: loop.create_task(register.keep()), loop=loop)
+
+    def leave(self, cell: CellId) -> None:
+        self.registers.pop(cell)
+        self.loops.pop(cell).kill()
 
     def reads(self, cell: CellId) -> int:
         return sum(n for (p, _), n in self.dht.reads.items() if p == f"leader-{cell}")
@@ -133,7 +136,7 @@ def test_a_cell_that_is_gone_is_no_longer_counted(world: World) -> None:
         world.lead(cell)
     world.time.run(4 * REFRESH_S)
     gone = cells[3]
-    world.do(world.registers.pop(gone).close())
+    world.leave(gone)
     world.time.run((4 + LIVES + 4) * REFRESH_S)
     left = [c for c in cells if c != gone]
     assert {c: r.standing() for c, r in world.registers.items()} == standings(left)
@@ -152,7 +155,7 @@ def test_two_cells_of_a_prefix_tell_its_counts(world: World) -> None:
     world.time.run(6 * REFRESH_S)
     assert telling() == set(mates[:2])
     assert {r.told[prefix] for r in world.registers.values()} == {5}
-    world.do(world.registers.pop(mates[0]).close())
+    world.leave(mates[0])
     for _ in range(2 * LIVES):
         world.time.run(world.time.now + REFRESH_S)
         assert all(r.told for r in world.registers.values()), "the second's are there at once"

@@ -10,7 +10,7 @@ from node.averaging.strategies.keys import EdgeKeys
 from node.averaging.strategies.outer import MOST_EDGE_STAGES
 from node.cells.edges import EdgeFinder, Neighbours
 from node.cells.facts import CellFacts
-from node.cells.postings import MAX_HOSTS, CellPosting
+from node.cells.postings import MAX_HOSTS, pack_hosts, pack_posting, parse_posting
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Host
@@ -37,7 +37,7 @@ class Walker(Peer):
 
     def posted(self, at: float, **more: int) -> None:
         """Written at that wall-clock second of the window."""
-        body = CellPosting.hosting(facts(self.facts.cell, **more)).pack()
+        body = pack_hosts(facts(self.facts.cell, **more))
         row = Row(self.me, body, int((WALL + START + at) * 1000), WALL + START + 600)
         self.world.write(outer_topic(WINDOW, self.keys.own), row)
 
@@ -94,16 +94,16 @@ def test_a_posting_has_a_host_of_every_stage_or_is_refused() -> None:
         for stage in range(20)
     }
     about = CellFacts(cell_id(1), facts(cell_id(1)).version, hosts)
-    raw = CellPosting.hosting(about).pack()
+    raw = pack_hosts(about)
     assert len(raw) <= MAX_POSTING
-    assert CellPosting.parse(raw).hosts.keys() == hosts.keys()
+    assert parse_posting(raw).hosts.keys() == hosts.keys()
     most = {stage: (Host(PeerId("x" * 52), maddrs),) for stage in range(1 + MOST_EDGE_STAGES)}
-    assert CellPosting.hosting(replace(about, hosts=most)).hosts.keys() == most.keys()
+    assert parse_posting(pack_hosts(replace(about, hosts=most))).hosts.keys() == most.keys()
     few = CellFacts(cell_id(1), about.version, {0: hosts[0]})
-    assert len(CellPosting.hosting(few).hosts[0]) == MAX_HOSTS
+    assert len(parse_posting(pack_hosts(few)).hosts[0]) == MAX_HOSTS
     many = {stage: hosts[0] for stage in range(60)}
     with pytest.raises(WireError, match="no room"):
-        CellPosting.hosting(CellFacts(cell_id(1), about.version, many))
+        pack_hosts(CellFacts(cell_id(1), about.version, many))
     world = World()
     looking = Walker(world, 0).looks(about=CellFacts(cell_id(1), about.version, many))
     world.run()
@@ -125,6 +125,6 @@ def test_a_posting_has_a_host_of_every_stage_or_is_refused() -> None:
     ],
 )
 def test_hosts_that_are_none_are_refused(hosts: object) -> None:
-    body = json.loads(CellPosting.of(facts(cell_id(1))).pack())
+    body = json.loads(pack_posting(facts(cell_id(1))))
     with pytest.raises(WireError, match="hosts"):
-        CellPosting.parse(json.dumps({**body, "hosts": hosts}).encode())
+        parse_posting(json.dumps({**body, "hosts": hosts}).encode())

@@ -306,13 +306,13 @@ def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: SimSwarm, a: A
 def test_i9_a_leader_that_rolls_dice(swarm: SimSwarm) -> None:
     pure, calls = swarm.watch.pure, []
 
-    def dice(cursor: Any) -> Any:
-        calls.append(cursor)
-        return FACTS.make.sampler((SampleClass(0, 0, cursor[0].next + len(calls)),))
+    def dice(stage: int, *about: Any) -> dict[str, PeerId]:
+        calls.append(stage)
+        return dict.fromkeys(FACTS.make.assign(stage, *about), (E0, A)[len(calls) % 2])
 
     for facts, fails in (
         (FACTS, False),
-        (replace(FACTS, make=replace(FACTS.make, sampler=dice)), True),
+        (replace(FACTS, make=replace(FACTS.make, assign=dice)), True),
     ):
         leader = swarm.make.leader(E0, facts)
         for name, stage in ((E0, 0), (A, 1)):

@@ -4,7 +4,6 @@ from dataclasses import fields
 from typing import Any
 
 from node.core.ids import PeerId
-from node.data.order import Sampler
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
@@ -32,8 +31,6 @@ def facts(**kw: Any) -> RunFacts:
         "sequence": 16,
         "assign": assign,
         "router": lambda: Router(settings, stages),
-        "sampler": Sampler,
-        "cursor": Sampler.cursor,
     } | kw
 
     def value(of: Any) -> Any:

@@ -194,7 +194,7 @@ def test_who_is_coming_is_waited_for_but_not_for_ever(
 
 def test_a_peer_with_unproven_ways_is_waited_for() -> None:
     w = Waiting("abc", "x")
-    w.roster = Roster(2, LEADER)
+    w.roster = Roster(2, LEADER, prove=True)
     here = {LEADER: 0, "a": 1, "b": 1, "c": 1, "x": 2}
     for peer, stage in here.items():
         ways = tuple((PeerId(p), LinkCost(0.0, 0.0)) for p in here if "x" not in (p, peer))

@@ -5,12 +5,19 @@ import dataclasses
 
 import pytest
 
-from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember, Version
+from node.core.samples import SampleClass
 from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.bounds import MOST_TERM, PLANS_PER_S, STEP, STEP_HEARD, Bounds, Terms
+from node.training.protocol.bounds import (
+    MOST_SAMPLES,
+    MOST_TERM,
+    PLANS_PER_S,
+    STEP,
+    STEP_HEARD,
+    Bounds,
+    Terms,
+)
 
 E, S = PeerId("ends"), PeerId("stage")
 RUN = Bounds(epochs=120, tokens=128, stages=2)
@@ -51,6 +58,7 @@ CLOSED = ev.RoundArrived(E, 7, 9, "hash", 0, (), {}, (), (), 6.0, tokens=128)
         (RUN.of_plan(plan(120)), "works on"),
         (RUN.of_plan(plan(tokens=2**53)), "tokens"),
         (RUN.of_plan(plan(121, paths=())), "epoch 121"),
+        (RUN.of_plan(plan(cursor=(SampleClass(0, 0, MOST_SAMPLES + 1),))), "sample order"),
         (RUN.of_round(CLOSED), ""),
         (RUN.of_round(dataclasses.replace(CLOSED, tokens=129)), "tokens"),
     ],
@@ -62,11 +70,6 @@ def test_numbers_go_as_far_as_the_run_can_have_come(said: str, why: str) -> None
 
 def test_a_written_count_of_tokens_is_believed_up_to_the_bound() -> None:
     assert (RUN.counted(7, 2**53), RUN.counted(7, 5)) == (7 * 128, 5)
-
-
-def test_a_heartbeat_of_a_term_beyond_all_plans_is_refused() -> None:
-    with pytest.raises(WireError):
-        notes.leader_event(notes.ready_note(dataclasses.replace(GOOD, term=MOST_TERM + 1)), S)
 
 
 def test_a_term_grows_by_what_plans_can_explain() -> None:

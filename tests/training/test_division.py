@@ -56,21 +56,20 @@ def test_a_share_that_cannot_be_halved_again_stays_whole(bits: int, cells: int) 
     assert len(plans(bits)[1]) == cells
 
 
-def stays_whole(leader: Leader, made: list[Plan]) -> bool:
-    """Whether the only plan is one for all, and the cell has given nothing away."""
-    (plan,), mass = made, leader.windows.mass
-    return [m.peer for m in plan.members] == PEERS and mass is not None and mass.books == BOOKS
+def fits_nowhere(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
+    """In half of the cell."""
+    if previous and len(cell) == 1:
+        raise OutOfResources("a part fits nowhere", "add a peer")
+    return assign(stage, cell, previous, room)
 
 
-def test_a_cell_stays_whole_where_who_stays_lacks_a_way() -> None:
-    apart = PeerId("stage1a"), PeerId("stage2a")
-    assert stays_whole(*plans(apart=(apart,)))
-
-
-def test_a_division_that_cannot_be_planned_changes_nothing() -> None:
-    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
-        if previous and len(cell) == 1:
-            raise OutOfResources("a part fits nowhere", "add a peer")
-        return assign(stage, cell, previous, room)
-
-    assert stays_whole(*plans(assign=place))
+@pytest.mark.parametrize(
+    "lacks",
+    [{"apart": ((PeerId("stage1a"), PeerId("stage2a")),)}, {"assign": fits_nowhere}],
+    ids=["a-way-among-who-stays", "memory"],
+)
+def test_a_division_that_cannot_be_planned_changes_nothing(lacks: dict[str, Any]) -> None:
+    leader, (plan,) = plans(**lacks)
+    assert [m.peer for m in plan.members] == PEERS
+    assert leader.windows.mass is not None
+    assert leader.windows.mass.books == BOOKS, "the cell has given nothing away"

@@ -40,7 +40,7 @@ from tests.training.test_votes import (
     D,
     asks,
     certificate,
-    is_signed,
+    checks,
     plan,
     signed,
     supporters,
@@ -74,17 +74,12 @@ def test_two_certificates_of_one_term_void_who_signed_both() -> None:
     assert A not in trust.doubles
 
 
-def test_a_void_vote_makes_no_majority() -> None:
+def test_neither_votes_nor_support_of_who_voted_twice_count() -> None:
     trust = trusting()
     assert trust.doubles.shown(proof(C))
     bare = Warrant(certificate(NEXT, (A, B, C), term=21))
     assert "certified" in asks(trust, plan(A, NEXT), bare)
     assert not asks(trust, plan(A, NEXT), Warrant(certificate(NEXT, (A, B, C, D), term=21)))
-
-
-def test_support_of_who_voted_twice_does_not_count() -> None:
-    trust = trusting()
-    assert trust.doubles.shown(proof(C))
     assert "supports" in asks(trust, plan(B, HERE), Warrant(None, supporters(B, (B, C, D))))
     assert not asks(trust, plan(B, HERE), Warrant(None, supporters(B, (A, B, C, D))))
 
@@ -146,10 +141,7 @@ def test_who_voted_twice_did_so_in_every_cell() -> None:
     assert trust.voters == ()
 
 
-def test_a_proof_travels_with_plans_and_heartbeats() -> None:
-    sent = Warrant(None, (), (proof(C), proof(D)))
-    note = notes.plan_note(plan(A, NEXT), b"s", sent)
-    assert notes.parse_warrant(pb.Note.FromString(note.SerializeToString()).plan) == sent
+def test_a_proof_travels_with_heartbeats() -> None:
     word = replace(heard(E), doubles=(proof(C),))
     read = notes.leader_event(
         pb.Note.FromString(notes.ready_note(word).SerializeToString()), word.peer
@@ -175,7 +167,7 @@ ALL = (E, S1, S2, T1, T2)
 def committing(liars: tuple[PeerId, ...]) -> list[object]:
     """What a leader does when all of five voters have committed, ``liars`` are proven by then, and
     the rest but two have died."""
-    trust = Trust(RUN, is_signed)
+    trust = Trust(RUN, checks)
     leader = Leader(E, facts(late_s=1e9), trust=trust)
     for peer in ALL:
         leader.handle(heard(peer), 0.0)

@@ -1,23 +1,17 @@
 """What nobody honest says: numbers, names and plans that would crash or stall a leader."""
 
 import dataclasses
-import json
 from typing import Any
 
 import pytest
 
-from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Path, Plan, PlanMember, Version, _shares
 from node.core.samples import SampleClass
-from node.data.order import Sampler
 from node.training.leader.leader import SETTLES, UNANSWERED_S, Leader
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
-from node.training.protocol import notes
-from node.training.protocol.bounds import MOST_SAMPLES, Bounds
 from node.training.protocol.plan_context import Memory, makes
-from protos import training_pb2 as pb
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
     S1,
@@ -35,48 +29,16 @@ from tests.training.test_leader import (
     waits,
 )
 
-TINY = 5e-324
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        pb.Note(ready=pb.ReadyNote(stage=1, speed=TINY)),
-        pb.Note(ready=pb.ReadyNote(stage=1, seen={"s1": TINY})),
-        pb.Note(committed=pb.CommittedNote(speed=TINY)),
-    ],
-    ids=["speed", "seen", "committed"],
-)
-def test_a_rate_that_is_too_small_to_divide_by_is_refused(note: pb.Note) -> None:
-    with pytest.raises(WireError, match="too small"):
-        notes.leader_event(note, S1)
-
 
 def test_a_bound_of_nothing_casts_no_doubt() -> None:
     r = Roster(2)
     for e in (
         heard(S1),
-        dataclasses.replace(heard(T1), speed=TINY),
+        dataclasses.replace(heard(T1), speed=5e-324),
         dataclasses.replace(heard(S2), seen=((T1, 1e12), (S1, 1.0))),
     ):
         r.hear(e, 0.0)
     assert S1 not in r.doubts()
-
-
-def changed(**body: Any) -> pb.PlanNote:
-    _, plan = begun()
-    return pb.PlanNote(plan=json.dumps({**json.loads(plan.canonical()), **body}).encode())
-
-
-@pytest.mark.parametrize(
-    ("name", "why"), [("\ud800", "printable"), ({"x": 1}, "no name"), ("", "no name")]
-)
-def test_a_peer_has_a_name_that_can_be_said(name: Any, why: str) -> None:
-    _, plan = begun()
-    peers = json.loads(plan.canonical())["peers"]
-    assert notes.parse_plan(changed(peers=peers)) == plan
-    with pytest.raises(WireError, match=why):
-        notes.parse_plan(changed(peers=[name, *peers[1:]]))
 
 
 def test_shares_of_more_cells_than_a_window_has_are_refused() -> None:
@@ -87,20 +49,12 @@ def test_shares_of_more_cells_than_a_window_has_are_refused() -> None:
             _shares(wide)
 
 
-def test_no_plan_is_at_a_place_that_no_run_comes_to() -> None:
-    _, plan = begun()
-    bounds = Bounds(100, 0)
-    assert not bounds.of_plan(plan)
-    far = dataclasses.replace(plan, cursor=(SampleClass(0, 0, MOST_SAMPLES + 1),))
-    assert "sample order" in bounds.of_plan(far)
-
-
 @pytest.mark.parametrize("dropped", [(), (0,)])
 def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ...]) -> None:
     member = PlanMember(E, 0)
     plan = Plan(0, 1, E, (member,), (Path(0, E, (77, 78), ()),), {}, cursor=(SampleClass(0, 0, 0),))
     made = makes(plan, dropped)
-    memory = Memory(Sampler, Sampler.cursor, lambda version: None, None, ())
+    memory = Memory(lambda version: None, None, ())
     assert memory.asking(made, 0.0, 5.0) == "ask"
     assert memory.recalled(made, plan, dropped) is False
     assert made in memory.forgotten

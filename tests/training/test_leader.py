@@ -606,7 +606,10 @@ def test_a_search_takes_unproven_pairs_for_far_apart() -> None:
 
 def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
     notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
-    leader = led(facts(prove=True), notes)
+    leader = Leader(E, facts(prove=True))
+    tell(leader, notes[1:], 0.0)
+    assert waits(leader, 1.0) == "a peer for the ends, stage 1, stage 2", "it has not heard itself"
+    tell(leader, notes, 1.5)
     assert waits(leader, 2.0) == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
 
 

@@ -11,8 +11,7 @@ from node.training.leader.starting_point import MISSED_S
 from node.training.leader.voting import ALONE_S
 from node.training.member import Member, MemberState
 from node.training.protocol import events as ev
-from node.training.protocol.facts import RunFacts
-from node.training.protocol.plan_context import Memory
+from tests.training import test_leader
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
     S1,
@@ -32,20 +31,11 @@ S3 = PeerId("stage3a")
 PATIENCE = 10.0
 
 
-def skipping(spare: int = 1, **kw: Any) -> RunFacts:
-    return facts(
-        stages=3,
-        spare=spare,
-        patience_s=PATIENCE,
-        late_s=1e9,
-        **kw,
-    )
+SKIPPING: dict[str, Any] = {"stages": 3, "spare": 1, "patience_s": PATIENCE, "late_s": 1e9}
 
 
-def begun(spare: int = 1, **kw: Any) -> tuple[Leader, Plan]:
-    leader = led(skipping(spare, **kw), [heard(p) for p in (E, S1, S2, S3)])
-    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
-    return leader, plan
+def begun(*who: PeerId, **kw: Any) -> tuple[Leader, Plan]:
+    return test_leader.begun([heard(p) for p in who or (E, S1, S2, S3)], **SKIPPING | kw)
 
 
 def after(plan: Plan) -> Version:
@@ -111,7 +101,7 @@ def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:
 
 
 def test_a_run_begins_and_ends_with_every_stage() -> None:
-    leader = led(skipping(), [heard(p) for p in (E, S1, S3)])
+    leader = led(facts(**SKIPPING), [heard(p) for p in (E, S1, S3)])
     assert the_plan(leader.handle(ev.ClockTick(), 30.0)) is None
     leader, _ = begun(epochs=1)
     plan, _ = lose(leader, S2, 3.0)
@@ -170,8 +160,7 @@ def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
 def test_voters_of_a_stage_left_out_do_not_count_as_here() -> None:
     """They could not follow the plan, so each would be given up at once, and planned again."""
     lost = [PeerId(f"stage2{c}") for c in "abcd"]
-    leader = led(skipping(), [heard(p) for p in (E, S1, *lost, S3)])
-    first = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    leader, first = begun(E, S1, *lost, S3)
     plan = next_plan(commits(leader, first, 3.0))
     assert len(plan.electorate.voters) == 7
     for p in lost:
@@ -187,7 +176,8 @@ def test_voters_of_a_stage_left_out_do_not_count_as_here() -> None:
 def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
     leader, first, plan = without_stage_2()
     at, other = after(plan), PeerId("ends0")
-    successor = Leader(other, skipping(), term=plan.term, history=plan)
+    successor = Leader(other, facts(**SKIPPING), term=plan.term, history=plan)
+    assert successor.memory.stood(plan.base) == {2: first.base}
     there = [heard(p, at, 128) for p in (other, E, S1, S3)]
     tell(successor, there, 20.0)
     for t in (20.0, 20.0 + MISSED_S - 0.5):
@@ -197,19 +187,6 @@ def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
     )
     assert back.base == at
     assert (back.stood, back.member(S2) is not None) == ({2: first.base}, True)
-
-
-def test_memory_knows_what_stood_before_and_after_a_plan() -> None:
-    _, first = begun()
-    held, without = Version(0), tuple(m for m in first.members if m.stage != 2)
-    around = dataclasses.replace(first, stood={2: held}, members=without, paths=(), owners={})
-    memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, around, ())
-    assert memory.stood(around.base) == {2: held}
-    assert memory.stood(after(around)) == {2: held}
-    with_it = dataclasses.replace(first, stood={2: held})
-    memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, with_it, ())
-    assert memory.stood(after(with_it)) == {}
-    assert memory.stood(Version(9, "aa" * 16)) == {}
 
 
 def test_a_member_relabels_its_version_only_if_the_plan_allows() -> None:

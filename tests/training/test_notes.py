@@ -28,7 +28,9 @@ from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, LinkCost, Measured
 from node.training.protocol import events as ev
 from node.training.protocol import notes
+from node.training.protocol.bounds import MOST_TERM
 from protos import training_pb2 as pb
+from tests.training.test_votes import certificate
 
 A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 PARTNER = Partner(CellId("ef" * 8), C, {1: (Host(A, ("/ip4/1.2.3.4/tcp/1",)),)})
@@ -211,6 +213,8 @@ def test_of_many_ways_those_carrying_tensors_are_reported() -> None:
 
 MANY = ["a"] * (notes.MAX_NAMED + 1)
 HUGE = [math.inf, -1.0, math.nan, 1e300]
+TINY = 5e-324
+"""One over it is infinite."""
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,9 @@ HUGE = [math.inf, -1.0, math.nan, 1e300]
                 pb.CostNote(ways={f"p{i}": 1 for i in range(notes.MAX_SEEN + 1)}),
             )
         ),
-        pb.ReadyNote(term=2**63 - 1),
+        pb.ReadyNote(term=MOST_TERM + 1),
+        *(pb.ReadyNote(stage=1, speed=TINY), pb.ReadyNote(stage=1, seen={"s1": TINY})),
+        pb.CommittedNote(speed=TINY),
         pb.ReadyNote(at=pb.VersionNote(epoch=2**63)),
         pb.ReadyNote(digest="x" * 65),
         pb.ReadyNote(reachable=[pb.VersionNote(epoch=2**64 - 1)]),
@@ -262,9 +268,10 @@ def test_a_huge_plan_is_not_read() -> None:
 
 def test_a_history_comes_back_and_only_for_its_own_version() -> None:
     makes = Version(4, lineage_after(PLAN, (0,)))
-    past = [(Version(3, "ab" * 16), 100), (Version(2), 50)]
-    reply = pb.HistoryReply.FromString(notes.history_reply(PLAN, (0,), past).SerializeToString())
-    assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,)), past)
+    past, shown = [(Version(3, "ab" * 16), 100), (Version(2), 50)], certificate(makes, (A, B))
+    sent = notes.history_reply(PLAN, (0,), past, shown)
+    reply = pb.HistoryReply.FromString(sent.SerializeToString())
+    assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,), shown), past)
     assert notes.parse_history(PLAN.base, reply)[0].plan == PLAN
     for other in (
         Version(4, lineage_after(PLAN, ())),
@@ -273,6 +280,8 @@ def test_a_history_comes_back_and_only_for_its_own_version() -> None:
     ):
         with pytest.raises(WireError, match="did not make"):
             notes.parse_history(other, reply)
+    bare = pb.HistoryReply(certificate=sent.certificate)
+    assert notes.parse_history(makes, bare) == (ev.Recalled(makes, certificate=shown), [])
     assert notes.parse_history(makes, pb.HistoryReply()) == (ev.Recalled(makes), [])
     with pytest.raises(WireError):
         notes.parse_history(makes, pb.HistoryReply(plan=b"{}"))
@@ -283,6 +292,7 @@ def test_a_signature_under_a_plan_is_for_one_run() -> None:
 
 
 HOSTILE = {
+    "peers": [[name, "B", "C", "gone"] for name in ("\ud800", {"x": 1}, "")],
     "paths": [[[0, 3, [5, 6], [[1, 1]]]], [[0, 0, [5, 6], [[1, 3]]]]],
     "cursor": [
         None,

@@ -12,13 +12,11 @@ from node.core.journey import Electorate, Plan, Version
 from node.core.samples import SampleClass
 from node.training.leader.leader import PROOF_AGAIN_S, Leader
 from node.training.protocol import events as ev
-from node.training.protocol import notes
 from node.training.protocol.plan_context import PlanContext
 from node.training.protocol.votes import FORGET_S, Ballot, Certificate, Trust
-from protos import training_pb2 as pb
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds
-from tests.training.test_votes import RUN, certificate, is_signed
+from tests.training.test_votes import RUN, certificate, checks
 
 F = PeerId("ends2")
 VOTERS = (E, S1, S2, F, T1)
@@ -38,7 +36,7 @@ def told(
 ) -> Leader:
     """A leader that knows a certificate of OURS, and hears of others that they hold THEIRS, with
     more tokens; the time is 2. ``saved``: what its checkpoints know of."""
-    trust = Trust(RUN, is_signed)
+    trust = Trust(RUN, checks)
     assert trust.shown(proof((E, S1, S2), of=OURS, term=20), NO_CELL, 0.0)
     here = PlanContext((SampleClass(0, 0, 96),), {}, 1000)
     known = facts(late_s=1e9, recall=lambda v: here if v in saved else None)
@@ -148,10 +146,3 @@ def test_without_a_recent_certificate_tokens_count() -> None:
     for peer, at, tokens in ((E, OURS, 1000), (S1, OURS, 1000), (F, THEIRS, 1100)):
         leader.handle(heard(peer, at, tokens, term=20), FORGET_S)
     assert base(leader.handle(ev.ClockTick(), FORGET_S + 1)) == THEIRS
-
-
-def test_a_certificate_travels_with_what_is_remembered() -> None:
-    shown = proof((S1, F))
-    note = notes.history_reply(None, (), [], shown)
-    read = pb.HistoryReply.FromString(note.SerializeToString())
-    assert notes.parse_history(THEIRS, read)[0].certificate == shown

@@ -1,6 +1,7 @@
 """Which plans those who voted last stand behind."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from node.core.errors import Refused, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, PlanMember, Version
+from node.identity.keys import is_signed
 from node.sim.world.signing import SimSigner
 from node.training.protocol import notes
 from node.training.protocol.votes import (
@@ -18,13 +20,14 @@ from node.training.protocol.votes import (
     TRUSTED_S,
     Ballot,
     Certificate,
-    Support,
+    DoubleVote,
     Supporter,
     Trust,
     Vote,
     Warrant,
     names,
     support_domain,
+    support_said,
     vote_domain,
 )
 from node.training.state.ledger import VoteLedger
@@ -41,12 +44,7 @@ def signed(peer: PeerId, said: bytes, domain: str) -> bytes:
     return SimSigner(peer).sign(said, domain)
 
 
-def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
-    try:
-        SimSigner(peer).verify(peer, data, signature, domain)
-    except Refused:
-        return False
-    return True
+checks = partial(is_signed, SimSigner(PeerId("me")))
 
 
 def version(epoch: int, line: str = "a") -> Version:
@@ -68,7 +66,7 @@ def certificate(
 def supporters(
     leader: PeerId, by: tuple[PeerId, ...], term: int = 20, at: int = 1000
 ) -> tuple[Supporter, ...]:
-    said = Support(NO_CELL, leader, term, at).said()
+    said = support_said(NO_CELL, leader, term, at)
     return tuple(Supporter(p, term, at, signed(p, said, support_domain(RUN))) for p in by)
 
 
@@ -83,7 +81,7 @@ HERE, NEXT = version(RIPE), version(RIPE + 1, "b")
 
 def trusting(now: float = 0.0) -> Trust:
     """Of a member that has seen a certificate for HERE under leader A."""
-    trust = Trust(RUN, is_signed)
+    trust = Trust(RUN, checks)
     assert not asks(trust, plan(A, HERE), Warrant(certificate(HERE, (A, B, C))), now=now)
     assert trust.voters == VOTERS
     return trust
@@ -194,7 +192,7 @@ def test_an_old_certificate_is_not_shown_a_second_time() -> None:
 
 
 def test_a_young_history_binds_nobody() -> None:
-    trust, young = Trust(RUN, is_signed), version(RIPE - 1)
+    trust, young = Trust(RUN, checks), version(RIPE - 1)
     assert not asks(trust, plan(A, young), Warrant(certificate(young, VOTERS)))
     assert not asks(trust, plan(B, version(2, "c")), Warrant())
 
@@ -214,13 +212,16 @@ def test_one_stage_counts_with_one_digest() -> None:
     assert [b.peer for b in found.agreeing()] == [A, B, C]
 
 
-def test_a_warrant_travels_whole() -> None:
-    sent = Warrant(certificate(NEXT, (A, B)), supporters(A, (B, C)))
+ONE, OTHER = (Vote(NO_CELL, 21, 0, v, names(VOTERS), 1, "digest") for v in (HERE, NEXT))
+DOUBLES = tuple(DoubleVote(p, ONE, OTHER, (b"s", b"t")) for p in (C, D))
+
+
+@pytest.mark.parametrize(
+    "sent", [Warrant(certificate(NEXT, (A, B)), supporters(A, (B, C)), DOUBLES), Warrant()]
+)
+def test_a_warrant_travels_whole(sent: Warrant) -> None:
     note = notes.plan_note(plan(A, NEXT), b"s", sent)
-    read = pb.Note.FromString(note.SerializeToString())
-    assert notes.parse_warrant(read.plan) == sent
-    bare = notes.plan_note(plan(A, NEXT), b"s")
-    assert notes.parse_warrant(pb.Note.FromString(bare.SerializeToString()).plan) == Warrant()
+    assert notes.parse_warrant(pb.Note.FromString(note.SerializeToString()).plan) == sent
 
 
 def test_a_warrant_that_is_none_is_refused() -> None:

@@ -3,7 +3,7 @@ has what. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
@@ -59,28 +59,17 @@ class EpochAttempt:
         return [m for m in self.plan.members if m.peer not in self.dead]
 
     @property
+    def stages(self) -> list[int]:
+        """Those of its members."""
+        return sorted({m.stage for m in self.plan.members})
+
+    @property
     def bare(self) -> int | None:
         """A stage without a living member that holds the version the epoch starts from, or the one
-        it makes."""
-        stages = {m.stage for m in self.plan.members} - set(self.stages)
-        return min(stages, default=None)
-
-    @property
-    def stages(self) -> tuple[int, ...]:
-        """Those that somebody living can bring to the next version. Of the others only listeners
-        are left."""
-        able = [
-            m
-            for m in self.alive
-            if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)
-        ]
-        return tuple(sorted({m.stage for m in able}))
-
-    @property
-    def awaited(self) -> list[PlanMember]:
-        """Living members of stages that can come to the next version."""
-        stages = set(self.stages)
-        return [m for m in self.alive if m.stage in stages]
+        it makes: only listeners are left there."""
+        committed = self.committed
+        able = {m.stage for m in self.alive if m.current or m.peer in committed}
+        return next((stage for stage in self.stages if stage not in able), None)
 
     def living(self, stage: int) -> list[PlanMember]:
         """Members of a stage that are not known to be dead."""
@@ -161,8 +150,11 @@ class EpochAttempt:
         """Owners of a living stage's parts that differ from the plan's: those of the dead, and of
         who was stuck for ``STUCK_ROUNDS``, go to whoever holds them fresh, else are repaired."""
         peers = {m.peer for m in self.plan.stage(stage)}
-        planned = {part: owner for part, owner in self.plan.owners.items() if owner in peers}
-        current = {part: self.owners.get(part, owner) for part, owner in planned.items()}
+        current = {
+            part: self.owners.get(part, owner)
+            for part, owner in self.plan.owners.items()
+            if owner in peers
+        }
         able_here = [(m.peer, m.speed) for m in self.living(stage) if m.current]
         if not able_here:
             return {}
@@ -180,8 +172,7 @@ class EpochAttempt:
             )
             for part in orphans:
                 self.owners[part] = holders.get(part, repaired[part])
-        changed = {part: self.owners.get(part) for part in current}
-        return {part: owner for part, owner in changed.items() if owner is not None}
+        return {part: self.owners[part] for part in current if part in self.owners}
 
     def round(
         self,
@@ -227,28 +218,18 @@ class EpochAttempt:
         holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
         return self.round(stage, to, self.reown(stage, holders, assign), deadline_s)
 
-    def digests(self) -> tuple[dict[int, str], list[tuple[int, PeerId]]]:
-        """What each stage that worked has agreed on, and (stage, peer) of those that differ from
-        most."""
+    def digests(self) -> tuple[dict[int, str], list[tuple[int, PeerId]], list[int]]:
+        """When all have committed: what each stage has agreed on, (stage, peer) of those that
+        differ from most, and the stages in which nobody can say whose parameters are right."""
         agreed: dict[int, str] = {}
         strays: list[tuple[int, PeerId]] = []
-        for stage, said in self._compared():
-            best, _ = self._verdict(stage, said)
-            agreed[stage] = best
-            strays += [(stage, p) for p in sorted(said) if said[p] != best]
-        return agreed, strays
-
-    @property
-    def disputed(self) -> tuple[int, ...]:
-        """Stages in which members that should hold the same do not, and nobody can say whose
-        parameters are right."""
-        return tuple(stage for stage, said in self._compared() if not self._verdict(stage, said)[1])
-
-    def _compared(self) -> Iterator[tuple[int, dict[PeerId, str]]]:
-        """Stage, and the digests that its members report, which must be one."""
+        disputed: list[int] = []
         for stage in self.stages:
-            if said := self._digests(stage):
-                yield stage, said
+            said = self._digests(stage)
+            agreed[stage], sure = self._verdict(stage, said)
+            strays += [(stage, p) for p in sorted(said) if said[p] != agreed[stage]]
+            disputed += [] if sure else [stage]
+        return agreed, strays, disputed
 
     def _digests(self, stage: int) -> dict[PeerId, str]:
         """What its members report that have committed."""

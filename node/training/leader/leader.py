@@ -12,7 +12,7 @@ every second, so the next leader starts in GATHER with a higher term and loses n
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from statistics import median_high
@@ -86,29 +86,23 @@ class Leader:
         trust: Trust | None = None,
     ) -> None:
         self.me, self.facts, self.term = me, facts, term
-        self._cell, self.trust, self._no_proof_until = cell, trust, float("-inf")
+        self._cell, self._no_proof_until = cell, float("-inf")
+        self.trust = trust or Trust(facts.run_id, lambda *_: False)
         self._terms = Terms(term)
         self.phase = Phase.GATHER
-        self.roster = Roster(facts.stages, me if facts.prove else None, me, known)
+        self.roster = Roster(facts.stages, me, facts.prove, known)
         self.waiting_for, self._lacking = "peers", ""
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
         self.repaired = self.mismatches = 0
         self._epoch: EpochAttempt | None = None
-        make, sizes = facts.make, facts.sizes
-        self.memory = Memory(make.sampler, make.cursor, make.recall, history, dropped)
-        self.routing = Routing(
-            make.router(),
-            sizes.parameters or (0,) * (facts.stages + 1),
-            sizes.tensor,
-            history,
-            dropped,
-        )
+        self.memory = Memory(facts.make.recall, history, dropped)
+        self.routing = Routing(facts, history, dropped)
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
         self.deadlines = Deadlines(facts)
-        known_rules = rules or make.read("")
+        known_rules = rules or facts.make.read("")
         self.planning = Planning(me, facts, self.routing, self.deadlines, known_rules, cell)
         self.windows = Windows(known_rules.outer)
         self._voting = Voting(me)
@@ -117,7 +111,9 @@ class Leader:
         parted network and finish the round with others, so a voter counts as here only if it was
         heard since."""
         self._certificate: Certificate | None = None
-        """Of the version that was committed last."""
+        """Of the version that was committed last, here or as somebody has shown it to the leader.
+        One that its own member has seen goes with no plan: newcomers would wait for its voters,
+        most of whom may be gone."""
         self.after = ""
         """Hash of the plan whose voters the newest plan goes by; empty for the first of all."""
         self._left: set[PeerId] = set()
@@ -131,7 +127,8 @@ class Leader:
         self._complete: float | None = None
         """Since when every stage has had enough peers."""
         self._coming: Mapping[PeerId, int | None] = {}
-        self._disputed: tuple[Version, int] | None = None
+        self._disputed = GENESIS, 0
+        """The last version after which members made different parameters, and how often."""
         self._asked: dict[PeerId, float] = {}
         """Silent peers that are being probed, and since when."""
         self.resigning = False
@@ -209,7 +206,7 @@ class Leader:
             case ev.Grouped():
                 self.windows.grouped(event)
             case ev.Searched(job, routes, makespan):
-                self.routing.searched(job, routes, makespan)
+                self.routing.router.improved(job, routes, makespan)
             case ev.ClockTick(coming, known, slack):
                 self._coming, self.roster.known = coming, known
                 return self._tick(now, slack)
@@ -258,29 +255,28 @@ class Leader:
         else:
             done = [reports.peer_lost(peer, why)]
         epoch = self._epoch
-        if epoch is None or epoch.plan.member(peer) is None or peer in epoch.dead:
+        member = epoch.plan.member(peer) if epoch is not None else None
+        if epoch is None or member is None or peer in epoch.dead:
             return done
         epoch.dead.add(peer)
+        if self.phase is Phase.EVALUATE:
+            return done
+        if (bare := epoch.bare) is not None:
+            # No path can end any more, and there would be nobody to average.
+            return done + self._abandon(
+                now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}"
+            )
         if self.phase is Phase.RUN:
-            bare = epoch.bare
-            if bare is not None:
-                # No path can end any more, and there would be nobody to average.
-                return done + self._abandon(
-                    now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}"
-                )
             epoch.give_up(peer)
             return [
                 *done,
                 ev.SendLost(
                     tuple(m.peer for m in epoch.alive), epoch.plan, tuple(sorted(epoch.dead))
                 ),
-                *self._close_if_done(now),
+                *self._close_if_done(epoch, now),
             ]
-        if self.phase is Phase.ROUND:
-            epoch.outcomes.pop(peer, None)
-            member = epoch.plan.member(peer)
-            return done + self._settle_stage(member.stage, now) if member else done
-        return done
+        epoch.outcomes.pop(peer, None)
+        return done + self._settle_stage(epoch, member.stage, now)
 
     def _tick(self, now: float, slack: float) -> list[Any]:
         done = self._mind_the_silent(now, slack)
@@ -290,11 +286,11 @@ class Leader:
         elif epoch is not None and now >= epoch.deadline:
             if self.phase is Phase.RUN:
                 epoch.give_up(None)
-                done += self._close_if_done(now)
+                done += self._close_if_done(epoch, now)
             elif self.phase is Phase.ROUND:
                 late = [
                     m.peer
-                    for m in epoch.awaited
+                    for m in epoch.alive
                     if m.peer not in epoch.outcomes and m.peer != self.me
                 ]
                 for peer in late:
@@ -422,7 +418,7 @@ class Leader:
     def _doubts(self, version: Version, now: float) -> bool:
         """Whether this version was made elsewhere, and by too few of the voters to count."""
         own = self.roster.candidates.get(self.me)
-        if self.trust is None or version == self.base:
+        if version == self.base:
             return False
         if own is not None and version in (own.at, *own.reachable):
             return False
@@ -440,8 +436,8 @@ class Leader:
         return []
 
     def _recalled(self, e: ev.Recalled, now: float) -> list[Any]:
-        c, trust = e.certificate, self.trust
-        if c is not None and trust is not None and trust.shown(c, self._cell, now):
+        c = e.certificate
+        if c is not None and self.trust.shown(c, self._cell, now):
             self._certificate = c
         if self._doubts(e.version, now):
             self.memory.ask_again(e.version)
@@ -461,11 +457,6 @@ class Leader:
 
     # ----------------------------------------------------------- plan
 
-    @property
-    def _void(self) -> Container[PeerId]:
-        """Whose votes do not count, because it has voted twice."""
-        return self.trust.doubles if self.trust is not None else ()
-
     def _electorate(self, base: Version, now: float) -> Electorate | str:
         """Who votes on what is planned next; a few words where too few of them are here."""
         h, here = self.memory.history, self.roster.candidates
@@ -477,7 +468,7 @@ class Leader:
             p
             for stage, peers in self.roster.replicas().items()
             for p in peers
-            if stage not in bare and p not in self._void
+            if stage not in bare and p not in self.trust.doubles
         ]
         current = [p for p in members if self.roster.can_start(p, base)]
         there = {
@@ -612,32 +603,27 @@ class Leader:
         if self.phase is not Phase.RUN or epoch is None or e.plan_hash != epoch.plan.hash:
             return []
         epoch.report(e, self.facts.micro_batch * self.facts.sizes.sequence)
-        return self._close_if_done(now)
+        return self._close_if_done(epoch, now)
 
-    def _close_if_done(self, now: float) -> list[Any]:
-        epoch = self._epoch
-        if (
-            epoch is None
-            or self.phase is not Phase.RUN
-            or len(epoch.results) < len(epoch.plan.paths)
-        ):
+    def _close_if_done(self, epoch: EpochAttempt, now: float) -> list[Any]:
+        if len(epoch.results) < len(epoch.plan.paths):
             return []
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
         done: list[Any] = []
-        for stage in self._open(epoch, now):
+        self._open(epoch, now)
+        for stage in epoch.stages:
             to = tuple(m.peer for m in epoch.living(stage))
             owners = epoch.reown(stage, {}, self.facts.make.assign)
             done.append(epoch.round(stage, to, owners, epoch.round_s))
         return done + self.routing.search(self.roster)
 
-    def _open(self, epoch: EpochAttempt, now: float) -> tuple[int, ...]:
-        """The rounds begin; the stages that have one."""
+    def _open(self, epoch: EpochAttempt, now: float) -> None:
+        """The rounds begin."""
         self.phase, epoch.closed = Phase.ROUND, now
         epoch.round_s = self.deadlines.round(self.roster, epoch.plan)
         epoch.deadline = now + ROUNDS * epoch.round_s
-        epoch.attempts = dict.fromkeys(sorted({m.stage for m in epoch.plan.members}), 0)
-        return epoch.stages
+        epoch.attempts = dict.fromkeys(epoch.stages, 0)
 
     # ----------------------------------------------------------- round and commit
 
@@ -673,24 +659,17 @@ class Leader:
             done = [
                 ev.ProbePeer(p) for p in e.failed if p in self.roster.candidates and p != self.me
             ]
-        return done + self._settle_stage(member.stage, now)
+        return done + self._settle_stage(epoch, member.stage, now)
 
-    def _settle_stage(self, stage: int, now: float) -> list[Any]:
-        epoch = self._epoch
-        if epoch is None or self.phase is not Phase.ROUND:
-            return []
-        if epoch.bare is not None:
-            return self._abandon(
-                now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}"
-            )
-        peers = [m.peer for m in epoch.living(stage)] if stage in epoch.stages else []
+    def _settle_stage(self, epoch: EpochAttempt, stage: int, now: float) -> list[Any]:
+        peers = [m.peer for m in epoch.living(stage)]
         if any(p not in epoch.outcomes for p in peers):
             return []
         unfinished = [p for p in peers if isinstance(epoch.outcomes[p], ev.Incomplete)]
         if unfinished:
             return self._repair(epoch, stage, unfinished, now)
-        done = all(isinstance(epoch.outcomes.get(m.peer), ev.Committed) for m in epoch.awaited)
-        return self._commit(now) if done else []
+        done = epoch.committed >= {m.peer for m in epoch.alive}
+        return self._commit(epoch, now) if done else []
 
     def _repair(
         self, epoch: EpochAttempt, stage: int, unfinished: list[PeerId], now: float
@@ -712,14 +691,21 @@ class Leader:
             self._heard_from = now
         return [again, reports.round_repaired(stage, attempts, len(epoch.dead))]
 
-    def _commit(self, now: float) -> list[Any]:
-        epoch = self._epoch
-        if epoch is None:
-            return []
-        done = self._dispute(epoch, now)
-        if self._epoch is None:
-            return done
-        done += self._check_digests(epoch)
+    def _commit(self, epoch: EpochAttempt, now: float) -> list[Any]:
+        agreed, strays, disputed = epoch.digests()
+        done: list[Any] = []
+        if disputed:
+            again = self._recounted(epoch.plan.base)
+            done.append(reports.digests_disputed(disputed, again))
+            if again:
+                self.mismatches += len(disputed)
+                self.roster.undo(epoch.makes)
+                return [*done, *self._abandon(now, reports.disputed(disputed))]
+        # Equal digests inside a cell are an invariant; who differs from most has to catch up.
+        self.roster.agreed |= agreed
+        self.roster.fallen.clear()
+        self.mismatches += len(strays)
+        done += [reports.digest_mismatch(peer, stage) for stage, peer in strays]
         self.windows.committed(epoch.plan, now)
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(
@@ -731,7 +717,7 @@ class Leader:
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
         self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
-        void = self._void
+        void = self.trust.doubles
         if not self._voting.committed(epoch.plan, {p for p in epoch.committed if p not in void}):
             # It was made, and may be gone on from by those who find enough of the voters.
             self.phase, self._epoch = Phase.GATHER, None
@@ -750,42 +736,16 @@ class Leader:
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)
 
-    def _dispute(self, epoch: EpochAttempt, now: float) -> list[Any]:
-        """Where no majority says whose parameters are right, nobody's win: all go back to the
-        version they agree on, and the epoch is done again. A difference that comes back costs only
-        so many epochs; then what the first of them holds goes on, and it is said."""
-        stages = epoch.disputed
-        if not stages:
-            return []
-        base, times = self._disputed or (epoch.plan.base, 0)
-        times = times + 1 if base == epoch.plan.base else 1
-        self._disputed = (epoch.plan.base, times)
-        again = times <= RECOUNTS
-        said = reports.digests_disputed(stages, again)
-        if not again:
-            return [said]
-        self.mismatches += len(stages)
-        self.roster.undo(epoch.makes)
-        return [said, *self._abandon(now, reports.disputed(stages))]
-
-    def _check_digests(self, epoch: EpochAttempt) -> list[Any]:
-        """Equal digests inside a cell are an invariant; who differs from the majority has to catch
-        up."""
-        agreed, strays = epoch.digests()
-        for stage in epoch.stages:
-            self.roster.agreed.pop(stage, None)
-        self.roster.agreed |= agreed
-        self.roster.fallen.clear()
-        self.mismatches += len(strays)
-        return [reports.digest_mismatch(peer, stage) for stage, peer in strays]
+    def _recounted(self, base: Version) -> bool:
+        """Whether an epoch from ``base`` is done again: where no majority says whose parameters are
+        right, nobody's win, and all go back to the version they agree on. A difference that comes
+        back costs only so many epochs; then what the first of them holds goes on."""
+        before, times = self._disputed
+        self._disputed = base, times + 1 if before == base else 1
+        return self._disputed[1] <= RECOUNTS
 
     def _was_evaluated(self, epoch: int, loss: float, now: float) -> list[Any]:
-        if (
-            self.phase is not Phase.EVALUATE
-            or self.base is None
-            or self._epoch is None
-            or epoch != self.base.epoch
-        ):
+        if self.phase is not Phase.EVALUATE or self.base is None or epoch != self.base.epoch:
             return []
         self._evaluated = self.base
         done: list[Any] = []

@@ -11,6 +11,7 @@ from dataclasses import replace
 from node.core.errors import Refused
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import NO_WINDOW, NOBODY, Electorate, Path, Plan, PlanMember, Version, Window
+from node.data.order import Sampler
 from node.training.leader import reports
 from node.training.leader.deadlines import Deadlines
 from node.training.leader.roster import Roster
@@ -77,8 +78,8 @@ class Planning:
         if rules.change != past.change and not finished:
             said.append(reports.averaging_changed(rules, base))
         members, owners = self._draft(roster, base, past)
-        sampler = facts.make.sampler(past.cursor)
-        cursor = facts.make.cursor(sampler)
+        sampler = Sampler(past.cursor)
+        cursor = sampler.cursor()
         paths: tuple[Path, ...] = ()
         by_stage: dict[int, list[tuple[PeerId, float]]] = {}
         for m in members:

@@ -297,13 +297,13 @@ def digest_mismatch(peer: PeerId, stage: int) -> RecordFact:
     )
 
 
-def disputed(stages: tuple[int, ...]) -> str:
+def disputed(stages: Sequence[int]) -> str:
     """Members of a cell hold different parameters and no majority the same."""
     where = ", ".join(f"stage {s}" for s in stages)
     return f"replicas of {where} made different parameters and nobody can say whose are right"
 
 
-def digests_disputed(stages: tuple[int, ...], again: bool) -> RecordFact:
+def digests_disputed(stages: Sequence[int], again: bool) -> RecordFact:
     """A mismatch of which nobody knows the right side. ``again``: the epoch is done once more; else
     that did not help."""
     kind, text = (

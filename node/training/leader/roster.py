@@ -32,22 +32,22 @@ HALF_LIFE_S, PAUSES, MOST_PAUSE_S = 60.0, 2.0, 30.0
 much."""
 
 H = TypeVar("H", bound=Hashable)
+NO_LEADER = PeerId("")
 
 
 class Roster:
     """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each stage at it.
-    ``me``: the leader, where only peers take part that are proven to reach it and each
-    other; None where that is not asked. ``leader``: the same, in any case; ``known``: whom it has
-    worked with."""
+    ``prove``: only peers take part that are proven to reach the ``leader`` and each other;
+    ``known``: whom it has worked with."""
 
     def __init__(
         self,
         stages: int,
-        me: PeerId | None = None,
-        leader: PeerId | None = None,
+        leader: PeerId = NO_LEADER,
+        prove: bool = False,
         known: frozenset[PeerId] = frozenset(),
     ) -> None:
-        self._stages, self._me, self._leader, self.known = stages, me, leader, known
+        self._stages, self._leader, self._prove, self.known = stages, leader, prove, known
         self._together: dict[int, set[PeerId]] = {}
         self._reach: dict[PeerId, frozenset[PeerId]] = {}
         self.candidates: dict[PeerId, ev.Heartbeat] = {}
@@ -126,7 +126,7 @@ class Roster:
 
     def replicas(self) -> Mapping[int, Sequence[PeerId]]:
         """Who would take part, by stage."""
-        if self._me is None:
+        if not self._prove:
             return self.present()
         if self._taking is None:
             self._taking = {s: self._joined(s, peers) for s, peers in self.present().items()}
@@ -145,22 +145,22 @@ class Roster:
     def proven(self, a: PeerId, b: PeerId) -> bool:
         """Whether two peers reach each other: both say so. Always where that is not asked."""
         return (
-            self._me is None
+            not self._prove
             or a == b
             or (b in self._reach.get(a, ()) and a in self._reach.get(b, ()))
         )
 
     def apart(self) -> list[tuple[PeerId, PeerId]]:
-        """Pairs whose missing proof keeps the first of them out: with the leader, or with a replica
-        of its stage."""
+        """Pairs whose missing proof keeps the first of them out: with the leader, as soon as it is
+        heard itself, or with a replica of its stage."""
         taking = self.replicas()
         return [
             (peer, other)
             for stage, peers in self.present().items()
             for peer in peers
             if peer not in taking[stage]
-            for other in dict.fromkeys([*([self._me] if self._me else ()), *taking[stage]])
-            if not self.proven(peer, other)
+            for other in dict.fromkeys([self._leader, *taking[stage]])
+            if other in self.candidates and not self.proven(peer, other)
         ]
 
     def _joined(self, stage: int, peers: Sequence[PeerId]) -> list[PeerId]:
@@ -168,10 +168,9 @@ class Roster:
         Who was among them stays as long as that holds, before others come in."""
         before = self._together.get(stage, set())
         chosen: set[PeerId] = set()
-        for peer in sorted(peers, key=lambda p: (p != self._me, p not in before, p)):
+        for peer in sorted(peers, key=lambda p: (p != self._leader, p not in before, p)):
             if (
-                self._me is not None
-                and self.proven(peer, self._me)
+                self.proven(peer, self._leader)
                 and chosen <= self._reach[peer]
                 and all(peer in self._reach[p] for p in chosen)
             ):
@@ -248,7 +247,7 @@ class Roster:
     def _vouched(self, version: Version) -> bool:
         """Whether this history is more than the word of strangers: it is the leader's own; or
         wherever peers are that it has worked with, one of them could start from the version too."""
-        own = self.candidates.get(self._leader) if self._leader else None
+        own = self.candidates.get(self._leader)
         if (
             not self.known
             or version == self.base

@@ -17,10 +17,11 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
 from node.scheduler.costs import Costs, believe, least
 from node.scheduler.proven import NoWay, complete, missing, reroute
-from node.scheduler.router import Laid, Router, SearchJob
+from node.scheduler.router import Laid
 from node.scheduler.throughput import SecondsPerUnit
 from node.training.leader.roster import Roster
 from node.training.protocol import events as ev
+from node.training.protocol.facts import RunFacts
 
 ROUNDS = 0.3
 """Weight of the newest round in what the next one is expected to take."""
@@ -32,22 +33,16 @@ Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
 
 
 class Routing:
-    """``sizes``: bytes of the parameters of each stage; ``tensor``: of a tensor on its way."""
+    """``history``: the newest plan that is known, and ``dropped`` what of it did not count."""
 
-    def __init__(
-        self,
-        router: Router,
-        sizes: Sequence[int],
-        tensor: int,
-        history: Plan | None,
-        dropped: Sequence[int],
-    ) -> None:
-        self._router, self._sizes, self._tensor = router, sizes, tensor
+    def __init__(self, facts: RunFacts, history: Plan | None, dropped: Sequence[int]) -> None:
+        self.router = facts.make.router()
+        self._sizes, self._tensor = facts.sizes.parameters, facts.sizes.tensor
         self.laid: Laid | None = None
         self.costs = Costs()
         self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
         if history is not None and history.paths:
-            router.counted([p for p in history.paths if p.index not in dropped])
+            self.router.counted([p for p in history.paths if p.index not in dropped])
 
     def lay(
         self,
@@ -69,7 +64,7 @@ class Routing:
         ends = self._with_a_path(by_stage, roster)
         everybody = [p for row in by_stage.values() for p, _ in row]
         self.costs = self._believed(roster, {p for p, _ in by_stage[ENDS]}, everybody)
-        self.laid = self._router.lay(ends, blocks, samples, self.costs)
+        self.laid = self.router.lay(ends, blocks, samples, self.costs)
         paths = reroute(self.laid.paths, siblings, roster.proven)
         paths = with_trials(paths, by_stage, roster.known_cost(), roster.proven)
         if paths != self.laid.paths:
@@ -87,7 +82,7 @@ class Routing:
         """Ends peers from which a path through every stage leads back. Where paths may leave out
         stages, all of them: which stages a path visits is not known yet."""
         stages = [s for s in sorted(by_stage) if s != ENDS]
-        if self._router.settings.hops(self._router.stages) < len(stages):
+        if self.router.settings.hops(self.router.stages) < len(stages):
             return by_stage[ENDS]
         replicas = {s: [p for p, _ in row] for s, row in by_stage.items()}
         able = [(p, v) for p, v in by_stage[ENDS] if complete(p, stages, replicas, roster.proven)]
@@ -113,7 +108,7 @@ class Routing:
         longest = 0.0
         for stage, row in by_stage.items():
             if len(row) > 1:
-                moved = 2 * (1 - 1 / len(row)) * self._sizes[stage]
+                moved = 2 * (1 - 1 / len(row)) * self._sizes[stage] if self._sizes else 0.0
                 line = least(*(self.costs.lines.get(p, 0.0) for p, _ in row))
                 body = max(
                     moved / max(1, self._tensor) * self.costs.body_s, moved / line if line else 0.0
@@ -129,7 +124,7 @@ class Routing:
             self._rounds = who, SecondsPerUnit(ROUNDS)
         if round_s > 0:
             self._rounds[1].observe(1.0, round_s)
-        self._router.counted([p for p in plan.paths if p.index not in dropped])
+        self.router.counted([p for p in plan.paths if p.index not in dropped])
 
     def search(self, roster: Roster) -> list[Any]:
         """While others average: is there something worth a search for the next epoch?"""
@@ -137,12 +132,8 @@ class Routing:
             return []
         task = self.laid.task
         costs = self._believed(roster, {o for o, _ in task.counts}, task.peers)
-        job = self._router.job(self.laid, costs)
+        job = self.router.job(self.laid, costs)
         return [] if job is None else [ev.SearchPaths(job)]
-
-    def searched(self, job: SearchJob, routes: Sequence[tuple[int, ...]], makespan: float) -> None:
-        """A search has ended."""
-        self._router.improved(job, tuple(tuple(r) for r in routes), makespan)
 
     def about(self, by_stage: Stages) -> dict[str, object]:
         """What the record says of the paths laid last."""
@@ -151,9 +142,9 @@ class Routing:
             return {}
         run_s, round_s = self.forecast(by_stage)
         facts: dict[str, object] = {
-            "paths": self._router.settings.paths,
+            "paths": self.router.settings.paths,
             "laid_by": laid.how,
-            "skip": self._router.settings.skip,
+            "skip": self.router.settings.skip,
         }
         if run_s:
             facts |= {"predicted_run_s": round(run_s, 4), "predicted_round_s": round(round_s, 4)}

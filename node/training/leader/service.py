@@ -90,7 +90,6 @@ class LeaderService:
         t = self._training
         if t.leader is None:
             self._support.clear()
-        if t.leader is None or event is None:
             return
         if isinstance(event, ev.Heartbeat) and event.support is not None:
             self._support[event.peer] = event.support
@@ -98,7 +97,7 @@ class LeaderService:
             match action:
                 case ev.SendPlan(plan, certificate):
                     if certificate is not None:
-                        t.trust.made(certificate, t.clock.now())
+                        t.trust.learns(certificate, t.clock.now())
                     signature = t.identity.sign(plan.canonical(), self._domain)
                     doubles = t.trust.doubles.told()
                     warrant = Warrant(certificate, self._supporters(plan), doubles)

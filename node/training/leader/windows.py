@@ -24,9 +24,8 @@ class Windows:
     """Of one leader, one window at a time. ``mass``: where the run averages by push-sum, what the
     cell holds and gives."""
 
-    def __init__(self, settings: OuterSettings | None = None) -> None:
-        sums = settings is not None and settings.strategy == "push-sum"
-        self.mass = PushSum(settings.fanout) if settings is not None and sums else None
+    def __init__(self, settings: OuterSettings) -> None:
+        self.mass = PushSum(settings.fanout) if settings.strategy == "push-sum" else None
         self._group: ev.Grouped | None = None
         self._given: Version | None = None
         self._tries = 0

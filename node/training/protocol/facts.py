@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.core.samples import Cursor
 from node.scheduler.router import Router
 from node.training.protocol.bounds import Bounds
 from node.training.protocol.pace import RECALL_FROM, RECALL_S
@@ -71,16 +69,13 @@ class PlanFunctions:
 
     ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the
     parts of one stage; the room is of those of whom it is known. Raises OutOfResources when the
-    state does not fit. ``router()`` makes what lays the paths. ``sampler(cursor)`` gives a sampler
-    at that position; ``cursor(sampler)`` reads it back. ``recall(version)`` is what a checkpoint
-    says goes with it, None without one. ``read(change)``: how cells average by the owner's change,
-    or by the manifest.
+    state does not fit. ``router()`` makes what lays the paths. ``recall(version)`` is what a
+    checkpoint says goes with it, None without one. ``read(change)``: how cells average by the
+    owner's change, or by the manifest.
     """
 
     assign: Assign
     router: Callable[[], Router]
-    sampler: Callable[[Cursor], Any]
-    cursor: Callable[[Any], Cursor]
     recall: Callable[[Version], PlanContext | None] = lambda version: None
     read: Read = lambda change: Rules()
 

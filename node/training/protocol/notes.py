@@ -102,11 +102,9 @@ def parse_doubles(told: Sequence[pb.DoubleVoteNote]) -> tuple[DoubleVote, ...]:
 
 
 def _vote(v: pb.VoteNote) -> Vote:
-    if not is_cell(v.cell):
-        raise WireError("a cell's name is 16 hex digits, or empty")
     term, version = _count(v.term, MOST_TERM), parse_version(v.version)
     named, digest = _digest(v.voters), _digest(v.digest)
-    return Vote(CellId(v.cell), term, v.attempt, version, named, v.stage, digest)
+    return Vote(_cell(v.cell), term, v.attempt, version, named, v.stage, digest)
 
 
 def certificate_note(c: Certificate | None) -> pb.CertificateNote | None:
@@ -137,14 +135,12 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
 
 def parse_certificate(c: pb.CertificateNote) -> Certificate:
     """No signature is checked. Raises WireError for more votes than a cell has."""
-    if not is_cell(c.cell):
-        raise WireError("a cell's name is 16 hex digits, or empty")
     ballots = tuple(
         Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
         for b in _few(c.ballots)
     )
     return Certificate(
-        CellId(c.cell),
+        _cell(c.cell),
         _count(c.term, MOST_TERM),
         parse_version(c.version),
         _peers(c.voters),
@@ -450,6 +446,12 @@ def _count(value: int, most: int = MAX_COUNT) -> int:
 
 def _peers(told: Sequence[str]) -> tuple[PeerId, ...]:
     return tuple(map(PeerId, _few(told)))
+
+
+def _cell(text: str) -> CellId:
+    if not is_cell(text):
+        raise WireError("a cell's name is 16 hex digits, or empty")
+    return CellId(text)
 
 
 def _digest(text: str) -> str:

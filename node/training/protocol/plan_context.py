@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.core.mass import Books
 from node.core.samples import WHOLE, Cursor, SampleClass
+from node.data.order import Sampler
 
 GENESIS = Version(0)
 """What a run begins with: every peer can make it."""
@@ -41,13 +41,11 @@ class Memory:
 
     def __init__(
         self,
-        sampler: Callable[[Cursor], Any],
-        cursor: Callable[[Any], Cursor],
         from_checkpoint: Callable[[Version], PlanContext | None],
         history: Plan | None,
         dropped: Sequence[int],
     ) -> None:
-        self._sampler, self._cursor, self._from_checkpoint = sampler, cursor, from_checkpoint
+        self._from_checkpoint = from_checkpoint
         self.history, self._dropped = history, tuple(dropped)
         self._next: tuple[Version, PlanContext] | None = None
         self._asked: tuple[Version, float] | None = None
@@ -69,7 +67,7 @@ class Memory:
         self.history, self._dropped = plan, tuple(dropped)
         self._next = (
             version,
-            _after(self.cursor_after(plan, dropped), owners, tokens, plan),
+            _after(self._cursor_after(plan, dropped), owners, tokens, plan),
         )
 
     def past(self, base: Version, tokens: int, batch: int) -> PlanContext | None:
@@ -90,7 +88,7 @@ class Memory:
             )
         if h is not None and base == makes(h, self._dropped):
             return _after(
-                self.cursor_after(h, self._dropped),
+                self._cursor_after(h, self._dropped),
                 dict(h.owners),
                 max(tokens, h.tokens),
                 h,
@@ -148,19 +146,20 @@ class Memory:
         """Whether a plan that others recall goes with the version, and its samples with its place
         in their order."""
         samples = [s for path in plan.paths for s in path.samples]
-        if sorted(samples) != sorted(self._sampler(plan.cursor).take(len(samples))):
+        if sorted(samples) != sorted(Sampler(plan.cursor).take(len(samples))):
             return False
         return version in (plan.base, makes(plan, dropped))
 
-    def cursor_after(self, plan: Plan, dropped: Sequence[int]) -> Cursor:
+    @staticmethod
+    def _cursor_after(plan: Plan, dropped: Sequence[int]) -> Cursor:
         """The sampler when ``plan`` is done: its samples are taken, those of dropped micro-batches
         are back."""
-        sampler = self._sampler(plan.cursor)
+        sampler = Sampler(plan.cursor)
         for path in plan.paths:
             sampler.take(len(path.samples))
         lost = set(dropped)
         sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
-        return self._cursor(sampler)
+        return sampler.cursor()
 
 
 def makes(plan: Plan, dropped: Sequence[int]) -> Version:

@@ -128,24 +128,15 @@ class Certificate:
         return [b for b in once if b.digest == agreed[b.stage]]
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
-    """A peer takes ``leader`` for the leader of its cell. ``term``: of the newest plan it has
-    followed; ``at``: Unix time, whole seconds, by its clock."""
-
-    cell: CellId
-    leader: PeerId
-    term: int
-    at: int
-
-    def said(self) -> bytes:
-        """The bytes that are signed."""
-        return json.dumps([self.cell, self.leader, self.term, self.at]).encode()
+def support_said(cell: CellId, leader: PeerId, term: int, at: int) -> bytes:
+    """What a peer signs that takes ``leader`` for the leader of its cell. ``term``: of the newest
+    plan it has followed; ``at``: Unix time, whole seconds, by its clock."""
+    return json.dumps([cell, leader, term, at]).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Supporter:
-    """Who gave it, and the signature."""
+    """Who has signed :func:`support_said`, and the signature."""
 
     peer: PeerId
     term: int
@@ -265,16 +256,17 @@ class Trust:
         """Whether the voters of the last certificate are what counts at this moment."""
         return self.version.epoch >= RIPE and now - self._at <= FORGET_S
 
-    def made(self, certificate: Certificate, now: float) -> None:
-        """This peer has led the epoch, and has checked the votes one by one."""
-        self._learn(certificate, now)
+    def learns(self, c: Certificate, now: float) -> None:
+        """This one is believed, or was made here, by who has checked the votes one by one."""
+        self.voters, self.version, self.term, self.certificate = c.voters, c.version, c.term, c
+        self._at = self._checked = now
 
     def shown(self, certificate: Certificate, cell: CellId, now: float) -> bool:
         """Whether a certificate that somebody has is believed; what is learned from it is kept."""
         self._compare(certificate)
         believed = certificate.cell == cell and self._believes(certificate, now)
         if believed:
-            self._learn(certificate, now)
+            self.learns(certificate, now)
         return believed
 
     def doubts(
@@ -317,7 +309,7 @@ class Trust:
             return ""
         held, certified = self.holds(now), c is not None and self._believes(c, now)
         if certified and c is not None:
-            self._learn(c, now)
+            self.learns(c, now)
         if not held:
             return ""
         if same and (certified or plan.base == self.version):
@@ -363,13 +355,9 @@ class Trust:
             fresh = s.term >= self.term or abs(wall - s.at) <= FRESH_S
             if s.peer not in self.voters or s.peer in self.doubles or s.peer in found or not fresh:
                 continue
-            said = Support(cell, plan.leader, s.term, s.at).said()
+            said = support_said(cell, plan.leader, s.term, s.at)
             if self._check(s.peer, said, s.signature, support_domain(self._run)):
                 found.add(s.peer)
                 if most(self.voters, found):
                     break
         return found
-
-    def _learn(self, c: Certificate, now: float) -> None:
-        self.voters, self.version, self.term, self.certificate = c.voters, c.version, c.term, c
-        self._at = self._checked = now
