@@ -198,7 +198,7 @@ async def test_a_found_dictionary_lives_only_as_long_as_its_records(node: Node, 
         result.nearest_node_ids.append(claimed.to_bytes())
         result.nearest_peer_ids.append(peer.to_bytes())
     found = AsyncMock(return_value=dht_pb2.FindResponse(results=[result]))
-    node.protocol.get_stub = lambda peer: SimpleNamespace(rpc_find=found)  # type: ignore[assignment]
+    node.protocol.get_stub = lambda peer: SimpleNamespace(rpc_find=found)
     key = DHTID.from_bytes(KEY)
     item, nearest = (await node.protocol.call_find(bob, [key]))[key]
     assert (item.expiration_time, nearest) == (expires, {guard.node_id_of(bob): bob})
@@ -252,7 +252,7 @@ async def test_a_place_in_the_dht_cannot_be_chosen(node: Node, body) -> None:
     await asyncio.sleep(0)  # what the parent does in tasks of its own
     assert not node.protocol.routing_table.uid_to_peer_id
     stored = AsyncMock(return_value=dht_pb2.StoreResponse(store_ok=[True]))
-    node.protocol.get_stub = lambda peer: SimpleNamespace(rpc_store=stored)  # type: ignore[assignment]
+    node.protocol.get_stub = lambda peer: SimpleNamespace(rpc_store=stored)
     own = dht_pb2.NodeInfo(node_id=guard.node_id_of(bob).to_bytes())
     assert list((await node.store(good, expires, peer=own)).store_ok) == [True]
     for _ in range(5):

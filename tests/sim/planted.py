@@ -122,7 +122,7 @@ def leads_with(roster: type[Roster]) -> Callable[..., Leader]:
 
 def _keeps_gradients(peer: SimPeer) -> None:
     """What was added up under another plan is not forgotten."""
-    setattr(peer.assembled.pipeline._gradients, "reset", lambda: None)  # noqa: B010 - a bug is planted
+    setattr(peer.assembled.pipeline._gradients, "reset", lambda: None)  # noqa: B010
 
 
 def _leaves_one_out(peer: SimPeer) -> None:
