@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from node.averaging.strategies import group_forming as machine
+from node.averaging.strategies.outer import MOST_MEMBERS
 from node.cells import notes
 from node.cells.board import WindowBoard
 from node.cells.facts import CellFacts, Group
@@ -117,8 +118,8 @@ class GroupFinder(rpc.CellsServicer):
             pack_posting(about)
             for key in keys:
                 parse_key(key)
-            if not 2 <= most <= notes.MAX_MEMBERS:
-                raise WireError(f"a group has 2 to {notes.MAX_MEMBERS} cells")
+            if not 2 <= most <= MOST_MEMBERS:
+                raise WireError(f"a group has 2 to {MOST_MEMBERS} cells")
             own = Acceptance(about.cell, self.me, about.hosts, bytes(SIGNATURE_BYTES))
             notes.parse_acceptance(notes.acceptance_note(own))
         except WireError as e:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from node.averaging.strategies.outer import MOST_MEMBERS
 from node.cells.facts import CellFacts, Hosts
 from node.cells.postings import PEER, checked_hosts, cut, parse_cell, parse_key
 from node.core.errors import WireError
@@ -16,14 +17,12 @@ from node.core.journey import Host
 from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from protos import cells_pb2 as pb
 
-MAX_MEMBERS = 32
-"""Cells of a group."""
 MAX_STAGES = 256
 MAX_PEERS, MAX_MADDRS = 8, 4
 """Peers that a cell names for a stage, addresses of each."""
 MAX_HOSTS = 96 << 10
 """Bytes of the hosts of one cell."""
-MAX_NOTE = MAX_MEMBERS * MAX_HOSTS + (64 << 10)
+MAX_NOTE = MOST_MEMBERS * MAX_HOSTS + (64 << 10)
 """Bytes of the largest note that is read; gRPC refuses those that are much larger."""
 MAX_WINDOW = 1 << 53
 
@@ -152,8 +151,8 @@ def parse_note(note: pb.CellsNote) -> OfferTold | GroupTold | ReleaseTold:
 
 
 def _members(note: pb.GroupNote) -> Mapping[CellId, Acceptance]:
-    if len(note.members) > MAX_MEMBERS:
-        raise WireError(f"a group of {len(note.members)} cells, at most {MAX_MEMBERS} are one")
+    if len(note.members) > MOST_MEMBERS:
+        raise WireError(f"a group of {len(note.members)} cells, at most {MOST_MEMBERS} are one")
     members = {a.cell: a for a in map(parse_acceptance, note.members)}
     if len(members) != len(note.members):
         raise WireError("a group that names a cell twice")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from node.averaging.strategies.outer import MOST_MEMBERS
 from node.cells import notes
 from node.cells.facts import CellFacts
 from node.cells.postings import MAX_BODY, pack_posting, parse_key, parse_posting
@@ -43,7 +44,7 @@ SPOILED: dict[str, Spoil] = {
     "long key": lambda n: setattr(n, "key", "1" * 33),
     "nothing said": lambda n: n.ClearField("named"),
     "a cell twice": lambda n: setattr(first(n), "cell", B),
-    "members": lambda n: [n.named.members.append(first(n)) for _ in range(notes.MAX_MEMBERS)],
+    "members": lambda n: [n.named.members.append(first(n)) for _ in range(MOST_MEMBERS)],
     "leader": lambda n: setattr(first(n), "leader", ""),
     "leader's name": lambda n: setattr(first(n), "leader", "p" * 65),
     "signature": lambda n: setattr(first(n), "signature", bytes(65)),

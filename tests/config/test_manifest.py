@@ -104,6 +104,7 @@ def test_a_bad_field_is_reported_with_the_allowed_values(text: str, says: str):
         (CLOCK + 'strategy = "ring"\ncarries = "deltas"\noptimizer = "sgd"', "different anchors"),
         (CLOCK + 'strategy = "ring"\nfanout = 2', "outer.fanout"),
         (CLOCK + 'strategy = "moshpit"', "grid"),
+        (CLOCK + 'strategy = "moshpit"\ngrid = [33, 2]', "outer.grid"),
         (CLOCK + 'strategy = "ringo"', "outer.strategy"),
         (CLOCK + 'codec = "int2"', "outer.codec"),
         (TWO + "window_s = -1.0", "outer.window_s"),

@@ -29,6 +29,8 @@ STRATEGIES: dict[str, str] = {
 DIRECTED, MOST_EDGE_STAGES = ("ring", "push-sum"), 24
 """Those along edges: each member makes a mean of its own; and for how many block stages a cell's
 posting can name a host."""
+MOST_MEMBERS = 32
+"""Cells of a group."""
 PARTIAL = (*DIRECTED, "gossip", "moshpit")
 """Those after whose rounds members may hold different values."""
 CARRIES: dict[str, str] = {
@@ -149,6 +151,11 @@ def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
             not cell,
             "all replicas of a stage are one cell, so there are no others to average with",
             "set averaging.cell to a number",
+        ),
+        (
+            max(s.grid, default=0) > MOST_MEMBERS,
+            f"outer.grid is {list(s.grid)}",
+            f"no axis longer than {MOST_MEMBERS}, because so many cells make one group",
         ),
         (
             s.strategy in DIRECTED and stages > MOST_EDGE_STAGES,
