@@ -21,6 +21,9 @@ WILD, SURE = 10.0, 8
 machine is no cost of the work."""
 STALE_S = 300.0
 """What was measured on a line so long ago says nothing any more."""
+FIRST_PROBES = 3
+"""Of a new way the shortest of so many counts: the first one sets up the connection, and a peer
+that has just started is busy."""
 FAILURES = 2
 """Probes in a row without an answer after which a way counts as gone: one may be a busy machine."""
 
@@ -71,7 +74,10 @@ class Timing:
 
     def probed(self, peer: PeerId, seconds: float, now: float) -> None:
         """A small message went to ``peer`` and back."""
-        self._trips.setdefault(peer, RunningAverage()).add(seconds, now)
+        trip = self._trips.setdefault(peer, RunningAverage())
+        if 0 < trip.count < FIRST_PROBES:
+            trip.mean = seconds = min(seconds, trip.mean)
+        trip.add(seconds, now)
         self._failed.pop(peer, None)
 
     def unanswered(self, peer: PeerId, now: float) -> None:
@@ -97,11 +103,18 @@ class Timing:
         self, peers: Collection[PeerId], now: float, every_s: float, again_s: float
     ) -> list[PeerId]:
         """Of these, those whose round trip was never measured, and the one measured longest ago if
-        that is ``every_s`` ago; who did not answer has ``again_s`` of peace."""
+        that is ``every_s`` ago, or one that was measured seldom; who did not answer has ``again_s``
+        of peace."""
         waits = {p for p, (_, at) in self._failed.items() if now - at < again_s}
         new = sorted(p for p in peers if p not in self._trips and p not in waits)
-        known = sorted((self._trips[p].at, p) for p in peers if p in self._trips and p not in waits)
-        return new + [p for at, p in known[:1] if now - at >= every_s or p in self._failed]
+        known = sorted(
+            (self._trips[p].count >= FIRST_PROBES, self._trips[p].at, p)
+            for p in peers
+            if p in self._trips and p not in waits
+        )
+        return new + [
+            p for often, at, p in known[:1] if not often or now - at >= every_s or p in self._failed
+        ]
 
     def keep(self, peers: Collection[PeerId]) -> None:
         """Forget everybody else."""

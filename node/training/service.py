@@ -34,7 +34,6 @@ from node.training.protocol.pace import (
     BEAT_AT_MOST_S,
     CALM_AFTER_S,
     CALM_BEAT_S,
-    FIRST_PROBES,
     HEARTBEAT_S,
     PROBE_AGAIN_S,
     PROBE_FAILED_S,
@@ -172,10 +171,9 @@ class Training(rpc.TrainingServicer):
             try:
                 known = peer in timing.ways(self.clock.now())
                 async with asyncio.timeout(WAY_TIMEOUT_S):
-                    # The first message to a peer sets up its connection; a busy moment is no way.
-                    tries = range(1 if known else FIRST_PROBES)
-                    trips = [await self.transport.ping(peer, WAY_TIMEOUT_S) for _ in tries]
-                timing.probed(peer, min(trips), self.clock.now())
+                    timing.probed(
+                        peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now()
+                    )
                 if not known:
                     self._hurry.set()  # the leader plans with ways that are proven
             except (PeerFault, TimeoutError):

@@ -32,13 +32,23 @@ def test_ways_are_those_measured_lately_and_probes_go_round() -> None:
     t.sent(A, 0.5, 100.0)
     t.probed(B, 0.1, 100.0)
     assert t.ways(100.0) == {A: (0.5, 0.0), B: (0.0, 0.1)}
-    assert t.due((A, B), 100.0, 60.0, 5.0) == [A]
-    t.probed(A, 0.1, 101.0)
+    for n, due in enumerate(([A, B], [B], [A], [B], [A])):
+        assert t.due((A, B), 101.0 + n, 60.0, 5.0) == due, "a new way is measured three times"
+        t.probed(due[0], 0.1, 101.0 + n)
     assert t.due((A, B), 110.0, 60.0, 5.0) == []
     assert t.due((A, B), 170.0, 60.0, 5.0) == [B]
-    assert t.ways(100.0 + STALE_S) == {A: (0.0, 0.1)}
+    assert t.ways(104.0 + STALE_S) == {A: (0.0, 0.1)}
     t.keep((B,))
     assert t.ways(110.0) == {B: (0.0, 0.1)}
+
+
+def test_the_shortest_of_the_first_probes_counts() -> None:
+    t = Timing()
+    for seconds in (1.0, 0.1, 0.3):
+        t.probed(A, seconds, 0.0)
+    assert t.ways(0.0) == {A: (0.0, 0.1)}
+    t.probed(A, 0.3, 0.0)
+    assert 0.1 < t.ways(0.0)[A][1] < 0.3
 
 
 def test_a_way_is_lost_after_two_failed_probes() -> None:

@@ -228,7 +228,7 @@ BUGS = (
         ("leader-kill",),
         frozenset({"I3", "I5"}),
         CROWDED,
-        first=8,
+        first=45,
     ),
     Bug(
         "applied twice",
@@ -286,6 +286,7 @@ IN_SERVICES = (
         ("slow-peer", "one-way"),
         frozenset({"I3", "I5"}),
         CROWDED,
+        first=45,
     ),
 )
 ALL_BUGS = BUGS + IN_SERVICES

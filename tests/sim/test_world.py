@@ -394,7 +394,7 @@ def test_the_set_up_of_a_connection_is_no_part_of_a_way(monkeypatch):
     monkeypatch.setattr(SimTransport, "ping", slow_at_first)
     with quiet():
         swarm = SimSwarm(Setup(links=LinkProfile(0.02, 0.02)), 0)
-        swarm.world.run(5.0)
+        swarm.world.run(30.0)
     measured = [p.work.engines.pipeline.timing.ways(swarm.world.now) for p in swarm.live()]
     trips = [trip for ways in measured for _, trip in ways.values() if trip]
     assert trips

@@ -38,8 +38,6 @@ that failed."""
 RECALL_FROM, RECALL_S = 4, 2.0
 """Peers that are asked, one after another, for the plan behind a version, and for one of them to
 tell what it remembers."""
-FIRST_PROBES = 3
-"""Of a way that was not known, of which the shortest counts: the first sets up the connection."""
 WAY_TIMEOUT_S, WAYS_AT_ONCE = 15.0, 4
 """For a way that may have to be found first (a relay, a punched hole), and how many are measured at
 the same time."""
