@@ -88,6 +88,7 @@ class Directory:
         self._topic = PEERS
         self._node: DHTNode | None = None
         self._p2p: P2P | None = None
+        self._attaching: asyncio.Task[None] | None = None
         self._company: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._posted_at, self._times = 0.0, 1.0
@@ -110,17 +111,22 @@ class Directory:
 
         ``initial_peers`` are multiaddrs with /p2p/; none for the first peer of a run. Those that do
         not answer are tried again in the background, for as long as they are missing. A p2pd that
-        does not answer for ``ATTACH_S`` is given up. Raises UsageFault for one that is not a
-        multiaddr with /p2p/.
+        does not answer is waited for ``ATTACH_S`` here, and from then on in the background, until
+        there is another one. Raises UsageFault for one that is not a multiaddr with /p2p/.
         """
         self._seeds |= _by_peer(initial_peers)
         guard.install()
-        try:
-            async with asyncio.timeout(ATTACH_S):
-                await self._detach(keep=p2p)
-                self._node = await self._node_on(p2p)
-        except TimeoutError:
-            return
+        if self._attaching is not None:
+            self._attaching.cancel()
+        self._attaching = self._tasks.spawn(self._attach(p2p), "attach")
+        done, _ = await asyncio.wait({self._attaching}, timeout=ATTACH_S)
+        if not done:
+            text = f"p2pd has not taken the directory's handlers in {ATTACH_S:g} s"
+            self._tell("not-attached", text, "warning")
+
+    async def _attach(self, p2p: P2P) -> None:
+        await self._detach(keep=p2p)
+        self._node = await self._node_on(p2p)
         self._p2p = p2p
         self._company = self._tasks.spawn(
             self._keep_company(p2p, self._node), "company", eternal=True

@@ -402,7 +402,7 @@ class P2pDaemon:
                 # and TCP is twice as fast.
                 check_free(host, udp, "transport.p2p_port", socket.SOCK_DGRAM)
                 listen.append(multiaddr(host, udp, "quic"))
-        made = await self._kind.create(
+        made: Any = await self._kind.create(
             host_maddrs=listen,
             announce_maddrs=self._announced() or None,
             identity_path=str(self._identity.path or self.runtime / "key"),
@@ -416,6 +416,7 @@ class P2pDaemon:
             dht_mode="server",
             startup_timeout=LAUNCH_S,
         )
+        made._client.control._pending_calls = _PendingCalls()
         self._p2p = made
         try:
             await self._identify(made)
@@ -511,6 +512,10 @@ class P2pDaemon:
             done, _ = await asyncio.wait({end}, timeout=HEALTH_EVERY_S)
             if done:
                 return f"ended with code {end.result()}"
+            if p2p._client.control._read_task.done():
+                p2p._child.kill()
+                await end
+                return "was not listened to any more"
             try:
                 await self._identify(p2p)
                 silent = 0
@@ -560,6 +565,14 @@ def _short(error: BaseException) -> str:
         or type(error).__name__
     )
     return "; ".join(line.strip(" *\t") for line in text.splitlines() if line.strip())[:300]
+
+
+class _PendingCalls(dict[Any, "asyncio.Future[Any]"]):
+    """What hivemind waits for p2pd to answer. hivemind sets the result also of a call that has just
+    been cancelled, which ends the task that reads all answers; for it such a call is not here."""
+
+    def __contains__(self, call: object) -> bool:
+        return (found := self.get(call)) is not None and not found.done()
 
 
 class _ToJournal(logging.Handler):

@@ -115,6 +115,20 @@ async def test_a_p2pd_that_does_not_answer_is_given_up(swarm, body, monkeypatch)
     assert await directory.publish(body("again"))
 
 
+async def test_a_p2pd_that_takes_long_is_attached_to_in_the_end(
+    swarm, body, monkeypatch, eventually
+) -> None:
+    directory, p2p = await swarm.node()
+    await directory.serve(False)
+    freeze(p2p)
+    monkeypatch.setattr(directory_module, "ATTACH_S", 0.1)
+    await asyncio.wait_for(directory.serve(True), 10)
+    assert not await directory.publish(body("slow"))
+    p2p._child.send_signal(signal.SIGCONT)
+    assert await eventually(lambda: directory._node is not None)
+    assert await directory.publish(body("slow"))
+
+
 async def test_without_a_network_reading_and_publishing_still_work(swarm, body) -> None:
     directory = swarm.directory(swarm.identity())
     assert await directory.publish(body()) is False

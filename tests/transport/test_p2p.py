@@ -6,6 +6,8 @@ import signal
 
 import psutil
 import pytest
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from node.core.errors import PeerFault
 from node.transport import runtime
@@ -97,3 +99,30 @@ async def test_the_runtime_directory_is_private_and_goes_away(swarm):
     assert a.p2p.runtime.exists(), "of the living nothing is swept"
     await a.close()
     assert not a.p2p.runtime.exists()
+
+
+async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_no_other_call(swarm):
+    a, b = await swarm(), await swarm()
+    introduce(a, b)
+    assert await ping(a, b.peer_id) == b"n"
+    control = a.p2p.p2p._client.control
+    peer, calls = PeerID.from_base58(b.peer_id), control._pending_calls
+    late = asyncio.create_task(control.call_unary_handler(peer, "nobody", b""))
+    await asyncio.sleep(0)
+    (number,) = calls
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    calls[number] = cancelled  # as it is between the cancellation and what it wakes
+    with pytest.raises(P2PDaemonError):
+        await asyncio.wait_for(control.call_unary_handler(peer, "nobody", b""), 20)
+    late.cancel()
+    assert a.p2p.restarts == 0
+
+
+async def test_a_p2pd_that_is_not_listened_to_any_more_is_replaced(swarm):
+    a = await swarm()
+    ups: asyncio.Queue = asyncio.Queue()
+    a.p2p.on_up(ups.put)
+    a.p2p.p2p._client.control._read_task.cancel()
+    assert await asyncio.wait_for(ups.get(), 30) is a.p2p.p2p
+    assert a.p2p.restarts == 1
