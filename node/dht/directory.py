@@ -369,8 +369,8 @@ class Directory:
         company, self._company = self._company, None
         if company is not None:
             company.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await company
+            # Not awaited itself: whoever is cancelled here meanwhile would go on.
+            await asyncio.wait({company})
         if node is None:
             return
         if keep is None or keep is self._p2p:
