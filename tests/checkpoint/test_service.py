@@ -104,6 +104,30 @@ class Liar(StateService):
                 yield spoilt
 
 
+class AllAsked:
+    """Holds back what ``donors`` send until each of them was asked for a piece."""
+
+    def __init__(self, donors: int) -> None:
+        self.donors, self.asked, self.all = donors, set[int](), asyncio.Event()
+
+    async def by(self, donor: StateService) -> None:
+        self.asked.add(id(donor))
+        if len(self.asked) == self.donors:
+            self.all.set()
+        await self.all.wait()
+
+
+class Waiting(StateService):
+    def __init__(self, *args: Any, asked: AllAsked, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.all_asked = asked
+
+    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[Any]:
+        await self.all_asked.by(self)
+        async for chunk in super().Fetch(request, context):
+            yield chunk
+
+
 class Swarm:
     def __init__(self) -> None:
         self.net = MemoryNet()
@@ -162,7 +186,10 @@ async def test_state_comes_from_all_donors_and_is_exact(
     swarm: Swarm, names: tuple[str, ...]
 ) -> None:
     state = {name: values()[name] for name in names}
-    donors = [await swarm.donor(f"donor{i}", Held({3: state})) for i in range(3)]
+    asked = AllAsked(3)
+    donors = [
+        await swarm.donor(f"donor{i}", Held({3: state}), Waiting, asked=asked) for i in range(3)
+    ]
     told: list[tuple[int, int]] = []
     snapshot = await swarm.fetch(
         donors,
