@@ -85,10 +85,10 @@ class Program:
             # the other ranks the only one.
             return self.ends.embed(tokens_BT).clone()
 
-    def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
-        """As :meth:`Ends.loss`."""
+    def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """The sum that :meth:`Ends.loss` gives."""
         with self.here.device.autocast(), loss_parallel():
-            return self.ends.loss(h_BTD, targets_BT)
+            return self.ends.loss(h_BTD, targets_BT)[0]
 
     def logits(self, h_BTD: Tensor) -> Tensor:
         """As :meth:`Ends.logits`."""
