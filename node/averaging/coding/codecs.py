@@ -31,8 +31,6 @@ class Numbers(ABC):
 
     shape: tuple[int, ...]
     numbers: int
-    lies = False
-    """They are in memory as fp32 already."""
 
     def read(self, start: int, into: Tensor) -> Tensor:
         """As many numbers from ``start`` on, a multiple of ``PIECE``, as ``into`` [numbers] has
@@ -81,9 +79,10 @@ class Coded(Numbers):
                 f"{data.numel()} bytes for {self.numbers} numbers as {codec}, expected {expected}"
             )
         raw = _aligned(data) if self.numbers else torch.empty(0, dtype=torch.uint8)
-        if fault := FAULTS[codec](raw, self.numbers):
+        if codec in FAULTS and (fault := FAULTS[codec](raw, self.numbers)):
             raise WireError(fault)
         self.lies = codec == "fp32"
+        """In memory as fp32 already."""
         self.raw, self._open = raw, OPENERS[codec](raw, self.numbers)
 
     @classmethod
@@ -141,7 +140,7 @@ class Encoding:
 
     def done(self) -> Tensor:
         """All the bytes [nbytes_of] uint8. Raises ValueError for what :func:`encode` does."""
-        if FAULTS[self.codec](self._raw, self.numbers):
+        if self.codec in FAULTS and FAULTS[self.codec](self._raw, self.numbers):
             raise ValueError(
                 f"a number that is not finite, or nearly so, cannot be sent as {self.codec}"
             )
