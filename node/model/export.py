@@ -6,7 +6,6 @@ generation_config.json and, when there is a tokenizer, tokenizer.json and tokeni
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -302,7 +301,7 @@ def _swap(staged: Path, directory: Path) -> None:
     """Put ``staged`` in the place of ``directory``. A rename cannot replace a full directory, so
     the old one steps aside."""
     aside = directory.with_name(f"{staged.name}.old")
-    had_old = directory.is_dir() and any(directory.iterdir())
+    had_old = directory.is_dir()
     if had_old:
         directory.rename(aside)
     try:
@@ -312,5 +311,4 @@ def _swap(staged: Path, directory: Path) -> None:
             aside.rename(directory)
         raise
     _sync(directory.parent)
-    with contextlib.suppress(OSError):
-        shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)
