@@ -54,11 +54,13 @@ def token_file(path: Path, dtype: np.dtype) -> TokenFile:
     """A file as an array of ``dtype``. Raises UsageFault when its size is no multiple of an
     item's."""
     size = path.stat().st_size
-    if size % dtype.itemsize:
-        raise UsageFault(
+    refuse(
+        (
+            size % dtype.itemsize,
             f"{path} has {size} bytes, no multiple of {dtype.itemsize}",
             f"write it as {dtype.name}, little-endian",
         )
+    )
     return TokenFile(path, dtype, size // dtype.itemsize)
 
 
@@ -217,11 +219,13 @@ def pretokenised(path: Path, vocab: int) -> tuple[TokenFile, int]:
     ids = token_file(path, np.dtype("<u2") if name == "uint16" else np.dtype("<u4"))
     for start in range(0, len(ids), PIECE):
         largest = int(np.asarray(ids[start : start + PIECE]).max())
-        if largest >= vocab:
-            raise UsageFault(
+        refuse(
+            (
+                largest >= vocab,
                 f"{path} holds the id {largest}, but only {vocab} exist",
                 f"say dtype and vocab in {side.name}",
             )
+        )
     return ids, vocab
 
 

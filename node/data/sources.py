@@ -235,11 +235,13 @@ def _check_hash(digest: str, wanted: str) -> None:
 def _split(tokens: Ids, settings: DataSettings, seq_len: int, digest: str, vocab: int) -> Corpus:
     window = seq_len + 1
     held = max(int(len(tokens) * settings.holdout), window) if settings.holdout else 0
-    if len(tokens) - held < window:
-        raise UsageFault(
+    cut = len(tokens) - held
+    refuse(
+        (
+            cut < window,
             f"{settings.source} has {len(tokens)} tokens, too few for windows of {window} to train "
             "on" + (" and to hold out" if held else ""),
             "give a longer text or a shorter model.seq_len",
         )
-    cut = len(tokens) - held
+    )
     return Corpus(tokens[:cut], tokens[cut:], digest, vocab, seq_len)

@@ -66,12 +66,9 @@ class Program:
             CutEnds(settings) if stage == ENDS else cast(Blocks, build(settings, stages, stage)),
             here,
         )
-        self.parameters = dict(self.module.named_parameters())
-
-    @property
-    def ends(self) -> CutEnds:
+        self.ends = cast(CutEnds, self.module)
         """The module of stage 0."""
-        return cast(CutEnds, self.module)
+        self.parameters = dict(self.module.named_parameters())
 
     def forward(self, x_BTD: Tensor, document_ends: Sequence[int]) -> Tensor:
         """A block stage: as :meth:`Blocks.forward`."""

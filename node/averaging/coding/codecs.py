@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -43,12 +43,6 @@ class Numbers(ABC):
     def _piece(self, start: int, into: Tensor) -> None:
         """At most a ``PIECE`` of numbers."""
 
-    def pieces(self) -> Iterator[Tensor]:
-        """All of them in order, fp32; each is good until the next is asked for."""
-        scratch = torch.empty(min(PIECE, self.numbers))
-        for start in range(0, self.numbers, PIECE):
-            yield self.read(start, scratch[: self.numbers - start])
-
     def whole(self) -> Tensor:
         """All of them in their shape."""
         return self.read(0, torch.empty(self.numbers)).view(self.shape)
@@ -56,7 +50,10 @@ class Numbers(ABC):
     def norm(self) -> float:
         """Their 2-norm, not finite where a number is not. The same for the same numbers, whoever
         asks."""
-        return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in self.pieces()))
+        scratch = torch.empty(min(PIECE, self.numbers))
+        starts = range(0, self.numbers, PIECE)
+        pieces = (self.read(start, scratch[: self.numbers - start]) for start in starts)
+        return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in pieces))
 
 
 TYPED = {"fp32": torch.float32, "bf16": torch.bfloat16}

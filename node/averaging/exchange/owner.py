@@ -204,8 +204,7 @@ class ExchangeServer:
         except PeerFault as e:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(e))
             return
-        head = await _head(requests)
-        if head is None:
+        if (head := await _head(requests)) is None:
             await context.write(_refusal(Kind.HEADS, "the first message is the head"))
         else:
             await self._attend(peer, head, requests, context)
@@ -221,11 +220,10 @@ class ExchangeServer:
         requests: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        round_id = RoundId(head.epoch, head.term, head.attempt)
         began = Began(
             next(self._numbers),
             peer,
-            round_id,
+            RoundId(head.epoch, head.term, head.attempt),
             head.plan_hash,
             head.ownership_hash,
             head.group,
