@@ -70,7 +70,6 @@ class Cut(CellRound):
 
     def cut(self, group_bytes: int) -> None:
         self._settings = replace(self._settings, group_bytes=group_bytes)
-        self._owner._settings = self._settings  # pyright: ignore[reportPrivateUsage]
 
 
 class Worker:

@@ -320,7 +320,7 @@ class Wire(Ours):
 
     async def _average(self, codec: str) -> dict[str, float]:
         from node.averaging.coding.formats import nbytes_of
-        from node.averaging.exchange.service import CHUNK
+        from node.averaging.exchange.owner import CHUNK
 
         total = sum(nbytes_of(n, codec) for (n,) in self.shapes.values()) // len(self.peers)
         count = -(-total // CHUNK) or 1

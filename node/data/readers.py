@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from node.core.errors import NetworkFault, UsageFault
+from node.core.errors import LocalFault, NetworkFault, UsageFault, refuse
 from node.core.home import expanded
 from node.data.token_file import TokenFile
 
 PIECE = 1 << 22
 """Bytes read at once."""
+BUFFER, ROWS = 1 << 20, 256
+"""Bytes of parquet that are read, and rows that are decoded, at once."""
 
 _GET = "name the file with  --data PATH ; who owns the run has it, and a block stage needs none"
 
@@ -52,11 +54,13 @@ def token_file(path: Path, dtype: np.dtype) -> TokenFile:
     """A file as an array of ``dtype``. Raises UsageFault when its size is no multiple of an
     item's."""
     size = path.stat().st_size
-    if size % dtype.itemsize:
-        raise UsageFault(
+    refuse(
+        (
+            size % dtype.itemsize,
             f"{path} has {size} bytes, no multiple of {dtype.itemsize}",
             f"write it as {dtype.name}, little-endian",
         )
+    )
     return TokenFile(path, dtype, size // dtype.itemsize)
 
 
@@ -69,15 +73,9 @@ def text_pieces(path: Path) -> Iterator[bytes]:
             rest += more
             cut = rest.rfind(b"\n") + 1
             if not cut and len(rest) >= 4 * PIECE:
-                cut = len(rest)
-                for _ in range(
-                    4
-                    # back to the first byte of the last character, which may go on in the next
-                    # piece
-                ):
-                    cut -= 1
-                    if rest[cut] & 0xC0 != 0x80:
-                        break
+                # The first byte of the last character, which may go on in the next piece.
+                last = range(len(rest) - 4, len(rest))
+                cut = max((at for at in last if rest[at] & 0xC0 != 0x80), default=last.start)
             if cut:
                 yield rest[:cut]
                 rest = rest[cut:]
@@ -113,24 +111,77 @@ def library(name: str, what: str) -> Any:
         ) from e
 
 
-def parquet(path: Path) -> Iterator[bytes]:
-    """The strings of the column "text"; nulls are left out. Raises UsageFault without pyarrow, or
-    for another kind of file."""
+def parquet(
+    source: Any,
+    name: str,
+    column: str = "text",
+    start: int = 0,
+    stop: int = 1,
+    size: int = 1,
+    strict: bool = True,
+) -> Iterator[bytes]:
+    """The strings of a column, as UTF-8, in the rows from ``start`` / ``size`` of all to ``stop`` /
+    ``size``; nulls are left out. ``source``: a path, or an open file called ``name``. Not
+    ``strict``: strings that are no UTF-8 are taken as they are.
+
+    Raises UsageFault without pyarrow, for another kind of file and for a column that is not there
+    or holds no text; and the fault of ours with which reading ``source`` fails.
+    """
     pq = library("pyarrow.parquet", "reading parquet")
     pyarrow = library("pyarrow", "reading parquet")
     try:
-        with pq.ParquetFile(path) as file:
-            if "text" not in file.schema_arrow.names:
-                raise UsageFault(
-                    f"{path} has no column 'text'",
-                    f"it has {', '.join(file.schema_arrow.names[:8])}",
-                )
-            for rows in file.iter_batches(columns=["text"], batch_size=1024):
-                for value in rows.column(0).to_pylist():
-                    if value is not None:
-                        yield _text(value, f"{path}, column text")
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
-        raise UsageFault(f"cannot read {path}: {e}", "check that it is a parquet file") from e
+        # A buffer: pages are decoded one after the other, however large a row group is.
+        with pq.ParquetFile(source, pre_buffer=False, buffer_size=BUFFER) as file:
+            meta, schema = file.metadata, file.schema_arrow
+            _check_column(pyarrow.types, schema, name, column)
+            first, last = (at * meta.num_rows // size for at in (start, stop))
+            seen = 0
+            for group in range(meta.num_row_groups):
+                begin, seen = seen, seen + meta.row_group(group).num_rows
+                if first < seen and begin < last:
+                    for rows in file.iter_batches(ROWS, [group], [column], use_threads=False):
+                        if strict:
+                            rows.validate(full=True)
+                        yield from _texts(pyarrow, rows.column(0), first - begin, last - begin)
+                        begin += len(rows)
+                        if begin >= last:
+                            break
+    except (pyarrow.ArrowException, OSError) as e:
+        raise _cause(e) or UsageFault(
+            f"cannot read {name}: {e}", "check that it is a parquet file"
+        ) from e
+
+
+def _check_column(types: Any, schema: Any, name: str, column: str) -> None:
+    kind = schema.field(column).type if column in schema.names else None
+    kind = kind.value_type if kind and types.is_dictionary(kind) else kind
+    refuse(
+        (
+            kind is None,
+            f"{name} has no column {column!r}",
+            f"it has {', '.join(schema.names[:8])}; of a stream  data.column  names one",
+        ),
+        (
+            kind is not None and not (types.is_string(kind) or types.is_large_string(kind)),
+            f"{name} holds {kind} in {column!r}, not text",
+            "name a column of strings; of a stream by  data.column",
+        ),
+    )
+
+
+def _texts(pyarrow: Any, rows: Any, first: int, last: int) -> Iterator[bytes]:
+    """Rows ``first`` to ``last`` of those given, as bytes: strings may be no UTF-8."""
+    begin = max(0, first)
+    found = rows.slice(begin, max(0, last - begin)).cast(pyarrow.large_string())
+    return (text for text in found.cast(pyarrow.large_binary()).to_pylist() if text is not None)
+
+
+def _cause(e: BaseException) -> LocalFault | None:
+    """The fault of ours that a library has wrapped."""
+    found: BaseException | None = e
+    while found is not None and not isinstance(found, LocalFault):
+        found = found.__cause__ or found.__context__
+    return found
 
 
 def note_beside(path: Path) -> Path:
@@ -155,19 +206,26 @@ def pretokenised(path: Path, vocab: int) -> tuple[TokenFile, int]:
             raise UsageFault(
                 f"cannot read {side}: {e}", 'write {"dtype": "uint16", "vocab": 50257}'
             ) from e
-    if type(vocab) is not int or not 0 < vocab <= 1 << 32:
-        raise UsageFault(f"{side}: vocab is {vocab!r}", "give the number of token ids")
-    name = note.get("dtype", "uint16" if vocab <= 1 << 16 else "uint32")
-    if name not in ("uint16", "uint32"):
-        raise UsageFault(f"{side}: dtype is {name!r}", 'use "uint16" or "uint32"')
+    known = type(vocab) is int and 0 < vocab <= 1 << 32
+    name = note.get("dtype", "uint16" if known and vocab <= 1 << 16 else "uint32")
+    refuse(
+        (not known, f"{side}: vocab is {vocab!r}", "give the number of token ids"),
+        (
+            name not in ("uint16", "uint32"),
+            f"{side}: dtype is {name!r}",
+            'use "uint16" or "uint32"',
+        ),
+    )
     ids = token_file(path, np.dtype("<u2") if name == "uint16" else np.dtype("<u4"))
     for start in range(0, len(ids), PIECE):
         largest = int(np.asarray(ids[start : start + PIECE]).max())
-        if largest >= vocab:
-            raise UsageFault(
+        refuse(
+            (
+                largest >= vocab,
                 f"{path} holds the id {largest}, but only {vocab} exist",
                 f"say dtype and vocab in {side.name}",
             )
+        )
     return ids, vocab
 
 
@@ -208,13 +266,8 @@ def hub(name: str) -> tuple[Any, str]:
 def hub_documents(dataset: Any, column: str) -> Iterator[bytes]:
     """The strings of one column; nulls are left out."""
     for row in dataset.select_columns([column]):
-        if row[column] is not None:
-            yield _text(row[column], f"column {column}")
-
-
-def _text(value: Any, where: str) -> bytes:
-    if not isinstance(value, str):
-        raise UsageFault(
-            f"{where} holds {type(value).__name__}, not text", "name a column of strings"
-        )
-    return value.encode("utf-8", errors="replace")
+        value = row[column]
+        what = f"column {column} holds {type(value).__name__}, not text"
+        refuse((not isinstance(value, str | None), what, "name a column of strings"))
+        if value is not None:
+            yield value.encode("utf-8", errors="replace")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from node.core.errors import Refused, UsageFault
+from node.core.errors import Refused, UsageFault, refuse
 from node.data import readers
 from node.data.cache import cached
 from node.data.places import AS_NAMED, Places, local, meant_for_one
@@ -33,6 +34,13 @@ DATA_DISK = 8 << 30
 """Bytes of a stream that are kept, where nothing else is said."""
 SYNTHETIC_TOKENS = 1 << 20
 """Length of the synthetic text."""
+DOCUMENTS: dict[str, Callable[[Path], Iterator[bytes]]] = {
+    ".txt": readers.text_pieces,
+    ".jsonl": readers.jsonl,
+    ".ndjson": readers.jsonl,
+    ".parquet": lambda path: readers.parquet(path, str(path)),
+}
+"""By a file's ending, who reads what is tokenised."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +94,15 @@ def open_source(
     if not streams(settings, places):
         return open_data(settings, seq_len, vocab, home, places)
     tokenizer = _tokenizer(settings, vocab, places)
-    if meant_for_one(places.data) and not settings.source.startswith("file:"):
-        raise _no_file(settings, places)
-    if not settings.windows:
-        raise UsageFault(
+    refuse(
+        _no_file(settings, places),
+        (
+            not settings.windows,
             f"data.windows = 0, and {settings.source} is a stream: nobody has looked how much text "
             "its pieces have",
             "make a manifest with  tutti swarm init , without --no-open",
-        )
+        ),
+    )
     stream = open_stream(settings, seq_len, tokenizer, home, places.data, cap)
     _check_hash(stream.sha256, settings.sha256)
     return stream, tokenizer
@@ -148,8 +157,7 @@ def _open(
     elif kind == "hf":
         tokens, digest, vocab = _hub(name, places.data, tokenizer, settings.sha256, home)
     else:
-        if meant_for_one(places.data):
-            raise _no_file(settings, places)
+        refuse(_no_file(settings, places))
         raw = readers.pydoc() if kind == "builtin" else _synthetic(int(name))
         digest, vocab = hashlib.sha256(raw).hexdigest(), tokenizer.vocab
         _check_hash(digest, settings.sha256)
@@ -157,8 +165,9 @@ def _open(
     return _split(tokens, settings, seq_len, digest, vocab)
 
 
-def _no_file(settings: DataSettings, places: Places) -> UsageFault:
-    return UsageFault(
+def _no_file(settings: DataSettings, places: Places) -> tuple[bool, str, str]:
+    return (
+        meant_for_one(places.data) and not settings.source.startswith("file:"),
         f"this run trains on {settings.source}, which is no file, and  data = {places.data}  "
         "is set here",
         f"leave  --data  away, or make a run on that file:  tutti swarm init --data {places.data}",
@@ -186,16 +195,12 @@ def _file(
         return tokens, digest, vocab
     if kind == ".txt" and tokenizer.digest == "bytes-1":
         return readers.token_file(path, np.dtype(np.uint8)), digest, tokenizer.vocab
-    if kind == ".txt":
-        documents, ends = readers.text_pieces(path), None
-    elif kind in (".jsonl", ".ndjson"):
-        documents, ends = readers.jsonl(path), tokenizer.eos
-    elif kind == ".parquet":
-        documents, ends = readers.parquet(path), tokenizer.eos
-    else:
+    if kind not in DOCUMENTS:
         raise UsageFault(
             f"cannot read {name}: unknown ending", "use .txt, .jsonl, .parquet or .bin"
         )
+    ends = None if kind == ".txt" else tokenizer.eos
+    documents = DOCUMENTS[kind](path)
     return cached(home, f"{kind}:{digest}", documents, tokenizer, ends), digest, tokenizer.vocab
 
 
@@ -230,11 +235,13 @@ def _check_hash(digest: str, wanted: str) -> None:
 def _split(tokens: Ids, settings: DataSettings, seq_len: int, digest: str, vocab: int) -> Corpus:
     window = seq_len + 1
     held = max(int(len(tokens) * settings.holdout), window) if settings.holdout else 0
-    if len(tokens) - held < window:
-        raise UsageFault(
+    cut = len(tokens) - held
+    refuse(
+        (
+            cut < window,
             f"{settings.source} has {len(tokens)} tokens, too few for windows of {window} to train "
             "on" + (" and to hold out" if held else ""),
             "give a longer text or a shorter model.seq_len",
         )
-    cut = len(tokens) - held
+    )
     return Corpus(tokens[:cut], tokens[cut:], digest, vocab, seq_len)

@@ -67,13 +67,12 @@ async def open_stage(
     def lost(fault: DeviceLost) -> None:
         loop.call_soon_threadsafe(on_error, "local devices", fault)
 
-    def ready() -> Program:
-        return Program(ranks.meet(device), model, stages, stage)
-
     ranks = Ranks(folder, lost)
     try:
         ranks.start(devices, model, stages, stage, threads)
-        return LocalStage(ranks, await loop.run_in_executor(None, ready), module, model)
+        here = await loop.run_in_executor(None, ranks.meet, device)
+        program = await loop.run_in_executor(None, Program, here, model, stages, stage)
+        return LocalStage(ranks, program, module, model)
     except BaseException:
         await asyncio.to_thread(ranks.close)
         raise

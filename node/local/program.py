@@ -66,12 +66,9 @@ class Program:
             CutEnds(settings) if stage == ENDS else cast(Blocks, build(settings, stages, stage)),
             here,
         )
-        self.parameters = dict(self.module.named_parameters())
-
-    @property
-    def ends(self) -> CutEnds:
+        self.ends = cast(CutEnds, self.module)
         """The module of stage 0."""
-        return cast(CutEnds, self.module)
+        self.parameters = dict(self.module.named_parameters())
 
     def forward(self, x_BTD: Tensor, document_ends: Sequence[int]) -> Tensor:
         """A block stage: as :meth:`Blocks.forward`."""
@@ -85,10 +82,10 @@ class Program:
             # the other ranks the only one.
             return self.ends.embed(tokens_BT).clone()
 
-    def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
-        """As :meth:`Ends.loss`."""
+    def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """The sum that :meth:`Ends.loss` gives."""
         with self.here.device.autocast(), loss_parallel():
-            return self.ends.loss(h_BTD, targets_BT)
+            return self.ends.loss(h_BTD, targets_BT)[0]
 
     def logits(self, h_BTD: Tensor) -> Tensor:
         """As :meth:`Ends.logits`."""

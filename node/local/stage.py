@@ -8,10 +8,10 @@ average and save them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
-from node.local.step import TensorParallelStep, whole_at
+from node.local.step import whole_at_first
 from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
 from node.optim.newton_schulz import followed, newton_schulz_all
@@ -48,7 +48,6 @@ class LocalStage:
         self.ranks, self.program, self.module, self.settings = ranks, program, module, settings
         self._least_flops = least_flops
         self.gradients = CutSum(ranks, program)
-        self._steps: dict[tuple[object, ...], TensorParallelStep] = {}
 
     def math(self, module: nn.Module, wire: str, autocast: Autocast) -> StageMath:
         """What the pipeline computes with; ``autocast`` is each rank's own."""
@@ -73,14 +72,13 @@ class LocalStage:
             or sum(muon_flops(m.shape[0], m.shape[1], steps) for m in matrices) < self._least_flops
         ):
             return newton_schulz_all(matrices, steps, stack)
-        shapes = [list(m.shape) for m in matrices]
+        shapes = tuple((m.shape[0], m.shape[1]) for m in matrices)
         with self.ranks.command(
             "step", shapes=shapes, steps=steps, stack=stack, rule=asdict(followed())
         ):
             found: dict[str, Tensor] = {}
             named = {str(i): m for i, m in enumerate(matrices)}
-            step = whole_at(0, self.program.here, shapes, steps, stack, self._steps)
-            step.run(
+            whole_at_first(self.program.here, shapes, steps, stack).run(
                 named,
                 lambda name, update: found.update({name: update.to(named[name].device, copy=True)}),
             )
@@ -128,12 +126,12 @@ class CutMath(StageMath):
             raise IndexError("a token id is outside the vocabulary")
         return tokens
 
-    def kept(self) -> Handle:
-        """A handle for the graph of what is computed next; number 0 where none is kept."""
-        return self.ranks.handle() if torch.is_grad_enabled() else Handle(0)
-
-    def keep(self, output: Tensor, handle: Handle) -> Tensor:
-        """The graph is held while the output is."""
+    def told(self, what: str, x: Tensor, compute: Callable[[], Tensor], **words: Any) -> Tensor:
+        """Rank 0's part of what all ranks ``compute`` of ``x``. Their graphs are held while the
+        output is; none is kept where no gradient is wanted."""
+        handle = self.ranks.handle() if torch.is_grad_enabled() else Handle(0)
+        with self.ranks.command(what, keep=handle.number, shape=list(x.shape), **words):
+            output = compute()
         if handle.number:
             self._graphs[output] = handle
         return output
@@ -144,12 +142,12 @@ class CutMath(StageMath):
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
         self.hidden(x)
-        handle = self.kept()
-        with self.ranks.command(
-            "forward", keep=handle.number, shape=list(x.shape), document_ends=document_ends
-        ):
-            y = self.program.forward(self.program.here.share(x), document_ends)
-        return self.keep(y, handle)
+        return self.told(
+            "forward",
+            x,
+            lambda: self.program.forward(self.program.here.share(x), document_ends),
+            document_ends=document_ends,
+        )
 
     def _grad(
         self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None
@@ -195,37 +193,37 @@ class CutEndsMath:
     """What stage 0 offers, over all ranks."""
 
     def __init__(self, math: CutMath) -> None:
-        self._math, self._ranks, self._program = math, math.ranks, math.program
-        self._here = math.program.here
+        self._math, self._program, self._here = math, math.program, math.program.here
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """As :meth:`Ends.embed`."""
-        self._math.ids(tokens_BT)
-        handle = self._math.kept()
-        with self._ranks.command("embed", keep=handle.number, shape=list(tokens_BT.shape)):
-            y = self._program.embed(self._here.share(tokens_BT.contiguous()))
-        return self._math.keep(y, handle)
+        tokens = self._math.ids(tokens_BT).contiguous()
+        return self._math.told(
+            "embed", tokens, lambda: self._program.embed(self._here.share(tokens))
+        )
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """As :meth:`Ends.loss`."""
         self._math.hidden(h_BTD)
-        self._math.ids(targets_BT[targets_BT != NO_TARGET])
+        tokens = self._math.ids(targets_BT[targets_BT != NO_TARGET]).numel()
         if targets_BT.shape != h_BTD.shape[:2]:
             raise ValueError(
                 f"targets of shape {tuple(targets_BT.shape)} for hidden states of "
                 f"{tuple(h_BTD.shape)}"
             )
-        handle = self._math.kept()
-        with self._ranks.command("loss", keep=handle.number, shape=list(h_BTD.shape)):
-            self._here.share(h_BTD)
-            total, tokens = self._program.loss(h_BTD, self._here.share(targets_BT.contiguous()))
-        return self._math.keep(total, handle), tokens
+        total = self._math.told(
+            "loss",
+            h_BTD,
+            lambda: self._program.loss(
+                self._here.share(h_BTD), self._here.share(targets_BT.contiguous())
+            ),
+        )
+        return total, tokens
 
     def logits(self, h_BTD: Tensor) -> Tensor:
         """As :meth:`Ends.logits`."""
-        self._math.hidden(h_BTD)
-        with self._ranks.command("logits", keep=0, shape=list(h_BTD.shape)):
-            return self._program.logits(self._here.share(h_BTD))
+        h = self._math.hidden(h_BTD)
+        return self._math.told("logits", h, lambda: self._program.logits(self._here.share(h)))
 
 
 class CutSum(GradientSum):

@@ -8,7 +8,8 @@ is that of Canzona (arXiv 2602.06079).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -107,17 +108,18 @@ class TensorParallelStep:
 
     def _work(self, group: Group, slot: int) -> None:
         """Replace the shards of every matrix hosted here by those of its update."""
-        me, pieces = self._here.rank, self._hosted(group, slot)
+        hosted, ranks = group[self._here.rank], range(self._here.size)
+        pieces: dict[str, list[Tensor]] = {m.name: [] for m in hosted}
+        for m, view in _views(self._buffers[slot][1], ((m, r) for r in ranks for m in hosted)):
+            pieces[m.name].append(view)
         wholes = [
-            torch.cat(views, m.dim) if len(views) > 1 else views[0]
-            for m, views in zip(group[me], pieces, strict=True)
+            torch.cat(pieces[m.name], m.dim) if len(pieces[m.name]) > 1 else pieces[m.name][0]
+            for m in hosted
         ]
-        for m, views, update in zip(
-            group[me], pieces, newton_schulz_all(wholes, self._steps, self._stack), strict=True
-        ):
-            for view, part in zip(
-                views, update.split([v.shape[m.dim] for v in views], m.dim), strict=True
-            ):
+        updates = newton_schulz_all(wholes, self._steps, self._stack)
+        for m, update in zip(hosted, updates, strict=True):
+            cut = update.split([v.shape[m.dim] for v in pieces[m.name]], m.dim)
+            for view, part in zip(pieces[m.name], cut, strict=True):
                 view.copy_(part)
 
     def _land(self, group: Group, slot: int, scatter: dist.Work, apply: Apply) -> None:
@@ -126,45 +128,29 @@ class TensorParallelStep:
             apply(m.name, view)
 
     def _mine(self, group: Group, slot: int) -> list[tuple[Sharded, Tensor]]:
-        """This rank's shards of a group, where they stand in its buffer; none of the matrices it
-        has nothing of."""
-        found, at, buffer, me = [], 0, self._buffers[slot][0], self._here.rank
-        for m in (m for hosted in group for m in hosted if m.part(me)):
-            found.append((m, buffer[at : at + m.part(me)].view(m.shape(me))))
-            at += m.part(me)
-        return found
-
-    def _hosted(self, group: Group, slot: int) -> list[list[Tensor]]:
-        """For every matrix hosted here its shards, where they stand in the buffer, by rank; empty
-        ones left out."""
-        at, buffer, hosted = 0, self._buffers[slot][1], group[self._here.rank]
-        found: list[list[Tensor]] = [[] for _ in hosted]
-        for rank in range(self._here.size):
-            for m, views in zip(hosted, found, strict=True):
-                if size := m.part(rank):
-                    views.append(buffer[at : at + size].view(m.shape(rank)))
-                    at += size
-        return found
+        """This rank's shards of a group, where they stand in its buffer."""
+        me = self._here.rank
+        return _views(self._buffers[slot][0], ((m, me) for hosted in group for m in hosted))
 
 
-def whole_at(
-    rank: int,
-    here: Rank,
-    shapes: Sequence[Sequence[int]],
-    steps: int,
-    stack: bool,
-    made: dict[tuple[object, ...], TensorParallelStep],
+def _views(buffer: Tensor, order: Iterable[tuple[Sharded, int]]) -> list[tuple[Sharded, Tensor]]:
+    """Of each (matrix, rank) the shard, where it stands in a buffer; empty ones left out."""
+    found, at = [], 0
+    for m, rank in order:
+        if size := m.part(rank):
+            found.append((m, buffer[at : at + size].view(m.shape(rank))))
+            at += size
+    return found
+
+
+@lru_cache(1)
+def whole_at_first(
+    here: Rank, shapes: tuple[tuple[int, int], ...], steps: int, stack: bool
 ) -> TensorParallelStep:
-    """The executor for matrices "0", "1", … that ``rank`` has whole and the others nothing of.
-    ``made`` keeps the last one."""
-    key = (tuple(tuple(s) for s in shapes), steps, stack)
-    if key not in made:
-        made.clear()
-        matrices = [
-            Sharded(
-                str(i), rows, cols, 0, tuple(rows if r == rank else 0 for r in range(here.size))
-            )
-            for i, (rows, cols) in enumerate(shapes)
-        ]
-        made[key] = TensorParallelStep(here, matrices, steps, stack=stack)
-    return made[key]
+    """The executor for matrices "0", "1", … that rank 0 has whole and the others nothing of; the
+    last one is kept."""
+    matrices = [
+        Sharded(str(i), rows, cols, 0, (rows, *(0,) * (here.size - 1)))
+        for i, (rows, cols) in enumerate(shapes)
+    ]
+    return TensorParallelStep(here, matrices, steps, stack=stack)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from node.local.program import Program
 from node.local.rank import Rank
-from node.local.step import TensorParallelStep, whole_at
+from node.local.step import whole_at_first
 from node.model.device import Device, set_threads
 from node.model.settings import ModelSettings
 from node.optim.kernel_rule import KernelRule
@@ -37,7 +37,6 @@ class Worker:
         self._device = program.here.device.device
         self._kept: dict[int, Any] = {}
         self._sum, self._round = GradientSum(), 0
-        self._steps: dict[tuple[object, ...], TensorParallelStep] = {}
 
     def do(self, words: dict[str, Any]) -> None:
         """Rank 0's command, this rank's part of it."""
@@ -66,9 +65,8 @@ class Worker:
                 self._program.load(None)
             case "step":
                 follow(KernelRule(**words["rule"]))
-                step = whole_at(
-                    0, self._here, words["shapes"], words["steps"], words["stack"], self._steps
-                )
+                shapes = tuple((rows, cols) for rows, cols in words["shapes"])
+                step = whole_at_first(self._here, shapes, words["steps"], words["stack"])
                 step.run({}, lambda name, update: None)
             case other:
                 raise ValueError(f"no command is called {other!r}")
@@ -81,12 +79,10 @@ class Worker:
             x.requires_grad_()
         if what == "forward":
             output = self._program.forward(x, document_ends)
-        elif what == "embed":
-            output = self._program.embed(x)
         elif what == "loss":
-            output, _ = self._program.loss(x, self._receive(shape[:2], torch.int64))
+            output = self._program.loss(x, self._receive(shape[:2], torch.int64))
         else:
-            output = self._program.logits(x)
+            output = self._program.embed(x) if what == "embed" else self._program.logits(x)
         if keep:
             self._kept[keep] = [x] if x.requires_grad else [], output
 

@@ -307,62 +307,48 @@ def fits(
 
     Call ``.require()`` on the verdict to refuse before loading.
     """
-    need = stage_bytes(
-        settings,
-        stages,
-        stage,
-        micro_batch=micro_batch,
-        in_flight=in_flight,
-        rounds=rounds,
-        recompute=recompute,
-        width=width,
-        masked=masked,
-    )
-    ok = need.total <= available * (1 - RESERVE)
-    table = need.table
-    where = stage_name(stage) + (f" of {stages}" if stage != ENDS else "")
-    verb = "take" if ok else "do not fit: they take"
-    if stage != ENDS:
-        verb = "takes" if ok else "does not fit: it takes"
-    text = (
-        f"{where} {verb} {human(need.total)} of {human(available)} "
-        f"({RESERVE:.0%} kept free): {'; '.join(in_words(table))}"
-    )
-    if recompute != "off":
-        text += f"; of a micro-batch the input of {_KEPT[recompute]} is kept"
-    free = int(available * (1 - RESERVE)) - (need.kept - rounds.optimizer)
-    # State that is owned stands twice in a round.
-    spare = min(free - need.passes, (free - (need.round - rounds.staged)) // 2)
-    if ok:
-        return Verdict(ok, need.total, available, text, max(0, spare), "", recompute, table)
+    held = _layers(settings, stages, stage)
 
-    def other(
+    def size(
         stages: int = stages,
         stage: int = stage,
         micro_batch: int = micro_batch,
         in_flight: int = in_flight,
-    ) -> bool:
-        share = layers(stages, stage) / held
-        size = stage_bytes(
+    ) -> StageBytes:
+        return stage_bytes(
             settings,
             stages,
             stage,
             micro_batch=micro_batch,
             in_flight=in_flight,
-            rounds=rounds.shared(share),
+            rounds=rounds.shared(_layers(settings, stages, stage) / held),
             recompute=recompute,
             width=width,
             masked=masked,
         )
-        return size.total <= available * (1 - RESERVE)
 
-    def layers(stages: int, stage: int) -> int:
-        return 1 if stage == ENDS else len(layer_cut(settings, stages)[stage - 1])
-
-    held = layers(stages, stage)
-    flights = (n for n in range(in_flight - 1, 0, -1) if other(in_flight=n))
+    need, limit = size(), available * (1 - RESERVE)
+    ok, table = need.total <= limit, need.table
+    where = stage_name(stage) + (f" of {stages}" if stage != ENDS else "")
+    verbs = (
+        ("take", "do not fit: they take") if stage == ENDS else ("takes", "does not fit: it takes")
+    )
+    text = (
+        f"{where} {verbs[not ok]} {human(need.total)} of {human(available)} "
+        f"({RESERVE:.0%} kept free): {'; '.join(in_words(table))}"
+    )
+    if recompute != "off":
+        text += f"; of a micro-batch the input of {_KEPT[recompute]} is kept"
+    free = int(limit) - (need.kept - rounds.optimizer)
+    # State that is owned stands twice in a round.
+    spare = min(free - need.passes, (free - (need.round - rounds.staged)) // 2)
+    if ok:
+        return Verdict(ok, need.total, available, text, max(0, spare), "", recompute, table)
+    flights = (n for n in range(in_flight - 1, 0, -1) if size(in_flight=n).total <= limit)
     batches = (
-        n for n in range(micro_batch - 1, 0, -1) if micro_batch % n == 0 and other(micro_batch=n)
+        n
+        for n in range(micro_batch - 1, 0, -1)
+        if micro_batch % n == 0 and size(micro_batch=n).total <= limit
     )
     steps = ["a device with more memory"]
     steps += [
@@ -377,9 +363,14 @@ def fits(
             "a run with a smaller model.vocab or model.d_model",
         ]
     else:
-        cuts = (n for n in range(stages + 1, settings.layers + 1) if other(stages=n, stage=1))
+        more = range(stages + 1, settings.layers + 1)
+        cuts = (n for n in more if size(stages=n, stage=1).total <= limit)
         steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
     return Verdict(ok, need.total, available, text, 0, _one_of(steps), recompute, table)
+
+
+def _layers(settings: ModelSettings, stages: int, stage: int) -> int:
+    return 1 if stage == ENDS else len(layer_cut(settings, stages)[stage - 1])
 
 
 _KEPT = {"layers": "every layer", "stage": "the stage"}

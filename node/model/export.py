@@ -6,7 +6,6 @@ generation_config.json and, when there is a tokenizer, tokenizer.json and tokeni
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from node.core.errors import OutOfResources, Refused, UsageFault
+from node.core.errors import OutOfResources, Refused, UsageFault, refuse
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, head_dim, parameter_shapes
 from node.wire.tensors import dtype_of
@@ -160,18 +159,14 @@ def _write(directory: Path, fill: Callable[[Path], None]) -> Path:
 def replaceable(directory: Path) -> bool:
     """Whether an export may take this place: nothing there, an empty directory, or an earlier
     export."""
-    if not directory.exists() and not directory.is_symlink():
-        return True
-    if directory.is_symlink() or not directory.is_dir():
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         return False
-    if not any(directory.iterdir()):
+    if not directory.exists() or not any(directory.iterdir()):
         return True
     try:
-        file = next(directory / name for name in MARKED if (directory / name).exists())
+        file = next(file for name in MARKED if (file := directory / name).exists())
         return isinstance(json.loads(file.read_bytes()).get(MARK), dict)
-    except StopIteration:
-        return False
-    except (OSError, ValueError, AttributeError):
+    except (StopIteration, OSError, ValueError, AttributeError):
         return False
 
 
@@ -180,18 +175,23 @@ def _check(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor])
         sorted(shapes.keys() - tensors.keys()),
         sorted(tensors.keys() - shapes.keys()),
     )
-    if missing or unknown:
-        raise UsageFault(
+    here = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    refuse(
+        (
+            missing or unknown,
             f"not the whole model: {len(missing)} tensors missing {missing[:3]}, {len(unknown)} "
             f"unknown {unknown[:3]}",
             "give the tensors of every stage of this run, and only those",
-        )
-    for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape:
-            raise UsageFault(
-                f"{name} has shape {tuple(tensors[name].shape)}, not {shape}",
+        ),
+        *(
+            (
+                here.get(name) != shape,
+                f"{name} has shape {here.get(name)}, not {shape}",
                 "use the settings of this run",
             )
+            for name, shape in shapes.items()
+        ),
+    )
 
 
 def _fill(
@@ -301,7 +301,7 @@ def _swap(staged: Path, directory: Path) -> None:
     """Put ``staged`` in the place of ``directory``. A rename cannot replace a full directory, so
     the old one steps aside."""
     aside = directory.with_name(f"{staged.name}.old")
-    had_old = directory.is_dir() and any(directory.iterdir())
+    had_old = directory.is_dir()
     if had_old:
         directory.rename(aside)
     try:
@@ -311,5 +311,4 @@ def _swap(staged: Path, directory: Path) -> None:
             aside.rename(directory)
         raise
     _sync(directory.parent)
-    with contextlib.suppress(OSError):
-        shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from node.core.errors import OutOfResources, Refused, UsageFault
+from node.core.errors import OutOfResources, Refused, UsageFault, refuse
 from node.core.tables import build
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import HEAD, base_shapes
@@ -81,15 +81,19 @@ def model_of(directory: Path) -> tuple[dict[str, Any], int]:
 def _plain(c: Mapping[str, Any], directory: Path) -> None:
     """Raises UsageFault for what such models may have and none here has."""
     biased = c.get("attention_bias", False) and c["model_type"] != "qwen2"
-    for has, what in (
+    found = (
         (c.get("hidden_act", "silu") != "silu", f"hidden_act = {c.get('hidden_act')!r}"),
         (biased, "attention_bias = true"),
         (c.get("mlp_bias", False), "mlp_bias = true"),
         ("quantization_config" in c, "quantised weights"),
         (c.get("partial_rotary_factor", 1) != 1, "a rotary embedding of a part of each head"),
-    ):
-        if has:
-            raise UsageFault(f"the model in {directory} has {what}, which is not built here", _WHAT)
+    )
+    refuse(
+        *(
+            (has, f"the model in {directory} has {what}, which is not built here", _WHAT)
+            for has, what in found
+        )
+    )
 
 
 def _scaled(rope: Mapping[str, Any], directory: Path) -> dict[str, Any]:

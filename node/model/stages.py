@@ -77,12 +77,8 @@ def rotate(x_BTHW: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x_BTHW * cos, x_BTHW.roll(x_BTHW.shape[-1] // 2, -1), sin)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """x / rms(x) * weight over the last dimension (arXiv 1910.07467)."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
         # A bf16 weight is widened: torch has no fused form for two formats.

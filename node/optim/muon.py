@@ -147,12 +147,9 @@ def adamw(
 def next_counts(states: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
     """One more than the steps behind each state, as tensors of shape [1], because state travels as
     fp32 tensors."""
-    after: dict[
-        int, Tensor
-    ] = {}  # parts that have been stepped together share a tensor: nobody writes into one
     none = torch.zeros(1)
     befores = [state["steps"] if state else none for state in states]
-    for before in befores:
-        if id(before) not in after:
-            after[id(before)] = before + 1
-    return [after[id(each)] for each in befores]
+    # Parts that have been stepped together share a tensor: nobody writes into one.
+    different = {id(before): before for before in befores}
+    after = {number: before + 1 for number, before in different.items()}
+    return [after[id(before)] for before in befores]

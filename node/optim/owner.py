@@ -203,20 +203,20 @@ class Owner:
         )
         if {key: tuple(value.shape) for key, value in state.items()} != expected:
             raise StepFault(f"optimizer state of {name} should have {expected}", other)
-        if not all(bool(torch.isfinite(value).all()) for value in state.values()):
-            raise StepFault(f"optimizer state of {name} is not finite", other)
         squares = [
             t if key == SQUARES[0] else t.diagonal()
             for key, t in state.items()
             if key.startswith(SQUARES)
         ]
-        if any(bool((t < 0).any()) for t in squares):
-            raise StepFault(f"optimizer state of {name} has a negative second moment", other)
-        if not (steps := float(state["steps"])).is_integer() or steps < 1:
-            raise StepFault(f"optimizer state of {name} says {steps} steps", other)
-        low = state.get(LOW)
-        if low is not None and bool((low != low.to(torch.int16)).any()):
-            raise StepFault(f"optimizer state of {name} has a lower half of no 16 bits", other)
+        steps, low = float(state["steps"]), state.get(LOW, torch.zeros(0))
+        for wrong, why in (
+            (not all(bool(torch.isfinite(t).all()) for t in state.values()), "is not finite"),
+            (any(bool((t < 0).any()) for t in squares), "has a negative second moment"),
+            (not steps.is_integer() or steps < 1, f"says {steps} steps"),
+            (bool((low != low.to(torch.int16)).any()), "has a lower half of no 16 bits"),
+        ):
+            if wrong:
+                raise StepFault(f"optimizer state of {name} {why}", other)
         self._state[name] = {
             key: value.detach().to(torch.int16 if key == LOW else torch.float32, copy=True)
             for key, value in state.items()
@@ -290,17 +290,18 @@ class Owner:
         """Some rows at a time, so that an embedding takes little beside what the step leaves."""
         settings, state = self._settings, self._state.get(name, {})
         rows = max(1, AT_ONCE * len(parameter) // max(1, parameter.numel()))
+
+        def step(piece: slice) -> tuple[Tensor, State]:
+            its = {k: t if k == "steps" else t[piece] for k, t in state.items()}
+            old = join(parameter[piece], its.pop(LOW, None))
+            return self._ends(*adamw(settings, old, gradient[piece], its, lr))
+
         if rows >= len(parameter):
-            bare = {k: t for k, t in state.items() if k != LOW}
-            new = adamw(settings, self._begins(name, parameter), gradient, bare, lr)
-            return self._ends(*new)
+            return step(slice(None))
         fresh, staged = torch.empty_like(parameter), dict[str, Tensor]()
         for start in range(0, len(parameter), rows):
             piece = slice(start, start + rows)
-            its = {k: t if k == "steps" else t[piece] for k, t in state.items()}
-            low = its.pop(LOW, None)
-            old = join(parameter[piece], low)
-            fresh[piece], after = self._ends(*adamw(settings, old, gradient[piece], its, lr))
+            fresh[piece], after = step(piece)
             for key, value in after.items():
                 if key == "steps":
                     staged[key] = value

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from node.optim.settings import OptimSettings
 from node.partition.cost import Method, muon_flops, shampoo_flops, soap_flops
@@ -27,6 +28,11 @@ ROOT_FLOPS = 180
 by the coupled Newton iteration of the library that steps it; an eigendecomposition, which the
 planner counts, would take 11. Same core, a = 512 and 1024."""
 FP32 = 4
+OF_A_SIDE: dict[Method, tuple[str, str]] = {
+    "soap": ("gg", "q"),
+    "shampoo": ("statistics", "pre_conditioners"),
+}
+"""Statistics of a side of a matrix, and the basis or root made of them."""
 LOW = "low"
 """State of a part whose parameter is held in bf16: the lower half of its fp32 master
 (``halves.py``), int16 in memory and in files. On the wire it is fp32 like all state."""
@@ -66,40 +72,21 @@ def method_of(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Met
     """
     if len(shape) != 2 or ".layers." not in f".{name}":
         return "adamw"
-    match settings.name:
-        case "muon" | "soap":
-            return settings.name
-        case "shampoo" if max(shape) <= settings.precondition_side:
-            return "shampoo"
-    return "adamw"
+    if settings.name == "shampoo" and max(shape) > settings.precondition_side:
+        return "adamw"
+    return cast(Method, settings.name)
 
 
 def state_shapes(
     name: str, shape: tuple[int, ...], settings: OptimSettings
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a part's whole optimizer state, what a receiver of it must insist on. All
-    of it is fp32, but for ``LOW``.
-
-    ``gg_i`` and ``q_i``, ``statistics_i`` and ``pre_conditioners_i``: statistics of side i, and the
-    basis or root made of them.
-    """
-    found: dict[str, tuple[int, ...]] = {"steps": (1,)}
-    match method_of(name, shape, settings):
-        case "muon":
-            found |= {"momentum": shape}
-        case "adamw":
-            found |= {"exp_avg": shape, "exp_avg_sq": shape}
-        case "soap":
-            found |= {"exp_avg": shape, "exp_avg_sq": shape}
-            sides = [(i, a) for i, a in enumerate(shape) if a <= settings.precondition_side]
-            found |= {f"{key}_{i}": (a, a) for i, a in sides for key in ("gg", "q")}
-        case "shampoo":
-            found |= {"momentum": shape}
-            found |= {
-                f"{key}_{i}": (a, a)
-                for i, a in enumerate(shape)
-                for key in ("statistics", "pre_conditioners")
-            }
+    of it is fp32, but for ``LOW``. Of side i: ``OF_A_SIDE``, with ``_i`` behind."""
+    method = method_of(name, shape, settings)
+    moments = ("momentum",) if method in ("muon", "shampoo") else ("exp_avg", "exp_avg_sq")
+    found = {"steps": (1,), **dict.fromkeys(moments, shape)}
+    sides = [(i, a) for i, a in enumerate(shape) if a <= settings.precondition_side]
+    found |= {f"{key}_{i}": (a, a) for i, a in sides for key in OF_A_SIDE.get(method, ())}
     return found | ({LOW: shape} if settings.masters else {})
 
 

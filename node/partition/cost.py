@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Literal
 
-from node.core.errors import UsageFault
+from node.core.errors import refuse
 from node.partition.matrices import Matrix, Unit
 
 Method = Literal["muon", "shampoo", "soap", "adamw"]
@@ -95,9 +95,16 @@ class Rates:
     def __init__(self, measured: Iterable[tuple[int, int, float]] = ()) -> None:
         """Raises UsageFault for a rate that is not above 0 and finite."""
         self._measured = sorted({(min(a, b), max(a, b), rate) for a, b, rate in measured})
-        for _, _, rate in self._measured:
-            if not 0 < rate < 1e12:
-                raise UsageFault(f"{rate} is not a rate in Gflop/s of a matrix", "measure again")
+        refuse(
+            *(
+                (
+                    not 0 < rate < 1e12,
+                    f"{rate} is not a rate in Gflop/s of a matrix",
+                    "measure again",
+                )
+                for _, _, rate in self._measured
+            )
+        )
         self._best = max((rate for _, _, rate in self._measured), default=1.0)
 
     def corrected(self, count: int, rows: int, cols: int) -> int:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,20 @@ class Matrix:
     splits: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.splits and sum(rows for _, rows in self.splits) != self.rows:
-            told = "+".join(str(rows) for _, rows in self.splits)
-            raise UsageFault(
-                f"the splits of {self.name} are {told}, it has {self.rows} rows",
+        labels, rows = {label for label, _ in self.splits}, [rows for _, rows in self.splits]
+        refuse(
+            (
+                rows and sum(rows) != self.rows,
+                f"the splits of {self.name} are {'+'.join(map(str, rows))}, it has {self.rows} "
+                "rows",
                 "list rows that add up to all of them",
-            )
-        if len({label for label, _ in self.splits}) != len(self.splits):
-            raise UsageFault(
-                f"two splits of {self.name} have one label", "label each split differently"
-            )
+            ),
+            (
+                len(labels) != len(rows),
+                f"two splits of {self.name} have one label",
+                "label each split differently",
+            ),
+        )
 
     @property
     def shapes(self) -> tuple[tuple[str, int, int], ...]:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.core.errors import OutOfResources, UsageFault, refuse
+from node.core.errors import OutOfResources, refuse
 from node.core.ids import PeerId
 from node.partition.balance import WORK, balance
 from node.partition.bounds import ideal
@@ -128,8 +128,7 @@ def assign_units(
     """
     ordered = sorted(members)
     peers = [peer for peer, _ in ordered]
-    if len(set(peers)) != len(peers):
-        raise UsageFault("a member is named twice", "name each peer once")
+    refuse((len(set(peers)) != len(peers), "a member is named twice", "name each peer once"))
     known = [speed for _, speed in ordered if speed > 0]
     typical = math.fsum(known) / len(known) if known else 1.0
     speeds = [quantised(speed if speed != 0 else typical) for _, speed in ordered]
@@ -184,8 +183,7 @@ def quantised(speed: float) -> float:
     Steps are equal inside an octave: only exact operations, the same bits everywhere. Raises
     UsageFault below 0 or not finite.
     """
-    if not 0 <= speed < float("inf"):
-        raise UsageFault(f"{speed} is not a speed", "measure again")
+    refuse((not 0 <= speed < float("inf"), f"{speed} is not a speed", "measure again"))
     mantissa, exponent = math.frexp(speed)
     return math.ldexp(math.floor(mantissa * 2 * SPEED_STEPS) / (2 * SPEED_STEPS), exponent)
 

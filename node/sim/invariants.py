@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from node.averaging.exchange.events import Opened, ReduceAndStep, StepFailed
+from node.averaging.exchange.events import Opened, ReduceAndStep, Stepped
 from node.averaging.reducers.weights import weights
 from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
@@ -69,7 +69,7 @@ class EpochRun:
         self.opened[opened.round] = opened
         self.failed.discard(epoch)
 
-    def failed_step(self, event: StepFailed) -> None:
+    def failed_step(self, event: Stepped) -> None:
         """Nothing has come of a step."""
         for key in list(self.stepped.get(event.epoch, ())):
             if key[1] in event.names:

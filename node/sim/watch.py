@@ -298,7 +298,7 @@ class HistoryRecorder:
             match event:
                 case av.Opened():
                     running.opens(event)
-                case av.StepFailed():
+                case av.Stepped(fault=fault) if fault:
                     running.failed_step(event)
                 case av.Voided(epoch):
                     running.voids(epoch)

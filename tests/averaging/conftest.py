@@ -111,7 +111,7 @@ class Cell:
 
     def made(self, peer: PeerId, outcome: RoundOutcome) -> dict[str, FreshPart]:
         """How each part of its outcome was made."""
-        held = self.rounds[peer]._owner.held(7)
+        held = self.rounds[peer]._epoch(7).held
         return {name: held[name] for name in outcome.fresh}
 
     async def run_all(self, requests: Mapping[PeerId, RoundRequest]) -> dict[PeerId, RoundOutcome]:

@@ -21,7 +21,6 @@ from node.averaging.exchange.events import (
     ReduceAndStep,
     Serve,
     Spoiled,
-    StepFailed,
     Stepped,
     TimePassed,
     Uploaded,
@@ -163,7 +162,7 @@ SCRIPTS = {
         ((opened(members=(A, B)), began(0, B, 0), Uploaded(0)), ANYTHING),
         ((began(1, B, 1), Uploaded(1), began(2, B, 2), done(0)), ANYTHING),
         (
-            (StepFailed(3, frozenset({"p1"}), "broken"),),
+            (Stepped(3, frozenset({"p1"}), "broken"),),
             [(1, Kind.FAILED), (2, Kind.FAILED), Fail(3, "broken")],
         ),
         ((began(3, B, 3),), [(3, Kind.FAILED)]),
@@ -327,7 +326,7 @@ class Schedule:
                 self.finish()
             case "fail" if self.running:
                 names, self.running = frozenset(self.running.names), None
-                self.apply(StepFailed(3, names, "x"))
+                self.apply(Stepped(3, names, "x"))
             case "end" if live:
                 number = self.dice.choice(live)
                 self.ended.add(number)

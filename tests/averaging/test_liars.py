@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.exchange.member import Exchanges, GroupRequest
+from node.averaging.exchange.member import Exchanges
 from node.averaging.reducers.quarantine import FEWEST_KNOWN, WEIGHT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
@@ -46,7 +46,7 @@ class Lair:
             64,
         )
         try:
-            return await exchanges.one(GroupRequest(group, group.names), 10.0)
+            return await exchanges.one(group, group.names, 10.0)
         except PeerFault as fault:
             return fault
 
@@ -96,17 +96,15 @@ async def test_a_loud_one_is_left_out_and_counted_but_gets_the_parts(lair, bits,
             {60},
             [(lair.liar, WEIGHT)],
         )
-        assert bits(
-            {n: h.tensor for n, h in answer.parts.items()}, {n: fresh[n] for n in answer.parts}
-        )
+        assert bits({n: h.tensor for n, h in answer[0].items()}, {n: fresh[n] for n in answer[0]})
 
 
 async def test_a_repair_counts_the_same_offence_once(lair, bits, grads):
     p0, p1, p2 = lair.honest
     await lair.round({"gradients": times(grads(lair.liar), 2000.0)})
-    held = {n: h for n, h in lair.cell.rounds[p0]._owner.held(7).items() if h.source != p2}
+    held = {n: h for n, h in lair.cell.rounds[p0]._epoch(7).held.items() if h.source != p2}
     assert held
-    lair.cell.rounds[p0]._owner._epochs[7].held = held
+    lair.cell.rounds[p0]._epochs[7].held = held
     lair.owners = {n: o if o != p2 else p0 for n, o in lair.owners.items()}
     outcomes, _ = await lair.round(
         {"gradients": times(grads(lair.liar), 2000.0)}, round=RoundId(7, 1, 1)
@@ -178,7 +176,7 @@ async def test_too_few_contributions_for_the_reducer_reported_once(cell_of, bits
     cell = await cell_of(2, AveragingSettings(reducer="median", round_timeout_s=10.0))
     said = []
     for service in cell.rounds.values():
-        service._owner._say = lambda kind, text, level: said.append((kind, text))
+        service._say = lambda kind, text, level: said.append((kind, text))
     for epoch in (7, 8):
         outcomes = await cell.run_all(
             {p: cell.request(p, round=RoundId(epoch, 1, 0)) for p in cell.peers}

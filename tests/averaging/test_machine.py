@@ -17,7 +17,6 @@ from node.averaging.exchange.events import (
     ReduceAndStep,
     Serve,
     Spoiled,
-    StepFailed,
     Stepped,
     TimePassed,
     Uploaded,
@@ -94,7 +93,7 @@ def play(machine, script):
 
 
 ANYTHING = ...
-STEPPED, BROKEN = Stepped(3, frozenset({P})), StepFailed(3, frozenset({P}), "broken")
+STEPPED, BROKEN = Stepped(3, frozenset({P})), Stepped(3, frozenset({P}), "broken")
 AB, AHEAD = frozenset({A, B}), RoundId(3, 2, 0)
 AGAIN = replace(OPEN, round=R1, members=AB)
 REPAIR = replace(AGAIN, groups=BOTH, held=frozenset({P}), ownership_hash="new")

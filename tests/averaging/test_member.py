@@ -19,7 +19,7 @@ class Scripted(Exchanges):
         self.ended: list[str] = []
         self.waits = asyncio.Event()
 
-    async def one(self, wanted, timeout):
+    async def one(self, wanted, names, timeout):
         if wanted == "fault":
             raise PeerFault(OWNER, "says no")
         if wanted != "first":
@@ -29,24 +29,28 @@ class Scripted(Exchanges):
             finally:
                 self.ended.append(wanted)
         await self.waits.wait()
-        return wanted
+        return {wanted: None}, 0
+
+
+def asked(*groups):
+    return [(group, ()) for group in groups]
 
 
 async def test_a_failure_to_keep_an_answer_ends_concurrent_exchanges():
     exchanges = Scripted()
 
-    def took(answer):
+    def took(parts, nbytes):
         raise RuntimeError("no room")
 
     with pytest.raises(RuntimeError, match="no room"):
-        await exchanges.all(["first", "second"], 300.0, took)
+        await exchanges.all(asked("first", "second"), 300.0, took)
     assert exchanges.ended == ["second"]
 
 
 async def test_a_cancelled_round_leaves_no_exchange_behind():
     exchanges = Scripted()
     running = asyncio.ensure_future(
-        exchanges.all(["second", "third", "fourth"], 300.0, lambda answer: None)
+        exchanges.all(asked("second", "third", "fourth"), 300.0, lambda parts, nbytes: None)
     )
     await exchanges.waits.wait()
     running.cancel()
@@ -61,6 +65,8 @@ async def test_a_fault_lets_those_under_way_end_and_begins_no_other():
     exchanges.waits.set()
     answers = []
     with pytest.raises(PeerFault, match="says no"):
-        await exchanges.all(["fault", "first", "first", "third"], 300.0, answers.append)
+        await exchanges.all(
+            asked("fault", "first", "first", "third"), 300.0, lambda parts, _: answers.extend(parts)
+        )
     assert answers == ["first", "first"]
     assert not exchanges.ended

@@ -8,7 +8,7 @@ import torch
 
 from node.averaging.coding import parcel
 from node.averaging.exchange.groups import micro_groups
-from node.averaging.exchange.member import Exchanges, GroupRequest
+from node.averaging.exchange.member import Exchanges
 from node.averaging.exchange.owner import HEAD_LIMIT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
@@ -145,7 +145,7 @@ async def test_heads_of_other_shapes_are_refused_before_allocation(duel, monkeyp
 
 async def test_a_replaced_exchange_is_released(duel, bits):
     running, stub = duel.begin(deadline_s=300.0), await duel.stub()
-    lines, calls = duel.cell.rounds[duel.p0]._owner._lines, []
+    lines, calls = duel.cell.rounds[duel.p0]._lines, []
 
     def parts() -> list[int]:
         return [len(line.reader._parts) for line in lines.values() if line.reader]
@@ -175,7 +175,7 @@ async def test_streams_of_an_unopened_round_are_bounded(cell_of, grads):
     sends = [send(duel.cell, duel.p1, duel.p0, duel.messages(epoch=9)) for _ in range(8)]
     answers = await asyncio.gather(*sends)
     assert sorted(kind for kind, _, _ in answers) == ["BUSY"] * 2 + ["LATE"] * 6
-    assert not duel.cell.rounds[duel.p0]._owner._machine._streams
+    assert not duel.cell.rounds[duel.p0]._machine._streams
 
 
 class Liar(averaging_pb2_grpc.AveragingServicer):
@@ -236,5 +236,5 @@ async def test_a_member_rejects_inconsistent_answers(cell_of, lie):
     (group,) = micro_groups({"c.weight": 20}, 1 << 20)
     exchanges = Exchanges(cell.transports[cell.peers[0]], liar, request, True, 64)
     with pytest.raises(PeerFault) as caught:
-        await exchanges.one(GroupRequest(group, group.names), 10.0)
+        await exchanges.one(group, group.names, 10.0)
     assert caught.value.weight == 1.0

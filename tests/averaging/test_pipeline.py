@@ -13,7 +13,7 @@ import torch
 from node.averaging.exchange import member
 from node.averaging.exchange.events import Kind, Uploaded
 from node.averaging.exchange.groups import LET_IN
-from node.averaging.exchange.member import Exchanges, GroupRequest, Unwelcome
+from node.averaging.exchange.member import Exchanges, Unwelcome
 from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
@@ -98,9 +98,9 @@ async def test_an_owner_killed_mid_round_leaves_its_finished_groups(cut, bits):
     others = [asyncio.ensure_future(cell.run(cell.request(p, owners=owners), p)) for p in (p0, p1)]
     gates.open(0, 1)
     await gates.seen[2].wait()
-    while not all(len(cell.rounds[p]._owner.held(7)) == 2 for p in (p0, p1)):  # noqa: ASYNC110
+    while not all(len(cell.rounds[p]._epoch(7).held) == 2 for p in (p0, p1)):  # noqa: ASYNC110
         await asyncio.sleep(0.005)
-    done = sorted(cell.rounds[p0]._owner.held(7))
+    done = sorted(cell.rounds[p0]._epoch(7).held)
     await cell.net.kill(p2)
     first = await asyncio.gather(*others)
     gates.open()
@@ -130,7 +130,7 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
     exchanges = Exchanges(
         cell.transports[p2], p0, cell.request(p2, owners=owners, up="fp32"), True, 64
     )
-    await exchanges.one(GroupRequest(groups[0], groups[0].names), 300.0)
+    await exchanges.one(groups[0], groups[0].names, 300.0)
     cell.rounds[p0].gone(p2)
     outcomes = await asyncio.wait_for(running, 300)
     expected = cell.expected([p0, p1]) | cell.expected(cell.peers, ["a.weight"])
@@ -156,7 +156,7 @@ async def test_a_failed_step_keeps_earlier_groups_and_is_repaired(cut, bits):
     assert bits(bad.fresh, cell.expected(cell.peers, done))
     assert bits(good.fresh, cell.expected(cell.peers, list(good.fresh)))
     assert set(good.fresh) <= set(done)
-    assert not cell.rounds[p1]._owner._epochs[7].attempts[RoundId(7, 1, 0)].given, (
+    assert not cell.rounds[p1]._epochs[7].attempts[RoundId(7, 1, 0)].given, (
         "what no step will take is let go"
     )
     repaired = await cell.run_all(
@@ -184,7 +184,7 @@ async def test_contributions_are_released_at_the_next_attempt(cell_of, bits, mon
         cell.run_all({p: cell.request(p, owners=owners) for p in (p0, p1)})
     )
     await asyncio.wait_for(came.wait(), 60)
-    attempts = cell.rounds[p0]._owner._epochs[7].attempts
+    attempts = cell.rounds[p0]._epochs[7].attempts
     assert attempts[RoundId(7, 1, 0)].given.keys() == {(0, p0), (0, p1)}
     again = await cell.run_all({p: cell.repair(p, [p0, p1], owners) for p in (p0, p1)})
     assert all(bits(o.fresh, cell.expected([p0, p1])) for o in again.values())
@@ -208,11 +208,11 @@ async def test_mismatched_groups_are_refused_by_kind_without_a_fault(cut):
         replace(second, digest=first.digest),
     ):
         with pytest.raises(Unwelcome) as caught:
-            await exchanges.one(GroupRequest(wrong, wrong.names), 300.0)
-        assert caught.value.kind is Kind.GROUPS
+            await exchanges.one(wrong, wrong.names, 300.0)
+        assert f", {Kind.GROUPS.value}: " in caught.value.reason
     with pytest.raises(Unwelcome) as caught:
-        await exchanges.one(GroupRequest(first, second.names), 300.0)
-    assert caught.value.kind is Kind.HEADS
+        await exchanges.one(first, second.names, 300.0)
+    assert f", {Kind.HEADS.value}: " in caught.value.reason
     assert [w for _, _, w in cell.transports[p0].faults] == [1.0]
     cell.rounds[p0].gone(p1)
     assert not (await asyncio.wait_for(running, 300)).missing

@@ -62,9 +62,9 @@ async def test_a_late_listener_and_a_duplicate_get_the_same_bytes(cell_of, bits)
 async def test_members_may_be_faster_than_the_owner(cell_of, bits):
     cell, p0, p1, p2 = await with_peers(cell_of(3))
     early = [asyncio.ensure_future(cell.run(cell.request(p), p)) for p in (p1, p2)]
-    while len(cell.rounds[p0]._owner._lines) < 2:  # noqa: ASYNC110
+    while len(cell.rounds[p0]._lines) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
-    assert not any(line.orders.qsize() for line in cell.rounds[p0]._owner._lines.values())
+    assert not any(line.orders.qsize() for line in cell.rounds[p0]._lines.values())
     outcomes = [await cell.run(cell.request(p0), p0), *await asyncio.gather(*early)]
     assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes)
 
@@ -158,7 +158,7 @@ async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits,
         assert not any(
             g
             for rounds in cell.rounds.values()
-            for e in rounds._owner._epochs.values()
+            for e in rounds._epochs.values()
             for a in e.attempts.values()
             for g in a.given
         )

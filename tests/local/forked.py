@@ -168,7 +168,7 @@ def pieces(here: Rank) -> list[float]:
         torch.randn(2, 8, 16, generator=dice).requires_grad_(),
         torch.randint(0, MODEL.vocab, (2, 8), generator=dice),
     )
-    (loss, _), (wanted, _) = program.loss(h, targets), alone.loss(h, targets)
+    loss, (wanted, _) = program.loss(h, targets), alone.loss(h, targets)
     found, share, finite = program.gradients(loss, [h], None)
     dh, head = torch.autograd.grad(wanted, [h, alone.lm_head.weight])  # pyright: ignore
     whole = program.whole(share, ["lm_head.weight"])

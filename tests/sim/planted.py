@@ -127,7 +127,7 @@ def _keeps_gradients(peer: SimPeer) -> None:
 
 def _leaves_one_out(peer: SimPeer) -> None:
     """The owner forgets the last contributor of three, and divides by all their tokens."""
-    reducer = peer.work.engines.cell._owner._reducer
+    reducer = peer.work.engines.cell._reducer
     true = reducer.reduce
 
     def reduce(gathered: Gathered) -> Reduced:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.app.assembly import run_facts
-from node.averaging.exchange.events import Opened, ReduceAndStep, StepFailed
+from node.averaging.exchange.events import Opened, ReduceAndStep, Stepped
 from node.checkpoint.store import Checkpoint
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Hop, Path, Plan, PlanMember, Version
@@ -294,7 +294,7 @@ def test_i8_a_step_that_is_ordered_twice_or_was_called_off(swarm: SimSwarm, a: A
     running.opens(opened())
     swarm.watch.step(a, running, order)
     breaks("I8", swarm.watch.step, a, running, order)
-    running.failed_step(StepFailed(0, frozenset({"1.0"}), "out of memory"))
+    running.failed_step(Stepped(0, frozenset({"1.0"}), "out of memory"))
     swarm.watch.step(a, running, order)
     running.voids(0)
     running.opens(opened())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ class Numbers(ABC):
 
     shape: tuple[int, ...]
     numbers: int
-    lies = False
-    """They are in memory as fp32 already."""
 
     def read(self, start: int, into: Tensor) -> Tensor:
         """As many numbers from ``start`` on, a multiple of ``PIECE``, as ``into`` [numbers] has
@@ -45,12 +43,6 @@ class Numbers(ABC):
     def _piece(self, start: int, into: Tensor) -> None:
         """At most a ``PIECE`` of numbers."""
 
-    def pieces(self) -> Iterator[Tensor]:
-        """All of them in order, fp32; each is good until the next is asked for."""
-        scratch = torch.empty(min(PIECE, self.numbers))
-        for start in range(0, self.numbers, PIECE):
-            yield self.read(start, scratch[: self.numbers - start])
-
     def whole(self) -> Tensor:
         """All of them in their shape."""
         return self.read(0, torch.empty(self.numbers)).view(self.shape)
@@ -58,7 +50,10 @@ class Numbers(ABC):
     def norm(self) -> float:
         """Their 2-norm, not finite where a number is not. The same for the same numbers, whoever
         asks."""
-        return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in self.pieces()))
+        scratch = torch.empty(min(PIECE, self.numbers))
+        starts = range(0, self.numbers, PIECE)
+        pieces = (self.read(start, scratch[: self.numbers - start]) for start in starts)
+        return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in pieces))
 
 
 TYPED = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -81,9 +76,10 @@ class Coded(Numbers):
                 f"{data.numel()} bytes for {self.numbers} numbers as {codec}, expected {expected}"
             )
         raw = _aligned(data) if self.numbers else torch.empty(0, dtype=torch.uint8)
-        if fault := FAULTS[codec](raw, self.numbers):
+        if codec in FAULTS and (fault := FAULTS[codec](raw, self.numbers)):
             raise WireError(fault)
         self.lies = codec == "fp32"
+        """In memory as fp32 already."""
         self.raw, self._open = raw, OPENERS[codec](raw, self.numbers)
 
     @classmethod
@@ -141,7 +137,7 @@ class Encoding:
 
     def done(self) -> Tensor:
         """All the bytes [nbytes_of] uint8. Raises ValueError for what :func:`encode` does."""
-        if FAULTS[self.codec](self._raw, self.numbers):
+        if self.codec in FAULTS and FAULTS[self.codec](self._raw, self.numbers):
             raise ValueError(
                 f"a number that is not finite, or nearly so, cannot be sent as {self.codec}"
             )

@@ -52,45 +52,22 @@ def _cast_writer(kind: torch.dtype, raw: Tensor, numbers: int) -> Writer:
     return write
 
 
-def _int8_writer(raw: Tensor, numbers: int) -> Writer:
-    scales, codes = _scaled(raw, numbers, INT8_BLOCK)
+def _int_writer(block: int, top: int, raw: Tensor, numbers: int) -> Writer:
+    """Codes -``top``..``top``: a byte each, or half of one for the 7 of int4."""
+    scales, packed = _scaled(raw, numbers, block)
     scratch = torch.empty(min(PIECE, numbers))
-
-    def write(start: int, piece: Tensor) -> None:
-        stop = start + piece.numel()
-        _blockwise(
-            piece,
-            scales[start // INT8_BLOCK : -(-stop // INT8_BLOCK)],
-            codes[start:stop],
-            scratch,
-            INT8_BLOCK,
-            127,
-        )
-
-    return write
-
-
-def _int4_writer(raw: Tensor, numbers: int) -> Writer:
-    scales, packed = _scaled(raw, numbers, INT4_BLOCK)
-    scratch, codes = (
-        torch.empty(min(PIECE, numbers)),
-        torch.empty(min(PIECE, numbers), dtype=torch.int8),
-    )
+    apart = torch.empty_like(scratch, dtype=torch.int8)
 
     def write(start: int, piece: Tensor) -> None:
         n = piece.numel()
-        _blockwise(
-            piece,
-            scales[start // INT4_BLOCK : -(-(start + n) // INT4_BLOCK)],
-            codes[:n],
-            scratch,
-            INT4_BLOCK,
-            7,
-        )
-        half = -(-n // 2)
-        into = packed[start // 2 : start // 2 + half].view(torch.uint8)
-        into.copy_(codes[:half].view(torch.uint8)).bitwise_and_(15)
-        into[: n - half].bitwise_or_(codes[half:n].view(torch.uint8) << 4)
+        codes = apart[:n] if top == 7 else packed[start : start + n]
+        here = scales[start // block : -(-(start + n) // block)]
+        _blockwise(piece, here, codes, scratch, block, top)
+        if top == 7:
+            half = -(-n // 2)
+            into = packed[start // 2 : start // 2 + half].view(torch.uint8)
+            into.copy_(codes[:half].view(torch.uint8)).bitwise_and_(15)
+            into[: n - half].bitwise_or_(codes[half:].view(torch.uint8) << 4)
 
     return write
 
@@ -181,27 +158,19 @@ def _cast_opener(kind: torch.dtype, raw: Tensor, numbers: int) -> Opener:
     return opener
 
 
-def _int8_opener(raw: Tensor, numbers: int) -> Opener:
-    scales, codes = _scaled(raw, numbers, INT8_BLOCK)
-
-    def opener(start: int, into: Tensor) -> None:
-        _scale(codes[start : start + into.numel()], scales[start // INT8_BLOCK :], into, INT8_BLOCK)
-
-    return opener
-
-
-def _int4_opener(raw: Tensor, numbers: int) -> Opener:
-    scales, packed = _scaled(raw, numbers, INT4_BLOCK)
+def _int_opener(block: int, top: int, raw: Tensor, numbers: int) -> Opener:
+    scales, packed = _scaled(raw, numbers, block)
 
     def opener(start: int, into: Tensor) -> None:
         n = into.numel()
-        codes = torch.empty(n, dtype=torch.int8)
-        half = -(-n // 2)
-        part = packed[start // 2 : start // 2 + half]
-        # Up and down again: the shift to the right keeps the sign.
-        codes[:half].copy_(part).bitwise_left_shift_(4).bitwise_right_shift_(4)
-        codes[half:].copy_(part[: n - half]).bitwise_right_shift_(4)
-        _scale(codes, scales[start // INT4_BLOCK :], into, INT4_BLOCK)
+        codes = torch.empty(n, dtype=torch.int8) if top == 7 else packed[start : start + n]
+        if top == 7:
+            half = -(-n // 2)
+            part = packed[start // 2 : start // 2 + half]
+            # Up and down again: the shift to the right keeps the sign.
+            codes[:half].copy_(part).bitwise_left_shift_(4).bitwise_right_shift_(4)
+            codes[half:].copy_(part[: n - half]).bitwise_right_shift_(4)
+        _scale(codes, scales[start // block :], into, block)
 
     return opener
 
@@ -262,10 +231,6 @@ def _tops(raw: Tensor, numbers: int) -> tuple[Tensor, Rows]:
     return scales, rows_of
 
 
-def _passes(raw: Tensor, numbers: int) -> str:
-    return ""
-
-
 def _bad_scale(block: int, largest: int, raw: Tensor, numbers: int) -> str:
     scales, _ = _scaled(raw, numbers, block)
     if not scales.numel():
@@ -300,8 +265,8 @@ WRITERS: dict[str, Callable[[Tensor, int], Writer]] = {
     "fp32": partial(_cast_writer, torch.float32),
     "bf16": partial(_cast_writer, torch.bfloat16),
     "fp16": partial(_cast_writer, torch.float16),
-    "int8": _int8_writer,
-    "int4": _int4_writer,
+    "int8": partial(_int_writer, INT8_BLOCK, 127),
+    "int4": partial(_int_writer, INT4_BLOCK, 7),
     "top-k": _top_writer,
 }
 """By format: (the part's bytes uint8 [nbytes], its numbers) to who writes it."""
@@ -309,17 +274,14 @@ OPENERS: dict[str, Callable[[Tensor, int], Opener]] = {
     "fp32": partial(_cast_opener, torch.float32),
     "bf16": partial(_cast_opener, torch.bfloat16),
     "fp16": partial(_cast_opener, torch.float16),
-    "int8": _int8_opener,
-    "int4": _int4_opener,
+    "int8": partial(_int_opener, INT8_BLOCK, 127),
+    "int4": partial(_int_opener, INT4_BLOCK, 7),
     "top-k": _top_opener,
 }
 """The same to who reads it."""
 FAULTS: dict[str, Callable[[Tensor, int], str]] = {
-    "fp32": _passes,
-    "bf16": _passes,
-    "fp16": _passes,
     "int8": partial(_bad_scale, INT8_BLOCK, 128),
     "int4": partial(_bad_scale, INT4_BLOCK, 8),
     "top-k": _bad_top,
 }
-"""The same to why no encoder writes this, or ""."""
+"""The same to why no encoder writes this, or "": of formats that do not write everything."""

@@ -112,19 +112,11 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The optimizer is done with these parts."""
+    """The optimizer is done with these parts, or gave up on them because of ``fault``."""
 
     epoch: int
     names: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class StepFailed:
-    """The optimizer gave up on these parts."""
-
-    epoch: int
-    names: frozenset[str]
-    text: str
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +142,6 @@ Event = (
     | PeerFoundDead
     | TimePassed
     | Stepped
-    | StepFailed
     | Forgot
     | Voided
 )

@@ -47,16 +47,20 @@ class RoundAttempt:
     """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what
     went wrong.
 
-    ``given``: by group and contributor, from its arrival to its step; ``begun``: groups whose step
-    takes no more."""
+    ``until``: its deadline. ``given``: by group and contributor, from its arrival to its step;
+    ``begun``: groups whose step takes no more. ``failed``: owners that gave nothing, and why;
+    ``refused``: whose gradients are unfit here; ``nbytes``: tensor bytes sent and received."""
 
     request: RoundRequest
     step: StepCall | None
     groups: tuple[Group, ...]
+    until: float
     settled: asyncio.Future[str]
     given: dict[tuple[int, PeerId], Given] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
+    failed: dict[PeerId, str] = field(default_factory=dict)
     refused: dict[PeerId, str] = field(default_factory=dict)
+    nbytes: int = 0
 
     @property
     def mine(self) -> frozenset[str]:

@@ -35,7 +35,6 @@ from node.averaging.exchange.events import (
     ReduceAndStep,
     Serve,
     Spoiled,
-    StepFailed,
     Stepped,
     TimePassed,
     Uploaded,
@@ -85,10 +84,8 @@ class RoundMachine:
                 return self._gone(peer, now)
             case TimePassed():
                 return [a for e in self._epochs.values() for a in self._step_if_ready(e, now)]
-            case Stepped(number, names):
-                return self._stepped(number, names, now)
-            case StepFailed(number, names, text):
-                return self._step_failed(number, names, text)
+            case Stepped(number, names, fault):
+                return self._stepped(number, names, fault, now)
             case Forgot(number):
                 return self._forgot(number)
             case Voided(number):
@@ -335,11 +332,14 @@ class RoundMachine:
             return [step, *(self._put_off(n, s) for n, s in late)]
         return []
 
-    def _stepped(self, number: int, names: frozenset[str], now: float) -> list[Action]:
+    def _stepped(self, number: int, names: frozenset[str], fault: str, now: float) -> list[Action]:
         epoch = self._epochs.get(number)
         if epoch is None:
             return []
         epoch.stepping = False
+        if fault:
+            epoch.claimed -= names - epoch.fresh
+            return self._latch(epoch, fault)
         epoch.fresh |= names
         actions = self._serve_ready(epoch)
         let_in = epoch.let_in()
@@ -347,14 +347,6 @@ class RoundMachine:
             if s.phase is GroupPhase.QUEUED and s.began.group in let_in:
                 actions += self._judge(n, s)
         return actions + self._step_if_ready(epoch, now)
-
-    def _step_failed(self, number: int, names: frozenset[str], text: str) -> list[Action]:
-        epoch = self._epochs.get(number)
-        if epoch is None:
-            return []
-        epoch.stepping = False
-        epoch.claimed -= names - epoch.fresh
-        return self._latch(epoch, text)
 
     def _latch(self, epoch: EpochCounts, text: str) -> list[Action]:
         epoch.fault = epoch.fault or text

@@ -37,28 +37,7 @@ CONTRIBUTORS_LIMIT = 4096
 
 
 class Unwelcome(PeerFault):
-    """The owner lives and has answered, but not with parts: ``kind`` says why."""
-
-    def __init__(self, peer: PeerId, kind: Kind, text: str) -> None:
-        super().__init__(peer, f"refused our exchange, {kind.value}: {text}")
-        self.kind = kind
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRequest:
-    """A group of an owner's parts, and those of them that we want: all of them unless we give
-    gradients."""
-
-    group: Group
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeResult:
-    """What one exchange gave: parts, and the tensor bytes both ways."""
-
-    parts: dict[str, FreshPart]
-    nbytes: int
+    """The owner lives and has answered, but not with parts."""
 
 
 class Exchanges:
@@ -79,12 +58,12 @@ class Exchanges:
 
     async def all(
         self,
-        requests: Sequence[GroupRequest],
+        requests: Sequence[tuple[Group, tuple[str, ...]]],
         timeout: float,
-        took: Callable[[ExchangeResult], None],
+        took: Callable[[dict[str, FreshPart], int], None],
     ) -> None:
-        """Groups in order, a window of them at once; ``took`` is called with each answer as it
-        comes.
+        """Groups in order, a window of them at once, with those of their parts that we want: all of
+        them unless we give gradients. ``took`` is called with what :meth:`one` gives, as it comes.
 
         Begins no other after one has failed, lets those under way end, and raises the first
         PeerFault.
@@ -94,9 +73,9 @@ class Exchanges:
         end = loop.time() + timeout
 
         async def some() -> None:
-            for wanted in todo:
+            for group, names in todo:
                 try:
-                    took(await self.one(wanted, end - loop.time()))
+                    took(*await self.one(group, names, end - loop.time()))
                 except PeerFault as fault:
                     faults.append(fault)
                 if faults:
@@ -106,8 +85,11 @@ class Exchanges:
         if faults:
             raise faults[0]
 
-    async def one(self, wanted: GroupRequest, timeout: float) -> ExchangeResult:
-        """Give gradients of a group to its owner (if giving) and wait for its fresh parameters.
+    async def one(
+        self, group: Group, names: tuple[str, ...], timeout: float
+    ) -> tuple[dict[str, FreshPart], int]:
+        """Give gradients of a group to its owner (if giving) and wait for its fresh parameters:
+        these parts, and the tensor bytes both ways.
 
         A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
         stepped again. Raises Unwelcome for a refusal, PeerFault with weight 1 for an answer that
@@ -117,7 +99,7 @@ class Exchanges:
             async with asyncio.timeout(timeout):
                 redialled = self._redialled
                 try:
-                    return await self._once(wanted)
+                    return await self._once(group, names)
                 except grpc.aio.AioRpcError as e:
                     if e.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise
@@ -125,7 +107,7 @@ class Exchanges:
                 if redialled == self._redialled:
                     self._redialled += 1
                     self._transport.forget(self._owner)
-                return await self._once(wanted)
+                return await self._once(group, names)
         except grpc.aio.AioRpcError as e:
             raise translate(self._owner, e) from e
         except WireError as e:
@@ -137,25 +119,25 @@ class Exchanges:
                 raise
             raise PeerFault(self._owner, "its connection was closed") from e
 
-    async def _once(self, wanted: GroupRequest) -> ExchangeResult:
+    async def _once(self, group: Group, names: tuple[str, ...]) -> tuple[dict[str, FreshPart], int]:
         channel = await self._transport.channel(self._owner)
         # Encoded while the one before goes up; the turn is queued for at once, so that groups go up
         # in order: the owner lets in the first ones only, and one of the others that had the turn
         # would keep them out.
         coded = asyncio.get_running_loop().run_in_executor(
-            None, self._coded, wanted.names if self._giving else ()
+            None, self._coded, names if self._giving else ()
         )
         await self._turn.acquire()
         with ExitStack() as turn:
             turn.callback(self._turn.release)
-            upload = _Upload(self._request, wanted.group, self._chunk, await coded, turn)
+            upload = _Upload(self._request, group, self._chunk, await coded, turn)
             call = channel.stream_stream(f"/{SERVICE}/Exchange")(upload.messages())
             try:
-                held, received = await _fresh(call, self._owner, self._request, wanted.names)
+                held, received = await _fresh(call, self._owner, self._request, names)
             finally:
                 call.cancel()
         self._transport.count(self._owner, sent=upload.sent, received=received, plane="averaging")
-        return ExchangeResult(held, upload.sent + received)
+        return held, upload.sent + received
 
     def _coded(self, names: Sequence[str]) -> list[Part]:
         request, given = self._request, self._request.gradients or {}
@@ -211,7 +193,8 @@ async def _fresh(
     except DecodeError as e:
         raise WireError("the first message is none of ours") from e
     if message.WhichOneof("part") == "refusal":
-        raise Unwelcome(owner, _kind(message.refusal.kind), printable(message.refusal.text))
+        kind, text = _kind(message.refusal.kind), printable(message.refusal.text)
+        raise Unwelcome(owner, f"refused our exchange, {kind.value}: {text}")
     if message.WhichOneof("part") != "head":
         raise WireError("the first message is not the head")
     head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]

@@ -10,7 +10,7 @@ token, and all need three contributors: of two, nobody can say which one lies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median as middle
 
 import numpy as np
@@ -130,28 +130,20 @@ def _ranks(
     given: Sequence[Contribution], tokens: Sequence[int], first: int, last: int
 ) -> list[torch.Tensor]:
     """Mean of the order statistics ``first``..``last`` of g_i / t_i in each coordinate."""
-    steps = selection(len(given), first, last)
-    return [
-        _each_chunk(flats, tokens, lambda rows, out: _middle(rows, steps, first, last, out))
-        for flats in zip(*given, strict=True)
-    ]
-
-
-def _each_chunk(
-    tensors: Sequence[torch.Tensor], tokens: Sequence[int], reduce: Callable[[list[Row], Row], None]
-) -> torch.Tensor:
-    flats = [_flat(t) for t in tensors]
-    out = torch.empty(tensors[0].shape, dtype=torch.float32)
-    into = out.numpy().reshape(-1)
-    scratch = np.empty((len(flats) + 1, min(CHUNK, max(1, into.size))), np.float32)
+    steps, made = selection(len(given), first, last), list[torch.Tensor]()
     divisors = [np.float32(t) for t in tokens]
-    for start in range(0, into.size, CHUNK):
-        size = min(CHUNK, into.size - start)
-        rows = [row[:size] for row in scratch]
-        for row, flat, divisor in zip(rows, flats, divisors, strict=False):
-            np.divide(flat[start : start + size], divisor, out=row)
-        reduce(rows, into[start : start + size])
-    return out
+    for tensors in zip(*given, strict=True):
+        flats = [_flat(t) for t in tensors]
+        made.append(torch.empty(tensors[0].shape, dtype=torch.float32))
+        into = made[-1].numpy().reshape(-1)
+        scratch = np.empty((len(flats) + 1, min(CHUNK, max(1, into.size))), np.float32)
+        for start in range(0, into.size, CHUNK):
+            size = min(CHUNK, into.size - start)
+            rows = [row[:size] for row in scratch]
+            for row, flat, divisor in zip(rows, flats, divisors, strict=False):
+                np.divide(flat[start : start + size], divisor, out=row)
+            _middle(rows, steps, first, last, into[start : start + size])
+    return made
 
 
 def _middle(rows: list[Row], steps: Sequence[Comparator], first: int, last: int, out: Row) -> None:

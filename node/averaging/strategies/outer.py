@@ -123,76 +123,10 @@ class OuterSettings:
 def check(s: OuterSettings) -> None:
     """Raises UsageFault, with the reason, for settings that cannot hold together. Each by itself is
     within its ``MANIFEST_RULES``."""
-    _strategy(s)
-    _carries(s)
-
-
-def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
-    """Raises UsageFault, with the reason, for settings that hold together but that a live swarm
-    with cells of ``cell`` replicas a stage (0: all in one) and so many block stages does not
-    carry."""
-    if not s.windows:
-        return refuse(
-            (
-                s != OuterSettings(),
-                "outer.window_s is 0, so nothing else in [outer] has any effect",
-                "set outer.window_s, or leave [outer] out",
-            ),
-            (
-                cell,
-                f"cells of {cell} that never average with each other train as many models as there "
-                "are cells",
-                'set outer.window_s and outer.strategy, or averaging.cell = "all"',
-            ),
-        )
-    check(s)
+    partial, steps = s.strategy in PARTIAL, s.carries in ("deltas", "state")
+    made = FORMATS[s.codec]
     refuse(
-        (
-            not cell,
-            "all replicas of a stage are one cell, so there are no others to average with",
-            "set averaging.cell to a number",
-        ),
-        (
-            max(s.grid, default=0) > MOST_MEMBERS,
-            f"outer.grid is {list(s.grid)}",
-            f"no axis longer than {MOST_MEMBERS}, because so many cells make one group",
-        ),
-        (
-            s.strategy in DIRECTED and stages > MOST_EDGE_STAGES,
-            f"pipeline.stages = {stages} while outer.strategy = {s.strategy!r}",
-            f"at most {MOST_EDGE_STAGES}, because what a cell posts names a host of each; or "
-            "another strategy",
-        ),
-        (
-            s.pushes and s.feedback,
-            f"{s.strategy} leaves out pushes that come too late, and what coding lost of them",
-            'use "int8" without outer.feedback',
-        ),
-    )
-    able = IN_WINDOWS[s.strategy]
-    refuse(
-        (
-            s.carries not in able,
-            f"cells do not carry {s.strategy} of {s.carries}",
-            "use " + " or ".join(f'"{name}"' for name in able),
-        )
-    )
-
-
-def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
-    """The parts of a stage in so many fragments of about equal bytes: largest first, each to the
-    smallest. A stage of few parts has fragments without any."""
-    found: list[set[str]] = [set() for _ in range(count)]
-    held = [0] * count
-    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
-        i = min(range(count), key=lambda i: (held[i], i))
-        found[i].add(name)
-        held[i] += size
-    return [frozenset(names) for names in found]
-
-
-def _strategy(s: OuterSettings) -> None:
-    refuse(
+        # What belongs to one strategy.
         (
             s.strategy == "moshpit" and (not s.grid or any(axis < 2 for axis in s.grid)),
             f"outer.grid is {list(s.grid)}",
@@ -223,14 +157,7 @@ def _strategy(s: OuterSettings) -> None:
             f"outer.staleness is {s.staleness}",
             "give a number of pushes, 0 or more",
         ),
-    )
-
-
-def _carries(s: OuterSettings) -> None:
-    """What is carried, by which strategy, optimizer and codec, in fragments or by a quorum."""
-    partial, steps = s.strategy in PARTIAL, s.carries in ("deltas", "state")
-    made = FORMATS[s.codec]
-    refuse(
+        # What is carried, by which strategy, optimizer and codec, in fragments or by a quorum.
         (s.lr == 0, "outer.lr is 0", "give a number above 0"),
         (
             s.carries == "deltas" and partial,
@@ -301,3 +228,65 @@ def _carries(s: OuterSettings) -> None:
             "set outer.quorum = 0",
         ),
     )
+
+
+def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
+    """Raises UsageFault, with the reason, for settings that hold together but that a live swarm
+    with cells of ``cell`` replicas a stage (0: all in one) and so many block stages does not
+    carry."""
+    if not s.windows:
+        return refuse(
+            (
+                s != OuterSettings(),
+                "outer.window_s is 0, so nothing else in [outer] has any effect",
+                "set outer.window_s, or leave [outer] out",
+            ),
+            (
+                cell,
+                f"cells of {cell} that never average with each other train as many models as there "
+                "are cells",
+                'set outer.window_s and outer.strategy, or averaging.cell = "all"',
+            ),
+        )
+    check(s)
+    able = IN_WINDOWS[s.strategy]
+    refuse(
+        (
+            not cell,
+            "all replicas of a stage are one cell, so there are no others to average with",
+            "set averaging.cell to a number",
+        ),
+        (
+            max(s.grid, default=0) > MOST_MEMBERS,
+            f"outer.grid is {list(s.grid)}",
+            f"no axis longer than {MOST_MEMBERS}, because so many cells make one group",
+        ),
+        (
+            s.strategy in DIRECTED and stages > MOST_EDGE_STAGES,
+            f"pipeline.stages = {stages} while outer.strategy = {s.strategy!r}",
+            f"at most {MOST_EDGE_STAGES}, because what a cell posts names a host of each; or "
+            "another strategy",
+        ),
+        (
+            s.pushes and s.feedback,
+            f"{s.strategy} leaves out pushes that come too late, and what coding lost of them",
+            'use "int8" without outer.feedback',
+        ),
+        (
+            s.carries not in able,
+            f"cells do not carry {s.strategy} of {s.carries}",
+            "use " + " or ".join(f'"{name}"' for name in able),
+        ),
+    )
+
+
+def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
+    """The parts of a stage in so many fragments of about equal bytes: largest first, each to the
+    smallest. A stage of few parts has fragments without any."""
+    found: list[set[str]] = [set() for _ in range(count)]
+    held = [0] * count
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        i = min(range(count), key=lambda i: (held[i], i))
+        found[i].add(name)
+        held[i] += size
+    return [frozenset(names) for names in found]

@@ -102,7 +102,8 @@ class PushSum:
         self._sure: Books | None = None
         """Those of the last plan that was committed."""
         self._window = 0
-        self._open = False
+        self.asks = False
+        """A window has begun, and not all is granted and answered."""
         self._givers: frozenset[CellId] = frozenset()
         self._takers: frozenset[CellId] = frozenset()
         self._until = 0.0
@@ -110,11 +111,6 @@ class PushSum:
         self._granted: set[CellId] = set()
         self._served: set[CellId] = set()
         self._owed: dict[CellId, Units] = {}
-
-    @property
-    def asks(self) -> bool:
-        """A window has begun, and not all is granted and answered."""
-        return self._open
 
     def divided(self, me: CellId, child: CellId) -> Books | None:
         """The books of a cell that is founded from this one, ``me``, and what these become."""
@@ -145,11 +141,11 @@ class PushSum:
                 self._answered(event, books)
                 return self._over(now)
             case TimePassed():
-                return self._over(now) or (self._questions() if self._open else [])
+                return self._over(now) or (self._questions() if self.asks else [])
 
     def _begin(self, e: WindowBegan, books: Books) -> list[Action]:
         self.books = books = books.tidied(e.window)
-        self._window, self._open, self._until = e.window, True, e.until
+        self._window, self.asks, self._until = e.window, True, e.until
         self._givers, self._takers = frozenset(e.givers), frozenset(e.takers)
         self._portion = {stage: n // self._parts for stage, n in books.held.items()}
         self._granted, self._served, self._owed = set(), set(), {}
@@ -169,7 +165,7 @@ class PushSum:
 
     def _asked(self, e: UnitsAsked, books: Books) -> Action:
         books = books.tidied(e.window).receipt(e.cell, e.window, e.since, e.units)
-        now = e.window == self._window and self._open and e.cell in self._takers
+        now = e.window == self._window and self.asks and e.cell in self._takers
         if now and e.cell not in self._granted:
             self._granted.add(e.cell)
             books = books.grants(e.cell, e.window, self._portion)
@@ -182,7 +178,7 @@ class PushSum:
         return UnitsGranted(e.cell, e.window, a.since, a.units, a.agreed)
 
     def _answered(self, e: UnitsGranted, books: Books) -> None:
-        waited = self._open and e.cell in self._givers and e.cell not in self._owed
+        waited = self.asks and e.cell in self._givers and e.cell not in self._owed
         if e.window != self._window or not waited:
             return
         self._owed[e.cell] = books.owed(e.cell, e.since, e.units, e.agreed)
@@ -191,9 +187,9 @@ class PushSum:
 
     def _over(self, now: float) -> list[Action]:
         whole = self._givers <= self._owed.keys() and self._takers <= self._served
-        if not self._open or (now < self._until and not whole):
+        if not self.asks or (now < self._until and not whole):
             return []
-        self._open = False
+        self.asks = False
         stages = sorted({stage for owed in self._owed.values() for stage in owed})
         shares = {
             stage: {g: owed[stage] for g, owed in sorted(self._owed.items()) if owed.get(stage)}
@@ -202,14 +198,12 @@ class PushSum:
         return [SharesCame(self._window, shares)]
 
     def _committed(self, e: BooksCommitted) -> None:
-        books = self.books
-        if books is None or e.books.serial > books.serial:
-            books = e.books
-        self._sure = e.books
+        newest, sure = self.books, e.books
+        if newest is None or sure.serial > newest.serial:
+            newest = sure
         if any(e.shares.values()):
-            books = books.took(e.shares)
-            self._sure = e.books.took(e.shares)
-        self.books = books
+            newest, sure = newest.took(e.shares), sure.took(e.shares)
+        self.books, self._sure = newest, sure
 
 
 def weights(books: Books, shares: Shares, stage: int) -> dict[CellId, float]:

@@ -9,17 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
 
-from node.core.errors import LocalFault, UsageFault
-from node.data.readers import library
+from node.data.readers import parquet
 from node.data.streamed.files import BLOCK, Files, Ranges, Shard, kind_of
 from node.data.streamed.pieces import Part
 
 LONGEST = 64 << 20
 """Bytes of one document, at most."""
-AT_ONCE = 256
-"""Rows that are decoded at once."""
 _log = logging.getLogger("tutti.data")
 
 
@@ -37,7 +33,11 @@ class Documents:
         """
         kind = kind_of(shard.name)
         if kind.form == "parquet":
-            return self._rows(shard, part), True
+            source = Ranges(self._files, shard)
+            rows = parquet(
+                source, shard.name, self._column, part.start, part.stop, shard.size, strict=False
+            )
+            return rows, True
         start, stop = part.start, part.stop
         if kind.packed:
             stored, shard = shard.size, self._files.unpacked(shard, kind.packed)
@@ -79,46 +79,6 @@ class Documents:
                 shard.name, start, stop, bad, self._column,
             )  # fmt: skip
 
-    def _rows(self, shard: Shard, part: Part) -> Iterator[bytes]:
-        pq = library("pyarrow.parquet", "reading parquet")
-        pyarrow = library("pyarrow", "reading parquet")
-        try:
-            # A buffer: pages are decoded one after the other, however large a row group is.
-            source = Ranges(self._files, shard)
-            with pq.ParquetFile(source, pre_buffer=False, buffer_size=BLOCK) as file:
-                meta = file.metadata
-                self._is_text(pyarrow, file.schema_arrow, shard)
-                first, last = (at * meta.num_rows // shard.size for at in (part.start, part.stop))
-                seen = 0
-                for group in range(meta.num_row_groups):
-                    begin, seen = seen, seen + meta.row_group(group).num_rows
-                    if first < seen and begin < last:
-                        for rows in file.iter_batches(
-                            AT_ONCE, [group], [self._column], use_threads=False
-                        ):
-                            yield from _texts(pyarrow, rows.column(0), first - begin, last - begin)
-                            begin += len(rows)
-                            if begin >= last:
-                                break
-        except (pyarrow.ArrowException, OSError) as e:
-            raise _cause(e) or UsageFault(
-                f"cannot read {shard.name}: {e}", "check that it is a parquet file"
-            ) from e
-
-    def _is_text(self, pyarrow: Any, schema: Any, shard: Shard) -> None:
-        if self._column not in schema.names:
-            raise UsageFault(
-                f"{shard.name} has no column {self._column!r}",
-                f"data.column: one of {', '.join(schema.names[:8])}",
-            )
-        kind, types = schema.field(self._column).type, pyarrow.types
-        kind = kind.value_type if types.is_dictionary(kind) else kind
-        if not (types.is_string(kind) or types.is_large_string(kind)):
-            raise UsageFault(
-                f"{shard.name} holds {kind} in {self._column!r}, not text",
-                "name a column of strings:  data.column",
-            )
-
 
 def _boundary(raw: bytes, at: int) -> int:
     """The first byte from ``at`` on that begins a UTF-8 character, at most three further."""
@@ -126,19 +86,3 @@ def _boundary(raw: bytes, at: int) -> int:
     while at < stop and raw[at] & 0xC0 == 0x80:
         at += 1
     return at
-
-
-def _texts(pyarrow: Any, rows: Any, first: int, last: int) -> Iterator[bytes]:
-    """Rows ``first`` to ``last`` of those given, as bytes: a file may hold strings that are no
-    UTF-8. Nulls are left out."""
-    begin = max(0, first)
-    found = rows.slice(begin, max(0, last - begin)).cast(pyarrow.large_string())
-    return (text for text in found.cast(pyarrow.large_binary()).to_pylist() if text is not None)
-
-
-def _cause(e: BaseException) -> LocalFault | None:
-    """The fault of ours that a library has wrapped."""
-    found: BaseException | None = e
-    while found is not None and not isinstance(found, LocalFault):
-        found = found.__cause__ or found.__context__
-    return found

@@ -70,17 +70,22 @@ _FORMS = {".txt": "text", ".jsonl": "lines", ".ndjson": "lines", ".json": "lines
 _PACKED = {".zst": "zstd", ".gz": "gzip"}
 
 
-def kind_of(name: str) -> FileKind:
-    """The format that a shard's name says. Raises UsageFault for one that cannot be read."""
+def known_kind(name: str) -> FileKind | None:
+    """The format that a shard's name says; None for one that cannot be read."""
     path = Path(name.partition("?")[0])
     packed = _PACKED.get(path.suffix.lower(), "")
     form = _FORMS.get((path.with_suffix("") if packed else path).suffix.lower())
-    if form is None or (packed and form == "parquet"):
+    return None if form is None or (packed and form == "parquet") else FileKind(form, packed)
+
+
+def kind_of(name: str) -> FileKind:
+    """As :func:`known_kind`. Raises UsageFault for a format that cannot be read."""
+    if (found := known_kind(name)) is None:
         raise UsageFault(
             f"cannot read {name}: unknown ending",
             "use .txt, .jsonl or .parquet, the first two also with .zst or .gz",
         )
-    return FileKind(form, packed)
+    return found
 
 
 @contextlib.contextmanager
@@ -443,25 +448,20 @@ class Ranges(io.RawIOBase):
         )
         return self._at
 
-    def readinto(self, buffer: object) -> int:
-        """Fills all of ``buffer`` unless the shard ends before: libraries take less for its end."""
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        begin = self._at
-        while self._at - begin < len(view) and self._at < self._shard.size:
+    def read(self, size: int = -1) -> bytes:
+        """All of ``size`` bytes unless the shard ends before: libraries take less for its end. No
+        more memory is taken than the shard has bytes: a file may ask for any number."""
+        stop = self._shard.size if size < 0 else min(self._at + size, self._shard.size)
+        found = bytearray()
+        while self._at < stop:
             number, inside = divmod(self._at, BLOCK)
             try:
                 block = self._files.block(self._shard, number)
             except LocalFault as e:
                 raise OSError(str(e)) from e
-            got = block[inside : inside + len(view) - (self._at - begin)]
+            got = block[inside : inside + stop - self._at]
             if not got:
                 raise OSError(f"{self._shard.name} ends at byte {self._at}")
-            view[self._at - begin : self._at - begin + len(got)] = got
+            found += got
             self._at += len(got)
-        return self._at - begin
-
-    def read(self, size: int = -1) -> bytes:
-        """As :meth:`readinto`. No more memory is taken than the shard has bytes: a file may ask for
-        any number."""
-        left = max(0, self._shard.size - self._at)
-        return super().read(left if size < 0 else min(size, left)) or b""
+        return bytes(found)

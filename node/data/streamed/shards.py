@@ -22,7 +22,7 @@ from node.core.errors import NetworkFault, UsageFault
 from node.core.home import expanded
 from node.data.places import local
 from node.data.readers import library
-from node.data.streamed.files import Shard, asked, kind_of
+from node.data.streamed.files import Shard, asked, kind_of, known_kind
 
 MOST_SHARDS = 100_000
 MOST_LIST = 16 << 20
@@ -85,20 +85,25 @@ def listed(source: str, place: str, client: httpx2.Client, go_on: Callable[[], N
         listing = _hub(name, client)
     elif kind == "file":
         listing = Listing(source, _local(local(name, place)))
-    elif _is_list(_path(source)):
-        sums = _sums(_text(source, client), source)
-        # A path on the server of the list, whatever the name looks like: nobody agreed to another.
-        named = [Shard(urljoin(source, quote(f"./{file}")), 0, digest) for file, digest in sums]
-        listing = Listing(source, _sized(named, client, go_on))
     else:
-        named = [Shard(url, 0) for url in _expanded(source)]
-        listing = Listing(source, _sized(named, client, go_on))
+        listing = Listing(source, _sized(_named(source, client), client, go_on))
     shards = tuple(s for s in listing.shards if s.size)
     if not shards:
         raise UsageFault(f"{source} has no text", "name a source with at least one shard")
     for shard in shards:
         kind_of(shard.name)  # before anything is read
     return replace(listing, shards=shards)
+
+
+def _named(source: str, client: httpx2.Client) -> list[Shard]:
+    """The shards of a web server, of sizes that are not known yet."""
+    if not _is_list(_path(source)):
+        return [Shard(url, 0) for url in _expanded(source)]
+    # A path on the server of the list, whatever the name looks like: nobody agreed to another.
+    return [
+        Shard(urljoin(source, quote(f"./{file}")), 0, digest)
+        for file, digest in _sums(_text(source, client), source)
+    ]
 
 
 def _path(url: str) -> str:
@@ -229,7 +234,7 @@ def _configurations(card: Any) -> dict[str, Any]:
 def _of_split(files: Iterable[str], configs: dict[str, Any], config: str, split: str) -> list[str]:
     """Names of the files of a split: by the patterns of the card; without a card those that are
     called like the split, below the configuration's directory where there is one."""
-    readable = sorted(filter(_readable, files))
+    readable = sorted(filter(known_kind, files))
     chosen = configs.get(config or next(iter(configs), ""))
     if chosen is None:
         below = [f for f in readable if not config or config in f.split("/")[:-1]]
@@ -243,11 +248,3 @@ def _of_split(files: Iterable[str], configs: dict[str, Any], config: str, split:
         elif isinstance(entry, str) and split == "train":
             patterns.append(entry)
     return [f for f in readable if any(fnmatch.fnmatch(f, p.removeprefix("./")) for p in patterns)]
-
-
-def _readable(name: str) -> bool:
-    try:
-        kind_of(name)
-    except UsageFault:
-        return False
-    return True
