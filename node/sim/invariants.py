@@ -610,12 +610,13 @@ class OneFault(Checker):
     _running: dict[PeerId, _EpochFaults] = field(default_factory=dict)
     _disturbed: float = -1e9
 
-    def fault(self, kind: str, peer: PeerId | None, spared: bool) -> None:
-        """``spared``: a live current replica is left, and it does not lead."""
-        mild = kind == "kill" and spared
+    def fault(self, kind: str, killed: PeerId | None = None) -> None:
+        """``killed``: who has died, where a live current replica is left and it does not lead."""
         for r in self._running.values():
             r.faults.append(kind)
-            r.forgiven = r.forgiven or not mild or len(r.faults) > 1 or peer == r.plan.leader
+            r.forgiven = (
+                r.forgiven or killed is None or len(r.faults) > 1 or killed == r.plan.leader
+            )
         self._disturbed = self.swarm.world.now
 
     def leads(self, peer: SimPeer) -> None:

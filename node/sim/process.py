@@ -131,7 +131,7 @@ class SimPeer:
         self.clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
         self.config = Config(open_to, stage)
-        self.alive, self.life, self.since = False, 0, 0.0
+        self.alive = False
         self.lie, self.flip = "", False
         self._new()
 
@@ -160,11 +160,11 @@ class SimPeer:
     # ----------------------------------------------------------- life
 
     def boot(self) -> None:
-        """A new process begins."""
-        self.life += 1
-        self._new()
-        self.alive = True
-        self._later(lambda: self.tasks.spawn(self._take_part(), "start"))
+        """A new process begins, unless one runs."""
+        if not self.alive:
+            self._new()
+            self.alive = True
+            self._later(lambda: self.tasks.spawn(self._take_part(), "start"))
 
     def _later(self, do: Any, *args: Any) -> None:
         """Do it in this process."""
@@ -316,16 +316,6 @@ class SimPeer:
             self.loop.kill()
             self.disk.died(self.world.now)
             self.swarm.net.lost(self.name)
-
-    def pause(self) -> None:
-        """SIGSTOP: it stands still."""
-        if self.alive:
-            self.loop.frozen = True
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        if self.alive and self.loop.frozen:
-            self.loop.thaw()
 
     # ----------------------------------------------------------- what decides, and is watched
 
