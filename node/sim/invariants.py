@@ -25,7 +25,7 @@ from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import Cursor, SampleClass, split
 from node.optim.owner import Owner
 from node.scheduler.assigned import assigned
-from node.sim.process import SimPeer, SimSwarmPort
+from node.sim.process import SimPeer, Swarm
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
 
@@ -39,7 +39,7 @@ class InvariantViolation(TuttiError):
     """``id`` is I1 to I11 or "liveness", ``time`` virtual seconds; ``recent`` what happened
     last."""
 
-    def __init__(self, id: str, time: float, what: str, seed: int, recent: Sequence[str]) -> None:
+    def __init__(self, id: str, time: float, what: str, seed: int, recent: Iterable[str]) -> None:
         super().__init__(f"{id} at {time:.3f} s: {what}")
         self.id, self.time, self.what, self.seed, self.recent = id, time, what, seed, tuple(recent)
 
@@ -104,22 +104,15 @@ class Ledger:
 class Checker:
     """Base of all: knows the swarm and how to raise."""
 
-    swarm: SimSwarmPort
+    swarm: Swarm
     id: ClassVar[str] = ""
 
-    def broken(self, what: str) -> InvariantViolation:
-        """To be raised; whoever catches it, the swarm halts."""
-        world = self.swarm.world
-        found = InvariantViolation(
-            self.id, world.now, what, self.swarm.seed, list(self.swarm.watch.recent)
-        )
-        world.halt(found)
-        return found
-
     def must(self, holds: object, what: str) -> None:
-        """Raises what :meth:`broken` makes of ``what``, unless it holds."""
+        """Raises InvariantViolation unless it holds; whoever catches it, the swarm halts."""
         if not holds:
-            raise self.broken(what)
+            found = self.swarm.watch.violation(self.id, what)
+            self.swarm.world.halt(found)
+            raise found
 
 
 @dataclass
@@ -246,10 +239,9 @@ class NoSampleLost(Checker):
 
     def book(self, plan: Plan) -> Ledger:
         """Of the version that a plan starts from, for the cell that it is of."""
-        book = self.books.get(plan.base)
-        if book is None:
-            raise self.broken(f"a plan starts from {plan.base}, which nobody made")
-        return self._shares.get((plan.base, plan.parent or plan.cell_id), book)
+        self.must(plan.base in self.books, f"a plan starts from {plan.base}, which nobody made")
+        share = self._shares.get((plan.base, plan.parent or plan.cell_id))
+        return share or self.books[plan.base]
 
     def plan(self, plan: Plan) -> None:
         book = self.book(plan)
@@ -301,12 +293,13 @@ class NoSampleLost(Checker):
             for sample in path.samples:
                 if sample in back:
                     back.discard(sample)
-                elif sample == free[behind := min(free, key=lambda c: free[c])]:
-                    free[behind] += 1 << behind[1]
                 else:
-                    raise self.broken(
-                        f"epoch {plan.epoch} takes sample {sample}, which is not free"
+                    behind = min(free, key=lambda c: free[c])
+                    self.must(
+                        sample == free[behind],
+                        f"epoch {plan.epoch} takes sample {sample}, which is not free",
                     )
+                    free[behind] += 1 << behind[1]
                 counted += path.index not in lost
         returned = back | {s for p in plan.paths if p.index in lost for s in p.samples}
         new = Ledger(
@@ -480,10 +473,10 @@ class OnlyGrow(Checker):
             isinstance(a, ev.RecordFact) and a.kind in ("went-back", "history-changed")
             for a in actions
         )
-        if base is not None and plan.epoch < base.epoch and not said:
-            raise self.broken(
-                f"{peer.name} goes back from epoch {base.epoch} to {plan.epoch} and does not say so"
-            )
+        self.must(
+            said or base is None or plan.epoch >= base.epoch,
+            f"{peer.name} goes back from {base} to epoch {plan.epoch} and does not say so",
+        )
 
 
 @dataclass
@@ -519,11 +512,11 @@ class AppliedOnce(Checker):
         )
         for name in means:
             through, leads = self._through.get((name, _mark(owner.state(name)))), self._leads
-            if through is not None and not any(leads(v, plan.base) for v in through):
-                raise self.broken(
-                    f"optimizer state of {name} at {peer.name} holds a step of epoch "
-                    f"{through[-1].epoch} of another history, at epoch {plan.epoch}"
-                )
+            self.must(
+                through is None or any(leads(v, plan.base) for v in through),
+                f"optimizer state of {name} at {peer.name} holds a step of another history, at "
+                f"epoch {plan.epoch}",
+            )
 
     def _leads(self, old: Version, new: Version) -> bool:
         return self.swarm.watch.samples.ancestor(old, new)
@@ -582,15 +575,17 @@ class PurePlan(Checker):
         if twin is None:
             return
         again = type(twin).handle(twin, event, self.swarm.world.now)
-        plans = [a.plan.hash for a in actions if isinstance(a, ev.SendPlan)]
+        plans = [a.plan for a in actions if isinstance(a, ev.SendPlan)]
         self.must(
-            plans == [a.plan.hash for a in again if isinstance(a, ev.SendPlan)]
+            [p.hash for p in plans] == [a.plan.hash for a in again if isinstance(a, ev.SendPlan)]
             and len(actions) == len(again),
             f"the leader answers {type(event).__name__} in two ways",
         )
-        for a in actions:
-            if isinstance(a, ev.SendPlan) and Plan.parse(a.plan.canonical()).hash != a.plan.hash:
-                raise self.broken(f"the plan of epoch {a.plan.epoch} is not what is read of it")
+        for plan in plans:
+            self.must(
+                Plan.parse(plan.canonical()).hash == plan.hash,
+                f"the plan of epoch {plan.epoch} is not what is read of it",
+            )
 
 
 @dataclass
@@ -629,9 +624,10 @@ class OneFault(Checker):
 
     def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)
-        if r is not None and not committed and not r.forgiven:
-            raise self.broken(
-                f"epoch {r.plan.epoch} was given up after {r.faults or 'no fault'}: {why}"
+        if r is not None:
+            self.must(
+                committed or r.forgiven,
+                f"epoch {r.plan.epoch} was given up after {r.faults or 'no fault'}: {why}",
             )
 
 

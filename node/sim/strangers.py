@@ -16,7 +16,7 @@ from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.core.tasks import Tasks
 from node.dht.record import PeerBody
 from node.identity.faults import FaultBook
-from node.sim.process import SimPeer, SimSwarmPort
+from node.sim.process import SimPeer, Swarm
 from node.sim.world.loop import ProcessLoop
 from node.sim.world.network import SimTransport
 from node.sim.world.signing import SimSigner
@@ -34,7 +34,7 @@ class Stranger(rpc.TrainingServicer):
     history of 2^53 tokens, and again what a leader said before; and in the directory, that it
     leads."""
 
-    def __init__(self, swarm: SimSwarmPort, name: PeerId) -> None:
+    def __init__(self, swarm: Swarm, name: PeerId) -> None:
         self.swarm, self.name, self._turn = swarm, name, 0
         self.loop = ProcessLoop(swarm.world)
         # It never refuses anybody.

@@ -35,7 +35,7 @@ from node.sim.invariants import (
     WeightedMean,
     WholeCheckpoint,
 )
-from node.sim.process import SimPeer, SimSwarmPort
+from node.sim.process import SimPeer, Swarm
 from node.telemetry.events import Event
 from node.training.leader.leader import Leader
 from node.training.member import Member
@@ -68,7 +68,7 @@ class Commit(NamedTuple):
 class HistoryRecorder:
     """All checkers, and what is counted for the outcome."""
 
-    def __init__(self, swarm: SimSwarmPort) -> None:
+    def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
         self.recent: deque[str] = deque(maxlen=24)
         self.digests, self.owners, self.once = (
@@ -99,6 +99,10 @@ class HistoryRecorder:
     def count(self, kind: str, by: int = 1) -> None:
         self.counts[kind] += by
 
+    def violation(self, id: str, what: str) -> InvariantViolation:
+        """To be raised."""
+        return InvariantViolation(id, self.swarm.world.now, what, self.swarm.seed, self.recent)
+
     def crashed(self, peer: SimPeer, name: str, error: BaseException) -> None:
         """A task of a peer raised what nobody expected: the daemon would end. What is no
         Exception is meant for who runs the simulator, as a test's time limit is."""
@@ -106,9 +110,7 @@ class HistoryRecorder:
             self.swarm.world.halt(error)
         elif not isinstance(error, InvariantViolation):
             text = f"{name} of {peer.name} ended with {type(error).__name__}: {error}"
-            found = InvariantViolation(
-                "crash", self.swarm.world.now, text, self.swarm.seed, list(self.recent)
-            )
+            found = self.violation("crash", text)
             found.__cause__ = error
             self.swarm.world.halt(found)
 
