@@ -265,8 +265,8 @@ def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> Trouble
 
     def change(sign: int) -> None:
         for line in lines:
-            for what, size in more.items():
-                setattr(line, what, max(0.0, getattr(line, what) + sign * size))
+            now = {what: getattr(line.profile, what) + sign * by for what, by in more.items()}
+            line.profile = replace(line.profile, **{w: max(0.0, size) for w, size in now.items()})
 
     change(1)
     yield f.seconds
@@ -276,7 +276,7 @@ def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> Trouble
 def _slow_link(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Every line of a peer gets ``size`` times the latency and the jitter of it."""
     factor, usual = max(1.0, f.size), swarm.setup.links.latency_s
-    return _worse(swarm, f, victim, latency=usual * (factor - 1), jitter=usual * factor)
+    return _worse(swarm, f, victim, latency_s=usual * (factor - 1), jitter_s=usual * factor)
 
 
 def _loss(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
