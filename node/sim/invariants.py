@@ -22,6 +22,7 @@ from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Version, lineage_after
+from node.core.newest import Newest
 from node.core.samples import Cursor, SampleClass, split
 from node.optim.owner import Owner
 from node.scheduler.assigned import assigned
@@ -120,7 +121,7 @@ class EqualDigests(Checker):
     """I1: whoever begins an epoch as a current member holds what the rest of its cell holds."""
 
     id = "I1"
-    _seen: dict[tuple[str, int], tuple[str, PeerId]] = field(default_factory=dict)
+    _seen: dict[tuple[str, int], tuple[str, PeerId]] = field(default_factory=lambda: Newest(KEPT))
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
         me, digest = plan.member(peer.name), peer.digest
@@ -137,7 +138,6 @@ class EqualDigests(Checker):
             me is None or plan.digests.get(me.stage, digest) == digest,
             f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name",
         )
-        _shorten(self._seen)
 
 
 class OneOwner(Checker):
@@ -180,7 +180,7 @@ class CountsOnce(Checker):
     """I3: a micro-batch contributes to a stage at most once."""
 
     id = "I3"
-    _seen: dict[tuple[str, int], dict[int, PeerId]] = field(default_factory=dict)
+    _seen: dict[tuple[str, int], dict[int, PeerId]] = field(default_factory=lambda: Newest(KEPT))
 
     def plan(self, plan: Plan) -> None:
         """A swarm that has lost everything may begin with the very same plan again: what was
@@ -221,7 +221,6 @@ class CountsOnce(Checker):
                     other == giver,
                     f"sample {sample} of epoch {step.round.epoch} counts at {other} and at {giver}",
                 )
-        _shorten(self._seen)
 
 
 @dataclass
@@ -485,8 +484,10 @@ class AppliedOnce(Checker):
     settled by one owner."""
 
     id = "I8"
-    _settled: dict[tuple[Version, str], PeerId] = field(default_factory=dict)
-    _through: dict[tuple[str, bytes], list[Version]] = field(default_factory=dict)
+    _settled: dict[tuple[Version, str], PeerId] = field(default_factory=lambda: Newest(64 * KEPT))
+    _through: dict[tuple[str, bytes], list[Version]] = field(
+        default_factory=lambda: Newest(64 * KEPT)
+    )
     """The versions that optimizer state was first of: work that is done again from the same place
     comes to the same bits in another history."""
 
@@ -536,8 +537,6 @@ class AppliedOnce(Checker):
                 f"{first} and {peer.name} both settle their step of {name} for epoch "
                 f"{version.epoch}",
             )
-        _shorten(self._settled, 64 * KEPT)
-        _shorten(self._through, 64 * KEPT)
 
 
 def _mark(state: Mapping[str, Tensor]) -> bytes:
@@ -639,13 +638,12 @@ class OneLine(Checker):
 
     id = "I11"
     _last: dict[tuple[str, str], tuple[int, PeerId]] = field(default_factory=dict)
-    _line: dict[str, str] = field(default_factory=dict)
+    _line: dict[str, str] = field(default_factory=lambda: Newest(KEPT))
     """Of each plan the first of all before it: who has lost every memory of one begins anew."""
 
     def planned(self, plan: Plan, after: str) -> None:
         """A plan by the voters of the plan with the hash ``after``."""
         self._line[plan.hash[:12]] = self._line.get(after[:12], plan.hash[:12])
-        _shorten(self._line)
 
     def committed(self, peer: SimPeer, cell: str, plan: str, term: int, epoch: int) -> None:
         """A leader says that the epoch of the plan whose hash begins so is committed, not as an
@@ -658,9 +656,3 @@ class OneLine(Checker):
             f"committed one of term {before}",
         )
         self._last[key] = term, peer.name
-
-
-def _shorten(seen: dict[Any, Any], kept: int = KEPT) -> None:
-    if len(seen) > kept:
-        for key in list(seen)[: kept // 2]:
-            del seen[key]

@@ -32,7 +32,6 @@ from node.core.tasks import Tasks
 from node.core.version import PROTOCOL
 from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
-from node.manifest import Manifest
 from node.pipeline.settings import PipelineLimits
 from node.reach.standing import Standing
 from node.scheduler.router import SearchJob, search
@@ -193,7 +192,12 @@ class SimPeer:
         self.assembled: Services | None = None
         self.owner: ValueOwner | None = None
         self.draining = self.ending = self.told_to_leave = False
-        self.mover, self.placing = Mover(self, self._refuses), Placing(self)
+        # There is room for every stage.
+        self.mover = Mover(
+            self,
+            lambda agreed, to: no_way(self.stage, to, agreed.pipeline.stages, self.placing.open_to),
+        )
+        self.placing = Placing(self)
 
     # ----------------------------------------------------------- life
 
@@ -382,11 +386,6 @@ class SimPeer:
         return search(job, moves=MOVES)
 
     # ----------------------------------------------------------- what it posts
-
-    def _refuses(self, manifest: Manifest, stage: int) -> str:
-        """There is room for every stage."""
-        here = self.assembled.stage.stage if self.assembled else stage
-        return no_way(here, stage, manifest.pipeline.stages, self.placing.open_to)
 
     def body(self) -> Any:
         """Its record."""
