@@ -172,11 +172,11 @@ def play(s: OuterSettings, what: str = "", seed: int = SEED) -> Story:
                     peer.kill()
         if what == "slow":
             swarm.world.run(STRIKES_S + (MEET_AGAIN - PARTED) * s.window_s, None)
-            swarm.watch.one_fault.fault("parted", None, False)
+            swarm.watch.one_fault.fault("parted")
             falls = wall(swarm, cells[parted])
             swarm.world.run(STRIKES_S + MEET_AGAIN * s.window_s, None)
             falls()
-            swarm.watch.one_fault.fault("over", None, False)
+            swarm.watch.one_fault.fault("over")
         swarm.world.run(story.ends, None)
         bury()
     return story

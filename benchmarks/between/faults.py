@@ -117,11 +117,11 @@ def _parted(swarm: SimSwarm, cells: Cells) -> Callable[[], None]:
 def _still(swarm: SimSwarm, cells: Cells) -> Callable[[], None]:
     still = [swarm.peers[name] for name in cells[max(cells)]]
     for peer in still:
-        peer.pause()
+        peer.loop.frozen = True
 
     def wakes() -> None:
         for peer in still:
-            peer.resume()
+            peer.loop.thaw()
 
     return wakes
 
@@ -180,14 +180,14 @@ def play(trouble: Trouble, seed: int) -> Story | None:
         if len(cells) != 3:
             return None
         swarm.world.run(STRIKES_S, None)
-        swarm.watch.one_fault.fault(trouble.text, None, False)
+        swarm.watch.one_fault.fault(trouble.text)
         swarm.troubles += 1
         ends = trouble.strikes(swarm, cells)
         alive = [c for c in cells if any(_works(swarm, name) for name in cells[c])]
         swarm.world.run(STRIKES_S + trouble.seconds, None)
         ends()
         swarm.troubles -= 1
-        swarm.watch.one_fault.fault("over", None, False)
+        swarm.watch.one_fault.fault("over")
         swarm.world.run(STRIKES_S + trouble.seconds + AFTER_S, None)
         bury()
     return Story(book, alive, STRIKES_S, STRIKES_S + trouble.seconds)
@@ -223,11 +223,11 @@ def _meet_again(seed: int) -> tuple[float, int]:
         swarm = SimSwarm(ONE, seed)
         swarm.world.run(SETTLED_S, None)
         some = frozenset(p.name for s in range(ONE.stages + 1) for p in swarm.live(s)[::2])
-        swarm.watch.one_fault.fault("halved", None, False)
+        swarm.watch.one_fault.fault("halved")
         falls = wall(swarm, sorted(some))
         swarm.world.run(SETTLED_S + HALVED_S, None)
         falls()
-        swarm.watch.one_fault.fault("over", None, False)
+        swarm.watch.one_fault.fault("over")
         met, plans = swarm.world.now, set[str]()
 
         def both() -> bool:

@@ -71,10 +71,7 @@ class PushSum:
         self.strategy, self.seed, self.loss, self.dice = strategy, seed, loss, dice
         count = len(values)
         self.mass = np.concatenate((values, np.ones((count, 1))), axis=1)
-        period = strategy.period(count)
-        self.owed = (
-            np.zeros((period, strategy.fanout * count, self.mass.shape[1])) if loss else None
-        )
+        self.owed = np.zeros((strategy.period(count), strategy.fanout * count, self.mass.shape[1]))
 
     def round(self, number: int, alive: Flags) -> Values:
         count = len(alive)
@@ -82,7 +79,7 @@ class PushSum:
         open_ = alive[edges.source] & alive[edges.target]
         share = self.mass / (1 + np.bincount(edges.source[open_], minlength=count))[:, None]
         carried = np.where(open_[:, None], share[edges.source], 0.0)
-        if self.owed is not None:
+        if self.loss:
             owed = self.owed[number % len(self.owed)]
             owed += carried
             arrives = open_ & (self.dice.uniform(size=len(open_)) >= self.loss)

@@ -112,18 +112,15 @@ def simulate(name: str, trial: AveragingTrial) -> AveragingFinding:
     """Run ``trial.seeds`` times. Raises UsageFault for an unknown strategy or numbers that do not
     fit together."""
     _check(name, trial)
-    histories, biases = [], []
-    for seed in range(trial.seed, trial.seed + trial.seeds):
-        history, bias = _run(name, trial, seed)
-        histories.append(history)
-        biases.append(bias)
+    runs = [_run(name, trial, seed) for seed in range(trial.seed, trial.seed + trial.seeds)]
+    histories = [history for history, _ in runs]
     rounds = tuple(
         float(np.mean([_reached(h, target, trial.cap) for h in histories])) for target in TARGETS
     )
     longest = max(map(len, histories))
     padded = np.array([h + [h[-1]] * (longest - len(h)) for h in histories])
     sent, busiest = _traffic(_strategy(name, trial).meet(trial.peers, 0, trial.seed), trial)
-    bias = float(np.sqrt(np.mean(np.square(biases))))
+    bias = float(np.sqrt(np.mean(np.square([bias for _, bias in runs]))))
     pieces, every = OUTER.get(name, 1), max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
     return AveragingFinding(
         name, rounds, tuple(padded.mean(0).tolist()), bias, sent / pieces, busiest / pieces, every

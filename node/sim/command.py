@@ -51,8 +51,7 @@ def run_command(
         text = outcome.summary() | {"scenario": name, "wall_s": round(took, 3)}
         print(json.dumps(text | {"schedule": json.loads(outcome.schedule.to_json())}), flush=True)
     else:
-        for line in report(outcome, name, took):
-            print(line)
+        print("\n".join(report(outcome, name, took)))
         _complain(save, outcome)
     return ExitCode.OK if outcome.violation is None and outcome.finished else ExitCode.DEGRADED
 
@@ -150,15 +149,14 @@ def _complain(save: Path | None, outcome: ScheduleOutcome) -> None:
         if not outcome.finished:
             print("the run did not finish in the time it was given", file=sys.stderr)
         return
-    print(f"\nVIOLATION  {v}", file=sys.stderr)
-    for line in v.recent:
-        print(f"  {line}", file=sys.stderr)
-    print("the smallest schedule that shows it:", file=sys.stderr)
-    print(outcome.schedule.to_json(), file=sys.stderr)
-    where = save or "FILE"
     print(
-        f"again:  tutti simulate … --replay {where}"
+        f"\nVIOLATION  {v}",
+        *(f"  {line}" for line in v.recent),
+        "the smallest schedule that shows it:",
+        outcome.schedule.to_json(),
+        f"again:  tutti simulate … --replay {save or 'FILE'}"
         + ("" if save else "   (write FILE with --save FILE)"),
+        sep="\n",
         file=sys.stderr,
     )
 

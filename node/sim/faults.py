@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
@@ -23,6 +22,11 @@ from node.sim.world.links import Wall
 
 SLOWEST = 100.0
 """Times as slow as it began: more is as good as dead."""
+MILD = {"kill", "stranger"}
+"""What need not cost an epoch: of who is killed it depends on who is left."""
+Trouble = Iterator[float]
+"""Happens at once; then yields for how many seconds it lasts, and is undone. One that lasts no
+longer than a moment yields nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,22 @@ class Schedule:
 
 def strike(swarm: SimSwarm, fault: Fault) -> None:
     """Let it happen."""
-    KINDS[fault.kind](swarm, fault)
+    _play(swarm, KINDS[fault.kind](swarm, fault))
+
+
+def _play(swarm: SimSwarm, trouble: Trouble) -> None:
+    """Let trouble go on until it has ended, or for the seconds that it yields. Until these are over
+    the swarm is not calm."""
+    seconds = next(trouble, None)
+    if seconds is not None:
+        swarm.troubles += 1
+        swarm.world.push(seconds, _over, swarm, trouble)
+
+
+def _over(swarm: SimSwarm, trouble: Trouble) -> None:
+    swarm.troubles -= 1
+    swarm.watch.one_fault.fault("over")
+    _play(swarm, trouble)
 
 
 # ----------------------------------------------------------- picking
@@ -90,30 +109,34 @@ def _pick(
 
 
 def _say(swarm: SimSwarm, f: Fault, who: object = "") -> None:
+    """It strikes, and what runs now is disturbed."""
     swarm.watch.note(f"*** {f.kind} {who}")
     swarm.struck.append((swarm.world.now, f.kind, str(who), f.seconds))
+    if f.kind not in MILD:
+        swarm.watch.one_fault.fault(f.kind)
 
 
-def _for(swarm: SimSwarm, seconds: float, undo: Callable[[], None]) -> None:
-    """``undo`` when the time is over; until then the swarm is not calm."""
-    swarm.troubles += 1
+def _one(
+    effect: Callable[[SimSwarm, Fault, SimPeer], Trouble | None],
+    able: Callable[[SimSwarm, SimPeer], bool] = lambda swarm, peer: True,
+) -> Callable[[SimSwarm, Fault], Trouble]:
+    """The fault of one peer: it is picked among those that are able, named, and has ``effect``."""
 
-    def over() -> None:
-        swarm.troubles -= 1
-        swarm.watch.one_fault.fault("over", None, False)
-        undo()
+    def strikes(swarm: SimSwarm, f: Fault) -> Trouble:
+        victim = _pick(swarm, f, lambda p: able(swarm, p))
+        if victim is not None:
+            _say(swarm, f, victim.name)
+            yield from effect(swarm, f, victim) or ()
 
-    swarm.world.push(seconds, over)
-
-
-def _disturb(swarm: SimSwarm, f: Fault, victim: SimPeer | None, spared: bool = False) -> None:
-    swarm.watch.one_fault.fault(f.kind, victim.name if victim else None, spared)
+    return strikes
 
 
 # ----------------------------------------------------------- processes
 
 
 def _down(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+    """A peer dies. An epoch may survive that it does not lead, and of whose stage another current
+    member is left."""
     chief = swarm.chief()
     plan = chief.leader.plan if chief is not None and chief.leader is not None else None
     spared = victim is not chief and victim.leader is None
@@ -125,25 +148,11 @@ def _down(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
             and not swarm.peers[n.peer].leaving
             for n in plan.stage(m.stage)
         )
-    _disturb(swarm, f, victim, spared)
+    if f.kind == "kill":
+        swarm.watch.one_fault.fault(f.kind, victim.name if spared else None)
     swarm.deaths.append((swarm.world.now, victim.name))
     swarm.watch.detected.pop(victim.name, None)
     victim.kill()
-
-
-def _one(
-    effect: Callable[[SimSwarm, Fault, SimPeer], object],
-    able: Callable[[SimSwarm, SimPeer], bool] = lambda swarm, peer: True,
-) -> Callable[[SimSwarm, Fault], None]:
-    """The fault of one peer: it is picked among those that are able, named, and has ``effect``."""
-
-    def strikes(swarm: SimSwarm, f: Fault) -> None:
-        victim = _pick(swarm, f, lambda p: able(swarm, p))
-        if victim is not None:
-            _say(swarm, f, victim.name)
-            effect(swarm, f, victim)
-
-    return strikes
 
 
 _kill = _one(_down, SimSwarm.spare)
@@ -154,77 +163,55 @@ def _replace(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     swarm.world.push(f.seconds, swarm.add, victim.stage)
 
 
-def _restart(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+def _restart(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Killed, and started again from its disk."""
     _down(swarm, f, victim)
-    _for(swarm, f.seconds, lambda: _boot(victim))
+    yield f.seconds
+    victim.boot()
 
 
-def _outage(swarm: SimSwarm, f: Fault) -> None:
+def _outage(swarm: SimSwarm, f: Fault) -> Trouble:
     """Everybody of a block stage dies and comes back from its disk, if there is anything on it."""
     stage = f.stage if f.stage > 0 else 1 + f.who % swarm.setup.stages
     victims = swarm.live(stage)
     if any(v.disk.places for v in victims):
-        _all_restart(swarm, f, victims)
+        yield from _all_restart(swarm, f, victims)
 
 
-def _restart_all(swarm: SimSwarm, f: Fault) -> None:
-    """Everybody dies and comes back from its disk."""
-    _all_restart(swarm, f, swarm.live())
-
-
-def _all_restart(swarm: SimSwarm, f: Fault, victims: list[SimPeer]) -> None:
+def _all_restart(swarm: SimSwarm, f: Fault, victims: list[SimPeer]) -> Trouble:
+    """They die and come back from their disks."""
     _say(swarm, f, len(victims))
     for victim in victims:
         _down(swarm, f, victim)
-
-    def back() -> None:
-        for victim in victims:
-            swarm.world.push(swarm.world.rng.random(), _boot, victim)
-
-    _for(swarm, f.seconds, back)
+    yield f.seconds
+    for victim in victims:
+        swarm.world.push(swarm.world.rng.random(), victim.boot)
 
 
-def _boot(peer: SimPeer) -> None:
-    if not peer.alive:
-        peer.boot()
-
-
-def _kill_each(swarm: SimSwarm, f: Fault) -> None:
+def _kill_each(swarm: SimSwarm, f: Fault) -> Trouble:
     """One replica of every stage at once."""
     for stage in range(swarm.setup.stages + 1):
-        _kill(swarm, replace(f, stage=stage))
+        yield from _kill(swarm, replace(f, stage=stage))
 
 
-def _pause(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
-    _disturb(swarm, f, victim)
-    life = victim.life
-    victim.pause()
-    _for(swarm, f.seconds, lambda: victim.resume() if victim.life == life else None)
+def _pause(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
+    """SIGSTOP, then SIGCONT."""
+    loop = victim.loop
+    loop.frozen = True
+    yield f.seconds
+    loop.thaw()
 
 
-def _join(swarm: SimSwarm, f: Fault) -> None:
-    for _ in range(max(1, int(f.size))):
-        stage = f.stage if f.stage >= 0 else f.who % (swarm.setup.stages + 1)
-        _say(swarm, f, swarm.add(stage).name)
-    _disturb(swarm, f, None)
+def _join(swarm: SimSwarm, f: Fault) -> Trouble:
+    stage = f.stage if f.stage >= 0 else f.who % (swarm.setup.stages + 1)
+    _say(swarm, f, swarm.add(stage).name)
+    yield from ()
 
 
-def _come(swarm: SimSwarm, f: Fault) -> None:
+def _come(swarm: SimSwarm, f: Fault) -> Trouble:
     """Somebody comes and chooses a stage; every third would host block stages only."""
     _say(swarm, f, swarm.come("auto" if f.who % 3 else "stage").name)
-    _disturb(swarm, f, None)
-
-
-def _leave(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
-    _disturb(swarm, f, victim)
-    victim.leave()
-
-
-def _leave_some(swarm: SimSwarm, f: Fault) -> None:
-    leaves = _one(_leave, lambda swarm, p: not p.leaving and p.ready and swarm.spare(p))
-    for _ in range(max(1, int(f.size))):
-        leaves(swarm, f)
+    yield from ()
 
 
 # ----------------------------------------------------------- lines
@@ -242,152 +229,132 @@ def _group(swarm: SimSwarm, f: Fault) -> frozenset[PeerId]:
     return frozenset(live[i] for i in order[:count])
 
 
-def _walls(swarm: SimSwarm, f: Fault, walls: Sequence[Wall]) -> None:
-    _disturb(swarm, f, None)
+def _behind(swarm: SimSwarm, seconds: float, *walls: Wall) -> Trouble:
     swarm.links.walls.extend(walls)
-
-    def heal() -> None:
-        for wall in walls:
-            swarm.links.walls.remove(wall)
-
-    _for(swarm, f.seconds, heal)
+    yield seconds
+    for wall in walls:
+        swarm.links.walls.remove(wall)
 
 
-def _partition(swarm: SimSwarm, f: Fault) -> None:
+def _partition(swarm: SimSwarm, f: Fault) -> Trouble:
     inside = _group(swarm, f)
     outside = frozenset(p.name for p in swarm.live()) - inside
     _say(swarm, f, f"{len(inside)} | {len(outside)}: {' '.join(sorted(inside))}")
-    _walls(swarm, f, (Wall(inside, outside), Wall(outside, inside)))
+    yield from _behind(swarm, f.seconds, Wall(inside, outside), Wall(outside, inside))
 
 
-def _one_way(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+def _one_way(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     only = frozenset({victim.name})
-    _walls(swarm, f, (Wall(only, frozenset()),) if f.size < 0.5 else (Wall(frozenset(), only),))
+    way = (only, frozenset()) if f.size < 0.5 else (frozenset(), only)
+    return _behind(swarm, f.seconds, Wall(*way))
 
 
-def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Cut off and back again, ``size`` seconds each."""
     only, period = frozenset({victim.name}), max(0.2, f.size)
-    for i in range(int(f.seconds / period / 2)):
-        part = Fault(0.0, "partition", seconds=period)
-        swarm.world.push(
-            2 * i * period,
-            _walls,
-            swarm,
-            part,
-            (Wall(only, frozenset()), Wall(frozenset(), only)),
-        )
+    for _ in range(int(f.seconds / period / 2)):
+        yield from _behind(swarm, period, Wall(only, frozenset()), Wall(frozenset(), only))
+        yield period
 
 
-def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> None:
+def _worse(swarm: SimSwarm, f: Fault, victim: SimPeer, **more: float) -> Trouble:
     """All lines of a peer, in both directions, have so much more of something for a while.
     Troubles of one line add up and go one by one."""
-    _disturb(swarm, f, victim)
     me, links = victim.name, swarm.links
     lines = [links.link(*way) for p in swarm.peers if p != me for way in ((me, p), (p, me))]
 
     def change(sign: int) -> None:
         for line in lines:
-            for what, size in more.items():
-                setattr(line, what, max(0.0, getattr(line, what) + sign * size))
+            now = {what: getattr(line.profile, what) + sign * by for what, by in more.items()}
+            line.profile = replace(line.profile, **{w: max(0.0, size) for w, size in now.items()})
 
     change(1)
-    _for(swarm, f.seconds, lambda: change(-1))
+    yield f.seconds
+    change(-1)
 
 
-def _slow_link(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+def _slow_link(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Every line of a peer gets ``size`` times the latency and the jitter of it."""
     factor, usual = max(1.0, f.size), swarm.setup.links.latency_s
-    _worse(swarm, f, victim, latency=usual * (factor - 1), jitter=usual * factor)
+    return _worse(swarm, f, victim, latency_s=usual * (factor - 1), jitter_s=usual * factor)
 
 
-def _loss(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+def _loss(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Every line of a peer loses a share ``size`` of its messages."""
-    _worse(swarm, f, victim, loss=f.size)
+    return _worse(swarm, f, victim, loss=f.size)
 
 
 # ----------------------------------------------------------- machines and people
 
 
-def _slow_peer(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+def _slow_peer(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Troubles on one peer do not multiply without bound: a job of a second is not to take
     hours."""
-    _disturb(swarm, f, victim)
     device = victim.device
     factor = max(1.0, min(f.size, SLOWEST / device.slowness))
     device.slowness *= factor
-
-    def heal() -> None:
-        device.slowness /= factor
-
-    _for(swarm, f.seconds, heal)
+    yield f.seconds
+    device.slowness /= factor
 
 
-def _skew(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
+def _skew(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """A peer's wall clock runs ``size`` seconds beside the others'."""
-    _disturb(swarm, f, victim)
     victim.clock.skew += f.size
-
-    def heal() -> None:
-        victim.clock.skew -= f.size
-
-    _for(swarm, f.seconds, heal)
+    yield f.seconds
+    victim.clock.skew -= f.size
 
 
 def _corrupt(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """A bit of a peer's parameters flips."""
-    _disturb(swarm, f, victim)
     victim.flip = True
 
 
 def _broken_step(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """The optimizer of a peer gives up on its next step (out of memory)."""
-    _disturb(swarm, f, victim)
     if victim.owner is not None:
         victim.owner.broken = 1
 
 
-def _lie(swarm: SimSwarm, f: Fault) -> None:
+def _lie(swarm: SimSwarm, f: Fault) -> Trouble:
     crowd = Counter(p.stage for p in swarm.live() if p.ready and swarm.honest(p.name))
     victim = _pick(swarm, f, lambda p: p.stage != ENDS and crowd[p.stage] > 2 and swarm.spare(p))
     if victim is not None:
         kind = sorted(LIES)[int(f.size) % len(LIES)]
         _say(swarm, f, f"{victim.name} ({kind})")
-        _disturb(swarm, f, victim)
         swarm.liars.add(victim.name)
         victim.lie = kind
-
-        def honest() -> None:
-            victim.lie = ""
-            # What it says from now on is true; what it did before is its own, so it starts anew.
-            if victim.alive:
-                victim.kill()
-            victim.disk.places.clear()
-            swarm.liars.discard(victim.name)
-            victim.boot()
-
-        _for(swarm, f.seconds, honest)
+        yield f.seconds
+        victim.lie = ""
+        # What it says from now on is true; what it did before is its own, so it starts anew.
+        victim.kill()
+        victim.disk.places.clear()
+        swarm.liars.discard(victim.name)
+        victim.boot()
 
 
-def _stranger(swarm: SimSwarm, f: Fault) -> None:
+def _stranger(swarm: SimSwarm, f: Fault) -> Trouble:
     """Somebody without parameters says that it leads, and worse."""
     one = swarm.intrude()
     _say(swarm, f, one.name)
-    _for(swarm, f.seconds, one.kill)
+    yield f.seconds
+    one.kill()
 
 
-KINDS: dict[str, Callable[[SimSwarm, Fault], Any]] = {
+KINDS: dict[str, Callable[[SimSwarm, Fault], Trouble]] = {
     "kill": _kill,
     "kill-leader": _one(_down, lambda swarm, p: p is swarm.chief() and swarm.spare(p)),
     "kill-each": _kill_each,
     "replace": _one(_replace, SimSwarm.spare),
     "restart": _one(_restart, SimSwarm.spare),
-    "restart-all": _restart_all,
+    "restart-all": lambda swarm, f: _all_restart(swarm, f, swarm.live()),
     "outage": _outage,
     "pause": _one(_pause, lambda swarm, p: not p.loop.frozen),
     "join": _join,
     "come": _come,
-    "leave": _leave_some,
+    "leave": _one(
+        lambda swarm, f, victim: victim.leave(),
+        lambda swarm, p: not p.leaving and p.ready and swarm.spare(p),
+    ),
     "partition": _partition,
     "one-way": _one(_one_way),
     "flap": _one(_flap),

@@ -22,10 +22,11 @@ from node.checkpoint.store import Checkpoint
 from node.core.errors import TuttiError
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Version, lineage_after
+from node.core.newest import Newest
 from node.core.samples import Cursor, SampleClass, split
 from node.optim.owner import Owner
 from node.scheduler.assigned import assigned
-from node.sim.process import SimPeer, SimSwarmPort
+from node.sim.process import SimPeer, Swarm
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
 
@@ -39,7 +40,7 @@ class InvariantViolation(TuttiError):
     """``id`` is I1 to I11 or "liveness", ``time`` virtual seconds; ``recent`` what happened
     last."""
 
-    def __init__(self, id: str, time: float, what: str, seed: int, recent: Sequence[str]) -> None:
+    def __init__(self, id: str, time: float, what: str, seed: int, recent: Iterable[str]) -> None:
         super().__init__(f"{id} at {time:.3f} s: {what}")
         self.id, self.time, self.what, self.seed, self.recent = id, time, what, seed, tuple(recent)
 
@@ -104,22 +105,15 @@ class Ledger:
 class Checker:
     """Base of all: knows the swarm and how to raise."""
 
-    swarm: SimSwarmPort
+    swarm: Swarm
     id: ClassVar[str] = ""
 
-    def broken(self, what: str) -> InvariantViolation:
-        """To be raised; whoever catches it, the swarm halts."""
-        world = self.swarm.world
-        found = InvariantViolation(
-            self.id, world.now, what, self.swarm.seed, list(self.swarm.watch.recent)
-        )
-        world.halt(found)
-        return found
-
     def must(self, holds: object, what: str) -> None:
-        """Raises what :meth:`broken` makes of ``what``, unless it holds."""
+        """Raises InvariantViolation unless it holds; whoever catches it, the swarm halts."""
         if not holds:
-            raise self.broken(what)
+            found = self.swarm.watch.violation(self.id, what)
+            self.swarm.world.halt(found)
+            raise found
 
 
 @dataclass
@@ -127,7 +121,7 @@ class EqualDigests(Checker):
     """I1: whoever begins an epoch as a current member holds what the rest of its cell holds."""
 
     id = "I1"
-    _seen: dict[tuple[str, int], tuple[str, PeerId]] = field(default_factory=dict)
+    _seen: dict[tuple[str, int], tuple[str, PeerId]] = field(default_factory=lambda: Newest(KEPT))
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
         me, digest = plan.member(peer.name), peer.digest
@@ -144,7 +138,6 @@ class EqualDigests(Checker):
             me is None or plan.digests.get(me.stage, digest) == digest,
             f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name",
         )
-        _shorten(self._seen)
 
 
 class OneOwner(Checker):
@@ -187,7 +180,7 @@ class CountsOnce(Checker):
     """I3: a micro-batch contributes to a stage at most once."""
 
     id = "I3"
-    _seen: dict[tuple[str, int], dict[int, PeerId]] = field(default_factory=dict)
+    _seen: dict[tuple[str, int], dict[int, PeerId]] = field(default_factory=lambda: Newest(KEPT))
 
     def plan(self, plan: Plan) -> None:
         """A swarm that has lost everything may begin with the very same plan again: what was
@@ -228,7 +221,6 @@ class CountsOnce(Checker):
                     other == giver,
                     f"sample {sample} of epoch {step.round.epoch} counts at {other} and at {giver}",
                 )
-        _shorten(self._seen)
 
 
 @dataclass
@@ -246,10 +238,9 @@ class NoSampleLost(Checker):
 
     def book(self, plan: Plan) -> Ledger:
         """Of the version that a plan starts from, for the cell that it is of."""
-        book = self.books.get(plan.base)
-        if book is None:
-            raise self.broken(f"a plan starts from {plan.base}, which nobody made")
-        return self._shares.get((plan.base, plan.parent or plan.cell_id), book)
+        self.must(plan.base in self.books, f"a plan starts from {plan.base}, which nobody made")
+        share = self._shares.get((plan.base, plan.parent or plan.cell_id))
+        return share or self.books[plan.base]
 
     def plan(self, plan: Plan) -> None:
         book = self.book(plan)
@@ -301,12 +292,13 @@ class NoSampleLost(Checker):
             for sample in path.samples:
                 if sample in back:
                     back.discard(sample)
-                elif sample == free[behind := min(free, key=lambda c: free[c])]:
-                    free[behind] += 1 << behind[1]
                 else:
-                    raise self.broken(
-                        f"epoch {plan.epoch} takes sample {sample}, which is not free"
+                    behind = min(free, key=lambda c: free[c])
+                    self.must(
+                        sample == free[behind],
+                        f"epoch {plan.epoch} takes sample {sample}, which is not free",
                     )
+                    free[behind] += 1 << behind[1]
                 counted += path.index not in lost
         returned = back | {s for p in plan.paths if p.index in lost for s in p.samples}
         new = Ledger(
@@ -480,10 +472,10 @@ class OnlyGrow(Checker):
             isinstance(a, ev.RecordFact) and a.kind in ("went-back", "history-changed")
             for a in actions
         )
-        if base is not None and plan.epoch < base.epoch and not said:
-            raise self.broken(
-                f"{peer.name} goes back from epoch {base.epoch} to {plan.epoch} and does not say so"
-            )
+        self.must(
+            said or base is None or plan.epoch >= base.epoch,
+            f"{peer.name} goes back from {base} to epoch {plan.epoch} and does not say so",
+        )
 
 
 @dataclass
@@ -492,8 +484,10 @@ class AppliedOnce(Checker):
     settled by one owner."""
 
     id = "I8"
-    _settled: dict[tuple[Version, str], PeerId] = field(default_factory=dict)
-    _through: dict[tuple[str, bytes], list[Version]] = field(default_factory=dict)
+    _settled: dict[tuple[Version, str], PeerId] = field(default_factory=lambda: Newest(64 * KEPT))
+    _through: dict[tuple[str, bytes], list[Version]] = field(
+        default_factory=lambda: Newest(64 * KEPT)
+    )
     """The versions that optimizer state was first of: work that is done again from the same place
     comes to the same bits in another history."""
 
@@ -519,11 +513,11 @@ class AppliedOnce(Checker):
         )
         for name in means:
             through, leads = self._through.get((name, _mark(owner.state(name)))), self._leads
-            if through is not None and not any(leads(v, plan.base) for v in through):
-                raise self.broken(
-                    f"optimizer state of {name} at {peer.name} holds a step of epoch "
-                    f"{through[-1].epoch} of another history, at epoch {plan.epoch}"
-                )
+            self.must(
+                through is None or any(leads(v, plan.base) for v in through),
+                f"optimizer state of {name} at {peer.name} holds a step of another history, at "
+                f"epoch {plan.epoch}",
+            )
 
     def _leads(self, old: Version, new: Version) -> bool:
         return self.swarm.watch.samples.ancestor(old, new)
@@ -543,8 +537,6 @@ class AppliedOnce(Checker):
                 f"{first} and {peer.name} both settle their step of {name} for epoch "
                 f"{version.epoch}",
             )
-        _shorten(self._settled, 64 * KEPT)
-        _shorten(self._through, 64 * KEPT)
 
 
 def _mark(state: Mapping[str, Tensor]) -> bytes:
@@ -582,15 +574,17 @@ class PurePlan(Checker):
         if twin is None:
             return
         again = type(twin).handle(twin, event, self.swarm.world.now)
-        plans = [a.plan.hash for a in actions if isinstance(a, ev.SendPlan)]
+        plans = [a.plan for a in actions if isinstance(a, ev.SendPlan)]
         self.must(
-            plans == [a.plan.hash for a in again if isinstance(a, ev.SendPlan)]
+            [p.hash for p in plans] == [a.plan.hash for a in again if isinstance(a, ev.SendPlan)]
             and len(actions) == len(again),
             f"the leader answers {type(event).__name__} in two ways",
         )
-        for a in actions:
-            if isinstance(a, ev.SendPlan) and Plan.parse(a.plan.canonical()).hash != a.plan.hash:
-                raise self.broken(f"the plan of epoch {a.plan.epoch} is not what is read of it")
+        for plan in plans:
+            self.must(
+                Plan.parse(plan.canonical()).hash == plan.hash,
+                f"the plan of epoch {plan.epoch} is not what is read of it",
+            )
 
 
 @dataclass
@@ -610,12 +604,13 @@ class OneFault(Checker):
     _running: dict[PeerId, _EpochFaults] = field(default_factory=dict)
     _disturbed: float = -1e9
 
-    def fault(self, kind: str, peer: PeerId | None, spared: bool) -> None:
-        """``spared``: a live current replica is left, and it does not lead."""
-        mild = kind == "kill" and spared
+    def fault(self, kind: str, killed: PeerId | None = None) -> None:
+        """``killed``: who has died, where a live current replica is left and it does not lead."""
         for r in self._running.values():
             r.faults.append(kind)
-            r.forgiven = r.forgiven or not mild or len(r.faults) > 1 or peer == r.plan.leader
+            r.forgiven = (
+                r.forgiven or killed is None or len(r.faults) > 1 or killed == r.plan.leader
+            )
         self._disturbed = self.swarm.world.now
 
     def leads(self, peer: SimPeer) -> None:
@@ -628,9 +623,10 @@ class OneFault(Checker):
 
     def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)
-        if r is not None and not committed and not r.forgiven:
-            raise self.broken(
-                f"epoch {r.plan.epoch} was given up after {r.faults or 'no fault'}: {why}"
+        if r is not None:
+            self.must(
+                committed or r.forgiven,
+                f"epoch {r.plan.epoch} was given up after {r.faults or 'no fault'}: {why}",
             )
 
 
@@ -642,13 +638,12 @@ class OneLine(Checker):
 
     id = "I11"
     _last: dict[tuple[str, str], tuple[int, PeerId]] = field(default_factory=dict)
-    _line: dict[str, str] = field(default_factory=dict)
+    _line: dict[str, str] = field(default_factory=lambda: Newest(KEPT))
     """Of each plan the first of all before it: who has lost every memory of one begins anew."""
 
     def planned(self, plan: Plan, after: str) -> None:
         """A plan by the voters of the plan with the hash ``after``."""
         self._line[plan.hash[:12]] = self._line.get(after[:12], plan.hash[:12])
-        _shorten(self._line)
 
     def committed(self, peer: SimPeer, cell: str, plan: str, term: int, epoch: int) -> None:
         """A leader says that the epoch of the plan whose hash begins so is committed, not as an
@@ -661,9 +656,3 @@ class OneLine(Checker):
             f"committed one of term {before}",
         )
         self._last[key] = term, peer.name
-
-
-def _shorten(seen: dict[Any, Any], kept: int = KEPT) -> None:
-    if len(seen) > kept:
-        for key in list(seen)[: kept // 2]:
-            del seen[key]

@@ -8,10 +8,11 @@ services there are, and how they are connected, is :func:`node.app.assembly.comp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -29,8 +30,8 @@ from node.core.ids import CellId, PeerId, first_cell
 from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.core.version import PROTOCOL
+from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
-from node.manifest import Manifest
 from node.pipeline.settings import PipelineLimits
 from node.reach.standing import Standing
 from node.scheduler.router import SearchJob, search
@@ -38,6 +39,7 @@ from node.sim.setup import Setup
 from node.sim.world.device import SimDevice
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.disk import DiskStore, SimDisk
+from node.sim.world.links import Links
 from node.sim.world.loop import Inline, ProcessLoop, VirtualTime
 from node.sim.world.network import SimNet, SimTransport
 from node.sim.world.signing import SimSigner
@@ -78,28 +80,63 @@ class SimClock(Clock):
         return self._world.now + self.skew
 
 
-class SimSwarmPort(Protocol):
-    """The swarm that a peer is part of: of :class:`node.sim.swarm.SimSwarm` what its peers, watches
-    and strangers know."""
+class Swarm:
+    """What simulated peers share, and what their watches and strangers know of them all. Everything
+    that is left to chance comes from ``seed``."""
 
-    seed: int
-    setup: Setup
-    world: VirtualTime
-    net: SimNet
-    record_store: SimDht
-    manifest: Manifest
-    metrics: Metrics
     make: Any
     watch: Any
 
-    @property
-    def peers(self) -> Mapping[PeerId, SimPeer]: ...
-    def honest(self, peer: PeerId) -> bool: ...
-    def calm(self) -> bool: ...
-    def live(self, stage: int | None = None) -> Sequence[SimPeer]: ...
-    def read(self, change: str) -> Rules: ...
-    def facts(self, facts: RunFacts) -> RunFacts: ...
-    def left(self, peer: SimPeer, mover: Mover) -> None: ...
+    def __init__(self, setup: Setup, seed: int) -> None:
+        self.setup, self.seed = setup, seed
+        self.links = Links(random.Random(f"links {seed}"), setup.links)
+        self.world = VirtualTime(seed)
+        self.net = SimNet(self.world, self.links, setup.weigh)
+        self.record_store = SimDht(
+            self.links, DirectorySettings(), setup.spread_s, lambda: self.world.now
+        )
+        self.manifest, self.metrics = setup.manifest(seed), Metrics()
+        self.changes: dict[str, Rules] = {}
+        """What the owner has signed, by its text."""
+        self.peers: dict[PeerId, SimPeer] = {}
+        self.liars, self.strangers = set[PeerId](), set[PeerId]()
+        self.troubles = 0
+        """Faults that last and are not over."""
+
+    def read(self, change: str) -> Rules:
+        """A change as peers read it. Raises Refused for what the owner has not signed."""
+        if not change:
+            return Rules(self.manifest.averaging.peers, self.setup.outer)
+        if change not in self.changes:
+            raise Refused("not a change that the owner signed for this run", "")
+        return self.changes[change]
+
+    def facts(self, facts: RunFacts) -> RunFacts:
+        """What leaders reckon with: as long as work takes here."""
+        setup = self.setup
+        block = setup.operations_per_s * 3 * setup.work.forward_s
+        ends = setup.operations_per_s * 4 * setup.work.ends_s
+        sizes = replace(
+            facts.sizes, tensor=setup.activation, operations=(ends, *[block] * setup.stages)
+        )
+        return replace(facts, sizes=sizes)
+
+    def honest(self, peer: PeerId) -> bool:
+        return peer not in self.liars and peer not in self.strangers
+
+    def calm(self) -> bool:
+        """No fault lasts, and none is still to strike: a bit that flips with a peer's next
+        parameters."""
+        coming = any(p.flip for p in self.live())
+        return not self.troubles and not self.links.walls and not self.liars and not coming
+
+    def live(self, stage: int | None = None) -> list[SimPeer]:
+        """Peers whose process runs and has a stage, in PeerId order."""
+        return [
+            p
+            for _, p in sorted(self.peers.items())
+            if p.alive and p.assembled is not None and (stage is None or p.stage == stage)
+        ]
 
 
 @dataclass
@@ -118,7 +155,7 @@ class SimPeer:
 
     def __init__(
         self,
-        swarm: SimSwarmPort,
+        swarm: Swarm,
         name: PeerId,
         stage: int | None,
         slowness: float,
@@ -131,7 +168,7 @@ class SimPeer:
         self.clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
         self.config = Config(open_to, stage)
-        self.alive, self.life, self.since = False, 0, 0.0
+        self.alive = False
         self.lie, self.flip = "", False
         self._new()
 
@@ -155,16 +192,21 @@ class SimPeer:
         self.assembled: Services | None = None
         self.owner: ValueOwner | None = None
         self.draining = self.ending = self.told_to_leave = False
-        self.mover, self.placing = Mover(self, self._refuses), Placing(self)
+        # There is room for every stage.
+        self.mover = Mover(
+            self,
+            lambda agreed, to: no_way(self.stage, to, agreed.pipeline.stages, self.placing.open_to),
+        )
+        self.placing = Placing(self)
 
     # ----------------------------------------------------------- life
 
     def boot(self) -> None:
-        """A new process begins."""
-        self.life += 1
-        self._new()
-        self.alive = True
-        self._later(lambda: self.tasks.spawn(self._take_part(), "start"))
+        """A new process begins, unless one runs."""
+        if not self.alive:
+            self._new()
+            self.alive = True
+            self._later(lambda: self.tasks.spawn(self._take_part(), "start"))
 
     def _later(self, do: Any, *args: Any) -> None:
         """Do it in this process."""
@@ -307,7 +349,23 @@ class SimPeer:
         if self.ending:
             return
         self.ending = True
-        self._later(self.swarm.left, self, self.mover)
+        self._later(self._left)
+
+    def _left(self) -> None:
+        swarm, mover = self.swarm, self.mover
+        self.kill()
+        if not mover.done:
+            swarm.record_store.withdraw(self.name, self.clock.wall())
+            swarm.watch.note(f"{self.name} has left")
+            return
+        where = mover.target if mover.cell is None else f"cell {mover.cell}"
+        swarm.watch.note(f"{self.name} has moved to {where}")
+        if mover.cell is not None:
+            self.disk.change_cell(mover.cell)
+        # Whose stage is fixed keeps it in another cell too.
+        if mover.cell is None or self.config.open_to:
+            self.config.stage = mover.target
+        self.boot()
 
     def kill(self) -> None:
         """SIGKILL: connections are reset, nothing it holds in memory is left."""
@@ -316,16 +374,6 @@ class SimPeer:
             self.loop.kill()
             self.disk.died(self.world.now)
             self.swarm.net.lost(self.name)
-
-    def pause(self) -> None:
-        """SIGSTOP: it stands still."""
-        if self.alive:
-            self.loop.frozen = True
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        if self.alive and self.loop.frozen:
-            self.loop.thaw()
 
     # ----------------------------------------------------------- what decides, and is watched
 
@@ -338,11 +386,6 @@ class SimPeer:
         return search(job, moves=MOVES)
 
     # ----------------------------------------------------------- what it posts
-
-    def _refuses(self, manifest: Manifest, stage: int) -> str:
-        """There is room for every stage."""
-        here = self.assembled.stage.stage if self.assembled else stage
-        return no_way(here, stage, manifest.pipeline.stages, self.placing.open_to)
 
     def body(self) -> Any:
         """Its record."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -19,6 +20,8 @@ from node.training.leader.starting_point import NOTHING_IN_COMMON
 
 EVERY = 24
 """Runs between two collections of what they have left."""
+LIMIT_S = 3600.0
+"""Virtual seconds after which a run is ended."""
 PATIENCE_S = 120.0
 """When every fault is over, the swarm commits again within so long."""
 
@@ -31,21 +34,21 @@ class ScheduleOutcome:
 
     setup: Setup
     schedule: Schedule
-    seconds: float = 0.0
-    events: int = 0
-    violation: InvariantViolation | None = None
-    finished: bool = False
-    stage_lost: bool = False
+    seconds: float
+    events: int
+    violation: InvariantViolation | None
+    finished: bool
+    stage_lost: bool
     """Every copy of a stage's newest parameters was destroyed: the swarm waits for somebody to
     bring them, and says so."""
-    commits: list[Commit] = field(default_factory=list)
-    cells: Mapping[str, int] = field(default_factory=dict)
-    struck: list[tuple[float, str, str, float]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    recoveries: list[float] = field(default_factory=list)
-    detections: list[float] = field(default_factory=list)
-    samples_lost: int = 0
-    moments_lost: int = 0
+    commits: list[Commit]
+    cells: Mapping[str, int]
+    struck: list[tuple[float, str, str, float]]
+    counts: Counter[str]
+    recoveries: list[float]
+    detections: list[float]
+    samples_lost: int
+    moments_lost: int
 
     @property
     def cells_lead(self) -> bool:
@@ -71,6 +74,14 @@ class ScheduleOutcome:
 
     def summary(self) -> dict[str, Any]:
         """Numbers, for ``--json``."""
+        cells = {
+            "cells": len(self.cells),
+            "slowest_cell_epochs": min(self.cells.values(), default=0),
+            "divisions": self.counts["cell-divided"],
+            "windows_met": self.counts["windows-met"],
+            "windows_alone": self.counts["windows-alone"],
+            "outer_rounds": self.counts["means-in-place"],
+        }
         return {
             "seed": self.schedule.seed,
             "peers": self.setup.peers,
@@ -101,7 +112,7 @@ class ScheduleOutcome:
             "moments_lost": self.moments_lost,
             "recovery_s": _spread(self.recoveries),
             "detection_s": _spread(self.detections),
-            **(self._of_cells() if self.cells_lead else {}),
+            **(cells if self.cells_lead else {}),
             "violation": None
             if self.violation is None
             else {
@@ -111,72 +122,45 @@ class ScheduleOutcome:
             },
         }
 
-    def _of_cells(self) -> dict[str, Any]:
-        return {
-            "cells": len(self.cells),
-            "slowest_cell_epochs": min(self.cells.values(), default=0),
-            "divisions": self.counts["cell-divided"],
-            "windows_met": self.counts["windows-met"],
-            "windows_alone": self.counts["windows-alone"],
-            "outer_rounds": self.counts["means-in-place"],
-        }
 
-
-def run(
-    setup: Setup, schedule: Schedule, make: MachineFactory | None = None, limit_s: float = 3600.0
-) -> ScheduleOutcome:
-    """Play a schedule until the run is finished, an invariant breaks, or ``limit_s`` virtual
-    seconds are over.
+def run(setup: Setup, schedule: Schedule, make: MachineFactory | None = None) -> ScheduleOutcome:
+    """Play a schedule until the run is finished, an invariant breaks, or :data:`LIMIT_S` are over.
 
     A swarm that does not commit again within :data:`PATIENCE_S` after its faults violates
     "liveness", unless no version is left of which somebody alive in every stage has the parameters,
     in memory or on its disk, and the leader says so.
     """
-    outcome = ScheduleOutcome(setup, schedule)
     with quiet():
-        _run(outcome, make, limit_s)
+        swarm, lost, violation = SimSwarm(setup, schedule.seed, make), False, None
+        try:
+            for fault in schedule.faults:
+                swarm.world.push(fault.at, strike, swarm, fault)
+            lost = not _play(swarm, schedule.healed)
+        except InvariantViolation as e:
+            violation = e
+        outcome = _outcome(swarm, schedule, violation, lost)
         bury(EVERY)
     return outcome
 
 
-def _run(outcome: ScheduleOutcome, make: MachineFactory | None, limit_s: float) -> None:
-    schedule = outcome.schedule
-    swarm = SimSwarm(outcome.setup, schedule.seed, make)
-    try:
-        for fault in schedule.faults:
-            swarm.world.push(fault.at, strike, swarm, fault)
-        outcome.stage_lost = not _play(swarm, schedule.healed, limit_s)
-    except InvariantViolation as e:
-        outcome.violation = e
-    _collect(swarm, outcome)
-
-
-def _play(swarm: SimSwarm, healed: float, limit_s: float) -> bool:
+def _play(swarm: SimSwarm, healed: float) -> bool:
     """False when the swarm cannot go on, because nobody has what it would take."""
-    world, watch = swarm.world, swarm.watch
-    world.run(min(limit_s, healed), None)
-    while world.now < limit_s and not _finished(swarm):
-        count, since = len(watch.commits), max(world.now, healed)
-        while len(watch.commits) == count and not _finished(swarm) and world.now < limit_s:
-            if world.now - since > PATIENCE_S and not swarm.troubles:
-                chief = swarm.chief()
-                why = (
-                    chief.leader.waiting_for
-                    if chief is not None and chief.leader is not None
-                    else "nobody leads"
-                )
-                if why == NOTHING_IN_COMMON and not _common(swarm):
-                    return False
-                raise InvariantViolation(
-                    "liveness",
-                    world.now,
-                    f"no commit in {PATIENCE_S:.0f} s: {why}",
-                    swarm.seed,
-                    list(watch.recent),
-                )
-            world.run(
-                world.now + 5.0, lambda seen=count: len(watch.commits) > seen or _finished(swarm)
+    world, watch, count, since = swarm.world, swarm.watch, -1, healed
+    world.run(min(LIMIT_S, healed), None)
+    while world.now < LIMIT_S and not _finished(swarm):
+        if len(watch.commits) > count:
+            count, since = len(watch.commits), max(world.now, healed)
+        elif world.now - since > PATIENCE_S and not swarm.troubles:
+            chief = swarm.chief()
+            why = (
+                chief.leader.waiting_for
+                if chief is not None and chief.leader is not None
+                else "nobody leads"
             )
+            if why == NOTHING_IN_COMMON and not _common(swarm):
+                return False
+            raise watch.violation("liveness", f"no commit in {PATIENCE_S:.0f} s: {why}")
+        world.run(world.now + 5.0, lambda seen=count: len(watch.commits) > seen or _finished(swarm))
     return True
 
 
@@ -197,24 +181,34 @@ def _finished(swarm: SimSwarm) -> bool:
     return bool(whole) and swarm.watch.ended >= whole
 
 
-def _collect(swarm: SimSwarm, o: ScheduleOutcome) -> None:
+def _outcome(
+    swarm: SimSwarm, schedule: Schedule, violation: InvariantViolation | None, lost: bool
+) -> ScheduleOutcome:
     watch = swarm.watch
-    o.seconds, o.events, o.finished = swarm.world.now, swarm.world.events, _finished(swarm)
-    o.commits, o.struck, o.counts = watch.commits, swarm.struck, watch.counts
     newest = {c.cell: c.epoch for c in sorted(watch.commits, key=lambda c: c.epoch)}
-    o.cells = {cell: newest.get(cell, 0) for cell in swarm.cells()}
-    o.samples_lost = max((abs(b.lost) for b in watch.samples.books.values()), default=0)
-    o.moments_lost = sum(p.work.state_export.taking.lost for p in swarm.live())
-    times = [at for at, *_ in o.commits]
-    for at, *_ in o.struck:
-        after = next((t for t in times if t > at), None)
-        if after is not None:
-            o.recoveries.append(after - at)
-    o.detections = [
-        watch.detected[name] - at
-        for at, name in swarm.deaths
-        if watch.detected.get(name, -1.0) >= at
-    ]
+    times = [c.at for c in watch.commits]
+    after = ((at, times[bisect_right(times, at) :][:1]) for at, *_ in swarm.struck)
+    return ScheduleOutcome(
+        swarm.setup,
+        schedule,
+        seconds=swarm.world.now,
+        events=swarm.world.events,
+        violation=violation,
+        finished=_finished(swarm),
+        stage_lost=lost,
+        commits=watch.commits,
+        cells={cell: newest.get(cell, 0) for cell in swarm.cells()},
+        struck=swarm.struck,
+        counts=watch.counts,
+        recoveries=[again - at for at, first in after for again in first],
+        detections=[
+            watch.detected[name] - at
+            for at, name in swarm.deaths
+            if watch.detected.get(name, -1.0) >= at
+        ],
+        samples_lost=max((abs(b.lost) for b in watch.samples.books.values()), default=0),
+        moments_lost=sum(p.work.state_export.taking.lost for p in swarm.live()),
+    )
 
 
 def _spread(values: list[float]) -> dict[str, float] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from node.sim.faults import Fault, Schedule
+from node.sim.faults import Fault
 from node.sim.run import ScheduleOutcome, run
 from node.sim.setup import Setup
 from node.sim.swarm import MachineFactory
@@ -32,58 +32,35 @@ def shrink(
     """
     if outcome.violation is None:
         return outcome
-    wanted, best, left = outcome.violation.id, outcome, most
-
-    def fails(schedule: Schedule) -> bool:
-        nonlocal best, left
-        if left <= 0:
-            return False
-        left -= 1
-        tried = run(setup, schedule, make)
-        if tried.violation is None or tried.violation.id != wanted:
-            return False
-        best = tried
-        return True
-
-    def drop() -> None:
-        size = max(1, len(best.schedule.faults) // 2)
-        while size:
-            start = 0
-            while start < len(best.schedule.faults):
-                faults = best.schedule.faults
-                if not fails(
-                    replace(best.schedule, faults=faults[:start] + faults[start + size :])
-                ):
-                    start += size
-            size //= 2
-
-    drop()
-    for i in range(len(best.schedule.faults)):
-        for simpler in _simpler(best.schedule.faults[i]):
-            faults = best.schedule.faults
-            fails(
-                replace(
-                    best.schedule,
-                    faults=tuple(
-                        sorted((*faults[:i], simpler, *faults[i + 1 :]), key=lambda f: f.at)
-                    ),
-                )
-            )
-    drop()
+    wanted, best, candidates = outcome.violation.id, outcome, _smaller(outcome.schedule.faults)
+    for _ in range(most):
+        faults = next(candidates, None)
+        if faults is None:
+            break
+        tried = run(setup, replace(best.schedule, faults=faults), make)
+        if tried.violation is not None and tried.violation.id == wanted:
+            best, candidates = tried, _smaller(faults)
     return best
 
 
-def _simpler(fault: Fault) -> Iterator[Fault]:
-    """The same fault with one thing plainer."""
+def _smaller(faults: tuple[Fault, ...]) -> Iterator[tuple[Fault, ...]]:
+    """Without many of them, then without each, then with one of them plainer."""
+    size = max(1, len(faults) // 2)
+    while size:
+        for start in range(0, len(faults), size):
+            yield faults[:start] + faults[start + size :]
+        size //= 2
+    for i, fault in enumerate(faults):
+        for plainer in _plainer(fault):
+            if plainer != fault:
+                yield tuple(sorted((*faults[:i], plainer, *faults[i + 1 :]), key=lambda f: f.at))
+
+
+def _plainer(fault: Fault) -> Iterator[Fault]:
+    """The same fault with one thing plainer, or as it is."""
     for digits in (0, 1):
         yield replace(fault, at=round(fault.at, digits))
-    if fault.seconds:
-        for seconds in (
-            round(fault.seconds / 2, 1),
-            float(round(fault.seconds)),
-            round(fault.seconds, 1),
-        ):
-            yield replace(fault, seconds=seconds)
-    if fault.who:
-        for who in range(4):
-            yield replace(fault, who=who)
+        yield replace(fault, seconds=round(fault.seconds, digits))
+    yield replace(fault, seconds=round(fault.seconds / 2, 1))
+    for who in range(min(4, fault.who)):
+        yield replace(fault, who=who)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from itertools import count
 from typing import Any
 
 import grpc.aio
@@ -16,7 +17,7 @@ from node.core.journey import Hop, Path, Plan, PlanMember, Version
 from node.core.tasks import Tasks
 from node.dht.record import PeerBody
 from node.identity.faults import FaultBook
-from node.sim.process import SimPeer, SimSwarmPort
+from node.sim.process import SimPeer, Swarm
 from node.sim.world.loop import ProcessLoop
 from node.sim.world.network import SimTransport
 from node.sim.world.signing import SimSigner
@@ -34,8 +35,8 @@ class Stranger(rpc.TrainingServicer):
     history of 2^53 tokens, and again what a leader said before; and in the directory, that it
     leads."""
 
-    def __init__(self, swarm: SimSwarmPort, name: PeerId) -> None:
-        self.swarm, self.name, self._turn = swarm, name, 0
+    def __init__(self, swarm: Swarm, name: PeerId) -> None:
+        self.swarm, self.name = swarm, name
         self.loop = ProcessLoop(swarm.world)
         # It never refuses anybody.
         self._transport = SimTransport(swarm.net, name, self.loop, FaultBook(threshold=1e9))
@@ -45,7 +46,7 @@ class Stranger(rpc.TrainingServicer):
         self._tasks = Tasks("stranger")
         rpc.add_TrainingServicer_to_server(self, self._transport.server)
         self._transport.serving = True
-        swarm.world.push(0.0, self._begin, loop=self.loop)
+        swarm.world.push(0.0, lambda: self._tasks.spawn(self._speak(), "speak"), loop=self.loop)
 
     async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
         """It agrees to everything."""
@@ -56,11 +57,8 @@ class Stranger(rpc.TrainingServicer):
         self.loop.kill()
         self.swarm.net.lost(self.name)
 
-    def _begin(self) -> None:
-        self._tasks.spawn(self._speak(), "speak")
-
     async def _speak(self) -> None:
-        while True:
+        for turn in count():
             body = PeerBody(
                 ENDS,
                 "ends",
@@ -75,13 +73,12 @@ class Stranger(rpc.TrainingServicer):
             self.swarm.record_store.post(self.name, body, self.swarm.world.now)
             for peer in self.swarm.live():
                 if peer.ready:
-                    self._tasks.spawn(self._tell(peer.name, self._word(peer)), "tell")
+                    self._tasks.spawn(self._tell(peer.name, self._word(peer, turn)), "tell")
                     self._heard = self._heard or peer.member.plan
-            self._turn += 1
             await asyncio.sleep(EVERY_S)
 
-    def _word(self, peer: SimPeer) -> pb.Note:
-        match self._turn % 4:
+    def _word(self, peer: SimPeer, turn: int) -> pb.Note:
+        match turn % 4:
             case 0:
                 return self._planned(self._plan(peer, 2**62))
             case 1:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -35,13 +36,15 @@ from node.sim.invariants import (
     WeightedMean,
     WholeCheckpoint,
 )
-from node.sim.process import SimPeer, SimSwarmPort
+from node.sim.process import SimPeer, Swarm
 from node.telemetry.events import Event
 from node.training.leader.leader import Leader
 from node.training.member import Member
 from node.training.protocol import events as ev
 
 M = TypeVar("M")
+Decide = Callable[[], list[Any]]
+"""What a machine does about an event."""
 OBJECTED = "invalid plan"
 COUNTED = {
     "history-given-up": "gave-up",
@@ -68,7 +71,7 @@ class Commit(NamedTuple):
 class HistoryRecorder:
     """All checkers, and what is counted for the outcome."""
 
-    def __init__(self, swarm: SimSwarmPort) -> None:
+    def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
         self.recent: deque[str] = deque(maxlen=24)
         self.digests, self.owners, self.once = (
@@ -99,6 +102,10 @@ class HistoryRecorder:
     def count(self, kind: str, by: int = 1) -> None:
         self.counts[kind] += by
 
+    def violation(self, id: str, what: str) -> InvariantViolation:
+        """To be raised."""
+        return InvariantViolation(id, self.swarm.world.now, what, self.swarm.seed, self.recent)
+
     def crashed(self, peer: SimPeer, name: str, error: BaseException) -> None:
         """A task of a peer raised what nobody expected: the daemon would end. What is no
         Exception is meant for who runs the simulator, as a test's time limit is."""
@@ -106,9 +113,7 @@ class HistoryRecorder:
             self.swarm.world.halt(error)
         elif not isinstance(error, InvariantViolation):
             text = f"{name} of {peer.name} ended with {type(error).__name__}: {error}"
-            found = InvariantViolation(
-                "crash", self.swarm.world.now, text, self.swarm.seed, list(self.recent)
-            )
+            found = self.violation("crash", text)
             found.__cause__ = error
             self.swarm.world.halt(found)
 
@@ -120,16 +125,16 @@ class HistoryRecorder:
         self.one_fault.leads(peer)
         self.note(f"{peer.name} leads")
 
-        def before(event: Any) -> Any:
-            return machine.term, machine.base, self.pure.before(machine, event)
-
-        def after(event: Any, actions: Sequence[Any], was: Any) -> None:
+        def look(event: Any, decide: Decide) -> list[Any]:
+            was = machine.term, machine.base, self.pure.before(machine, event)
+            actions = decide()
             self._after_leader(peer, machine, event, actions, was)
             for a in actions:
                 if isinstance(a, ev.RecordFact):
                     self.report(peer, a)
+            return actions
 
-        return _seen(machine, before, after)
+        return _seen(machine, look)
 
     def _after_leader(
         self, peer: SimPeer, leader: Leader, event: Any, actions: Sequence[Any], before: Any
@@ -212,16 +217,13 @@ class HistoryRecorder:
     def member(self, peer: SimPeer, machine: Member) -> Member:
         """The member of a process that begins."""
 
-        def before(event: Any) -> Any:
-            return machine.at, machine.term
-
-        def after(event: Any, actions: Sequence[Any], was: Any) -> None:
-            self.grow.member(peer, event, actions, *was)
-
-        def lying(actions: list[Any]) -> list[Any]:
+        def look(event: Any, decide: Decide) -> list[Any]:
+            at, term = machine.at, machine.term
+            actions = decide()
+            self.grow.member(peer, event, actions, at, term)
             return [lies.told(peer, a) for a in actions] if peer.lie else actions
 
-        return _seen(machine, before, after, lying)
+        return _seen(machine, look)
 
     def began(self, peer: SimPeer, plan: Plan, listener: bool) -> None:
         """A plan is in force at a peer."""
@@ -264,8 +266,8 @@ class HistoryRecorder:
         """The machine of a peer's pipeline: what is let in, and what counts."""
         counted: set[tuple[str, pv.Key]] = set()
 
-        def after(event: Any, actions: Sequence[Any], _: Any) -> None:
-            plan = machine.plan
+        def look(event: Any, decide: Decide) -> list[Any]:
+            actions, plan = decide(), machine.plan
             if isinstance(event, pv.AdoptPlan):
                 counted.clear()
             elif isinstance(event, pv.TensorReceived) and actions:
@@ -276,8 +278,9 @@ class HistoryRecorder:
                 if isinstance(a, pv.Commit) and plan is not None:
                     self.once.counted(peer, plan, a.key.index, (plan.hash, a.key) in counted)
                     counted.add((plan.hash, a.key))
+            return actions
 
-        return _seen(machine, lambda event: None, after)
+        return _seen(machine, look)
 
     def gave(
         self, peer: SimPeer, samples: tuple[int, ...], sums: Mapping[str, Tensor], tokens: int
@@ -294,7 +297,7 @@ class HistoryRecorder:
         """The machine of a peer's exchange: of whose gradients it makes a step."""
         running = EpochRun()
 
-        def before(event: Any) -> None:
+        def look(event: Any, decide: Decide) -> list[Any]:
             match event:
                 case av.Opened():
                     running.opens(event)
@@ -302,16 +305,16 @@ class HistoryRecorder:
                     running.failed_step(event)
                 case av.Voided(epoch):
                     running.voids(epoch)
-
-        def after(event: Any, actions: Sequence[Any], _: Any) -> None:
+            actions = decide()
             for a in actions:
                 match a:
                     case av.ReduceAndStep():
                         self.step(peer, running, a)
                     case av.Fail(epoch):
                         running.failed.add(epoch)
+            return actions
 
-        return _seen(machine, before, after)
+        return _seen(machine, look)
 
     def step(self, peer: SimPeer, running: EpochRun, step: av.ReduceAndStep) -> None:
         """An owner's machine orders a step."""
@@ -347,20 +350,12 @@ class HistoryRecorder:
             self.whole.restored(peer, found)
 
 
-def _seen(
-    machine: M,
-    before: Callable[[Any], Any],
-    after: Callable[[Any, Sequence[Any], Any], None],
-    then: Callable[[list[Any]], list[Any]] = lambda actions: actions,
-) -> M:
-    """The machine, each of whose decisions is looked at."""
+def _seen(machine: M, look: Callable[[Any, Decide], list[Any]]) -> M:
+    """The machine, each of whose decisions is looked at: what ``look`` returns of it is done."""
     handle: Callable[[Any, float], list[Any]] = machine.handle  # type: ignore[attr-defined]
 
     def seen(event: Any, now: float) -> list[Any]:
-        was = before(event)
-        actions = handle(event, now)
-        after(event, actions, was)
-        return then(actions)
+        return look(event, partial(handle, event, now))
 
     setattr(machine, "handle", seen)  # noqa: B010 - whatever machine it is
     return machine

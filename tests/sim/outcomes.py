@@ -38,5 +38,5 @@ class PlayedSwarm(SimSwarm):
 
     def loses(self, *peers: SimPeer) -> None:
         for peer in peers:
-            self.watch.one_fault.fault("kill", peer.name, False)
+            self.watch.one_fault.fault("kill")
             peer.kill()

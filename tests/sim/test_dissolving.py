@@ -120,7 +120,7 @@ def test_a_cell_that_was_cut_in_half_has_one_leader_again() -> None:
     half = frozenset(next(p.name for p in peers if p.stage == stage) for stage in range(3))
     rest = frozenset(swarm.peers) - half
     walls = [Wall(half, rest), Wall(rest, half)]
-    swarm.watch.one_fault.fault("partition", None, False)
+    swarm.watch.one_fault.fault("partition")
     swarm.links.walls.extend(walls)
     swarm.troubles += 1
     assert swarm.until(lambda: sum(p.leader is not None for p in peers) == 2, 60.0)

@@ -338,13 +338,13 @@ def test_i10_one_fault_may_not_cost_an_epoch(swarm: SimSwarm) -> None:
     peer: Any = Peer(E0, 0)
     watch = swarm.watch.one_fault
     watch.planned(peer, plan())
-    watch.fault("kill", B, True)
+    watch.fault("kill", B)
     breaks("I10", watch.ended, peer, False, "given up")
     for faults in (
-        [("kill", B, False)],
-        [("kill", E0, True)],
-        [("kill", B, True), ("kill", A, True)],
-        [("partition", None, True)],
+        [("kill",)],
+        [("kill", E0)],
+        [("kill", B), ("kill", A)],
+        [("partition",)],
     ):
         swarm.watch.one_fault._disturbed = -1e9
         watch.planned(peer, plan())

@@ -37,7 +37,7 @@ def test_strangers_cost_no_epoch_and_nobody_else_is_banned(seed: int) -> None:
     [
         Fault(BEGIN + 3.0, "kill-leader"),
         Fault(BEGIN + 3.0, "partition", 5, seconds=6.0, size=0.4),
-        Fault(BEGIN + 3.0, "join", 0, 0, size=1.0),
+        Fault(BEGIN + 3.0, "join", stage=0),
         Fault(BEGIN + 3.0, "restart", 3, seconds=2.0),
         Fault(BEGIN + 3.0, "restart-all", seconds=2.0),
     ],
@@ -53,6 +53,6 @@ def test_what_else_goes_wrong_meanwhile_mends_as_ever(trouble: Fault) -> None:
 def test_a_later_ends_peer_leads_when_all_earlier_ones_are_gone() -> None:
     # Nobody is killed who alone holds the newest version, so one of four may come too early.
     kills = [Fault(BEGIN + 8.0 + 8.0 * i, "kill-leader") for i in range(4)]
-    comes = Fault(BEGIN, "join", 0, 0, size=1.0), Fault(BEGIN, "stranger", seconds=30.0)
+    comes = Fault(BEGIN, "join", stage=0), Fault(BEGIN, "stranger", seconds=30.0)
     outcome = finished(replace(LONG, epochs=60), Schedule(1, (*comes, *kills)))
     assert outcome.commits[-1][3] == "e00-003"

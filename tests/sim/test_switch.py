@@ -219,7 +219,7 @@ def test_whom_the_owner_revokes_is_out(who: str) -> None:
     assert chief is not None
     gone = chief if who == "the leader" else next(p for p in swarm.live(1) if p is not chief)
     swarm.changes["out"] = Rules(4, GOSSIP.outer, 1, "out", frozenset({mark(gone.name)}))
-    swarm.watch.one_fault.fault("revoked", None, False)
+    swarm.watch.one_fault.fault("revoked")
     teller = next(p for p in swarm.live() if p is not gone)
     teller.change("out")
     told = swarm.world.now

@@ -21,18 +21,11 @@ class SimDevice(DeviceThread):
         self._began = loop.time()
         self._jobs: list[tuple[int, int, asyncio.Future[Any], Callable[[], Any]]] = []
         self._counter = count()
-        self._busy, self._spent = False, 0.0
-
-    def __len__(self) -> int:
-        return len(self._jobs)
+        self._busy, self._spent, self._running_since = False, 0.0, 0.0
 
     @property
     def idle_s(self) -> float:  # type: ignore[override]
         return self._loop.time() - self._began - self.busy_s
-
-    @property
-    def busy_for(self) -> float:
-        return 0.0
 
     def now(self) -> float:
         return self._loop.time() + self._spent
@@ -47,12 +40,6 @@ class SimDevice(DeviceThread):
         if not self._busy:
             self._next()
         return future
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        return self.enqueue(Priority.OTHER, lambda: fn(*args, **kwargs))
-
-    async def run(self, fn: Callable[[], Any], priority: Priority = Priority.OTHER) -> Any:
-        return await self.enqueue(priority, fn)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         for _, _, future, _ in self._jobs:

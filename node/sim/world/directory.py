@@ -8,9 +8,9 @@ is far ahead takes everybody's records for expired.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any
 
 from node.core.clock import Clock
 from node.core.ids import PeerId
@@ -23,14 +23,13 @@ from node.sim.world.ring import Ring
 GONE = "gone"
 """State of a record that was taken down."""
 
-E = TypeVar("E", PeerEntry, Posting)
-
 
 @dataclass(frozen=True, slots=True)
-class HeldRecord(Generic[E]):
-    """One posting. ``walls`` stood when it was posted: it never reached who was behind one."""
+class HeldRecord:
+    """A peer's record, or a posting. ``walls`` stood when it was posted: it never reached who was
+    behind one."""
 
-    entry: E
+    entry: Any
     visible: float
     walls: tuple[Wall, ...]
 
@@ -45,11 +44,11 @@ class SimDht:
         self.links, self.settings, self.now = links, settings, now
         self._spread = spread_s
         self.ring = Ring()
-        self._peers: dict[str, dict[PeerId, list[HeldRecord[PeerEntry]]]] = defaultdict(dict)
+        self._topics: dict[str, dict[PeerId, list[HeldRecord]]] = defaultdict(dict)
+        """Records and postings of each writer, the newest first."""
         self._under: dict[PeerId, str] = {}
+        """The topic of each peer's record."""
         self._seq: dict[PeerId, int] = {}
-        self._topics: dict[str, dict[PeerId, list[HeldRecord[Posting]]]] = {}
-        self._swept = 0.0
         self.reads: Counter[tuple[PeerId, str]] = Counter()
         """How often a peer has read a topic, and written under it."""
         self.writes: Counter[tuple[PeerId, str]] = Counter()
@@ -63,111 +62,90 @@ class SimDht:
             self.withdraw(peer, wall)
             self.writes[peer, before] += 1
         self.ring.add(peer)
-        self.writes[peer, topic] += 1
-        posted, most = self._peers[topic], self.settings.max_peers
-        if peer not in posted and self._held_under(topic) >= (
-            most if topic == PEERS else most_writers(topic)
-        ):
+        if not self._room(topic, peer):
             return False
         self._under[peer] = topic
         self._seq[peer] = max(self._seq.get(peer, 0) + 1, int(1000 * wall))
         life = min(times * self.settings.ttl_s, self.settings.max_ttl_s)
-        entry = DirectoryEntry(peer, body, self._seq[peer], wall + life)
-        posted[peer] = self._held(entry, posted.get(peer, ()), wall)
+        self._hold(topic, DirectoryEntry(peer, body, self._seq[peer], wall + life), wall)
         return True
 
     def put(self, topic: str, peer: PeerId, body: bytes, wall: float, life_s: float) -> bool:
         """Post under a topic; an older posting stays as an older record does. False where there is
         no room for another writer. Raises WireError for what the real board refuses."""
         check_posting(body, life_s)
-        most = most_writers(topic)
-        self.writes[peer, topic] += 1
-        self._forget()
-        writers = self._topics.setdefault(topic, {})
-        before = writers.get(peer, [])
-        if not before and self._held_under(topic) >= most:
+        most_writers(topic)
+        if not self._room(topic, peer):
             return False
         seq, longest = int(1000 * wall), wall + self.settings.max_ttl_s
         until = min(wall + life_s, longest)
-        if before:  # later than the last one in both, as an author sees to
-            last = before[0].entry
-            seq, until = max(seq, last.seq + 1), max(until, min(last.not_after + 0.002, longest))
-        writers[peer] = self._held(DirectoryEntry(peer, body, seq, until), before, wall)
+        for last in self._topics[topic].get(peer, ())[:1]:  # later in both, as an author sees to
+            seq = max(seq, last.entry.seq + 1)
+            until = max(until, min(last.entry.not_after + 0.002, longest))
+        self._hold(topic, DirectoryEntry(peer, body, seq, until), wall)
         return True
 
     def withdraw(self, peer: PeerId, wall: float) -> None:
         """Take the record down."""
         if peer in self._under:
             topic = self._under[peer]
-            body = self._peers[topic][peer][0].entry.body
+            body = self._topics[topic][peer][0].entry.body
             self.post(peer, replace(body, state=GONE), wall, topic=topic)
 
     def read(self, reader: PeerId, wall: float, topic: str = PEERS) -> dict[PeerId, PeerEntry]:
         """The newest record of every peer under a topic that this reader can see and believes to
         hold, in PeerId order."""
-        self.reads[reader, topic] += 1
-        seen = self._seen(self._peers[topic], reader, wall)
+        seen = self._seen(topic, reader, wall)
         return {peer: e for peer, e in seen.items() if e.body.state != GONE}
 
     def look(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Posting]:
         """The same of postings under a topic. Raises WireError for what is no topic."""
         most_writers(topic)
-        self.reads[reader, topic] += 1
-        return self._seen(self._topics.get(topic, {}), reader, wall)
+        return self._seen(topic, reader, wall)
 
-    def under(self, topic: str) -> list[PeerEntry | Posting]:
+    def under(self, topic: str) -> list[Any]:
         """The newest record of every writer that is stored under a topic now."""
-        now = self.now()
-        posted = [*self._peers.get(topic, {}).values(), *self._topics.get(topic, {}).values()]
-        return [held[0].entry for held in posted if held[0].entry.not_after > now]
+        newest = [held[0].entry for held in self._topics[topic].values()]
+        return [entry for entry in newest if entry.not_after > self.now()]
 
-    def _held_under(self, topic: str) -> int:
-        """Writers whose records hold, after those whose do not have been dropped."""
-        now = self.now()
-        for posted in (self._peers.get(topic, {}), self._topics.get(topic, {})):
-            for peer in [p for p, held in posted.items() if held[0].entry.not_after <= now]:
-                if self._under.get(peer) != topic:
-                    del posted[peer]
-        return len(self.under(topic))
+    def _room(self, topic: str, peer: PeerId) -> bool:
+        """Whether this writer may write under a topic. What does not hold any more is dropped where
+        another one comes."""
+        self.writes[peer, topic] += 1
+        posted = self._topics[topic]
+        if peer in posted:
+            return True
+        for name in [p for p, held in posted.items() if held[0].entry.not_after <= self.now()]:
+            if self._under.get(name) != topic:
+                del posted[name]
+        most = self.settings.max_peers if topic == PEERS else most_writers(topic)
+        return len(self.under(topic)) < most
 
-    def _held(self, entry: E, before: Iterable[HeldRecord[E]], wall: float) -> list[HeldRecord[E]]:
-        """A writer's records, the newest first, of which each reader sees the first that has
-        reached it."""
+    def _hold(self, topic: str, entry: Any, wall: float) -> None:
+        """Of a writer's records each reader sees the newest that has reached it."""
         now, walls = self.now(), tuple(self.links.walls)
         kept, reached = [HeldRecord(entry, now + self._spread, walls)], set[tuple[Wall, ...]]()
-        for r in before:
+        for r in self._topics[topic].get(entry.peer, ()):
             # Of records that reach the same readers the newest that has spread replaces all before
             # it.
             if r.entry.not_after > wall and r.walls not in reached:
                 kept.append(r)
                 if r.visible <= now:
                     reached.add(r.walls)
-        return kept
+        self._topics[topic][entry.peer] = kept
 
-    def _seen(
-        self, posted: Mapping[PeerId, list[HeldRecord[E]]], reader: PeerId, wall: float
-    ) -> dict[PeerId, E]:
-        now, longest, seen = self.now(), wall + self.settings.max_ttl_s, dict[PeerId, E]()
-        for peer in sorted(posted):
-            for r in posted[peer]:
+    def _seen(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Any]:
+        self.reads[reader, topic] += 1
+        now, longest, seen = self.now(), wall + self.settings.max_ttl_s, dict[PeerId, Any]()
+        for peer, held in sorted(self._topics[topic].items()):
+            for r in held:
                 if peer == reader or (
-                    r.visible <= now
-                    and not (r.walls and any(w.parts(peer, reader) for w in r.walls))
+                    r.visible <= now and not any(w.parts(peer, reader) for w in r.walls)
                 ):
                     if wall < r.entry.not_after <= longest:
                         seen[peer] = r.entry
                     break
         return seen
-
-    def _forget(self) -> None:
-        """Drop the topics whose newest posting is so old that it holds by nobody's clock."""
-        if self.now() - self._swept < self.settings.ttl_s:
-            return
-        self._swept = self.now()
-        since = self.now() - self._spread - 2 * self.settings.max_ttl_s
-        for topic, writers in list(self._topics.items()):
-            if all(held[0].visible < since for held in writers.values()):
-                del self._topics[topic]
 
 
 class SimDirectory:

@@ -8,7 +8,7 @@ down by itself.
 from __future__ import annotations
 
 import random
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from node.core.ids import PeerId
 from node.sim.setup import LinkProfile
@@ -19,13 +19,9 @@ RETRANSMIT_S = 0.2
 
 @dataclass(slots=True)
 class Link:
-    """One direction between two peers: seconds, seconds, bits per second (0: no limit), a share of
-    messages."""
+    """One direction between two peers, and when it has carried what was sent so far."""
 
-    latency: float
-    jitter: float
-    bandwidth: float
-    loss: float
+    profile: LinkProfile
     free_at: float = 0.0
 
 
@@ -49,7 +45,7 @@ class Links:
     """All directed links, made when first used, all alike until told otherwise."""
 
     def __init__(self, rng: random.Random, profile: LinkProfile) -> None:
-        self._rng, self._new = rng, astuple(profile)
+        self._rng, self._new = rng, profile
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self.walls: list[Wall] = []
         self.limited = profile.bandwidth > 0
@@ -57,7 +53,7 @@ class Links:
 
     def link(self, a: PeerId, b: PeerId) -> Link:
         """The link from ``a`` to ``b``."""
-        return self._links.setdefault((a, b), Link(*self._new))
+        return self._links.setdefault((a, b), Link(self._new))
 
     def cut(self, a: PeerId, b: PeerId) -> bool:
         """Whether a wall stands between them."""
@@ -67,11 +63,12 @@ class Links:
         """Seconds until the last byte of a message sent now arrives. Takes the link for the time of
         its transfer."""
         link = self._links.get((a, b)) or self.link(a, b)
-        seconds = link.latency + (link.jitter * self._rng.random() if link.jitter else 0.0)
-        if link.loss and self._rng.random() < link.loss:
-            seconds += RETRANSMIT_S + 2 * link.latency
-        if link.bandwidth and nbytes:
+        at = link.profile
+        seconds = at.latency_s + (at.jitter_s * self._rng.random() if at.jitter_s else 0.0)
+        if at.loss and self._rng.random() < at.loss:
+            seconds += RETRANSMIT_S + 2 * at.latency_s
+        if at.bandwidth and nbytes:
             begin = link.free_at if link.free_at > now else now
-            link.free_at = begin + nbytes * 8 / link.bandwidth
+            link.free_at = begin + nbytes * 8 / at.bandwidth
             seconds += link.free_at - now
         return seconds

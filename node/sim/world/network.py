@@ -74,7 +74,7 @@ class SimServer:
 
     def handler(self, method: str) -> Any:
         """The handler of a method, None for none."""
-        details: Any = SimpleNamespace(method=method, invocation_metadata=())
+        details: Any = SimpleNamespace(method=method)
         return next(filter(None, (generic.service(details) for generic in self._generic)), None)
 
 
@@ -115,16 +115,14 @@ class SimTransport:
         self._rest(now)
         self.used(peer)
         if peer not in self.lines:
-            dial = self._dialling.get(peer)
-            if dial is None:
-                dial = self._dialling[peer] = self.loop.create_future()
-                self._dial(peer, dial)
-            await asyncio.shield(dial)
+            await asyncio.shield(self._dialling.get(peer) or self._dial(peer))
         return Channel(self, peer)
 
-    def _dial(self, peer: PeerId, dial: asyncio.Future[None]) -> None:
+    def _dial(self, peer: PeerId) -> asyncio.Future[None]:
         """A handshake: there and back, answered by a process that runs."""
         world, links, me = self.net.world, self.net.links, self.peer_id
+        there = self.net.transports.get(peer)
+        dial = self._dialling[peer] = self.loop.create_future()
 
         def ended(error: str) -> None:
             timer.cancel()
@@ -132,47 +130,29 @@ class SimTransport:
                 del self._dialling[peer]
             if dial.done():
                 return
-            if not error:
-                dial.set_result(None)
-                return
-            dial.set_exception(PeerFault(peer, error))
-            dial.exception()  # whoever waits for it sees it
-
-        def answered(there: SimTransport) -> None:
-            if there.loop.dead:
-                ended("connection refused")
-            elif not dial.done():
-                self.lines[peer] = there
-                ended("")
-
-        def met(there: SimTransport) -> None:
-            refuses = there.book.banned(me, world.now) > 0
-            back("refuses us" if refuses else "" if there.serving else "cannot be reached", there)
-
-        def back(error: str, there: SimTransport | None) -> None:
-            if links.cut(peer, me):
-                return  # it is not heard: the dial's time runs out
-            after = links.travel(peer, me, 0, world.now)
-            if error or there is None:
-                world.push(after, ended, error, loop=self.loop)
+            if error or there is None or there.loop.dead:
+                dial.set_exception(PeerFault(peer, error or "connection refused"))
             else:
-                world.push(after, answered, there, loop=self.loop)
+                self.lines[peer] = there
+                dial.set_result(None)
+
+        def back(error: str = "connection refused") -> None:
+            if not links.cut(peer, me):  # else it is not heard: the dial's time runs out
+                world.push(links.travel(peer, me, 0, world.now), ended, error, loop=self.loop)
+
+        def met() -> None:
+            if there is None:
+                back("nobody is known by that name")
+            elif there.book.banned(me, world.now) > 0:
+                back("refuses us")
+            else:
+                back("" if there.serving else "cannot be reached")
 
         timer = self.loop.call_later(DIAL_S, ended, "no answer in time")
-        there = self.net.transports.get(peer)
-        if links.cut(me, peer):
-            return
-        after = links.travel(me, peer, 0, world.now)
-        if there is None:
-            world.push(after, back, "nobody is known by that name", None)
-        else:
-            world.push(
-                after,
-                met,
-                there,
-                loop=there.loop,
-                lost=lambda: back("connection refused", None),
-            )
+        if not links.cut(me, peer):
+            after = links.travel(me, peer, 0, world.now)
+            world.push(after, met, loop=there and there.loop, lost=back)
+        return dial
 
     def used(self, peer: PeerId) -> None:
         """Something is called there."""
@@ -202,7 +182,6 @@ class SimTransport:
         dial = self._dialling.pop(peer, None)
         if dial is not None and not dial.done():
             dial.set_exception(PeerFault(peer, "the leader says that it is dead"))
-            dial.exception()
 
     def path(self, peer: PeerId) -> str:
         return "direct" if peer in self.lines else ""
@@ -265,36 +244,6 @@ class Channel:
         return partial(Call, self._here, self._peer, method)
 
 
-class _Pipe:
-    """Messages in one direction of a call, in order, as they have arrived."""
-
-    def __init__(self) -> None:
-        self.items: deque[Any] = deque()
-        self.ended = False
-        self.waiter: asyncio.Future[None] | None = None
-        self.error: grpc.aio.AioRpcError | None = None
-
-    def end(self, error: grpc.aio.AioRpcError | None = None) -> None:
-        self.ended, self.error = True, error
-        self.wake()
-
-    def wake(self) -> None:
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    async def get(self, loop: ProcessLoop) -> Any:
-        """The next message, EOF after the last. Raises what ended it."""
-        while not self.items:
-            if self.error is not None:
-                raise self.error
-            if self.ended:
-                return EOF
-            self.waiter = loop.create_future()
-            await self.waiter
-        return self.items.popleft()
-
-
 class Call:
     """One remote procedure under way: the caller's end is gRPC's call object, the other a
     :class:`Context`."""
@@ -309,11 +258,12 @@ class Call:
     ) -> None:
         self.here, self.peer, self.method = here, peer, method
         here.used(peer)
-        self.there: SimTransport | None = here.lines.get(peer)
-        self.answers = _Pipe()
+        self.there: Any = here.lines.get(peer)
+        self._answers: asyncio.Queue[Any] = asyncio.Queue()
+        """What has arrived and was not read; at the end EOF, or the error that ended it."""
         self.over = False
         self._stuck: TimerHandle | None = None
-        self._context: Context | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._last_out = self._last_back = 0.0
         self._timer = (
             None
@@ -336,7 +286,7 @@ class Call:
 
     async def _answer(self) -> Any:
         try:
-            return await self.answers.get(self.here.loop)
+            return await self.read()
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -345,7 +295,12 @@ class Call:
 
     async def read(self) -> Any:
         """The next answer, EOF after the last. Raises AioRpcError."""
-        return await self.answers.get(self.here.loop)
+        answer = await self._answers.get()
+        if answer is EOF or isinstance(answer, grpc.aio.AioRpcError):
+            self._answers.put_nowait(answer)  # for whoever reads on
+        if isinstance(answer, grpc.aio.AioRpcError):
+            raise answer
+        return answer
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return _iterate(self.read)
@@ -358,12 +313,16 @@ class Call:
         self.fail(grpc.StatusCode.CANCELLED, "cancelled")
 
     def fail(self, code: grpc.StatusCode, why: str) -> None:
-        """The caller's side gives the call up."""
+        """The caller's side gives the call up, and the other one hears of it."""
         if self.over:
             return
         self._close()
-        self._hang_up()
-        self.answers.end(_error(code, why))
+        self._answers.put_nowait(_error(code, why))
+        here, there, net = self.here, self.there, self.here.net
+        if there is not None and not there.loop.dead and not here.loop.dead:
+            cut = net.links.cut(here.peer_id, self.peer)
+            after = SILENT_S if cut else net.links.travel(here.peer_id, self.peer, 0, net.world.now)
+            net.world.push(after, self._gone, loop=there.loop)
 
     def _close(self) -> None:
         self.over = True
@@ -372,25 +331,15 @@ class Call:
             if handle is not None:
                 handle.cancel()
 
-    def _hang_up(self) -> None:
-        context, there = self._context, self.there
-        if there is None or there.loop.dead or self.here.loop.dead:
-            return
-        world, links = self.here.net.world, self.here.net.links
-        a, b = self.here.peer_id, self.peer
-        after = SILENT_S if links.cut(a, b) else links.travel(a, b, 0, world.now)
-        if context is not None or after:
-            world.push(after, self._gone, loop=there.loop)
-
     def _gone(self) -> None:
-        if self._context is not None:
-            self._context.gone()
+        if self._serving is not None:
+            self._serving.cancel()
 
     # ----------------------------------------------------------- on the way
 
     def back(self, items: tuple[Any, ...], last: bool, error: Any = None) -> None:
         """From the side that serves."""
-        if not self.over and self.there is not None and not self.there.loop.dead:
+        if not self.there.loop.dead:
             self._carry(
                 self.there, self.here, self._bytes(items), self._back, (items, last, error), 0
             )
@@ -439,7 +388,7 @@ class Call:
     def _silent(self) -> None:
         """Something could not be brought over for too long."""
         self._stuck = None
-        if not self.over and self.there is not None:
+        if not self.over:
             self.here.broken(self.peer, self.there)
             self.fail(grpc.StatusCode.UNAVAILABLE, "the connection is silent")
 
@@ -452,59 +401,55 @@ class Call:
         if self.over:
             return
         self._heard()
-        self.answers.items.extend(items)
+        for item in items:
+            self._answers.put_nowait(item)
         if last:
             self._close()
-            self.answers.end(error)
-        else:
-            self.answers.wake()
+            self._answers.put_nowait(error or EOF)
 
     def _arrive(self, items: tuple[Any, ...]) -> None:
         """In the process that serves: the call begins there."""
         there = self.there
-        if there is None or self.over:
+        if self.over:
             return
         self._heard()
+        handler = there.server.handler(self.method) if there.serving else None
         if there.book.banned(self.here.peer_id, there.net.world.now) > 0:
             self.back((), True, _error(grpc.StatusCode.PERMISSION_DENIED, "banned"))
-            return
-        if self.method == "/tutti.v1.Link/Ping":
+        elif self.method == "/tutti.v1.Link/Ping":
             self.back((b"",), True)
-            return
-        handler = there.server.handler(self.method) if there.serving else None
-        if handler is None:
+        elif handler is None:
             self.back((), True, _error(grpc.StatusCode.UNIMPLEMENTED, self.method))
-            return
-        self._context = Context(self, there, handler, items)
+        else:
+            context = Context(self, there.loop, items)
+            self._serving = there.loop.create_task(context.serve(handler))
 
 
 class Context:
     """The end of a call where it is served: what a servicer gets as its context."""
 
-    def __init__(
-        self, call: Call, there: SimTransport, handler: Any, items: tuple[Any, ...]
-    ) -> None:
-        self.call, self.peer, self._loop = call, call.here.peer_id, there.loop
+    def __init__(self, call: Call, loop: ProcessLoop, items: tuple[Any, ...]) -> None:
+        self.call, self.peer, self._loop = call, call.here.peer_id, loop
         self._requests = deque(items)
-        self._batch: tuple[float, list[Any]] | None = None
-        self._task = there.loop.create_task(self._serve(handler))
+        self._batch: list[Any] | None = None
 
-    async def _serve(self, handler: Any) -> None:
+    async def serve(self, handler: Any) -> None:
+        """Have the call handled, and tell how it ended."""
         error = None
         try:
             if handler.unary_unary is not None:
-                self._say(await handler.unary_unary(await self.read(), self))
+                await self.write(await handler.unary_unary(await self.read(), self))
             elif handler.stream_stream is not None:
                 await handler.stream_stream(_iterate(self.read), self)
             elif handler.unary_stream is not None:
                 answers = handler.unary_stream(await self.read(), self)
                 if hasattr(answers, "__aiter__"):
                     async for answer in answers:
-                        self._say(answer)
+                        await self.write(answer)
                 else:
                     await answers
         except Aborted as e:
-            error = _error(e.code, e.details)
+            error = _error(*e.args)
         except asyncio.CancelledError:
             return
         except Exception as e:  # noqa: BLE001 - as gRPC: the caller gets UNKNOWN
@@ -514,41 +459,29 @@ class Context:
             return
         self._flush(True, error)
 
-    def gone(self) -> None:
-        """The caller has hung up."""
-        self._task.cancel()
-
     async def read(self) -> Any:
         """The caller's next message, EOF after the last."""
         return self._requests.popleft() if self._requests else EOF
 
     async def write(self, message: Any) -> None:
-        """To the caller."""
-        self._say(message)
+        """To the caller. What is said at one time goes together."""
+        if self._batch is None:
+            self._batch = []
+            self._loop.call_soon(self._flush)
+        self._batch.append(message)
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
         """End the call with this status."""
         raise Aborted(code, details)
 
-    def _say(self, message: Any) -> None:
-        """What is said at one time goes together."""
-        if self._batch is None:
-            self._batch = self.call.here.net.world.now, []
-            self._loop.call_soon(self._flush)
-        self._batch[1].append(message)
-
     def _flush(self, last: bool = False, error: Any = None) -> None:
         batch, self._batch = self._batch, None
         if batch is not None or last:
-            self.call.back(tuple(batch[1]) if batch is not None else (), last, error)
+            self.call.back(tuple(batch or ()), last, error)
 
 
 class Aborted(BaseException):
-    """A servicer has ended its call."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self.code, self.details = code, details
+    """A servicer has ended its call, with this status."""
 
 
 def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:

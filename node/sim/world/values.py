@@ -20,7 +20,7 @@ from node.core.errors import StepFault
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum, Share
-from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from node.pipeline.visit_buffers import StageMath, VisitBuffers, _there
 from node.sim.setup import NUMBERS, WIDTH
 from node.sim.world.device import SimDevice
 from node.training.state.text import Text
@@ -98,9 +98,7 @@ class ValueMath(StageMath):
 
     def embed(self, work: VisitBuffers) -> None:
         self._spend(self._ends_s)
-        if work.batch is None:
-            raise ValueError("what this visit needs was freed")
-        tokens, work.targets = work.batch()
+        tokens, work.targets = _there(work.batch)()
         work.batch = None
         work.y = _hidden(tokens)
         work.output = _bytes(work.y)
@@ -125,8 +123,7 @@ class ValueMath(StageMath):
         return LOSS * targets.numel(), targets.numel()
 
     def _of(self, hidden: Tensor | None) -> ValueShare:
-        if hidden is None:
-            raise ValueError("what this visit needs was freed")
+        hidden = _there(hidden)
         samples = tuple(round((v - 1.0) / _UNIT) for v in hidden[:, 0, 0].tolist())
         length = float(hidden.shape[1])
         gradient = code(samples[0]) * length
@@ -138,9 +135,7 @@ class ValueMath(StageMath):
 
 
 def _read(reader: TensorReader | None) -> Tensor:
-    if reader is None:
-        raise ValueError("what this visit needs was freed")
-    return reader.finish()[0]
+    return _there(reader).finish()[0]
 
 
 def _hidden(tokens: Tensor) -> Tensor:
