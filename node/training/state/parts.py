@@ -4,7 +4,6 @@ not at all."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 from collections.abc import Collection, Iterable, Sequence
 
@@ -65,9 +64,6 @@ class Parts:
         """State of these parts at exactly ``version``; None: at the newest that is final. With a
         ``gate`` a request at a time, while it is set. Raises PeerFault."""
         e = self._engines
-        settings = e.store.settings
-        if gate is not None:
-            settings = dataclasses.replace(settings, fetch_parallel=1)
         for left in reversed(range(tries)):
             try:
                 return await fetch(
@@ -77,7 +73,7 @@ class Parts:
                     kind,
                     version,
                     self._shapes(names),
-                    settings=settings,
+                    settings=e.store.settings,
                     patience=PATIENCE,
                     gate=gate,
                 )
