@@ -39,7 +39,6 @@ MANIFEST_LIMIT = 16 << 20
 _EPOCH = re.compile(r"epoch-(0|[1-9][0-9]{0,17})(\.replaced)?")
 _HIDDEN = re.compile(r"\.(writing|removing)-[0-9]{1,18}-[0-9a-f]{16}")
 _ASIDE = re.compile(r"epoch-[0-9]{1,18}\.aside-[0-9a-f]{8}")
-_MAX_STAGE = 1 << 20
 ASIDE = 8
 """Unusable directories of a stage that are renamed to make way; with so many, a person has to look
 before the next."""
@@ -95,9 +94,8 @@ class CheckpointStore:
         The tensors must not change during the call. Saving what is already there is a no-op. Raises
         OutOfResources when the disk is full and LocalFault when it refuses (earlier checkpoints are
         then as they were), Refused when what is in the way cannot be read and :data:`ASIDE` others
-        were set aside before, ValueError for names, dtypes, numbers or meta that cannot be kept.
+        were set aside before, ValueError for names that cannot be kept.
         """
-        _check_numbers(stage, epoch)
         flat = {
             f"{part}/{key}": tensor
             for part, states in optimizer.items()
@@ -143,7 +141,6 @@ class CheckpointStore:
     def load(self, stage: int, epoch: int) -> Checkpoint:
         """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn,
         garbled or foreign."""
-        _check_numbers(stage, epoch)
         reasons: list[str] = []
         for name in (_named(epoch), _named(epoch) + ".replaced"):
             try:
@@ -195,7 +192,7 @@ class CheckpointStore:
                 with self._new(MANIFEST, fd) as out:
                     disk.write(out, memoryview(page))
                 disk.fsync(fd)
-            if _exists(_named(epoch), at):
+            if _named(epoch) in os.listdir(at):
                 self._make_way(at, stage, epoch, unusable)
         except (OSError, ValueError, Refused):
             remove_tree(disk, hidden, at)
@@ -203,7 +200,7 @@ class CheckpointStore:
         disk.rename(hidden, _named(epoch), at)
         disk.fsync(at)
         self._distrusted.pop((stage, _named(epoch)), None)
-        if _exists(_named(epoch) + ".replaced", at):
+        if _named(epoch) + ".replaced" in os.listdir(at):
             self._clear(at, epoch, _named(epoch) + ".replaced")
 
     @contextmanager
@@ -234,7 +231,7 @@ class CheckpointStore:
         else:
             aside = f"{name}.replaced"
             self._tell(f"stage {stage}: {name} is replaced by one with other contents")
-            if _exists(aside, at):
+            if aside in os.listdir(at):
                 self._clear(at, epoch, aside)
         self._disk.rename(name, aside, at)
         self._disk.fsync(at)
@@ -245,7 +242,7 @@ class CheckpointStore:
         others = [epoch for epoch in self.epochs(stage)[::-1] if epoch != written]
         for epoch in others[max(1, self.settings.keep) - 1 :]:
             for name in (_named(epoch), _named(epoch) + ".replaced"):
-                if _exists(name, at):
+                if name in os.listdir(at):
                     self._clear(at, epoch, name)
 
     def _clear(self, at: int, epoch: int, name: str) -> None:
@@ -342,7 +339,7 @@ class CheckpointStore:
         if create:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with directory(self.root) as root:
-            if create and not _exists(name, root):
+            if create and name not in os.listdir(root):
                 self._disk.mkdir(name, root)
                 self._disk.fsync(root)
             with directory(name, root) as fd:
@@ -351,14 +348,6 @@ class CheckpointStore:
 
 def _named(epoch: int) -> str:
     return f"epoch-{epoch}"
-
-
-def _exists(name: str, at: int) -> bool:
-    try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 @contextmanager
@@ -371,8 +360,3 @@ def _described(name: str, at: int, entry: FileEntry, whole: bool = True) -> Iter
         if whole and sha256_of(file) != entry.sha256:
             raise Refused(f"{name} is not the file its manifest describes")
         yield file
-
-
-def _check_numbers(stage: int, epoch: int) -> None:
-    if not 0 <= stage < _MAX_STAGE or not 0 <= epoch < 10**18:
-        raise ValueError(f"no checkpoint has stage {stage} and epoch {epoch}")

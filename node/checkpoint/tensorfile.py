@@ -52,7 +52,7 @@ def write_tensors(disk: Disk, fd: int, tensors: Mapping[str, torch.Tensor]) -> t
     """Write ``tensors`` (any device, any strides) to a new file; returns (bytes, hex sha256) of
     what was written.
 
-    Raises ValueError for a name or dtype that cannot be kept, OSError from the disk.
+    Raises ValueError for a name that cannot be kept, OSError from the disk.
     """
     sha, size = hashlib.sha256(), 0
 
@@ -99,10 +99,6 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
     for name in sorted(tensors):
         check_name(name)
         tensor = tensors[name]
-        if tensor.dtype not in _TYPES:
-            raise ValueError(
-                f"tensor {name} holds {tensor.dtype}, which has no place in a checkpoint"
-            )
         end = at + tensor.numel() * tensor.element_size()
         entries[name] = {
             "dtype": _TYPES[tensor.dtype],

@@ -306,43 +306,28 @@ def test_a_header_bomb_never_reaches_the_library(
         os.close(fd)
 
 
-ONE, COMPLEX = torch.ones(1), torch.ones(1, dtype=torch.complex64)
+ONE = torch.ones(1)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "optimizer", "meta", "why"),
+    "name",
     [
-        *(
-            ({name: ONE}, {}, {}, "not a tensor name")
-            for name in (
-                "../../etc/passwd",
-                "a..b",
-                "/abs",
-                "a/b/c",
-                "",
-                "a\nb",
-                "x" * 300,
-                "__metadata__/../x",
-            )
-        ),
-        ({"w": ONE}, {}, {"tuple": (1, 2)}, "survive JSON"),
-        ({"w": ONE}, {}, {"object": object()}, "not JSON"),
-        ({"w": ONE}, {"w": {"m": COMPLEX}}, {}, "complex"),
+        "../../etc/passwd",
+        "a..b",
+        "/abs",
+        "a/b/c",
+        "",
+        "a\nb",
+        "x" * 300,
+        "__metadata__/../x",
     ],
 )
-def test_what_cannot_be_kept_leaves_nothing_behind(
-    tmp_path: Path,
-    store: CheckpointStore,
-    parameters: dict[str, torch.Tensor],
-    optimizer: dict[str, dict[str, torch.Tensor]],
-    meta: dict[str, object],
-    why: str,
+def test_a_name_that_cannot_be_kept_leaves_nothing_behind(
+    tmp_path: Path, store: CheckpointStore, name: str
 ) -> None:
-    with pytest.raises(ValueError, match=why):
-        store.save(1, 1, parameters, optimizer, meta)
+    with pytest.raises(ValueError, match="not a tensor name"):
+        store.save(1, 1, {name: ONE}, {}, {})
     assert names(tmp_path) == set()
-    with pytest.raises(ValueError, match="stage -1"):
-        store.save(-1, 1, {"w": ONE}, {}, {})
 
 
 def test_unfinished_checkpoints_are_removed_and_reported(tmp_path: Path) -> None:
