@@ -7,8 +7,6 @@ import asyncio
 import math
 from collections.abc import Collection, Iterable, Sequence
 
-import grpc.aio
-
 from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.state import NoDonor, StateKind, StateSnapshot
 from node.core.errors import PeerFault, WireError
@@ -18,6 +16,7 @@ from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
+from node.transport.port import answers
 from protos import state_pb2, state_pb2_grpc
 
 PAUSE_S = 0.2
@@ -88,14 +87,14 @@ class Parts:
         transport = self._engines.transport
         request = state_pb2.ListRequest(stage=self._stage, kind=kind.code)
         try:
-            async with asyncio.timeout(SEARCH_S):
+            async with answers(peer, SEARCH_S):
                 answer = await state_pb2_grpc.StateStub(await transport.channel(peer)).List(
                     request, timeout=SEARCH_S
                 )
             return listed(answer, self.shapes)
         except WireError as error:
             transport.fault(peer, str(error), 1.0)
-        except (TimeoutError, PeerFault, grpc.aio.AioRpcError):
+        except PeerFault:
             pass  # whoever does not answer has nothing to give now
         return {}
 
