@@ -270,7 +270,6 @@ class Anchor(Giver):
 
 
 def _flat(state: OuterState) -> dict[str, Tensor]:
-    pairs = (("anchor", state.anchor), ("momentum", state.momentum))
-    return {
-        f"{name}/{which}": tensor for which, tensors in pairs for name, tensor in tensors.items()
+    return {f"{name}/anchor": t for name, t in state.anchor.items()} | {
+        f"{name}/momentum": t for name, t in state.momentum.items()
     }

@@ -55,14 +55,12 @@ class Rounds:
             [part for part in self._parts if part.name in owners], owners, self._method
         )
 
-    def carried(self, fragment: int, fragments: int) -> frozenset[str]:
-        """The parts of this stage that a window carries."""
+    def carried(self, window: int, fragments: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parts of this stage that a window carries: all, or a fragment in its
+        turn."""
         sizes = {part.name: part.bytes for part in self._parts}
-        return (
-            pieces(sizes, fragments)[fragment - 1]
-            if 0 < fragment <= fragments
-            else frozenset(sizes)
-        )
+        names = pieces(sizes, fragments)[window % fragments]
+        return {name: of for name, of in self.shapes.items() if name in names}
 
     def ended(
         self,
@@ -70,12 +68,10 @@ class Rounds:
         r: ev.RoundArrived,
         outcome: RoundOutcome,
         members: int,
-        holds: Iterable[str],
-        missing: tuple[str, ...],
     ) -> ev.RoundEnded:
         """The attempt has come to this: for the record, and for the leader."""
-        self.done += not missing
-        self.failed += bool(missing)
+        self.done += not outcome.missing
+        self.failed += bool(outcome.missing)
         self.seconds, self.nbytes, self.deadline_s = outcome.seconds, outcome.nbytes, r.deadline_s
         self.members, self.contributors = members, len(outcome.contributors)
         self._engines.metrics.time_spent("round", outcome.seconds)
@@ -93,7 +89,7 @@ class Rounds:
             plan.epoch,
             plan.term,
             r.attempt,
-            tuple(sorted(holds)),
-            missing,
+            tuple(sorted(outcome.fresh)),
+            outcome.missing,
             failed,
         )

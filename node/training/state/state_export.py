@@ -142,12 +142,15 @@ class StateExport:
         self.owned = frozenset(name for name, owner in owners.items() if owner == self.me)
         self.taking.expect(plan, sorted(self.owned), dead)
 
-    async def hold(self, plan: Plan, deadline_s: float) -> None:
+    async def hold(self, plan: Plan, dead: Collection[PeerId], deadline_s: float) -> None:
         """An outer round leaves optimizer state as it is: what this peer owns goes on to the next
         version. Waits shortly for state on its way."""
-        mine = [n for n in self._parts.shapes if plan.owners.get(n) == self.me]
-        await self.taking.ready(mine, deadline_s)
-        self.engines.owner.hold(mine, plan.epoch)
+        self.opens(plan, {name: plan.owners[name] for name in self._parts.shapes}, dead)
+        try:
+            await self.taking.ready(self.owned or (), deadline_s)
+            self.engines.owner.hold(sorted(self.owned or ()), plan.epoch)
+        finally:
+            self.closes()
 
     def adopted(self) -> None:
         """Fresh parameters are in place."""
