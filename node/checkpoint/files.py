@@ -18,7 +18,6 @@ from pathlib import Path
 
 from node.core.errors import LocalFault, OutOfResources, Refused
 
-READ_BLOCK = 4 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -95,12 +94,9 @@ def reading(name: str, at: int) -> Iterator[tuple[int, int]]:
 def sha256_of(fd: int) -> str:
     """Hex sha256 of a file from its beginning, whatever the descriptor's position. Raises
     OSError."""
-    sha, block, at = hashlib.sha256(), bytearray(READ_BLOCK), 0
-    view = memoryview(block)
-    while got := os.preadv(fd, [block], at):
-        sha.update(view[:got])
-        at += got
-    return sha.hexdigest()
+    with open(fd, "rb", buffering=0, closefd=False) as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_tree(disk: Disk, name: str, at: int) -> None:
