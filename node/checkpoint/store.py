@@ -26,7 +26,15 @@ from typing import Any
 
 import torch
 
-from node.checkpoint.files import Disk, directory, local_fault, reading, remove_tree, sha256_of
+from node.checkpoint.files import (
+    directory,
+    local_fault,
+    new_file,
+    reading,
+    remove_tree,
+    sha256_of,
+    write,
+)
 from node.checkpoint.manifest import CheckpointManifest, FileEntry
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import by_part
@@ -75,10 +83,9 @@ class CheckpointStore:
         run_id: str = "",
         *,
         tell: Callable[[str], None] = lambda text: None,
-        disk: Disk | None = None,
     ) -> None:
         self.root, self.settings, self.run_id = Path(root), settings, run_id
-        self._tell, self._disk = tell, disk or Disk()
+        self._tell = tell
         self._distrusted: dict[tuple[int, str], str] = {}
 
     def save(
@@ -176,42 +183,31 @@ class CheckpointStore:
         unusable: str,
     ) -> None:
         """``unusable``: why what has this name so far is none, empty for a whole one."""
-        disk, stage, epoch = self._disk, manifest.stage, manifest.epoch
+        stage, epoch = manifest.stage, manifest.epoch
         hidden = f".writing-{epoch}-{secrets.token_hex(8)}"
-        disk.mkdir(hidden, at)
+        os.mkdir(hidden, 0o700, dir_fd=at)
         try:
             with directory(hidden, at) as fd:
                 for name, tensors in files.items():
-                    with self._new(name, fd) as out:
-                        manifest.files[name] = FileEntry(*write_tensors(disk, out, tensors))
+                    with new_file(name, fd) as out:
+                        manifest.files[name] = FileEntry(*write_tensors(out, tensors))
                 page = manifest.encode()
                 if len(page) > MANIFEST_LIMIT:
                     raise ValueError(
                         f"a manifest of {len(page)} bytes is over the limit of {MANIFEST_LIMIT}"
                     )
-                with self._new(MANIFEST, fd) as out:
-                    disk.write(out, memoryview(page))
-                disk.fsync(fd)
+                with new_file(MANIFEST, fd) as out:
+                    write(out, memoryview(page))
+                os.fsync(fd)
             if _named(epoch) in os.listdir(at):
                 self._make_way(at, stage, epoch, unusable)
         except (OSError, ValueError, Refused):
-            remove_tree(disk, hidden, at)
+            remove_tree(hidden, at)
             raise
-        disk.rename(hidden, _named(epoch), at)
-        disk.fsync(at)
+        _rename(hidden, _named(epoch), at)
         self._distrusted.pop((stage, _named(epoch)), None)
         if _named(epoch) + ".replaced" in os.listdir(at):
             self._clear(at, epoch, _named(epoch) + ".replaced")
-
-    @contextmanager
-    def _new(self, name: str, at: int) -> Iterator[int]:
-        """A new file, flushed after the with-block."""
-        out = self._disk.create(name, at)
-        try:
-            yield out
-            self._disk.fsync(out)
-        finally:
-            os.close(out)
 
     def _make_way(self, at: int, stage: int, epoch: int, why: str) -> None:
         """Free the final name. A whole one that differs stays readable as ".replaced" until the new
@@ -233,8 +229,7 @@ class CheckpointStore:
             self._tell(f"stage {stage}: {name} is replaced by one with other contents")
             if aside in os.listdir(at):
                 self._clear(at, epoch, aside)
-        self._disk.rename(name, aside, at)
-        self._disk.fsync(at)
+        _rename(name, aside, at)
 
     def _prune(self, at: int, stage: int, written: int) -> None:
         """Keep the one written last, and the newest of the others: a history that is not gone on
@@ -247,10 +242,9 @@ class CheckpointStore:
 
     def _clear(self, at: int, epoch: int, name: str) -> None:
         gone = f".removing-{epoch}-{secrets.token_hex(8)}"
-        self._disk.rename(name, gone, at)
-        self._disk.fsync(at)  # else a power cut could bring the name back with its files gone
+        _rename(name, gone, at)
         try:
-            remove_tree(self._disk, gone, at)
+            remove_tree(gone, at)
         except OSError as e:  # a folder that somebody made there: no reason to lose a checkpoint
             self._tell(f"could not clear {name}, now {gone}: {e}")
 
@@ -261,7 +255,7 @@ class CheckpointStore:
             if not _HIDDEN.fullmatch(name):
                 continue
             try:
-                remove_tree(self._disk, name, at)
+                remove_tree(name, at)
             except OSError as e:
                 self._tell(f"could not clear {name}, left by an interrupted run: {e}")
             else:
@@ -340,14 +334,20 @@ class CheckpointStore:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with directory(self.root) as root:
             if create and name not in os.listdir(root):
-                self._disk.mkdir(name, root)
-                self._disk.fsync(root)
+                os.mkdir(name, 0o700, dir_fd=root)
+                os.fsync(root)
             with directory(name, root) as fd:
                 yield fd
 
 
 def _named(epoch: int) -> str:
     return f"epoch-{epoch}"
+
+
+def _rename(old: str, new: str, at: int) -> None:
+    """For good: else a power cut could bring a name back with its files gone."""
+    os.rename(old, new, src_dir_fd=at, dst_dir_fd=at)
+    os.fsync(at)
 
 
 @contextmanager

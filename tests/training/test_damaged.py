@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from node.checkpoint.files import Disk
+from node.checkpoint import tensorfile
 from node.core.clock import SystemClock
 from node.core.ids import PeerId
 from node.training.member import MemberState
@@ -125,11 +125,10 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     before = {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()}
     assert a.work.local_checkpoints.troubles() == []
 
-    class Full(Disk):
-        def write(self, fd: int, data: memoryview) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(fd: int, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    a.store._disk = Full()
+    monkeypatch.setattr(tensorfile, "write", full)
     monkeypatch.setattr(a.store, "free", lambda: 100)
     (said,) = a.work.local_checkpoints.troubles()
     assert "the disk is full" in said, "seen before a checkpoint fails"
@@ -140,7 +139,6 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     assert {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()} == before
     assert a.work.checkpoints() == (old,)
 
-    a.store._disk = Disk()
     monkeypatch.undo()
     assert a.work.local_checkpoints.troubles() == [], "there is room again"
     last = await rig.train((a,), owners, 1, last)
