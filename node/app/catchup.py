@@ -71,7 +71,7 @@ def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, i
         if e.body.state in ("training", "ready", "finished")
         and e.body.epoch <= work.settings.epochs
     }
-    held = {p: epoch for p, epoch in held.items() if p in work.colleagues} or held
+    held = {p: epoch for p, epoch in held.items() if p in work.colleagues.all} or held
     return (median_high(held.values()) if held else 0), held
 
 

@@ -14,6 +14,7 @@ is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import secrets
@@ -251,9 +252,7 @@ class CheckpointStore:
     def _sweep(self, at: int) -> None:
         """Hidden names are this store's own unfinished work: nobody can read them, and a crash
         leaves them behind."""
-        for name in sorted(os.listdir(at)):
-            if not _HIDDEN.fullmatch(name):
-                continue
+        for name in filter(_HIDDEN.fullmatch, sorted(os.listdir(at))):
             try:
                 remove_tree(name, at)
             except OSError as e:
@@ -267,9 +266,7 @@ class CheckpointStore:
         found: list[tuple[int, str, CheckpointManifest | None, str]] = []
         try:
             with self._stage(stage) as at:
-                for name in sorted(os.listdir(at)):
-                    if _HIDDEN.fullmatch(name):
-                        continue
+                for name in itertools.filterfalse(_HIDDEN.fullmatch, sorted(os.listdir(at))):
                     if match := _EPOCH.fullmatch(name):
                         epoch = int(match[1])
                         found.append((epoch, name, *self._look(at, name, stage, epoch)))

@@ -268,10 +268,9 @@ class Training(rpc.TrainingServicer):
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
         view = self._view()
         ends = {p: s for p, s in view.ends.items() if self._may_lead(p)}
-        self._election.see(ends, view.follows)
-        self._election.following = self.following
         plan = self.member.plan
-        self._election.order = plan.electorate.voters if plan is not None else ()
+        order = plan.electorate.voters if plan is not None else ()
+        self._election.see(ends, view.follows, self.following, order)
         able = self.stage == ENDS and not self.leaving and self._may_lead(self.me)
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 

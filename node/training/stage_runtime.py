@@ -349,20 +349,18 @@ class StageRuntime:
         self.colleagues.recall(colleagues_of(found.meta))
         copies = copies_of(found.meta)
         for name, state in found.optimizer.items():
-            if name.endswith(SAVED):
-                continue
             if name in copies:
                 self.state_export.spares.put(name, copies[name], state)
-                continue
-            try:
-                e.owner.load_state(name, self._shapes[name], state, epoch - 1)
-            except StepFault as why:
-                e.journal.emit(
-                    "checkpoint",
-                    "state-unusable",
-                    f"optimizer state of {name} is not used: {why}",
-                    "warning",
-                )
+            elif not name.endswith(SAVED):
+                try:
+                    e.owner.load_state(name, self._shapes[name], state, epoch - 1)
+                except StepFault as why:
+                    e.journal.emit(
+                        "checkpoint",
+                        "state-unusable",
+                        f"optimizer state of {name} is not used: {why}",
+                        "warning",
+                    )
         self.tokens = self.local_checkpoints.tokens(epoch, found.meta)
 
     async def join(

@@ -18,7 +18,7 @@ from node.checkpoint.state import StateKind
 from node.core.ids import CellId
 from node.core.journey import Host, Partner, Plan, Version, Window
 from node.training.protocol.plan_context import makes
-from node.training.rounds import error_feedback, window
+from node.training.rounds import merging, window
 from tests.training.conftest import SHAPES, Peer, Rig
 
 PARAMETERS = OuterSettings("butterfly", window_s=60.0)
@@ -219,7 +219,7 @@ async def test_with_feedback_no_cells_change_is_lost(
     settings = replace(DELTAS, optimizer="sgd", lr=1.0, momentum=0.0, codec=codec, feedback=True)
     cells = await two_and_one(rig, settings)
     a, b, c = cells.everybody
-    monkeypatch.setattr(error_feedback, "FADES", 1.0)
+    monkeypatch.setattr(merging, "FADES", 1.0)
     begun, moved = a.anchored.anchor, {n: torch.zeros(of) for n, of in SHAPES.items()}
     for number in range(1, 4):
         anchor = a.anchored.anchor

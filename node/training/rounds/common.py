@@ -3,7 +3,7 @@ came to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from node.averaging.exchange.request import RoundOutcome
 from node.averaging.strategies.outer import pieces
@@ -34,15 +34,11 @@ class Rounds:
         self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
         self._parts = tuple(parts_of(self.shapes, optimizer) if parts is None else parts)
         self._method = optimizer.name
-        self._operations = {part.name: part.cost for part in self._parts}
+        self.operations = {part.name: part.cost for part in self._parts}
         self.stage, self._engines, self._me = stage.stage, engines, me
         self.done = self.failed = 0
         self.seconds = self.deadline_s = 0.0
         self.nbytes = self.members = self.contributors = 0
-
-    def operations(self, names: Iterable[str]) -> float:
-        """Of a step of these parts."""
-        return sum(self._operations[name] for name in names)
 
     def owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
         """Who averages and steps each part of this stage in this attempt: the plan's word, and the

@@ -117,7 +117,8 @@ class InnerRound:
         fresh = self._engines.owner.step_parts(self._stage.parameters(), mean, epoch)
         stepped = {name: t.cpu() for name, t in fresh.items()}
         took = meter.timer() - began
-        meter.stepped(epoch, self._rounds.operations(mean), took)
+        operations = sum(self._rounds.operations[name] for name in mean)
+        meter.stepped(epoch, operations, took)
         return stepped
 
     def _may_go_idle(self) -> bool:

@@ -245,7 +245,10 @@ class WindowRound:
             if now < turn:
                 await self._result(m, others, stage)
             elif m.server is not None or m.told:
-                await self._told(m, partners if m.server is None else [m.server], stage)
+                # Of one of the partners, whose anchor this cell does not have.
+                for partner in partners if m.server is None else [m.server]:
+                    if m.mean is None and (hosts := partner.hosts.get(stage, ())):
+                        await self._result(m, [h.peer for h in hosts], stage)
             else:
                 await self._pull(m, partners, stage)
             late = loop.time() - began >= SOME_SHARE * within_s and not sums
@@ -279,12 +282,6 @@ class WindowRound:
             except WireError as e:
                 for host in hosts:
                     self._engines.transport.fault(host.peer, str(e))
-
-    async def _told(self, m: _Meeting, partners: Sequence[Partner], stage: int) -> None:
-        """What one of the partners has made, whose anchor this cell does not have."""
-        for partner in partners:
-            if m.mean is None and (hosts := partner.hosts.get(stage, ())):
-                await self._result(m, [h.peer for h in hosts], stage)
 
     def _clip(self, m: _Meeting) -> None:
         """A partner that is more than FAR times as far away as partners usually are pulls no more
