@@ -91,7 +91,7 @@ async def catch_up(
     has worked with, only those are asked: one stranger's word sends nobody after parameters that do
     not exist.
     """
-    for version in reversed(work.checkpoints()):
+    for version in reversed(work.local_checkpoints.versions()):
         try:
             await work.restore(version)
         except Refused as e:
@@ -108,7 +108,7 @@ async def catch_up(
     await begin(work, presence, partial, journal, given, retry_s)
     for _ in range(TRIES):
         newest, held = _newest(work, presence)
-        if newest <= work.version.epoch:
+        if newest <= work.stage.version.epoch:
             break
         try:
             if not await work.join(
@@ -119,7 +119,7 @@ async def catch_up(
                 journal.emit(
                     "checkpoint",
                     "fetch-older",
-                    f"others hold less than epoch {work.version.epoch}, which stays",
+                    f"others hold less than epoch {work.stage.version.epoch}, which stays",
                 )
                 break
             return

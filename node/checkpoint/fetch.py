@@ -40,9 +40,6 @@ from node.wire.tensors import (
 )
 from protos import state_pb2, state_pb2_grpc
 
-Progress = Callable[[int, int], None]
-"""``(bytes_done, bytes_total)``."""
-
 Shapes = Mapping[str, Sequence[int]]
 _GONE = {
     grpc.StatusCode.NOT_FOUND,
@@ -75,7 +72,7 @@ async def fetch(
     version: Version | None,
     shapes: Shapes,
     *,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
     expected_digest: str | None = None,
     settings: CheckpointSettings | None = None,
     partial: Partial | None = None,
@@ -90,9 +87,10 @@ async def fetch(
     donors that agree is taken, so give it whenever it is known. ``partial`` keeps what is verified
     across calls, and while ``version`` is None the version that was under way is asked for before
     any other; it is cleared on success. With a ``gate`` a request at a time to each donor, begun
-    while it is set. State of an epoch beyond ``most_epoch`` is a fault of who offers it. Raises
-    NoDonor when the state could not be had from anybody, OutOfResources when the disk of
-    ``partial`` is full. Donors that lied were reported to ``transport.fault`` with weight 1.
+    while it is set. State of an epoch beyond ``most_epoch`` is a fault of who offers it.
+    ``progress`` is told of the bytes that are here, and of how many there are. Raises NoDonor when
+    the state could not be had from anybody, OutOfResources when the disk of ``partial`` is full.
+    Donors that lied were reported to ``transport.fault`` with weight 1.
     """
     job = _Fetch(
         transport,
@@ -151,7 +149,7 @@ class _Fetch:
         kind: StateKind,
         version: Version | None,
         shapes: Shapes,
-        progress: Progress | None,
+        progress: Callable[[int, int], None] | None,
         expected: str | None,
         settings: CheckpointSettings,
         partial: Partial,

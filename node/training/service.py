@@ -107,7 +107,9 @@ class Training(rpc.TrainingServicer):
             journal,
         )
         self._make_leader = leader
-        self.member = member(self.me, work.version, work.checkpoints(), work.tokens)
+        self.member = member(
+            self.me, work.stage.version, work.local_checkpoints.versions(), work.tokens
+        )
         self._ledger = ledger or VoteLedger()
         self.trust = Trust(facts.run_id, partial(is_signed, identity))
         self._leader_knows: tuple[PeerId | None, frozenset[PeerId]] = None, frozenset()
@@ -152,7 +154,9 @@ class Training(rpc.TrainingServicer):
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
-        self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens)
+        self.member.stand(
+            self.work.stage.version, self.work.local_checkpoints.versions(), self.work.tokens
+        )
         self.member.term = max(self.member.term, self._ledger.term(self.cell))
         self._election = Election(self.me, self.clock.now(), self.work.colleagues)
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
@@ -715,7 +719,7 @@ class Training(rpc.TrainingServicer):
             self.journal.emit(
                 "checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch
             )
-            self.member.stand(work.version, work.checkpoints(), work.tokens)
+            self.member.stand(work.stage.version, work.local_checkpoints.versions(), work.tokens)
             self._hurry.set()
             if self.leader is not None:
                 self._leader_service.lead(self._heard())
@@ -726,7 +730,7 @@ class Training(rpc.TrainingServicer):
         match action:
             case ev.Settle(epoch):
                 await self.work.settle(epoch, self.member.plan)
-                self.member.checkpoints = self.work.checkpoints()
+                self.member.checkpoints = self.work.local_checkpoints.versions()
             case ev.BeginEpoch(plan, listener, behind):
                 await self._follow(plan, behind)
                 self.on_plan(plan)

@@ -93,7 +93,7 @@ class StageRuntime:
         """Settings for how cells average, of the text that a plan has."""
         self._fresh: dict[str, Tensor] = {}
         """What has come of the version that is made now."""
-        self._made, self._counted, self._copied = self.version, 0, False
+        self._made, self._counted, self._copied = self.stage.version, 0, False
         """That version by the leader's last word, the tokens that count in it, and whether it came
         whole from others."""
         self.plan: Plan | None = None
@@ -107,15 +107,6 @@ class StageRuntime:
         """Bytes of optimizer state this peer can keep as an owner; 0: not known."""
 
     # ----------------------------------------------------------- what is here
-
-    @property
-    def version(self) -> Version:
-        """Of the parameters in place."""
-        return self.stage.version
-
-    def checkpoints(self) -> tuple[Version, ...]:
-        """Versions this peer could go back to from its disk, oldest first."""
-        return self.local_checkpoints.versions()
 
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward, and no more than
@@ -311,7 +302,7 @@ class StageRuntime:
         self.state_export.finished(plan)
         # A peer that was still catching up holds something else, and must not write it down under
         # this name.
-        if self.local_checkpoints.writes and self.version == plan.base:
+        if self.local_checkpoints.writes and self.stage.version == plan.base:
             await (
                 self.local_checkpoints.saved()
             )  # the last checkpoint is the one that must not be skipped
@@ -379,7 +370,7 @@ class StageRuntime:
         found = await self._fetch(
             donors, None if epoch is None else Version(epoch), digest, partial
         )
-        if found.version.epoch < self.version.epoch:
+        if found.version.epoch < self.stage.version.epoch:
             return False
         await self.engines.aside(self.stage.adopt, found.tensors, found.version)
         self.stage.settle()

@@ -271,10 +271,10 @@ async def test_a_checkpoint_restores_anchor_and_rounding_errors(rig: Rig) -> Non
     assert words.keys() == set(SHAPES)
     await cells.train()
     await rig.copied(c)
-    assert version in c.work.checkpoints()
+    assert version in c.work.local_checkpoints.versions()
     c.work.anchor.forget()
     await c.work.restore(version)
-    assert c.work.version == version
+    assert c.work.stage.version == version
     assert all(torch.equal(c.anchored.anchor[n], state.anchor[n]) for n in SHAPES)
     assert all(torch.equal(c.anchored.momentum[n], state.momentum[n]) for n in SHAPES)
     assert all(torch.equal(_words(c)[n], words[n]) for n in SHAPES)
