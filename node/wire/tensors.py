@@ -51,7 +51,7 @@ def expected_head(name: str, shape: Shape, wire: str) -> tensor_pb2.TensorHead:
         name=name,
         shape=[int(d) for d in shape],
         nbytes=nbytes_of(shape, wire),
-        wire=tensor_pb2.WireType.Value(wire.upper()),
+        wire=wire.upper(),
     )
 
 
