@@ -32,8 +32,7 @@ from node.data.settings import DataSettings
 from node.data.sources import Ids, open_data
 from node.model.settings import ModelSettings
 from node.model.stages import Rope, rotate
-from node.training.rounds.error_feedback import says
-from node.training.rounds.merging import moved
+from node.training.rounds.merging import moved, says
 
 EVERY_EVAL = 50
 """Steps between looks at the held-out text."""

@@ -71,7 +71,7 @@ def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, i
         if e.body.state in ("training", "ready", "finished")
         and e.body.epoch <= work.settings.epochs
     }
-    held = {p: epoch for p, epoch in held.items() if p in work.colleagues} or held
+    held = {p: epoch for p, epoch in held.items() if p in work.colleagues.all} or held
     return (median_high(held.values()) if held else 0), held
 
 
@@ -91,7 +91,7 @@ async def catch_up(
     has worked with, only those are asked: one stranger's word sends nobody after parameters that do
     not exist.
     """
-    for version in reversed(work.checkpoints()):
+    for version in reversed(work.local_checkpoints.versions()):
         try:
             await work.restore(version)
         except Refused as e:
@@ -108,7 +108,7 @@ async def catch_up(
     await begin(work, presence, partial, journal, given, retry_s)
     for _ in range(TRIES):
         newest, held = _newest(work, presence)
-        if newest <= work.version.epoch:
+        if newest <= work.stage.version.epoch:
             break
         try:
             if not await work.join(
@@ -119,7 +119,7 @@ async def catch_up(
                 journal.emit(
                     "checkpoint",
                     "fetch-older",
-                    f"others hold less than epoch {work.version.epoch}, which stays",
+                    f"others hold less than epoch {work.stage.version.epoch}, which stays",
                 )
                 break
             return

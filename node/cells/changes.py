@@ -53,6 +53,6 @@ class ChangeBoard:
                 told.append(self._training.change(posting.body.decode()).change)
             except (Refused, UnicodeDecodeError):
                 continue  # a stranger may post anything
-        newest = self._training.known.change
+        newest = self._training.standing.known.change
         if newest and (newest not in told or self._register.standing()[0] < POSTERS):
             await self._directory.post(CHANGES, newest.encode(), LIVES * self._every)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Version, lineage
 from node.core.tasks import Tasks
-from node.transport.port import TransportPort, translate
+from node.transport.port import TransportPort, answers, translate
 from node.wire.tensors import (
     HASH,
     compare,
@@ -41,11 +40,7 @@ from node.wire.tensors import (
 )
 from protos import state_pb2, state_pb2_grpc
 
-Progress = Callable[[int, int], None]
-"""``(bytes_done, bytes_total)``."""
-
 Shapes = Mapping[str, Sequence[int]]
-_HEX = re.compile(r"[0-9a-f]{64}")
 _GONE = {
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.UNIMPLEMENTED,
@@ -77,7 +72,7 @@ async def fetch(
     version: Version | None,
     shapes: Shapes,
     *,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
     expected_digest: str | None = None,
     settings: CheckpointSettings | None = None,
     partial: Partial | None = None,
@@ -91,10 +86,11 @@ async def fetch(
     With ``expected_digest`` only that state is accepted. Without, the word of the largest group of
     donors that agree is taken, so give it whenever it is known. ``partial`` keeps what is verified
     across calls, and while ``version`` is None the version that was under way is asked for before
-    any other; it is cleared on success. No request begins while ``gate`` is not set. State of an
-    epoch beyond ``most_epoch`` is a fault of who offers it. Raises NoDonor when the state could not
-    be had from anybody, OutOfResources when the disk of ``partial`` is full. Donors that lied were
-    reported to ``transport.fault`` with weight 1.
+    any other; it is cleared on success. With a ``gate`` a request at a time to each donor, begun
+    while it is set. State of an epoch beyond ``most_epoch`` is a fault of who offers it.
+    ``progress`` is told of the bytes that are here, and of how many there are. Raises NoDonor when
+    the state could not be had from anybody, OutOfResources when the disk of ``partial`` is full.
+    Donors that lied were reported to ``transport.fault`` with weight 1.
     """
     job = _Fetch(
         transport,
@@ -153,7 +149,7 @@ class _Fetch:
         kind: StateKind,
         version: Version | None,
         shapes: Shapes,
-        progress: Progress | None,
+        progress: Callable[[int, int], None] | None,
         expected: str | None,
         settings: CheckpointSettings,
         partial: Partial,
@@ -221,26 +217,20 @@ class _Fetch:
         begun = self.partial.version if self.version is None else None
         expected = self.expected
         try:
-            async with asyncio.timeout(self.patience.describe_s):
+            async with answers(peer, self.patience.describe_s):
                 offer = None if begun is None else await self._described(peer, begun)
                 if offer is None or expected not in (None, offer.digest):
                     offer = await self._described(peer, self.version, must=True)
-        except grpc.aio.AioRpcError as e:
-            self._failed(translate(peer, e))
-        except TimeoutError:
-            self._failed(PeerFault(peer, "no answer in time"))
-        except PeerFault as e:
-            self._failed(e)
-        except WireError as e:
-            self._lied(peer, str(e))
-        else:
             if offer is None or expected is None or offer.digest == expected:
                 return offer
-            said = (
+            raise WireError(
                 f"offers digest {offer.digest[:12]} at epoch {offer.version.epoch}, the swarm "
                 f"has {expected[:12]}"
             )
-            self._lied(peer, said)
+        except PeerFault as e:
+            self.reasons[peer] = e.reason
+        except WireError as e:
+            self._lied(peer, str(e))
         return None
 
     async def _described(
@@ -271,11 +261,10 @@ class _Fetch:
         expect."""
         if manifest.epoch > self.most_epoch:
             raise WireError(f"epoch {manifest.epoch}, and there are {self.most_epoch} at most")
-        same = (manifest.stage, manifest.kind) == (self.stage, self.kind.code)
-        if asked is not None:
-            same = same and manifest.epoch == asked.epoch
-            same = same and asked.lineage in ("", manifest.lineage)
-        if not same:
+        other = asked is not None and (
+            manifest.epoch != asked.epoch or asked.lineage not in ("", manifest.lineage)
+        )
+        if other or (manifest.stage, manifest.kind) != (self.stage, self.kind.code):
             raise WireError("the answer is about other state than was asked for")
         entries = {t.head.name: t for t in manifest.tensors}
         if len(entries) != len(manifest.tensors) or entries.keys() != self.shapes.keys():
@@ -285,9 +274,6 @@ class _Fetch:
             )
         for name, shape in self.shapes.items():
             compare(entries[name].head, expected_head(name, shape, WIRE), WIRE)
-        if _HEX.fullmatch(manifest.digest) is None:
-            raise WireError("a digest is 64 hex digits")
-        for name, shape in self.shapes.items():
             if len(entries[name].hashes) != HASH * len(pieces(nbytes_of(shape, WIRE))):
                 raise WireError(f"{name} has not one hash for each piece")
         hashes = tuple((name, entries[name].hashes) for name in sorted(entries))
@@ -324,7 +310,7 @@ class _Fetch:
         tasks, working = Tasks("fetch"), set[asyncio.Task[None]]()
 
         def employ(peers: Sequence[PeerId]) -> None:
-            for i in range(max(1, self.settings.fetch_parallel)):
+            for i in range(1 if self.gate else self.settings.fetch_parallel):
                 for donor in peers:
                     name = f"worker {i} of {donor[-6:]}"
                     working.add(tasks.spawn(self._worker(offer, donor), name))
@@ -393,27 +379,24 @@ class _Fetch:
             if await asyncio.to_thread(hash_of, data) != piece.hashed:
                 raise WireError(f"{piece.name} does not have the hash it named")
         except grpc.aio.AioRpcError as e:
-            self._failed(translate(donor, e))
+            self.reasons[donor] = translate(donor, e).reason
             if e.code() in _GONE:
                 self.out.add(donor)
         except (PeerFault, TimeoutError) as e:
-            self._failed(e if isinstance(e, PeerFault) else PeerFault(donor, "sends nothing"))
+            self.reasons[donor] = e.reason if isinstance(e, PeerFault) else "sends nothing"
         except WireError as e:
             self._lied(donor, str(e))
             self.out.add(donor)
         else:
             if not piece.there:
                 piece.there = True
-                await asyncio.to_thread(self._put, piece, data)
+                piece.into[:] = data
+                await asyncio.to_thread(self.partial.keep, piece.hashed, piece.into)
                 self.left.discard(piece)
                 self.sources[donor] += len(data)
                 return True
         self.done_bytes -= len(data)
         return piece.there
-
-    def _put(self, piece: _Piece, data: bytearray) -> None:
-        piece.into[:] = data
-        self.partial.keep(piece.hashed, piece.into)
 
     async def _request(self, offer: _Offer, piece: _Piece, data: bytearray, donor: PeerId) -> None:
         """One piece, appended to ``data``. Raises AioRpcError, PeerFault, TimeoutError,
@@ -459,9 +442,6 @@ class _Fetch:
         self.transport.count(donor, received=size, plane="state")
         if self.progress is not None:
             self.progress(min(self.done_bytes, self.total), self.total)
-
-    def _failed(self, fault: PeerFault) -> None:
-        self.reasons[fault.peer] = fault.reason
 
     def _lied(self, peer: PeerId, reason: str) -> None:
         self.reasons[peer] = reason

@@ -2,8 +2,8 @@
 name.
 
 Names are opened relative to a directory's descriptor, so a link planted on the way is refused and
-not walked. :class:`Disk` is the whole of what a checkpoint asks of the operating system when it
-writes; a test replaces it to rehearse a power cut after every single call.
+not walked. All that a checkpoint asks of the operating system when it writes are calls of ``os``
+here and in ``store.py``; a test rehearses a power cut after every single one.
 """
 
 from __future__ import annotations
@@ -18,39 +18,27 @@ from pathlib import Path
 
 from node.core.errors import LocalFault, OutOfResources, Refused
 
-READ_BLOCK = 4 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Disk:
-    """Writing calls, each relative to a directory descriptor. All raise OSError."""
+@contextmanager
+def new_file(name: str, at: int) -> Iterator[int]:
+    """The descriptor of a new file, readable by its owner only, flushed after the with-block; an
+    existing name is an error. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
+    out = os.open(name, flags, 0o600, dir_fd=at)
+    try:
+        yield out
+        os.fsync(out)
+    finally:
+        os.close(out)
 
-    def create(self, name: str, at: int) -> int:
-        """A new file for writing, readable by its owner only; an existing name is an error. Returns
-        a descriptor."""
-        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600, dir_fd=at)
 
-    def write(self, fd: int, data: memoryview) -> None:
-        """All of ``data``; the system may take it in several pieces."""
-        while len(data):
-            data = data[os.write(fd, data) :]
-
-    def fsync(self, fd: int) -> None:
-        """Wait until what was written to this file, or named in this directory, is on the disk."""
-        os.fsync(fd)
-
-    def mkdir(self, name: str, at: int) -> None:
-        os.mkdir(name, 0o700, dir_fd=at)
-
-    def rename(self, old: str, new: str, at: int) -> None:
-        os.rename(old, new, src_dir_fd=at, dst_dir_fd=at)
-
-    def unlink(self, name: str, at: int) -> None:
-        os.unlink(name, dir_fd=at)
-
-    def rmdir(self, name: str, at: int) -> None:
-        os.rmdir(name, dir_fd=at)
+def write(fd: int, data: memoryview) -> None:
+    """All of ``data``; the system may take it in several pieces. Raises OSError."""
+    while len(data):
+        data = data[os.write(fd, data) :]
 
 
 @contextmanager
@@ -95,21 +83,18 @@ def reading(name: str, at: int) -> Iterator[tuple[int, int]]:
 def sha256_of(fd: int) -> str:
     """Hex sha256 of a file from its beginning, whatever the descriptor's position. Raises
     OSError."""
-    sha, block, at = hashlib.sha256(), bytearray(READ_BLOCK), 0
-    view = memoryview(block)
-    while got := os.preadv(fd, [block], at):
-        sha.update(view[:got])
-        at += got
-    return sha.hexdigest()
+    with open(fd, "rb", buffering=0, closefd=False) as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def remove_tree(disk: Disk, name: str, at: int) -> None:
+def remove_tree(name: str, at: int) -> None:
     """Remove a directory that holds only files, as every one made here does. Raises
     OSError."""
     with directory(name, at) as fd:
         for entry in sorted(os.listdir(fd)):
-            disk.unlink(entry, fd)
-    disk.rmdir(name, at)
+            os.unlink(entry, dir_fd=fd)
+    os.rmdir(name, dir_fd=at)
 
 
 def local_fault(doing: str, where: Path, error: OSError) -> LocalFault:

@@ -13,13 +13,13 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from node.checkpoint.files import Disk, directory, local_fault, reading
+from node.checkpoint.files import directory, local_fault, reading
 from node.core.errors import Refused
 from node.core.journey import Version
 from node.wire.tensors import hash_of
 
 _PIECE = re.compile(r"[0-9a-f]{64}\.(piece|tensor)(\.writing)?")
-"""Former versions kept whole tensors."""
+"""Former versions kept whole tensors, or wrote under another name first."""
 
 
 class Partial:
@@ -29,9 +29,8 @@ class Partial:
     first.
     """
 
-    def __init__(self, directory: Path | str | None = None, *, disk: Disk | None = None) -> None:
-        self.directory = None if directory is None else Path(directory)
-        self._disk = disk or Disk()
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory
         self._held: dict[bytes, memoryview] = {}
         self.version: Version | None = None
 
@@ -48,13 +47,19 @@ class Partial:
 
     def keep(self, hashed: bytes, piece: memoryview) -> None:
         """Remember a verified piece, which stays as it is. Blocks on the disk; raises
-        OutOfResources when it is full."""
+        OutOfResources when it is full. A file that is torn has another hash than its name says."""
         # Two tensors may have the same piece, and arrive at the same time.
         if self._held.setdefault(hashed, piece) is not piece or self.directory is None:
             return
+        path = self.directory / _named(hashed)
         try:
-            self._write(self.directory, _named(hashed), piece)
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # torn, or a link that leads elsewhere
+            path.touch(0o600)
+            path.write_bytes(piece)
         except OSError as e:
+            with suppress(OSError):
+                path.unlink()
             raise local_fault("keep fetched state", self.directory, e) from e
 
     def only(self, hashes: Collection[bytes]) -> None:
@@ -77,21 +82,6 @@ class Partial:
         if self.directory is not None:
             with suppress(OSError):  # not empty: somebody else keeps files there
                 self.directory.rmdir()
-
-    def _write(self, where: Path, name: str, data: memoryview) -> None:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with directory(where) as at:
-            with suppress(FileNotFoundError):
-                self._disk.unlink(f"{name}.writing", at)
-            fd = self._disk.create(f"{name}.writing", at)
-            try:
-                self._disk.write(fd, data)
-            except OSError:
-                self._disk.unlink(f"{name}.writing", at)
-                raise
-            finally:
-                os.close(fd)
-            self._disk.rename(f"{name}.writing", name, at)
 
 
 def _named(hashed: bytes) -> str:

@@ -78,7 +78,19 @@ class StateService(state_pb2_grpc.StateServicer):
         """Heads and hashes of what is held, and from now on pinned: NOT_FOUND when it is not,
         RESOURCE_EXHAUSTED when busy."""
         async with self._stream(context):
-            return await self._describe(request)
+            kind = StateKind.of(request.kind)
+            if kind is None or len(request.names) > NAMES:
+                raise _No(
+                    grpc.StatusCode.INVALID_ARGUMENT, "unknown kind of state, or too many names"
+                )
+            pin = self._pin(request, kind, await self._given(request, kind))
+            names = tuple(sorted(set(request.names) or pin.tensors))
+            if not pin.tensors.keys() >= set(names):
+                raise _No(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
+            async with self._hashing:  # one core at most goes to joiners
+                manifest = await asyncio.to_thread(pin.describe, names)
+            pin.used = self._clock.now()
+            return manifest
 
     async def Fetch(
         self, request: state_pb2.FetchRequest, context: Any
@@ -111,27 +123,12 @@ class StateService(state_pb2_grpc.StateServicer):
                     grpc.StatusCode.INVALID_ARGUMENT, "there are no parts of this kind of state"
                 )
             held = sorted(self._provider.listing(request.stage, kind).items())[:NAMES]
-            parts = [
-                state_pb2.PartVersion(name=name, epoch=v.epoch, lineage=v.lineage)
-                for name, v in held
-            ]
-            return state_pb2.StateList(parts=parts)
-
-    async def _describe(self, request: state_pb2.DescribeRequest) -> state_pb2.StateManifest:
-        kind = StateKind.of(request.kind)
-        if kind is None or len(request.names) > NAMES:
-            raise _No(grpc.StatusCode.INVALID_ARGUMENT, "unknown kind of state, or too many names")
-        epoch = None if request.any_epoch else request.epoch
-        pin = self._pin(
-            request.stage, kind, epoch, request.lineage, await self._given(request, kind)
-        )
-        names = tuple(sorted(set(request.names) or pin.tensors))
-        if not pin.tensors.keys() >= set(names):
-            raise _No(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
-        async with self._hashing:  # one core at most goes to joiners
-            manifest = await asyncio.to_thread(pin.describe, names)
-        pin.used = self._clock.now()
-        return manifest
+            return state_pb2.StateList(
+                parts=[
+                    state_pb2.PartVersion(name=name, epoch=v.epoch, lineage=v.lineage)
+                    for name, v in held
+                ]
+            )
 
     def _range(self, request: state_pb2.FetchRequest) -> tuple[Pin, memoryview]:
         now, kind = self._clock.now(), StateKind.of(request.kind)
@@ -170,13 +167,12 @@ class StateService(state_pb2_grpc.StateServicer):
 
     def _pin(
         self,
-        stage: int,
+        request: state_pb2.DescribeRequest,
         kind: StateKind,
-        epoch: int | None,
-        lineage: str,
-        given: tuple[Version, Mapping[str, torch.Tensor]] | None = None,
+        given: tuple[Version, Mapping[str, torch.Tensor]] | None,
     ) -> Pin:
-        now = self._clock.now()
+        now, stage, lineage = self._clock.now(), request.stage, request.lineage
+        epoch = None if request.any_epoch else request.epoch
         pin = None if epoch is None else self.pins.find(stage, kind, epoch, lineage, now)
         # Spares of one version come one after the other, so an older snapshot of them may lack
         # some.
@@ -186,7 +182,7 @@ class StateService(state_pb2_grpc.StateServicer):
         if held is None:
             raise _No(grpc.StatusCode.NOT_FOUND, "not held here")
         if not len(self.pins):
-            self._tidy_later()
+            asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
         pin = self.pins.hold(PinKey(stage, kind, held[0]), held[1], now)
         if pin is None:
             raise _No(
@@ -194,14 +190,11 @@ class StateService(state_pb2_grpc.StateServicer):
             )
         return pin
 
-    def _tidy_later(self) -> None:
-        asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
-
     def _tidy(self) -> None:
         """An epoch's memory is given back although no joiner asks again."""
         self.pins.expire(self._clock.now())
         if len(self.pins):
-            self._tidy_later()
+            asyncio.get_running_loop().call_later(IDLE_S, self._tidy)
 
     @asynccontextmanager
     async def _stream(self, context: Any) -> AsyncIterator[PeerId]:

@@ -87,13 +87,9 @@ class NoDonor(PeerFault):
         self.reasons = dict(reasons)
 
 
-States = dict[str, dict[str, torch.Tensor]]
-"""Part to its state by name."""
-
-
-def by_part(flat: Mapping[str, torch.Tensor]) -> States:
+def by_part(flat: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """ "<part>/<state>" to part to state."""
-    parts: States = {}
+    parts: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in flat.items():
         name, _, state = key.rpartition("/")
         parts.setdefault(name, {})[state] = tensor

@@ -14,6 +14,7 @@ is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import secrets
@@ -26,7 +27,15 @@ from typing import Any
 
 import torch
 
-from node.checkpoint.files import Disk, directory, local_fault, reading, remove_tree, sha256_of
+from node.checkpoint.files import (
+    directory,
+    local_fault,
+    new_file,
+    reading,
+    remove_tree,
+    sha256_of,
+    write,
+)
 from node.checkpoint.manifest import CheckpointManifest, FileEntry
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import by_part
@@ -39,7 +48,6 @@ MANIFEST_LIMIT = 16 << 20
 _EPOCH = re.compile(r"epoch-(0|[1-9][0-9]{0,17})(\.replaced)?")
 _HIDDEN = re.compile(r"\.(writing|removing)-[0-9]{1,18}-[0-9a-f]{16}")
 _ASIDE = re.compile(r"epoch-[0-9]{1,18}\.aside-[0-9a-f]{8}")
-_MAX_STAGE = 1 << 20
 ASIDE = 8
 """Unusable directories of a stage that are renamed to make way; with so many, a person has to look
 before the next."""
@@ -76,10 +84,9 @@ class CheckpointStore:
         run_id: str = "",
         *,
         tell: Callable[[str], None] = lambda text: None,
-        disk: Disk | None = None,
     ) -> None:
         self.root, self.settings, self.run_id = Path(root), settings, run_id
-        self._tell, self._disk = tell, disk or Disk()
+        self._tell = tell
         self._distrusted: dict[tuple[int, str], str] = {}
 
     def save(
@@ -95,9 +102,8 @@ class CheckpointStore:
         The tensors must not change during the call. Saving what is already there is a no-op. Raises
         OutOfResources when the disk is full and LocalFault when it refuses (earlier checkpoints are
         then as they were), Refused when what is in the way cannot be read and :data:`ASIDE` others
-        were set aside before, ValueError for names, dtypes, numbers or meta that cannot be kept.
+        were set aside before, ValueError for names that cannot be kept.
         """
-        _check_numbers(stage, epoch)
         flat = {
             f"{part}/{key}": tensor
             for part, states in optimizer.items()
@@ -143,7 +149,6 @@ class CheckpointStore:
     def load(self, stage: int, epoch: int) -> Checkpoint:
         """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn,
         garbled or foreign."""
-        _check_numbers(stage, epoch)
         reasons: list[str] = []
         for name in (_named(epoch), _named(epoch) + ".replaced"):
             try:
@@ -179,42 +184,31 @@ class CheckpointStore:
         unusable: str,
     ) -> None:
         """``unusable``: why what has this name so far is none, empty for a whole one."""
-        disk, stage, epoch = self._disk, manifest.stage, manifest.epoch
+        stage, epoch = manifest.stage, manifest.epoch
         hidden = f".writing-{epoch}-{secrets.token_hex(8)}"
-        disk.mkdir(hidden, at)
+        os.mkdir(hidden, 0o700, dir_fd=at)
         try:
             with directory(hidden, at) as fd:
                 for name, tensors in files.items():
-                    with self._new(name, fd) as out:
-                        manifest.files[name] = FileEntry(*write_tensors(disk, out, tensors))
+                    with new_file(name, fd) as out:
+                        manifest.files[name] = FileEntry(*write_tensors(out, tensors))
                 page = manifest.encode()
                 if len(page) > MANIFEST_LIMIT:
                     raise ValueError(
                         f"a manifest of {len(page)} bytes is over the limit of {MANIFEST_LIMIT}"
                     )
-                with self._new(MANIFEST, fd) as out:
-                    disk.write(out, memoryview(page))
-                disk.fsync(fd)
-            if _exists(_named(epoch), at):
+                with new_file(MANIFEST, fd) as out:
+                    write(out, memoryview(page))
+                os.fsync(fd)
+            if _named(epoch) in os.listdir(at):
                 self._make_way(at, stage, epoch, unusable)
         except (OSError, ValueError, Refused):
-            remove_tree(disk, hidden, at)
+            remove_tree(hidden, at)
             raise
-        disk.rename(hidden, _named(epoch), at)
-        disk.fsync(at)
+        _rename(hidden, _named(epoch), at)
         self._distrusted.pop((stage, _named(epoch)), None)
-        if _exists(_named(epoch) + ".replaced", at):
+        if _named(epoch) + ".replaced" in os.listdir(at):
             self._clear(at, epoch, _named(epoch) + ".replaced")
-
-    @contextmanager
-    def _new(self, name: str, at: int) -> Iterator[int]:
-        """A new file, flushed after the with-block."""
-        out = self._disk.create(name, at)
-        try:
-            yield out
-            self._disk.fsync(out)
-        finally:
-            os.close(out)
 
     def _make_way(self, at: int, stage: int, epoch: int, why: str) -> None:
         """Free the final name. A whole one that differs stays readable as ".replaced" until the new
@@ -234,10 +228,9 @@ class CheckpointStore:
         else:
             aside = f"{name}.replaced"
             self._tell(f"stage {stage}: {name} is replaced by one with other contents")
-            if _exists(aside, at):
+            if aside in os.listdir(at):
                 self._clear(at, epoch, aside)
-        self._disk.rename(name, aside, at)
-        self._disk.fsync(at)
+        _rename(name, aside, at)
 
     def _prune(self, at: int, stage: int, written: int) -> None:
         """Keep the one written last, and the newest of the others: a history that is not gone on
@@ -245,26 +238,23 @@ class CheckpointStore:
         others = [epoch for epoch in self.epochs(stage)[::-1] if epoch != written]
         for epoch in others[max(1, self.settings.keep) - 1 :]:
             for name in (_named(epoch), _named(epoch) + ".replaced"):
-                if _exists(name, at):
+                if name in os.listdir(at):
                     self._clear(at, epoch, name)
 
     def _clear(self, at: int, epoch: int, name: str) -> None:
         gone = f".removing-{epoch}-{secrets.token_hex(8)}"
-        self._disk.rename(name, gone, at)
-        self._disk.fsync(at)  # else a power cut could bring the name back with its files gone
+        _rename(name, gone, at)
         try:
-            remove_tree(self._disk, gone, at)
+            remove_tree(gone, at)
         except OSError as e:  # a folder that somebody made there: no reason to lose a checkpoint
             self._tell(f"could not clear {name}, now {gone}: {e}")
 
     def _sweep(self, at: int) -> None:
         """Hidden names are this store's own unfinished work: nobody can read them, and a crash
         leaves them behind."""
-        for name in sorted(os.listdir(at)):
-            if not _HIDDEN.fullmatch(name):
-                continue
+        for name in filter(_HIDDEN.fullmatch, sorted(os.listdir(at))):
             try:
-                remove_tree(self._disk, name, at)
+                remove_tree(name, at)
             except OSError as e:
                 self._tell(f"could not clear {name}, left by an interrupted run: {e}")
             else:
@@ -276,9 +266,7 @@ class CheckpointStore:
         found: list[tuple[int, str, CheckpointManifest | None, str]] = []
         try:
             with self._stage(stage) as at:
-                for name in sorted(os.listdir(at)):
-                    if _HIDDEN.fullmatch(name):
-                        continue
+                for name in itertools.filterfalse(_HIDDEN.fullmatch, sorted(os.listdir(at))):
                     if match := _EPOCH.fullmatch(name):
                         epoch = int(match[1])
                         found.append((epoch, name, *self._look(at, name, stage, epoch)))
@@ -342,9 +330,9 @@ class CheckpointStore:
         if create:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with directory(self.root) as root:
-            if create and not _exists(name, root):
-                self._disk.mkdir(name, root)
-                self._disk.fsync(root)
+            if create and name not in os.listdir(root):
+                os.mkdir(name, 0o700, dir_fd=root)
+                os.fsync(root)
             with directory(name, root) as fd:
                 yield fd
 
@@ -353,12 +341,10 @@ def _named(epoch: int) -> str:
     return f"epoch-{epoch}"
 
 
-def _exists(name: str, at: int) -> bool:
-    try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+def _rename(old: str, new: str, at: int) -> None:
+    """For good: else a power cut could bring a name back with its files gone."""
+    os.rename(old, new, src_dir_fd=at, dst_dir_fd=at)
+    os.fsync(at)
 
 
 @contextmanager
@@ -371,8 +357,3 @@ def _described(name: str, at: int, entry: FileEntry, whole: bool = True) -> Iter
         if whole and sha256_of(file) != entry.sha256:
             raise Refused(f"{name} is not the file its manifest describes")
         yield file
-
-
-def _check_numbers(stage: int, epoch: int) -> None:
-    if not 0 <= stage < _MAX_STAGE or not 0 <= epoch < 10**18:
-        raise ValueError(f"no checkpoint has stage {stage} and epoch {epoch}")

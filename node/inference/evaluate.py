@@ -51,22 +51,6 @@ def choose(
     return out
 
 
-def missing_count(stages: int, share: float) -> int:
-    """How many block stages a share is, to the nearest. Raises UsageFault for one that leaves
-    none."""
-    if not 0 <= share < 1:
-        raise UsageFault(
-            f"a share of {share:g} of the block stages",
-            "give 0 or more and less than 1, such as 0.5",
-        )
-    count = round(share * stages)
-    if count >= stages:
-        raise UsageFault(
-            f"a share of {share:g} leaves none of {stages} block stages", "give a smaller share"
-        )
-    return count
-
-
 async def evaluate(
     pipeline: Pipeline,
     text: Samples,
@@ -91,7 +75,16 @@ async def evaluate(
         return
     missing = (*whole.missing.asked, *whole.missing.dead)
     stages = whole.missing.stages
-    wanted = missing_count(stages, share)
+    if not 0 <= share < 1:
+        raise UsageFault(
+            f"a share of {share:g} of the block stages",
+            "give 0 or more and less than 1, such as 0.5",
+        )
+    wanted = round(share * stages)
+    if wanted >= stages:
+        raise UsageFault(
+            f"a share of {share:g} leaves none of {stages} block stages", "give a smaller share"
+        )
     if wanted < len(missing):
         what = (
             f"a share of {share:g} is {wanted} of {stages} block stages, and {len(missing)} are "
@@ -117,13 +110,14 @@ async def answer(
             "this peer holds no text", "ask a peer that hosts the ends; see  tutti peers"
         )
     asked = named(settings.stages, request.leave_out.stages, request.leave_out.after)
-
-    def around(without: Sequence[int]) -> ForwardRouter:
-        return ForwardRouter(transport, settings, lambda: a.work.plan, without)
-
-    batches = request.batches or a.work.settings.eval_batches
     async for found in evaluate(
-        a.pipeline, text, around, asked, request.share, request.choices, batches
+        a.pipeline,
+        text,
+        lambda without: ForwardRouter(transport, settings, lambda: a.work.plan, without),
+        asked,
+        request.share,
+        request.choices,
+        request.batches or a.work.settings.eval_batches,
     ):
         found.epoch = max(0, a.stage.version.epoch)
         yield found

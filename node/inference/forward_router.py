@@ -56,19 +56,15 @@ class Reroute:
 def named(stages: int, leave_out: Collection[int], after: int = 0) -> tuple[int, ...]:
     """The block stages the operator leaves out: these, and with ``after`` every one behind that
     one. Raises UsageFault."""
-    if after > stages:
+    if (last := max((after, *leave_out))) > stages:
         raise UsageFault(
-            f"block stage {after} is not in this swarm", f"it has block stages 1 to {stages}"
+            f"block stage {last} is not in this swarm", f"it has block stages 1 to {stages}"
         )
     asked = sorted({*leave_out, *(range(after + 1, stages + 1) if after else ())})
     if ENDS in asked:
         raise UsageFault(
             "stage 0, the ends, is never left out: it is the embedding and the head",
             f"leave out block stages, 1 to {stages}",
-        )
-    if asked and asked[-1] > stages:
-        raise UsageFault(
-            f"block stage {asked[-1]} is not in this swarm", f"it has block stages 1 to {stages}"
         )
     if len(asked) == stages:
         raise UsageFault("that leaves out every block stage", "leave out one less")

@@ -37,12 +37,13 @@ async def speak(
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked)
     began, count, missing = time.monotonic(), 0, ()
-
-    def forward(turn: int, tokens: torch.Tensor) -> Awaitable[torch.Tensor]:
-        return way.take(turn, lambda hops: pipeline.logits(hops, tokens))
-
     try:
-        async for piece in sample(forward, a.tokenizer, request, a.seq_len):
+        async for piece in sample(
+            lambda turn, tokens: way.take(turn, lambda hops: pipeline.logits(hops, tokens)),
+            a.tokenizer,
+            request,
+            a.seq_len,
+        ):
             now = way.reroute
             if now.missing != missing:
                 missing = now.missing

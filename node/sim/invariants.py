@@ -506,7 +506,7 @@ class AppliedOnce(Checker):
         self, peer: SimPeer, plan: Plan, owner: Owner, means: Mapping[str, Tensor]
     ) -> None:
         """Of the version the plan starts from, with optimizer state of its history."""
-        at = peer.work.version
+        at = peer.work.stage.version
         self.must(
             at == plan.base,
             f"{peer.name} steps parts of epoch {plan.epoch} from values of epoch {at.epoch}",
@@ -524,7 +524,7 @@ class AppliedOnce(Checker):
 
     def settling(self, peer: SimPeer, owner: Owner, names: Iterable[str]) -> None:
         """Steps that made the version in place are final."""
-        version = peer.work.version
+        version = peer.work.stage.version
         for name in sorted(names):
             key = name, _mark(owner.state(name))
             through = self._through.setdefault(key, [])

@@ -168,7 +168,11 @@ def _common(swarm: SimSwarm) -> set[Version]:
     """Versions of which somebody alive in every stage has the parameters."""
     held: dict[int, set[Version]] = {stage: set() for stage in range(swarm.setup.stages + 1)}
     for peer in swarm.live():
-        held[peer.stage] |= {peer.member.at, *peer.member.reachable, *peer.work.checkpoints()}
+        held[peer.stage] |= {
+            peer.member.at,
+            *peer.member.reachable,
+            *peer.work.local_checkpoints.versions(),
+        }
     return set.intersection(*held.values())
 
 

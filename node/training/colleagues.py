@@ -61,9 +61,3 @@ class Colleagues:
             del self._ripe[peer]
         if self._ripe.keys() != self.all:
             self.all = frozenset(self._ripe)
-
-    def __contains__(self, peer: object) -> bool:
-        return peer in self.all
-
-    def __len__(self) -> int:
-        return len(self.all)

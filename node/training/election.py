@@ -65,11 +65,15 @@ class Election:
         self._answered: tuple[PeerId, float] | None = None
 
     def see(
-        self, ends: Mapping[PeerId, Sighting], follows: Mapping[PeerId, PeerId] | None = None
+        self,
+        ends: Mapping[PeerId, Sighting],
+        follows: Mapping[PeerId, PeerId] | None = None,
+        following: PeerId | None = None,
+        order: Sequence[PeerId] = (),
     ) -> None:
         """The other ends peers the directory shows now, and of all other peers whose plan each says
-        that it follows."""
-        self._seen = ends
+        that it follows; :attr:`following` and :attr:`order`."""
+        self._seen, self.following, self.order = ends, following, order
         if follows is not self._follows:
             self._follows, self._behind = follows, {}
             for peer, whom in (follows or {}).items():
@@ -142,7 +146,7 @@ class Election:
     def _next(self, able: Collection[PeerId]) -> PeerId | None:
         """Who takes over where nobody leads: the first of those who vote, in the order of the
         newest plan. Who has worked with nobody takes all others for equal, itself too."""
-        mine = {*self._colleagues.all, self._me} if self._colleagues else set[PeerId]()
+        mine = {*self._colleagues.all, self._me} if self._colleagues.all else set[PeerId]()
         place = {p: i for i, p in enumerate(self.order)}
         return min(able, key=lambda p: (place.get(p, len(place)), p not in mine, p), default=None)
 
@@ -151,7 +155,7 @@ class Election:
         followers = {*self._behind.get(leader, ()), leader}
         if self.following == leader:
             followers.add(self._me)
-        if not self._colleagues:
+        if not self._colleagues.all:
             return len(followers)
         known = len(followers & (self._colleagues.all | {self._me}))
         return known + min(known, len(followers) - known)

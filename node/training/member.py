@@ -94,13 +94,9 @@ class Member:
         self._older = [kept[term] for term in sorted(kept, reverse=True)]
 
     def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> None:
-        """The version in place came from the disk or from others, not from an epoch."""
+        """The version in place came from the disk or from others, not from an epoch, or is there
+        because that of the plan in force cannot be put in place: this peer has no part in it."""
         self.at, self.checkpoints, self.tokens, self.before = at, checkpoints, tokens, None
-
-    def withdraw(self, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> None:
-        """The version that the plan in force starts from cannot be put in place after all: ``at``
-        is there, and this peer has no part in the epoch."""
-        self.stand(at, checkpoints, tokens)
         self.state = MemberState.IDLE
 
     def handle(self, event: Any, now: float) -> list[Any]:

@@ -51,8 +51,12 @@ class View:
 
     def stages(self) -> list[int]:
         """The stages that other peers of the cell host or are about to."""
-        here = (e.body for e in self.others.values() if e.body.state not in LEAVING)
-        return [s for b in here if b.role != "rendezvous" and (s := _stage(b)) is not None]
+        return [
+            s
+            for e in self.others.values()
+            if e.body.state not in LEAVING and e.body.role != "rendezvous"
+            if (s := _stage(e.body)) is not None
+        ]
 
     def led(self) -> bool:
         """Whether somebody else leads in the cell, and does not wait."""
@@ -61,8 +65,11 @@ class View:
     @cached_property
     def ends(self) -> Mapping[PeerId, Sighting]:
         """Other ends peers that can lead."""
-        here = self.replicas(ENDS).items()
-        return {p: Sighting(e.seq, e.body.leads) for p, e in here if _works(e)}
+        return {
+            p: Sighting(e.seq, e.body.leads)
+            for p, e in self.replicas(ENDS).items()
+            if e.body.state not in COMING + LEAVING
+        }
 
     @cached_property
     def follows(self) -> Mapping[PeerId, PeerId]:
@@ -93,9 +100,10 @@ class View:
     def placed(self, stages: int) -> Mapping[PeerId, Placed]:
         """Where others are or will be, in a run of so many block stages; not those who leave."""
         if stages not in self._placed:
-            here = {p: e.body for p, e in self.others.items() if e.body.state not in LEAVING}
             self._placed[stages] = {
-                p: _placed(b, stages) for p, b in here.items() if b.role != "rendezvous"
+                p: _placed(e.body, stages)
+                for p, e in self.others.items()
+                if e.body.state not in LEAVING and e.body.role != "rendezvous"
             }
         return self._placed[stages]
 
@@ -255,7 +263,3 @@ def _stage(body: PeerBody) -> int | None:
 def _placed(body: PeerBody, stages: int) -> Placed:
     closed = body.reach == Standing.CLOSED.value
     return Placed(_stage(body), able(body.open_to, stages), body.settled, body.speed, closed)
-
-
-def _works(entry: PeerEntry) -> bool:
-    return entry.body.state not in COMING + LEAVING

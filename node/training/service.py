@@ -107,21 +107,24 @@ class Training(rpc.TrainingServicer):
             journal,
         )
         self._make_leader = leader
-        self.member = member(self.me, work.version, work.checkpoints(), work.tokens)
+        self.member = member(
+            self.me, work.stage.version, work.local_checkpoints.versions(), work.tokens
+        )
         self._ledger = ledger or VoteLedger()
         self.trust = Trust(facts.run_id, partial(is_signed, identity))
         self._leader_knows: tuple[PeerId | None, frozenset[PeerId]] = None, frozenset()
         """Of whom the leader of the last plan has said that they voted twice."""
         self._said_refused = float("-inf")
-        self._support: tuple[CellId, PeerId, Supporter] | None = None
-        """Given last, of which cell and for whom."""
+        self._support: dict[tuple[CellId, PeerId, int], Supporter] = {}
+        """Given last, of which cell, for whom and at which term."""
         self.past = VersionHistory(transport, journal, facts.bounds)
         self.terms = Terms()
         self._election = Election(self.me, clock.now(), work.colleagues)
         self.leader: Leader | None = None
         self.leaving = False
-        self.tasks = Tasks("training", on_error)
-        self._epoch_tasks: list[asyncio.Task[Any]] = []
+        self.tasks, self._epoch_tasks = Tasks("training", on_error), Tasks("training", on_error)
+        self._hearing = Tasks("training")
+        """Errors in these are for who told."""
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
         self._moved = self._said_at = clock.now()
@@ -131,7 +134,6 @@ class Training(rpc.TrainingServicer):
         self._known: tuple[PeerId, Version] | None = None
         """Who was told last that it leads, and which version is here."""
         self._broken: PeerId | None = None
-        self._shown: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
         self.standing = ChangeStatus(facts.make.read(""))
         self._leader_service = LeaderService(self, self._domain, search)
@@ -152,7 +154,9 @@ class Training(rpc.TrainingServicer):
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
-        self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens)
+        self.member.stand(
+            self.work.stage.version, self.work.local_checkpoints.versions(), self.work.tokens
+        )
         self.member.term = max(self.member.term, self._ledger.term(self.cell))
         self._election = Election(self.me, self.clock.now(), self.work.colleagues)
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
@@ -198,7 +202,8 @@ class Training(rpc.TrainingServicer):
 
     async def close(self) -> None:
         """Stop taking part at once. :meth:`leave` is the polite way."""
-        await self.tasks.close()
+        for tasks in (self.tasks, self._epoch_tasks, self._hearing):
+            await tasks.close()
 
     async def leave(self, reason: str) -> None:
         """Finish the epoch under way, let the next one be planned without this peer, hand over what
@@ -256,11 +261,6 @@ class Training(rpc.TrainingServicer):
                     # Who does not lead hears the change in it and no more.
                     self.tasks.spawn(self.inform(peer, word), "change")
 
-    @property
-    def known(self) -> Rules:
-        """The owner's newest change that is known here."""
-        return self.standing.known
-
     def _goes_by(self, plan: Plan) -> None:
         rules = self.work.read(plan.change)
         if self.standing.follows(plan.leader, rules):
@@ -272,15 +272,14 @@ class Training(rpc.TrainingServicer):
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
         view = self._view()
         ends = {p: s for p, s in view.ends.items() if self._may_lead(p)}
-        self._election.see(ends, view.follows)
-        self._election.following = self.following
         plan = self.member.plan
-        self._election.order = plan.electorate.voters if plan is not None else ()
+        order = plan.electorate.voters if plan is not None else ()
+        self._election.see(ends, view.follows, self.following, order)
         able = self.stage == ENDS and not self.leaving and self._may_lead(self.me)
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 
     def _may_lead(self, peer: PeerId) -> bool:
-        honest = peer not in self.trust.doubles and not self.known.revokes(peer)
+        honest = peer not in self.trust.doubles and not self.standing.known.revokes(peer)
         return honest and self.facts.may_lead(peer)
 
     @property
@@ -414,17 +413,13 @@ class Training(rpc.TrainingServicer):
 
     def support(self, leader: PeerId) -> Supporter:
         """This peer's word that it takes ``leader`` for the leader, signed anew now and then."""
-        wall, term = max(0, int(self.clock.wall())), self.member.term
-        if self._support is not None:
-            *about, signed = self._support
-            if (*about, signed.term) == (self.cell, leader, term) and (
-                0 <= wall - signed.at < SUPPORT_S
-            ):
-                return signed
-        said = support_said(self.cell, leader, term, wall)
-        signature = self.identity.sign(said, support_domain(self.facts.run_id))
-        signed = Supporter(self.me, term, wall, signature)
-        self._support = self.cell, leader, signed
+        wall, about = max(0, int(self.clock.wall())), (self.cell, leader, self.member.term)
+        signed = self._support.get(about)
+        if signed is None or not 0 <= wall - signed.at < SUPPORT_S:
+            said = support_said(*about, wall)
+            signature = self.identity.sign(said, support_domain(self.facts.run_id))
+            signed = Supporter(self.me, self.member.term, wall, signature)
+            self._support = {about: signed}
         return signed
 
     def _doubles_for(self, leader: PeerId) -> tuple[DoubleVote, ...]:
@@ -444,12 +439,15 @@ class Training(rpc.TrainingServicer):
         found = self.trust.doubles.news()
         for d in found:
             text = f"{short(d.peer)} has voted for two results of term {d.one.term}"
-            about: dict[str, Any] = {
-                "peer": d.peer,
-                "term": d.one.term,
-                "epoch": d.one.version.epoch,
-            }
-            self.journal.emit("training", "voted-twice", text, "warning", **about)
+            self.journal.emit(
+                "training",
+                "voted-twice",
+                text,
+                "warning",
+                peer=d.peer,
+                term=d.one.term,
+                epoch=d.one.version.epoch,
+            )
             if d.peer != self.me:
                 self.transport.fault(d.peer, "voted for two results of one attempt", BARS)
         if found:
@@ -504,7 +502,8 @@ class Training(rpc.TrainingServicer):
                 if why := self.facts.bounds.of_round(event):
                     raise WireError(f"invalid round: {why}")
                 plan = self.member.plan
-                if plan is None or plan.leader != peer and not self._heeds(peer):
+                heeded = self._election.heeds(peer, self.clock.now())
+                if plan is None or plan.leader != peer and not heeded:
                     return "only the plan's leader opens its rounds"
                 return await self._told(event)
             case "dead":
@@ -548,7 +547,7 @@ class Training(rpc.TrainingServicer):
             raise WireError(f"a plan of term {plan.term}, and at most {most} can have been reached")
         # A leader knows us because we took it for the leader and told it that we are here; nobody
         # else's plan is followed.
-        if not self._heeds(peer):
+        if not self._election.heeds(peer, self.clock.now()):
             return "this peer follows another leader"
         if not self._may_lead(peer):
             return "this run lets only those lead that its owner admitted"
@@ -566,9 +565,6 @@ class Training(rpc.TrainingServicer):
             return why
         self._election.forgive(peer)
         return await self._told(ev.PlanArrived(plan))
-
-    def _heeds(self, peer: PeerId) -> bool:
-        return self._election.heeds(peer, self.clock.now())
 
     def _distrusts(self, plan: Plan, note: pb.PlanNote) -> str:
         """Why those who voted last do not stand behind this plan, as far as this peer can tell."""
@@ -692,17 +688,7 @@ class Training(rpc.TrainingServicer):
     async def _told(self, event: Any) -> str | None:
         """As :meth:`happens`, to its end, also where who told us hangs up meanwhile: half of a plan
         would be taken for the whole, when it is told again."""
-
-        async def told() -> str | None | Exception:
-            try:
-                return await self.happens(event)
-            except Exception as e:  # noqa: BLE001 - an error of the call, if that still waits
-                return e
-
-        found = await asyncio.shield(self.tasks.spawn(told(), "told"))
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return await asyncio.shield(self._hearing.spawn(self.happens(event), "told"))
 
     async def happens(self, event: Any) -> str | None:
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
@@ -725,7 +711,7 @@ class Training(rpc.TrainingServicer):
     async def _go_to(self, action: ev.GoTo) -> str | None:
         """Put another version in place; why it cannot be, once everybody who plans with this peer
         knows what it has instead."""
-        await self._stop_epoch()
+        await self._epoch_tasks.close()
         work = self.work
         try:
             await work.go_to(action.version, action.how)
@@ -733,7 +719,7 @@ class Training(rpc.TrainingServicer):
             self.journal.emit(
                 "checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch
             )
-            self.member.withdraw(work.version, work.checkpoints(), work.tokens)
+            self.member.stand(work.stage.version, work.local_checkpoints.versions(), work.tokens)
             self._hurry.set()
             if self.leader is not None:
                 self._leader_service.lead(self._heard())
@@ -744,7 +730,7 @@ class Training(rpc.TrainingServicer):
         match action:
             case ev.Settle(epoch):
                 await self.work.settle(epoch, self.member.plan)
-                self.member.checkpoints = self.work.checkpoints()
+                self.member.checkpoints = self.work.local_checkpoints.versions()
             case ev.BeginEpoch(plan, listener, behind):
                 await self._follow(plan, behind)
                 self.on_plan(plan)
@@ -753,18 +739,15 @@ class Training(rpc.TrainingServicer):
                 self._goes_by(plan)
                 await self.work.begin(plan, listener)
                 if self.stage == ENDS and not listener and plan.paths:
-                    run = self.work.run(plan, self._reports(plan))
-                    self._epoch_tasks.append(self.tasks.spawn(run, "run"))
+                    self._epoch_tasks.spawn(self.work.run(plan, self._reports(plan)), "run")
             case ev.EnterCell(plan):
                 await self._follow(plan)
                 self.work.enter(plan)
                 self._enter(plan)
             case ev.StartRound(plan, r, listener):
-                average = self._end(self.work.average(plan, r, listener))
-                self._epoch_tasks.append(self.tasks.spawn(average, "average"))
+                self._epoch_tasks.spawn(self._end(self.work.average(plan, r, listener)), "average")
             case ev.CopyFrom(plan, r):
-                copy = self._end(self.work.copy(plan, r))
-                self._epoch_tasks.append(self.tasks.spawn(copy, "copy"))
+                self._epoch_tasks.spawn(self._end(self.work.copy(plan, r)), "copy")
             case ev.AdoptParts(plan, ended):
                 digest = await self.work.adopt(plan)
                 self.work.engines.meter.worked()
@@ -799,11 +782,10 @@ class Training(rpc.TrainingServicer):
     async def _follow(self, plan: Plan, behind: tuple[Version, int] | None = None) -> None:
         """The plan is in force. ``behind``: where this peer stood, and with how many tokens, when
         it is of another history."""
-        await self._stop_epoch()
+        await self._epoch_tasks.close()
         self.terms.saw(plan.term, self.clock.wall())
         self.work.colleagues.meet([m.peer for m in plan.members if m.current], self.clock.now())
-        if plan.leader != self._shown:
-            self._shown = plan.leader
+        if self.work.plan is None or plan.leader != self.work.plan.leader:
             self.on_lead()  # the record says whom this peer follows
         if behind is not None:
             self.tasks.spawn(self.past.give_up(*behind, plan.leader), "give-up")
@@ -830,16 +812,6 @@ class Training(rpc.TrainingServicer):
         )
         self.on_cell(plan.cell_id)
         self._hurry.set()
-
-    async def _stop_epoch(self) -> None:
-        me = asyncio.current_task()
-        running = [t for t in self._epoch_tasks if t is not me and not t.done()]
-        self._epoch_tasks = []
-        for task in running:
-            task.cancel()
-        for task in running:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
     async def _end(self, round: Awaitable[ev.RoundEnded]) -> None:
         await self.happens(await round)

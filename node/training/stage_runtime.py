@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -18,7 +16,7 @@ from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import NetworkFault, PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Path, Plan, Version
+from node.core.journey import Hop, Plan, Version
 from node.core.tasks import Tasks
 from node.optim.parts import ParameterPart
 from node.optim.settings import OptimSettings
@@ -46,17 +44,6 @@ from node.training.state.local_checkpoints import (
 from node.training.state.stage import StageState
 from node.training.state.state_export import StateExport
 from node.training.state.state_import import WAIT_SHARE
-from node.training.state.text import Batch
-
-
-@dataclass
-class _Epoch:
-    """What is kept of one epoch until it is settled."""
-
-    fresh: dict[str, Tensor] | None = None
-    dropped: tuple[int, ...] = ()
-    counted: int = 0
-    copied: bool = False
 
 
 class StageRuntime:
@@ -104,7 +91,11 @@ class StageRuntime:
         )
         self.read = read
         """Settings for how cells average, of the text that a plan has."""
-        self._epoch = _Epoch()
+        self._fresh: dict[str, Tensor] = {}
+        """What has come of the version that is made now."""
+        self._made, self._counted, self._copied = self.stage.version, 0, False
+        """That version by the leader's last word, the tokens that count in it, and whether it came
+        whole from others."""
         self.plan: Plan | None = None
         """The newest plan this peer takes part in."""
         self.fetching, self.fetched_at = 1.0, 0.0
@@ -116,15 +107,6 @@ class StageRuntime:
         """Bytes of optimizer state this peer can keep as an owner; 0: not known."""
 
     # ----------------------------------------------------------- what is here
-
-    @property
-    def version(self) -> Version:
-        """Of the parameters in place."""
-        return self.stage.version
-
-    def checkpoints(self) -> tuple[Version, ...]:
-        """Versions this peer could go back to from its disk, oldest first."""
-        return self.local_checkpoints.versions()
 
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward, and no more than
@@ -199,8 +181,7 @@ class StageRuntime:
             # The swarm begins the epoch anew: no step of the earlier attempt may count.
             self.engines.owner.abort(plan.epoch)
             self.engines.cell.void(plan.epoch)
-        self._epoch = _Epoch()
-        self.plan = plan
+        self._fresh, self._copied, self.plan = {}, False, plan
         self._inner.begin()
         self.windows.begin(plan, self.read(plan.change).outer, listener)
         if listener:
@@ -234,34 +215,26 @@ class StageRuntime:
         if text is None:
             return
         mine = [p for p in plan.paths if p.origin == self.me]
-
-        def batch_of(path: Path) -> Coroutine[Any, Any, Callable[[], Batch]]:
-            return text.fetch(path.samples)
-
         text.expect(position for path in mine for position in path.samples)
-        await self.engines.pipeline.run(mine, batch_of, done)
+        await self.engines.pipeline.run(mine, lambda path: text.fetch(path.samples), done)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
         """One attempt of the round that ends the epoch: the cell's own, or, in an outer round, what
         came of a window."""
-        epoch = self._epoch
-        epoch.dropped, epoch.counted, epoch.copied = r.dropped, r.tokens, False
+        self._made, self._counted, self._copied = makes(plan, r.dropped), r.tokens, False
         rounds = self.windows if plan.outer else self._inner
-        ended, fresh = await rounds.attempt(plan, r, listener)
-        epoch.fresh = epoch.fresh if fresh is None else fresh
+        ended, self._fresh = await rounds.attempt(plan, r, listener)
         return ended
 
     async def copy(self, plan: Plan, r: ev.RoundArrived) -> ev.RoundEnded:
         """Fetch the fresh parameters whole from members that have committed them."""
-        epoch = self._epoch
-        epoch.dropped, epoch.counted = r.dropped, r.tokens
-        made = makes(plan, r.dropped)
+        self._made, self._counted = makes(plan, r.dropped), r.tokens
         try:
-            found = await self._fetch(r.sources, made, r.digest or None)
+            found = await self._fetch(r.sources, self._made, r.digest or None)
             if plan.outer:
                 nbytes = sum(found.sources.values())
-                await self.windows.copied(plan, r.sources, made, nbytes)
-            epoch.fresh, epoch.copied = found.tensors, True
+                await self.windows.copied(plan, r.sources, self._made, nbytes)
+            self._fresh, self._copied = found.tensors, True
             missing: tuple[str, ...] = ()
         except PeerFault as e:
             self.engines.journal.emit(
@@ -272,12 +245,10 @@ class StageRuntime:
 
     async def adopt(self, plan: Plan) -> str:
         """Put the fresh parameters in place as the next version; the digest of it."""
-        epoch = self._epoch
-        made = makes(plan, epoch.dropped)
-        if plan.outer and not epoch.copied:
+        if plan.outer and not self._copied:
             await self.windows.takes()
-        digest = await self.engines.aside(self.stage.adopt, epoch.fresh or {}, made)
-        self.tokens = plan.tokens + epoch.counted
+        digest = await self.engines.aside(self.stage.adopt, self._fresh, self._made)
+        self.tokens = plan.tokens + self._counted
         self.state_export.adopted()
         return digest
 
@@ -331,7 +302,7 @@ class StageRuntime:
         self.state_export.finished(plan)
         # A peer that was still catching up holds something else, and must not write it down under
         # this name.
-        if self.local_checkpoints.writes and self.version == plan.base:
+        if self.local_checkpoints.writes and self.stage.version == plan.base:
             await (
                 self.local_checkpoints.saved()
             )  # the last checkpoint is the one that must not be skipped
@@ -369,20 +340,18 @@ class StageRuntime:
         self.colleagues.recall(colleagues_of(found.meta))
         copies = copies_of(found.meta)
         for name, state in found.optimizer.items():
-            if name.endswith(SAVED):
-                continue
             if name in copies:
                 self.state_export.spares.put(name, copies[name], state)
-                continue
-            try:
-                e.owner.load_state(name, self._shapes[name], state, epoch - 1)
-            except StepFault as why:
-                e.journal.emit(
-                    "checkpoint",
-                    "state-unusable",
-                    f"optimizer state of {name} is not used: {why}",
-                    "warning",
-                )
+            elif not name.endswith(SAVED):
+                try:
+                    e.owner.load_state(name, self._shapes[name], state, epoch - 1)
+                except StepFault as why:
+                    e.journal.emit(
+                        "checkpoint",
+                        "state-unusable",
+                        f"optimizer state of {name} is not used: {why}",
+                        "warning",
+                    )
         self.tokens = self.local_checkpoints.tokens(epoch, found.meta)
 
     async def join(
@@ -401,7 +370,7 @@ class StageRuntime:
         found = await self._fetch(
             donors, None if epoch is None else Version(epoch), digest, partial
         )
-        if found.version.epoch < self.version.epoch:
+        if found.version.epoch < self.stage.version.epoch:
             return False
         await self.engines.aside(self.stage.adopt, found.tensors, found.version)
         self.stage.settle()
@@ -495,20 +464,16 @@ class StageRuntime:
         except OSError as e:  # a time-out is one too
             why = f"the held-out text did not come: {e or 'not in the time of an epoch'}"
             raise NetworkFault(why, "it is read the next time") from e
-        hops = [self.route(plan, i) for i in range(len(pairs))]
+        stages = sorted({m.stage for m in plan.members if m.current} - {ENDS})
+        cells = {s: [m.peer for m in plan.stage(s) if m.current] for s in stages}
+        # Of every stage one replica, in turn.
         sums = await asyncio.gather(
             *(
-                self.engines.pipeline.evaluate(h, x, y)
-                for h, (x, y) in zip(hops, pairs, strict=True)
+                self.engines.pipeline.evaluate(
+                    tuple(Hop(s, peers[i % len(peers)]) for s, peers in cells.items()), x, y
+                )
+                for i, (x, y) in enumerate(pairs)
             )
         )
         tokens = sum(n for _, n in sums)
         return sum(loss for loss, _ in sums) / tokens if tokens else 0.0
-
-    def route(self, plan: Plan, turn: int) -> tuple[Hop, ...]:
-        """Block hops for forward-only work: one current replica of every stage, in turn."""
-        hops: list[Hop] = []
-        for stage in sorted({m.stage for m in plan.members if m.current} - {ENDS}):
-            peers = [m.peer for m in plan.stage(stage) if m.current]
-            hops.append(Hop(stage, peers[turn % len(peers)]))
-        return tuple(hops)

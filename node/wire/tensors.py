@@ -25,17 +25,16 @@ PIECE, HASH = 1 << 20, 32
 """Bytes of a tensor that have a hash of their own, less only in its last piece; bytes of the
 hash."""
 
-_WIRES: dict[str, tuple[tensor_pb2.WireType, torch.dtype]] = {
-    "fp32": (tensor_pb2.FP32, torch.float32),
-    "bf16": (tensor_pb2.BF16, torch.bfloat16),
-    "fp16": (tensor_pb2.FP16, torch.float16),
-}
+_WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The wire's own numbers for these have the same names, in capitals."""
 
 
 def dtype_of(wire: str) -> torch.dtype:
     """The torch dtype of a wire format's name. Raises ValueError for a name that is not fp32, bf16
     or fp16."""
-    return _known(wire)[1]
+    if wire not in _WIRES:
+        raise ValueError(f"unknown wire format {wire!r}: use {', '.join(_WIRES)}")
+    return _WIRES[wire]
 
 
 def nbytes_of(shape: Shape, wire: str) -> int:
@@ -51,8 +50,8 @@ def expected_head(name: str, shape: Shape, wire: str) -> tensor_pb2.TensorHead:
     return tensor_pb2.TensorHead(
         name=name,
         shape=[int(d) for d in shape],
-        wire=_known(wire)[0],
         nbytes=nbytes_of(shape, wire),
+        wire=wire.upper(),
     )
 
 
@@ -213,9 +212,3 @@ def digest_of(hashes: Mapping[str, tuple[Shape, bytes]]) -> str:
         whole.update(struct.pack("<I", len(label)) + label)
         whole.update(struct.pack(f"<I{len(shape)}Q", len(shape), *shape) + each)
     return whole.hexdigest()
-
-
-def _known(wire: str) -> tuple[tensor_pb2.WireType, torch.dtype]:
-    if wire not in _WIRES:
-        raise ValueError(f"unknown wire format {wire!r}: use {', '.join(_WIRES)}")
-    return _WIRES[wire]

@@ -5,11 +5,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from node.checkpoint.files import Disk
+from node.checkpoint import files, store
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 
@@ -20,8 +21,9 @@ class PowerCut(BaseException):
     """Nothing may catch this: after a power cut no cleaning up runs."""
 
 
-class FailingDisk(Disk):
-    """Loses power before call number ``until``, and with it whatever was not flushed.
+class FailingDisk:
+    """Stands for ``os``: loses power before call number ``until``, and with it whatever was not
+    flushed.
 
     A file that was written and not flushed may hold anything afterwards: it is cut to half. A name
     that was given and whose directory was not flushed may be there or not: ``forgetful`` decides.
@@ -39,21 +41,25 @@ class FailingDisk(Disk):
             raise PowerCut
         self.calls += 1
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
     @staticmethod
     def _path(fd: int) -> Path:
         return Path(os.readlink(f"/proc/self/fd/{fd}"))
 
-    def create(self, name: str, at: int) -> int:
+    def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is None or not flags & os.O_CREAT:
+            return os.open(path, flags, dir_fd=dir_fd)
         self._tick()
-        fd = super().create(name, at)
-        self.unsaid.append((self._path(at), self._path(at) / name, None))
-        return fd
+        self.unsaid.append((self._path(dir_fd), self._path(dir_fd) / path, None))
+        return os.open(path, flags, mode, dir_fd=dir_fd)
 
-    def write(self, fd: int, data: memoryview) -> None:
+    def write(self, fd: int, data: memoryview) -> int:
         self._tick()
-        super().write(fd, data)
         found = os.fstat(fd)
         self.dirty[found.st_dev, found.st_ino] = self._path(fd)
+        return os.write(fd, data)
 
     def fsync(self, fd: int) -> None:
         self._tick()
@@ -62,15 +68,15 @@ class FailingDisk(Disk):
         here = self._path(fd)
         self.unsaid = [entry for entry in self.unsaid if entry[0] != here]
 
-    def mkdir(self, name: str, at: int) -> None:
+    def mkdir(self, name: str, mode: int, *, dir_fd: int) -> None:
         self._tick()
-        super().mkdir(name, at)
-        self.unsaid.append((self._path(at), self._path(at) / name, None))
+        os.mkdir(name, mode, dir_fd=dir_fd)
+        self.unsaid.append((self._path(dir_fd), self._path(dir_fd) / name, None))
 
-    def rename(self, old: str, new: str, at: int) -> None:
+    def rename(self, old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
         self._tick()
-        super().rename(old, new, at)
-        here = self._path(at)
+        os.rename(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        here = self._path(dst_dir_fd)
         self.unsaid = [
             (d.parent / new if d == here / old else d, *self._moved(e, here / old, here / new))
             for d, *e in self.unsaid
@@ -85,13 +91,13 @@ class FailingDisk(Disk):
     def _moved(entry: list[Path | None], old: Path, new: Path) -> list[Path | None]:
         return [new / p.name if p is not None and p.parent == old else p for p in entry]
 
-    def unlink(self, name: str, at: int) -> None:
+    def unlink(self, name: str, *, dir_fd: int) -> None:
         self._tick()
-        super().unlink(name, at)
+        os.unlink(name, dir_fd=dir_fd)
 
-    def rmdir(self, name: str, at: int) -> None:
+    def rmdir(self, name: str, *, dir_fd: int) -> None:
         self._tick()
-        super().rmdir(name, at)
+        os.rmdir(name, dir_fd=dir_fd)
 
     def come_back(self) -> None:
         """What the disk looks like when the power is on again."""
@@ -115,11 +121,9 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     return {"a.weight": torch.full((50,), value), "b.weight": torch.full((3, 3), value)}
 
 
-def save(root: Path, epoch: int, value: float, disk: Disk | None = None) -> None:
+def save(root: Path, epoch: int, value: float) -> None:
     optimizer = {"a.weight": {"momentum": torch.full((50,), -value)}}
-    CheckpointStore(root, KEEP, "run", disk=disk).save(
-        1, epoch, tensors(value), optimizer, {"value": value}
-    )
+    CheckpointStore(root, KEEP, "run").save(1, epoch, tensors(value), optimizer, {"value": value})
 
 
 def whole(root: Path, epoch: int) -> float:
@@ -141,7 +145,10 @@ def cuts(
         for earlier, its_value in before.items():
             save(root, earlier, its_value)
         try:
-            save(root, epoch, value, disk)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(files, "os", disk)
+                patch.setattr(store, "os", disk)
+                save(root, epoch, value)
         except PowerCut:
             disk.come_back()
             yield root

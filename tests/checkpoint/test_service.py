@@ -11,7 +11,6 @@ from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint import pins
 from node.checkpoint.fetch import FetchTimeouts, fetch
-from node.checkpoint.files import Disk
 from node.checkpoint.partial import Partial
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
@@ -487,32 +486,30 @@ async def test_kept_files_are_believed_only_by_their_hash(swarm: Swarm, tmp_path
     assert files(tmp_path) == ["mine.txt"]
 
 
-async def test_a_piece_that_two_tensors_have_is_kept_once(swarm: Swarm, tmp_path: Path) -> None:
+async def test_a_piece_that_two_tensors_have_is_kept_once(
+    swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two requests may bring it at the same moment."""
-
-    class Counts(Disk):
-        made: list[str] = []
-
-        def create(self, name: str, at: int) -> int:
-            self.made.append(name)
-            return super().create(name, at)
-
+    made, write = list[str](), Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", lambda p, d: made.append(p.name) or write(p, d))
     ones = {f"layer.{i}.norm": torch.ones(50) for i in range(20)}
     donor = await swarm.donor("donor", Held({3: ones}))
-    partial = Partial(tmp_path / "in", disk=Counts())
+    partial = Partial(tmp_path / "in")
     shapes = dict.fromkeys(ones, (50,))
     assert same((await swarm.fetch([donor], shapes=shapes, partial=partial)).tensors, ones)
-    assert len(Counts.made) == 1
+    assert len(made) == 1
 
 
-async def test_a_full_disk_stops_a_fetch_that_keeps_files(swarm: Swarm, tmp_path: Path) -> None:
-    class Full(Disk):
-        def write(self, fd: int, data: memoryview) -> None:
-            raise OSError(28, "No space left on device")
+async def test_a_full_disk_stops_a_fetch_that_keeps_files(
+    swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: memoryview) -> None:
+        raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(Path, "write_bytes", full)
     donor = await swarm.donor("donor", Held({3: values()}))
     with pytest.raises(OutOfResources):
-        await swarm.fetch([donor], partial=Partial(tmp_path, disk=Full()))
+        await swarm.fetch([donor], partial=Partial(tmp_path))
     assert files(tmp_path) == []
 
 

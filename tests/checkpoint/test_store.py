@@ -3,12 +3,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from node.checkpoint import manifest, tensorfile
+from node.checkpoint import files, manifest, tensorfile
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import ASIDE, CheckpointStore
 from node.core.errors import ExitCode, LocalFault, OutOfResources, Refused
@@ -306,43 +307,28 @@ def test_a_header_bomb_never_reaches_the_library(
         os.close(fd)
 
 
-ONE, COMPLEX = torch.ones(1), torch.ones(1, dtype=torch.complex64)
+ONE = torch.ones(1)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "optimizer", "meta", "why"),
+    "name",
     [
-        *(
-            ({name: ONE}, {}, {}, "not a tensor name")
-            for name in (
-                "../../etc/passwd",
-                "a..b",
-                "/abs",
-                "a/b/c",
-                "",
-                "a\nb",
-                "x" * 300,
-                "__metadata__/../x",
-            )
-        ),
-        ({"w": ONE}, {}, {"tuple": (1, 2)}, "survive JSON"),
-        ({"w": ONE}, {}, {"object": object()}, "not JSON"),
-        ({"w": ONE}, {"w": {"m": COMPLEX}}, {}, "complex"),
+        "../../etc/passwd",
+        "a..b",
+        "/abs",
+        "a/b/c",
+        "",
+        "a\nb",
+        "x" * 300,
+        "__metadata__/../x",
     ],
 )
-def test_what_cannot_be_kept_leaves_nothing_behind(
-    tmp_path: Path,
-    store: CheckpointStore,
-    parameters: dict[str, torch.Tensor],
-    optimizer: dict[str, dict[str, torch.Tensor]],
-    meta: dict[str, object],
-    why: str,
+def test_a_name_that_cannot_be_kept_leaves_nothing_behind(
+    tmp_path: Path, store: CheckpointStore, name: str
 ) -> None:
-    with pytest.raises(ValueError, match=why):
-        store.save(1, 1, parameters, optimizer, meta)
+    with pytest.raises(ValueError, match="not a tensor name"):
+        store.save(1, 1, {name: ONE}, {}, {})
     assert names(tmp_path) == set()
-    with pytest.raises(ValueError, match="stage -1"):
-        store.save(-1, 1, {"w": ONE}, {}, {})
 
 
 def test_unfinished_checkpoints_are_removed_and_reported(tmp_path: Path) -> None:
@@ -361,20 +347,21 @@ def test_unfinished_checkpoints_are_removed_and_reported(tmp_path: Path) -> None
 def test_any_write_may_find_the_disk_full(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from node.checkpoint.files import Disk
+    class Full:
+        left = 1000
 
-    class Full(Disk):
-        left = 0
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
 
-        def write(self, fd: int, data: memoryview) -> None:
+        def write(self, fd: int, data: memoryview) -> int:
             if self.left == 0:
                 raise OSError(code, os.strerror(code))
             self.left -= 1
-            super().write(fd, data)
+            return os.write(fd, data)
 
     disk = Full()
-    store = CheckpointStore(tmp_path, CheckpointSettings(keep=1), RUN, disk=disk)
-    disk.left = 1000
+    monkeypatch.setattr(files, "os", disk)
+    store = CheckpointStore(tmp_path, CheckpointSettings(keep=1), RUN)
     store.save(1, 1, *state(1))
     for left in range(9):
         disk.left = left

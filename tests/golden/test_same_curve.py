@@ -224,7 +224,7 @@ async def test_the_swarm_learns_the_curve_of_one_process(tmp_path: Path) -> None
         for a, b in ((1, 2), (3, 4), (5, 6)):
             assert peers[a].work.stage.digest == peers[b].work.stage.digest
         assert [p.work.stage.version.epoch for p in peers] == [EPOCHS] * 7
-        assert all(p.work.checkpoints() for p in peers)
+        assert all(p.work.local_checkpoints.versions() for p in peers)
 
 
 async def test_bf16_parameters_are_those_of_one_process(tmp_path: Path) -> None:

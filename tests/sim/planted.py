@@ -148,7 +148,7 @@ def _does_not_roll_back(peer: SimPeer) -> None:
     stage = peer.work.stage
 
     def roll_back() -> None:
-        stage.digest, stage.version = stage._before_digest, stage._before_version
+        _, stage.digest, stage.version = stage._before
         stage.settle()
 
     setattr(stage, "roll_back", roll_back)  # noqa: B010 - a bug is planted

@@ -100,7 +100,9 @@ def test_three_cells_that_start_again_are_three_cells(seed: int, work: WorkTimes
     swarm = Swarm(seed, 3, work=work)
     swarm.waits(20.0)
     before = {p.name: (p.training.cell, p.stage) for p in swarm.live()}
-    reached = {cell: min(p.work.version.epoch for p in of) for cell, of in swarm.cells().items()}
+    reached = {
+        cell: min(p.work.stage.version.epoch for p in of) for cell, of in swarm.cells().items()
+    }
     swarm.loses(*swarm.live())
     dice = random.Random(seed)
     for name in before:
@@ -109,7 +111,7 @@ def test_three_cells_that_start_again_are_three_cells(seed: int, work: WorkTimes
     assert {p.name: (p.training.cell, p.stage) for p in swarm.live()} == before
     kept = swarm.setup.checkpoint_every * swarm.setup.checkpoint_keep
     for cell, peers in swarm.cells().items():
-        assert min(p.work.version.epoch for p in peers) >= reached[cell] - kept
+        assert min(p.work.stage.version.epoch for p in peers) >= reached[cell] - kept
     assert "cells-left" not in swarm.watch.counts
 
 

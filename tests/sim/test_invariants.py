@@ -278,14 +278,14 @@ def test_i8_a_step_of_another_version_or_history(swarm: SimSwarm, a: Any, b: Any
     swarm.watch.samples.books[made] = Ledger(Version(0), {(0, 0): 3}, frozenset(), 3)
     means, kept = {"1.0": torch.ones(4)}, Kept(**{"0": 1.0})
     once.stepping(a, plan(), kept, means)
-    a.work.version = made
+    a.work.stage.version = made
     breaks("I8", once.stepping, a, plan(), kept, means)
     once.settling(a, kept, {"1.0"})
     once.settling(a, kept, {"1.0"})
     once.stepping(a, plan(epoch=1, lineage="a" * 32), kept, means)
-    b.work.version = made
+    b.work.stage.version = made
     breaks("I8", once.settling, b, Kept(**{"0": 2.0}), {"1.0"})
-    b.work.version = Version(0)
+    b.work.stage.version = Version(0)
     breaks("I8", once.stepping, b, plan(), kept, means)
 
 

@@ -270,14 +270,14 @@ class Rig:
         for p in peers:
             if (
                 p.plan is not None
-                and p.work.version == plan.base
+                and p.work.stage.version == plan.base
                 and p.work.stage.settled != plan.base
             ):
                 await p.work.settle(plan.epoch, plan)
             elif (
                 p.plan is not None
                 and p.work.stage.settled == plan.base
-                and p.work.version != plan.base
+                and p.work.stage.version != plan.base
             ):
                 await p.work.go_to(plan.base, "roll-back")
             p.plan = plan

@@ -37,19 +37,23 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
     rig: Any, tmp_path: Path
 ) -> None:
     a, _, _ = await rig.trained("ab", 4, every=1)
-    two, three = a.work.checkpoints()[-2:]
+    two, three = a.work.local_checkpoints.versions()[-2:]
     spoilt = a.store.path(1, three.epoch) / "parameters.safetensors"
     raw = bytearray(spoilt.read_bytes())
     raw[-1] ^= 1
     spoilt.write_bytes(raw)
     (c,) = await rig.add("c", every=1)
     c.store.root = a.store.root
-    assert three in c.work.checkpoints(), "its manifest is whole, and nobody has read the rest"
+    assert three in c.work.local_checkpoints.versions(), (
+        "its manifest is whole, and nobody has read the rest"
+    )
     await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
-    assert c.work.version == two
+    assert c.work.stage.version == two
     assert len(c.events("restore-failed")) == 1
     assert [e.fields["epoch"] for e in c.events("restored")] == [two.epoch]
-    assert three not in c.work.checkpoints(), "no leader is told that it could go there"
+    assert three not in c.work.local_checkpoints.versions(), (
+        "no leader is told that it could go there"
+    )
     (ignored,) = c.events("checkpoint-ignored")
     assert f"epoch-{three.epoch}" in ignored.text
     assert any(f"epoch-{three.epoch}: " in said for said in c.work.local_checkpoints.troubles())
@@ -63,7 +67,7 @@ async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path, begins: str
     c.work.stage.empty = bool(begins)
     board = Board(a=(3, "training"), b=(3, "ready"), old=(1, "training"), leaving=(9, "draining"))
     await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0, begins)  # type: ignore[arg-type]
-    assert (c.work.version, c.work.stage.empty) == (a.work.version, False)
+    assert (c.work.stage.version, c.work.stage.empty) == (a.work.stage.version, False)
     assert not c.events("fetch-failed")
 
 
@@ -71,14 +75,14 @@ async def test_a_checkpoint_is_kept_over_older_parameters_of_donors(
     rig: Any, tmp_path: Path
 ) -> None:
     a, _, _ = await rig.trained("ab", 3, every=1)
-    at = a.work.checkpoints()[-1]
+    at = a.work.local_checkpoints.versions()[-1]
     c, d = await rig.add("c", "d", every=1)
     c.store.root = a.store.root
     record_store = Board(d=(9, "training"))
     await catch_up(c.work, record_store, tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
-    assert c.work.version == at
-    assert at.epoch > d.work.version.epoch
-    assert at in (c.work.version, *c.work.checkpoints())
+    assert c.work.stage.version == at
+    assert at.epoch > d.work.stage.version.epoch
+    assert at in (c.work.stage.version, *c.work.local_checkpoints.versions())
     assert c.events("fetch-older")
     assert record_store.looks == 1
 
@@ -94,7 +98,7 @@ async def test_donors_that_fail_are_tried_again_and_then_it_listens(
     (incoming / f"{'a' * 64}.tensor").write_bytes(b"old")
     await catch_up(c.work, record_store, incoming, c.journal, 0.0)  # type: ignore[arg-type]
     assert len(c.events("fetch-failed")) == TRIES
-    assert c.work.version.epoch == 0
+    assert c.work.stage.version.epoch == 0
     assert not incoming.exists(), "pieces of nothing are not kept for ever"
 
 
@@ -126,6 +130,6 @@ async def test_a_late_joiner_of_adapters_fetches_the_weights_too(rig: Any, tmp_p
     given = digest(base)
     await catch_up(c.work, board, None, c.journal, 0.0, given)  # type: ignore[arg-type]
     await keep_base(c.work, keep, c.journal)
-    assert c.work.version == a.work.version
+    assert c.work.stage.version == a.work.stage.version
     assert not c.work.stage.empty
     assert digest(c.work.stage.frozen) == digest(load_file(keep / "model.safetensors")) == given

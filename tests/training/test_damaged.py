@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from node.checkpoint.files import Disk
+from node.checkpoint import tensorfile
 from node.core.clock import SystemClock
 from node.core.ids import PeerId
 from node.training.member import MemberState
@@ -55,11 +55,11 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     rig: Any,
 ) -> None:
     a, owners = await written(rig, 4)
-    two, three, four = a.work.checkpoints()
+    two, three, four = a.work.local_checkpoints.versions()
     change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")
 
     t = taking_part(a)
-    t.member.stand(four, a.work.checkpoints(), a.work.tokens)
+    t.member.stand(four, a.work.local_checkpoints.versions(), a.work.tokens)
     spoilt, back = (
         dataclasses.replace(rig.plan((a,), owners), epoch=v.epoch, lineage=v.lineage, digests={})
         for v in (three, two)
@@ -67,7 +67,7 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     refused = await t.happens(ev.PlanArrived(spoilt))
     assert refused is not None
     assert f"epoch {three.epoch} cannot be put in place" in refused
-    assert (t.member.at, t.member.state, a.work.version) == (four, MemberState.IDLE, four), (
+    assert (t.member.at, t.member.state, a.work.stage.version) == (four, MemberState.IDLE, four), (
         "it stands where it stood"
     )
     assert three not in t.member.reachable
@@ -75,13 +75,13 @@ async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
     assert len(a.events("restore-failed")) == 1
 
     assert await t.happens(ev.PlanArrived(back)) is None
-    assert (t.member.at, t.member.state, a.work.version) == (two, MemberState.RUN, two)
+    assert (t.member.at, t.member.state, a.work.stage.version) == (two, MemberState.RUN, two)
     await t.close()
 
 
 async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeypatch: Any) -> None:
     a, owners = await written(rig, 3)
-    *_, older, newest = a.work.checkpoints()
+    *_, older, newest = a.work.local_checkpoints.versions()
     begins, may_end, restore = asyncio.Event(), asyncio.Event(), a.work.restore
 
     async def slow(*args: Any) -> None:
@@ -91,7 +91,7 @@ async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeyp
 
     monkeypatch.setattr(a.work, "restore", slow)
     t = taking_part(a)
-    t.member.stand(newest, a.work.checkpoints(), a.work.tokens)
+    t.member.stand(newest, a.work.local_checkpoints.versions(), a.work.tokens)
     plan = dataclasses.replace(
         rig.plan((a,), owners), epoch=older.epoch, lineage=older.lineage, digests={}
     )
@@ -101,7 +101,7 @@ async def test_a_plan_is_carried_out_when_who_told_it_hangs_up(rig: Any, monkeyp
     await asyncio.wait([call])
     may_end.set()
     assert await t._told(ev.PlanArrived(plan)) is None
-    assert (t.member.state, a.work.version, a.work.plan) == (MemberState.RUN, older, plan)
+    assert (t.member.state, a.work.stage.version, a.work.plan) == (MemberState.RUN, older, plan)
     await t.close()
 
 
@@ -121,15 +121,14 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
 ) -> None:
     a, last = await rig.trained("a", 4, every=3)
     owners = dict.fromkeys(rig.shapes, a)
-    (old,) = a.work.checkpoints()
+    (old,) = a.work.local_checkpoints.versions()
     before = {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()}
     assert a.work.local_checkpoints.troubles() == []
 
-    class Full(Disk):
-        def write(self, fd: int, data: memoryview) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(fd: int, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    a.store._disk = Full()
+    monkeypatch.setattr(tensorfile, "write", full)
     monkeypatch.setattr(a.store, "free", lambda: 100)
     (said,) = a.work.local_checkpoints.troubles()
     assert "the disk is full" in said, "seen before a checkpoint fails"
@@ -138,15 +137,14 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     (said,) = a.work.local_checkpoints.troubles()
     assert "no room to write a checkpoint" in said
     assert {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()} == before
-    assert a.work.checkpoints() == (old,)
+    assert a.work.local_checkpoints.versions() == (old,)
 
-    a.store._disk = Disk()
     monkeypatch.undo()
     assert a.work.local_checkpoints.troubles() == [], "there is room again"
     last = await rig.train((a,), owners, 1, last)
     await rig.begun((a,), owners, last)
     await a.work.local_checkpoints.saved()
-    assert [v.epoch for v in a.work.checkpoints()][:2] == [3, 8], (
+    assert [v.epoch for v in a.work.local_checkpoints.versions()][:2] == [3, 8], (
         "the next epoch, not the next multiple"
     )
     assert len(a.events("checkpoint-again")) == 1

@@ -11,10 +11,9 @@ from torch import Tensor
 from node.averaging.coding.codecs import decode
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
-from node.training.rounds import error_feedback
+from node.training.rounds import merging
 from node.training.rounds.anchor import SAVED, Anchor
-from node.training.rounds.error_feedback import FADES, WORDS, says
-from node.training.rounds.merging import STEP, Giver, OuterSteps
+from node.training.rounds.merging import FADES, STEP, WORDS, Giver, OuterSteps, says
 
 CODECS = ["top-k", "int4", "int8"]
 SETTINGS = OuterSettings("butterfly", "deltas", "sgd", codec="int4", feedback=True, window_s=60.0)
@@ -44,7 +43,7 @@ def anchor() -> Anchor:
 def test_every_change_is_sent_or_kept_as_rounding_error(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(error_feedback, "FADES", 1.0)
+    monkeypatch.setattr(merging, "FADES", 1.0)
     owed: dict[str, Tensor] = {}
     moved, said = (dict.fromkeys("ab", torch.zeros(())) for _ in range(2))
     for seed in range(40):

@@ -98,7 +98,7 @@ async def test_masters_come_back_from_checkpoints_bit_for_bit(rig: Any) -> None:
     async with rig.again() as again:
         x, y = await again.add("a", "b", buddy_every=1)
         for p in (x, y):
-            (version,) = p.work.checkpoints()
+            (version,) = p.work.local_checkpoints.versions()
             await p.work.restore(version)
             assert equal(p.parameters(), parameters)
         restored = x.states() | y.states()

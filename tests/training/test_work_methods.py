@@ -65,7 +65,7 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(rig: Any, alone: A
         async with rig.again() as again:
             here = await again.add(*back, buddy_every=1)
             for p in here:
-                (version,) = p.work.checkpoints()
+                (version,) = p.work.local_checkpoints.versions()
                 await p.work.restore(version)
             for p in await again.add(*new, buddy_every=1):
                 await p.work.join([q.me for q in here], None)

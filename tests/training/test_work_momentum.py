@@ -202,11 +202,11 @@ async def test_a_failed_attempt_neither_ages_nor_reapplies_the_copy(rig: Any, al
     a, b, c, plan = await rig.trained(CELL, 5, alone)
     last = await begun_without(rig, plan, a, b, c)
     await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=dict.fromkeys(OF_A, "b"))
-    assert b.work.version.epoch == 6
+    assert b.work.stage.version.epoch == 6
     # Another stage failed: the epoch is undone and begun again; now c inherits, then the parts stay
     # with it.
     again = await rig.begun((b, c), shared(c, b, c), last, again=True)
-    assert b.work.version == again.base == Version(5, last.lineage)
+    assert b.work.stage.version == again.base == Version(5, last.lineage)
     await rig.averaged(again, b, c)
     expected = alone.stepped("bc", 5, dict.fromkeys(OF_A, 4))
     same(b.parameters(), expected)
@@ -239,7 +239,7 @@ async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
     assert first.missing == ("layers.1.a",)
     assert set(new) < b.owner.staged(3)
     await rig.averaged(last, b, c, attempt=2, dead=(a.me,), owners=dict.fromkeys(new, "c"))
-    made = b.work.version
+    made = b.work.stage.version
     assert {
         k.rpartition("/")[0]
         for k in b.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]
@@ -318,12 +318,14 @@ async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
     assert not await a.work.handed_over(0.01)
     assert [e.fields["parts"] for e in a.events("not-handed-over")] == [2, 1]
     for key in ("exp_avg", "exp_avg_sq"):
-        a.work.state_export.served(StateKind.OPTIMIZER, a.work.version, f"layers.0.norm/{key}")
+        a.work.state_export.served(
+            StateKind.OPTIMIZER, a.work.stage.version, f"layers.0.norm/{key}"
+        )
     assert not await a.work.handed_over(0.01), "one tensor of it is still here only"
-    a.work.state_export.served(StateKind.SPARE, a.work.version, "layers.0.norm/steps")
+    a.work.state_export.served(StateKind.SPARE, a.work.stage.version, "layers.0.norm/steps")
     a.work.state_export.served(StateKind.OPTIMIZER, Version(1, ""), "layers.0.norm/steps")
     assert not await a.work.handed_over(0.01), "a copy, or old state, is not it"
-    a.work.state_export.served(StateKind.OPTIMIZER, a.work.version, "layers.0.norm/steps")
+    a.work.state_export.served(StateKind.OPTIMIZER, a.work.stage.version, "layers.0.norm/steps")
     assert await a.work.handed_over(0.01)
 
 

@@ -30,10 +30,12 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     last = await rig.begun((a, b), shared(a, b), plan, cursor=share)
     for p in (a, b):
         await p.work.local_checkpoints.saved()
-    (two, four) = a.work.checkpoints()
+    (two, four) = a.work.local_checkpoints.versions()
     assert (two.epoch, four) == (2, last.base)
     assert four.lineage == lineage_after(plan, ()) != two.lineage
-    assert b.work.checkpoints() == (two, four), "the stages of a swarm can be matched"
+    assert b.work.local_checkpoints.versions() == (two, four), (
+        "the stages of a swarm can be matched"
+    )
     meta = a.store.metas(1)[4]
     assert meta["tokens"] == last.tokens > 0
     past = a.work.local_checkpoints.recall(four)
@@ -50,9 +52,9 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
     a, b, plan = await rig.trained("ab", 3, every=2)
     alone.epochs(["ab"] * 2)
     await a.work.local_checkpoints.saved()
-    (two,) = a.work.checkpoints()
+    (two,) = a.work.local_checkpoints.versions()
     await a.work.restore(two)
-    assert a.work.version == two
+    assert a.work.stage.version == two
     assert a.work.tokens == a.store.metas(1)[2]["tokens"]
     same(a.parameters(), alone.parameters)
     assert set(a.owner.names()) == {"layers.0.a", "layers.0.norm"}
@@ -77,16 +79,16 @@ async def test_checkpoints_without_a_lineage_are_read(
     a.store.save(1, 2, parameters, {}, cursor)
     a.store.save(1, 4, parameters, {}, {**cursor, "lineage": "no hex"})
     a.store.save(1, 6, {"other": torch.zeros(2)}, {}, cursor)
-    assert a.work.checkpoints() == (Version(2, ""), Version(6, ""))
+    assert a.work.local_checkpoints.versions() == (Version(2, ""), Version(6, ""))
     assert a.work.local_checkpoints.troubles() == []
     past = a.work.local_checkpoints.recall(Version(2))
     assert (past.cursor, past.tokens) == ((SampleClass(0, 0, 8, (3,)),), 0)
     assert a.work.local_checkpoints.recall(Version(4)) is None
     await a.work.restore(Version(2))
-    assert (a.work.version, a.work.tokens) == (Version(2), 0)
+    assert (a.work.stage.version, a.work.tokens) == (Version(2), 0)
     with pytest.raises(Refused, match="another model"):
         await a.work.restore(Version(6))
-    assert a.work.checkpoints() == (Version(2, ""),)
+    assert a.work.local_checkpoints.versions() == (Version(2, ""),)
     assert "epoch-6: " in a.work.local_checkpoints.troubles()[0]
 
 
@@ -117,7 +119,10 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     ended = await c.work.copy(last, rig.round(last, 1, sources=(a.me, b.me), digest=good))
     assert not ended.missing
     assert await c.work.adopt(last) == good
-    assert ((c.work.version, c.work.tokens), c.work.fetching) == ((made, last.tokens + 30), 1.0)
+    assert ((c.work.stage.version, c.work.tokens), c.work.fetching) == (
+        (made, last.tokens + 30),
+        1.0,
+    )
 
 
 class Breaks(StateService):
@@ -143,11 +148,11 @@ async def test_a_download_resumes_though_training_went_on(rig: Any, tmp_path: An
     with pytest.raises(NoDonor):
         await c.work.join((a.me,), None, partial=partial)
     assert (c.work.fetching, len(list(incoming.iterdir()))) == (1.0, 1)
-    was, given = a.work.version, a.state.given
+    was, given = a.work.stage.version, a.state.given
     await rig.epoch(rig.plan((a,), shared(a, a), plan), a)
     a.state.broken = False
     await c.work.join((a.me,), None, partial=partial)
-    assert c.work.version == was != a.work.version
+    assert c.work.stage.version == was != a.work.stage.version
     total = sum(t.nbytes for t in c.parameters().values())
     assert a.state.given == total, "nothing was fetched twice"
     assert given == c.parameters()["layers.0.a"].nbytes
@@ -192,7 +197,7 @@ async def test_a_step_stops_waiting_and_ignores_late_state(rig: Any, alone: Any)
 
 async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     a, b, plan = await rig.trained("ab", 3, buddy_every=0)
-    here, before = a.work.version, a.work.stage.settled
+    here, before = a.work.stage.version, a.work.stage.settled
     assert here.epoch == before.epoch + 1
     for version in (here, before):
         found = a.work.describe(1, StateKind.OPTIMIZER, version.epoch, version.lineage)
@@ -227,7 +232,7 @@ async def test_a_checkpoint_outlives_who_waits_for_it(
             await a.work.local_checkpoints.saved()
     goes_on.set()
     await a.work.close()
-    assert a.work.checkpoints() == (a.work.version,)
+    assert a.work.local_checkpoints.versions() == (a.work.stage.version,)
 
 
 async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(
@@ -241,7 +246,10 @@ async def test_a_peer_catching_up_at_the_end_writes_no_checkpoint(
     for peer in (a, late):
         await peer.work.finish(done)
         await peer.work.local_checkpoints.saved()
-    assert (a.work.checkpoints(), late.work.checkpoints()) == ((done.base,), ())
+    assert (a.work.local_checkpoints.versions(), late.work.local_checkpoints.versions()) == (
+        (done.base,),
+        (),
+    )
 
 
 async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, alone: Any) -> None:
@@ -250,24 +258,28 @@ async def test_parameters_and_momentum_continue_after_skipped_epochs(rig: Any, a
     a, plan = await rig.trained("a", 3, alone, every=1)
     owners = dict.fromkeys(rig.shapes, a)
     # What it made last becomes final, then the swarm's version is that of nine epochs.
-    held = a.work.version
+    held = a.work.stage.version
     await a.work.settle(
         held.epoch, rig.plan((a,), owners, plan, epoch=LATER.epoch, lineage=LATER.lineage)
     )
     digest = a.work.stage.digest
     await a.work.go_to(LATER, "left out")
-    assert (a.work.version, a.work.stage.settled, a.work.stage.digest) == (LATER, LATER, digest)
+    assert (a.work.stage.version, a.work.stage.settled, a.work.stage.digest) == (
+        LATER,
+        LATER,
+        digest,
+    )
     back = rig.plan((a,), owners, plan, epoch=LATER.epoch, lineage=LATER.lineage, stood={1: held})
     a.plan = None
     await rig.epoch(back, a)
-    assert a.work.version.epoch == LATER.epoch + 1
+    assert a.work.stage.version.epoch == LATER.epoch + 1
     assert not a.events("state-lost")
     assert not a.events("momentum-old")
     expected = alone.stepped("a", LATER.epoch, dict.fromkeys(rig.shapes, 3))
     torch.testing.assert_close(a.parameters(), expected)
     # A checkpoint of the version before is not written anew under the epoch that became final late.
     await a.work.local_checkpoints.saved()
-    assert held not in a.work.checkpoints()
+    assert held not in a.work.local_checkpoints.versions()
     assert a.owner.through("layers.0.a") == LATER.epoch - 1
 
 

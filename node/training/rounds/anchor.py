@@ -23,8 +23,7 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
-from node.training.rounds.error_feedback import WORDS, Named
-from node.training.rounds.merging import MOMENTUM, STEP, Giver
+from node.training.rounds.merging import MOMENTUM, STEP, WORDS, Giver, Named
 from node.training.state.engines import Engines
 from node.training.state.parts import PATIENCE
 from node.training.state.stage import StageState
@@ -270,7 +269,6 @@ class Anchor(Giver):
 
 
 def _flat(state: OuterState) -> dict[str, Tensor]:
-    pairs = (("anchor", state.anchor), ("momentum", state.momentum))
-    return {
-        f"{name}/{which}": tensor for which, tensors in pairs for name, tensor in tensors.items()
+    return {f"{name}/anchor": t for name, t in state.anchor.items()} | {
+        f"{name}/momentum": t for name, t in state.momentum.items()
     }

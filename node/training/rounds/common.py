@@ -3,7 +3,7 @@ came to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from node.averaging.exchange.request import RoundOutcome
 from node.averaging.strategies.outer import pieces
@@ -34,15 +34,11 @@ class Rounds:
         self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
         self._parts = tuple(parts_of(self.shapes, optimizer) if parts is None else parts)
         self._method = optimizer.name
-        self._operations = {part.name: part.cost for part in self._parts}
+        self.operations = {part.name: part.cost for part in self._parts}
         self.stage, self._engines, self._me = stage.stage, engines, me
         self.done = self.failed = 0
         self.seconds = self.deadline_s = 0.0
         self.nbytes = self.members = self.contributors = 0
-
-    def operations(self, names: Iterable[str]) -> float:
-        """Of a step of these parts."""
-        return sum(self._operations[name] for name in names)
 
     def owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
         """Who averages and steps each part of this stage in this attempt: the plan's word, and the
@@ -55,14 +51,12 @@ class Rounds:
             [part for part in self._parts if part.name in owners], owners, self._method
         )
 
-    def carried(self, fragment: int, fragments: int) -> frozenset[str]:
-        """The parts of this stage that a window carries."""
+    def carried(self, window: int, fragments: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parts of this stage that a window carries: all, or a fragment in its
+        turn."""
         sizes = {part.name: part.bytes for part in self._parts}
-        return (
-            pieces(sizes, fragments)[fragment - 1]
-            if 0 < fragment <= fragments
-            else frozenset(sizes)
-        )
+        names = pieces(sizes, fragments)[window % fragments]
+        return {name: of for name, of in self.shapes.items() if name in names}
 
     def ended(
         self,
@@ -70,12 +64,10 @@ class Rounds:
         r: ev.RoundArrived,
         outcome: RoundOutcome,
         members: int,
-        holds: Iterable[str],
-        missing: tuple[str, ...],
     ) -> ev.RoundEnded:
         """The attempt has come to this: for the record, and for the leader."""
-        self.done += not missing
-        self.failed += bool(missing)
+        self.done += not outcome.missing
+        self.failed += bool(outcome.missing)
         self.seconds, self.nbytes, self.deadline_s = outcome.seconds, outcome.nbytes, r.deadline_s
         self.members, self.contributors = members, len(outcome.contributors)
         self._engines.metrics.time_spent("round", outcome.seconds)
@@ -93,7 +85,7 @@ class Rounds:
             plan.epoch,
             plan.term,
             r.attempt,
-            tuple(sorted(holds)),
-            missing,
+            tuple(sorted(outcome.fresh)),
+            outcome.missing,
             failed,
         )

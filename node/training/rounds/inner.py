@@ -51,9 +51,8 @@ class InnerRound:
 
     async def attempt(
         self, plan: Plan, r: ev.RoundArrived, listener: bool
-    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:
-        """One attempt: what it came to, and the fresh parameters that are here now; None when it
-        could not be run at all."""
+    ) -> tuple[ev.RoundEnded, dict[str, Tensor]]:
+        """One attempt: what it came to, and the fresh parameters that are here now."""
         if self._gradients is None and not listener:
             await self._take(plan, r)
         owners = self._rounds.owners(plan, r)
@@ -87,12 +86,10 @@ class InnerRound:
                 "averaging", "round-absurd", str(e), "error", epoch=plan.epoch
             )
             missing = tuple(sorted(self._rounds.shapes))
-            return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, ()), None
+            return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, ()), {}
         finally:
             self._state_export.closes()
-        return self._rounds.ended(
-            plan, r, outcome, len(cell), outcome.fresh, outcome.missing
-        ), dict(outcome.fresh)
+        return self._rounds.ended(plan, r, outcome, len(cell)), outcome.fresh
 
     async def _take(self, plan: Plan, r: ev.RoundArrived) -> None:
         """Gradients of this plan, from the pipeline, with the first attempt."""
@@ -120,7 +117,8 @@ class InnerRound:
         fresh = self._engines.owner.step_parts(self._stage.parameters(), mean, epoch)
         stepped = {name: t.cpu() for name, t in fresh.items()}
         took = meter.timer() - began
-        meter.stepped(epoch, self._rounds.operations(mean), took)
+        operations = sum(self._rounds.operations[name] for name in mean)
+        meter.stepped(epoch, operations, took)
         return stepped
 
     def _may_go_idle(self) -> bool:

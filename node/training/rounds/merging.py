@@ -4,6 +4,11 @@ message, a plan, who the partners are.
 
 All that a round between cells does to numbers is here, so that every cell of a group comes to the
 same bits from the same contributions.
+
+With error feedback who rounds keeps what its rounding lost, and adds it to what it rounds next of
+the same part: whatever was moved has been said, or is owed (Seide et al. 2014). All replicas of a
+cell owe the same, because each may be asked for what the cell says: who joins takes it over with
+the anchor. Nobody outside the cell has to know what another owes.
 """
 
 from __future__ import annotations
@@ -14,14 +19,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from node.averaging.coding.codecs import decode, encode
-from node.averaging.coding.formats import nbytes_of
+from node.averaging.coding.codecs import decode, encode, settle
+from node.averaging.coding.formats import FORMATS, nbytes_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
 from node.core.ids import CellId
-from node.training.rounds.error_feedback import Named, says
 
+Named = Mapping[str, Tensor]
+WORDS = "words"
+"""What is owed of a part, in a checkpoint."""
+FADES = 0.95
+"""Share that is kept of what is owed in formats that leave numbers out: a number's turn comes after
+many rounds, and old differences point where nobody is any more (SparseLoCo, arXiv 2508.15706)."""
 MOMENTUM = "#momentum"
 """A part's outer momentum in what cells give and make, behind the part's name."""
 WORD = 4
@@ -283,6 +293,25 @@ def merge_of(
     if mass is not None:
         return ByMass(giver, settings, shapes, mass)
     return (OuterSteps if settings.carries == "deltas" else Merge)(giver, settings, shapes)
+
+
+@torch.no_grad()
+def says(
+    given: Named, owed: Named, codec: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """(what is said of ``given`` and what is ``owed`` of it, its bytes, what is owed of it once
+    that was taken), fp32 on the CPU. Raises ValueError for what cannot be said."""
+    keeps = FADES if FORMATS[codec].biased else 1.0
+    said: dict[str, Tensor] = {}
+    coded: dict[str, Tensor] = {}
+    left: dict[str, Tensor] = {}
+    for name, tensor in given.items():
+        whole = tensor.detach().to("cpu", torch.float32)
+        if name in owed:
+            whole = whole + owed[name] * keeps
+        coded[name], said[name] = settle(whole, codec)
+        left[name] = whole - said[name]
+    return said, coded, left
 
 
 def _number(value: int) -> Tensor:

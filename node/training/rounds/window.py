@@ -174,7 +174,7 @@ class WindowRound:
         self._first = None
         books = window.books
         mass = None if books is None else weights(books, window.shares, self._rounds.stage)
-        carried = self._carried(settings, window.number)
+        carried = self._rounds.carried(window.number, settings.fragments)
         m = self._meeting = _Meeting(
             window.number,
             plan.cell_id,
@@ -196,12 +196,6 @@ class WindowRound:
             return None if first is None else lambda: first
         local, mean, mixing = m.local, m.mean if m.applied else None, m.merge.settings.mixing
         return lambda: local if mean is None else moved(local, local, mean, mixing)
-
-    def _carried(self, s: OuterSettings, window: int) -> dict[str, tuple[int, ...]]:
-        """The parts of this stage that the window carries: all, or a fragment in its turn."""
-        fragment = 1 + window % s.fragments if s.fragments > 1 else 0
-        names = self._rounds.carried(fragment, s.fragments)
-        return {name: of for name, of in self._rounds.shapes.items() if name in names}
 
     def _server(self, s: OuterSettings, plan: Plan) -> Partner | None:
         """Who makes the mean for this stage; None where this cell does."""
@@ -251,7 +245,10 @@ class WindowRound:
             if now < turn:
                 await self._result(m, others, stage)
             elif m.server is not None or m.told:
-                await self._told(m, partners if m.server is None else [m.server], stage)
+                # Of one of the partners, whose anchor this cell does not have.
+                for partner in partners if m.server is None else [m.server]:
+                    if m.mean is None and (hosts := partner.hosts.get(stage, ())):
+                        await self._result(m, [h.peer for h in hosts], stage)
             else:
                 await self._pull(m, partners, stage)
             late = loop.time() - began >= SOME_SHARE * within_s and not sums
@@ -285,12 +282,6 @@ class WindowRound:
             except WireError as e:
                 for host in hosts:
                     self._engines.transport.fault(host.peer, str(e))
-
-    async def _told(self, m: _Meeting, partners: Sequence[Partner], stage: int) -> None:
-        """What one of the partners has made, whose anchor this cell does not have."""
-        for partner in partners:
-            if m.mean is None and (hosts := partner.hosts.get(stage, ())):
-                await self._result(m, [h.peer for h in hosts], stage)
 
     def _clip(self, m: _Meeting) -> None:
         """A partner that is more than FAR times as far away as partners usually are pulls no more
@@ -382,33 +373,34 @@ class WindowRound:
 
     async def attempt(
         self, plan: Plan, r: ev.RoundArrived, listener: bool
-    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:
+    ) -> tuple[ev.RoundEnded, dict[str, Tensor]]:
         """One attempt: what it came to, and the next parameters; what is missing is copied."""
         m, rounds = self._meeting, self._rounds
         stage = rounds.stage
         wanted = plan.window.means.get(stage, "")
         members = [p for p in plan.stage(stage) if p.peer not in r.dead]
-        if not listener:
-            self._state_export.opens(
-                plan, {name: plan.owners[name] for name in rounds.shapes}, r.dead
-            )
-            try:
-                await self._state_export.hold(plan, r.deadline_s)
-            finally:
-                self._state_export.closes()
         fresh: dict[str, Tensor] = {}
         if m is not None:
             m.applied = False
-        if not listener and not wanted:
-            fresh = self._anchor.in_place(rounds.shapes)
-        elif not listener and m is not None and m.mean is not None:
-            if (m.number, m.digest) == (plan.outer, wanted):
+        if not listener:
+            await self._state_export.hold(plan, r.dead, r.deadline_s)
+            if not wanted:
+                fresh = self._anchor.in_place(rounds.shapes)
+            elif (
+                m is not None
+                and m.mean is not None
+                and (m.number, m.digest)
+                == (
+                    plan.outer,
+                    wanted,
+                )
+            ):
                 fresh, m.applied = await self._engines.aside(self._moved, m), True
                 m.news.number, m.news.peers = plan.outer, len(members)
                 m.news.cells = m.news.cells or 1 + len(plan.window.partners)
         missing = tuple(sorted(rounds.shapes.keys() - fresh.keys()))
         outcome = RoundOutcome(fresh, frozenset({self._me}), {}, 0, 0.0, missing=missing)
-        return rounds.ended(plan, r, outcome, len(members), fresh.keys(), missing), fresh
+        return rounds.ended(plan, r, outcome, len(members)), fresh
 
     def _moved(self, m: _Meeting) -> dict[str, Tensor]:
         """Parameters in place, moved by as much as the mean is from what was given."""

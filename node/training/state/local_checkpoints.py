@@ -170,9 +170,14 @@ class LocalCheckpoints:
         size = sum(t.nbytes for part in (parameters, *state.values()) for t in part.values())
         self._size = max(self._size, size)
         if plan is not None and plan.epoch == epoch:
-            meta |= {"lineage": plan.lineage, "tokens": plan.tokens}
-            meta |= {"cursor": rows(plan.cursor), "owners": plan.owners}
-            meta |= {"change": plan.change, "colleagues": sorted(colleagues)}
+            meta |= {
+                "lineage": plan.lineage,
+                "tokens": plan.tokens,
+                "cursor": rows(plan.cursor),
+                "owners": plan.owners,
+                "change": plan.change,
+                "colleagues": sorted(colleagues),
+            }
             if plan.window.books is not None:
                 meta["books"] = plan.window.books.rows()
 

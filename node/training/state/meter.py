@@ -17,8 +17,6 @@ from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 
 TERA = 1e12
-ACCUSING = (Trouble.FAILED.value,)
-"""Kinds of trouble on a hop that may mean the peer is dead."""
 
 
 class PipelineMeter:
@@ -87,5 +85,5 @@ class PipelineMeter:
     def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
         """One fact; a hop that died is also an accusation."""
         self._journal.emit("pipeline", kind, text, level, **fields)
-        if kind == "hop-turned" and fields.get("trouble") in ACCUSING and "peer" in fields:
+        if kind == "hop-turned" and fields.get("trouble") == Trouble.FAILED.value:
             self.accuse(PeerId(str(fields["peer"])))

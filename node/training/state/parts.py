@@ -4,11 +4,8 @@ not at all."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 from collections.abc import Collection, Iterable, Sequence
-
-import grpc.aio
 
 from node.checkpoint.fetch import FetchTimeouts, fetch
 from node.checkpoint.state import NoDonor, StateKind, StateSnapshot
@@ -19,6 +16,7 @@ from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
 from node.training.state.engines import Engines
 from node.training.state.stage import StageState
+from node.transport.port import answers
 from protos import state_pb2, state_pb2_grpc
 
 PAUSE_S = 0.2
@@ -65,9 +63,6 @@ class Parts:
         """State of these parts at exactly ``version``; None: at the newest that is final. With a
         ``gate`` a request at a time, while it is set. Raises PeerFault."""
         e = self._engines
-        settings = e.store.settings
-        if gate is not None:
-            settings = dataclasses.replace(settings, fetch_parallel=1)
         for left in reversed(range(tries)):
             try:
                 return await fetch(
@@ -77,7 +72,7 @@ class Parts:
                     kind,
                     version,
                     self._shapes(names),
-                    settings=settings,
+                    settings=e.store.settings,
                     patience=PATIENCE,
                     gate=gate,
                 )
@@ -92,14 +87,14 @@ class Parts:
         transport = self._engines.transport
         request = state_pb2.ListRequest(stage=self._stage, kind=kind.code)
         try:
-            async with asyncio.timeout(SEARCH_S):
+            async with answers(peer, SEARCH_S):
                 answer = await state_pb2_grpc.StateStub(await transport.channel(peer)).List(
                     request, timeout=SEARCH_S
                 )
             return listed(answer, self.shapes)
         except WireError as error:
             transport.fault(peer, str(error), 1.0)
-        except (TimeoutError, PeerFault, grpc.aio.AioRpcError):
+        except PeerFault:
             pass  # whoever does not answer has nothing to give now
         return {}
 

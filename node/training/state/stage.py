@@ -34,8 +34,9 @@ class StageState:
         """Of what is in place."""
         self.empty, self.frozen = empty, frozen
         self._live = dict(module.named_parameters())
-        self._before: dict[str, Tensor] | None = None
-        self._before_digest, self._before_version = "", self.version
+        self._before: tuple[dict[str, Tensor], str, Version] | None = None
+        """What the last :meth:`adopt` took the place of: parameters, their digest, their
+        version."""
         self.settled = self.version
         """What is in place and final, or the version before while what is in place can still be
         undone."""
@@ -67,8 +68,7 @@ class StageState:
                     f"{name} has shape {tuple(tensor.shape)}, this stage has {tuple(p.shape)}"
                 )
             new[name] = tensor.detach().to(device=p.device, dtype=p.dtype)
-        self._before = self.parameters()
-        self._before_digest, self._before_version = self.digest, self.version
+        self._before = self.parameters(), self.digest, self.version
         self._place(new)
         self.empty = self.empty and self.frozen is not None
         self.version, self.digest = version, digest(new)
@@ -96,9 +96,9 @@ class StageState:
         """Undo the last :meth:`adopt`. Raises ValueError when nothing is kept."""
         if self._before is None:
             raise ValueError("there is no earlier version to go back to")
-        self._place(self._before)
-        self.digest, self.version = self._before_digest, self._before_version
-        self._before, self.settled = None, self.version
+        before, self.digest, self.version = self._before
+        self._place(before)
+        self.settle()
 
     def settle(self) -> None:
         """The version in place is final: forget the one before."""

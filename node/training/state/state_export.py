@@ -72,20 +72,12 @@ class StateExport:
             return None if epoch is None else self.spares.at(epoch, lineage)
         # Who asks for the version in place has a plan that starts from it: the update that made it
         # is final.
-        versions = (
-            (self.stage.settled,) if epoch is None else (self.stage.version, self.stage.settled)
-        )
-        for version in versions:
+        here = self.stage.version, self.stage.settled
+        for version in here[1:] if epoch is None else (*here, *self._kept):
             if epoch in (None, version.epoch) and lineage in ("", version.lineage):
-                state = self.state_at(version)
-                return (
-                    (version, {f"{n}/{k}": t for n, s in state.items() for k, t in s.items()})
-                    if state
-                    else None
-                )
-        for version, (_, kept) in self._kept.items():
-            if epoch == version.epoch and lineage in ("", version.lineage):
-                return version, {f"{n}/{k}": t for n, s in kept.items() for k, t in s.items()}
+                state = self.state_at(version) if version in here else self._kept[version][1]
+                flat = {f"{n}/{k}": t for n, s in state.items() for k, t in s.items()}
+                return (version, flat) if flat else None
         return None
 
     def listing(self, kind: StateKind) -> dict[str, Version]:
@@ -150,12 +142,15 @@ class StateExport:
         self.owned = frozenset(name for name, owner in owners.items() if owner == self.me)
         self.taking.expect(plan, sorted(self.owned), dead)
 
-    async def hold(self, plan: Plan, deadline_s: float) -> None:
+    async def hold(self, plan: Plan, dead: Collection[PeerId], deadline_s: float) -> None:
         """An outer round leaves optimizer state as it is: what this peer owns goes on to the next
         version. Waits shortly for state on its way."""
-        mine = [n for n in self._parts.shapes if plan.owners.get(n) == self.me]
-        await self.taking.ready(mine, deadline_s)
-        self.engines.owner.hold(mine, plan.epoch)
+        self.opens(plan, {name: plan.owners[name] for name in self._parts.shapes}, dead)
+        try:
+            await self.taking.ready(self.owned or (), deadline_s)
+            self.engines.owner.hold(sorted(self.owned or ()), plan.epoch)
+        finally:
+            self.closes()
 
     def adopted(self) -> None:
         """Fresh parameters are in place."""

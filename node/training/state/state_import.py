@@ -251,9 +251,9 @@ class StateImport:
                     continue
                 if error := self._place(name, copy):
                     wrong[name] = error
-                    continue
-                arrival.pending.discard(name)
-                done += 1
+                else:
+                    arrival.pending.discard(name)
+                    done += 1
         return done, wrong
 
     def _place(self, name: str, copy: StateReplica) -> str:
