@@ -150,8 +150,8 @@ class Inbound(PipelineServicer):
             request.epoch,
             request.plan_hash,
             request.index,
-            request.position,
             caller,
+            request.position,
             tuple(request.skipped[: pipeline.shape.stages]),
         )
         answer, key = pipeline.ask(asked), asked.key
