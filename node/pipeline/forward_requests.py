@@ -135,15 +135,8 @@ class ForwardRequests:
             return await say(context, pb.BUSY, "enough forward-only work is here")
         if not pipeline.make_room(cost):
             return await say(context, pb.BUSY, "my stash is full")
-        ticket = pipeline.stash.reserve(cost)
-        self._held += cost
-        self._guests += guest * cost
-
-        def free() -> None:
-            pipeline.stash.cancel(ticket)
-            self._held -= cost
-            self._guests -= guest * cost
-
+        self._charge(cost, guest)
+        free = partial(self._charge, -cost, guest)
         try:
             reader = await self._read(incoming, shape, context)
         except BaseException:
@@ -158,6 +151,11 @@ class ForwardRequests:
             await say(context, pb.DONE)
         except PeerFault as e:
             await say(context, pb.REFUSED, e.reason)
+
+    def _charge(self, cost: int, guest: bool) -> None:
+        self._pipeline.stash.charge(cost)
+        self._held += cost
+        self._guests += guest * cost
 
     def _members(self) -> set[PeerId]:
         plan = self._pipeline.machine.plan

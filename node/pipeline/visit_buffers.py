@@ -58,6 +58,8 @@ class VisitBuffers:
     share: Share | None = None
     loss_sum: float = 0.0
     tokens: int = 0
+    nbytes: int = 0
+    """What the stash counts for it."""
     dead: bool = False
     """Freed while its job was queued; the job then does nothing."""
 

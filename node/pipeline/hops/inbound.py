@@ -78,16 +78,15 @@ class Inbound(PipelineServicer):
             reader = FrameReader(
                 incoming.head, pipeline.shape_of(claim.index), shape.wire, shape.masked and forward
             )
-            ticket = (
-                pipeline.stash.reserve(cost) if forward and not pipeline.at_origin(claim.key) else 0
-            )
+            charge = cost if forward and not pipeline.at_origin(claim.key) else 0
+            pipeline.stash.charge(charge)
             try:
                 async with asyncio.timeout(pipeline.hop_s):
                     await read_chunks(context.read, reader)
-                pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
-                answer, rest = self._look(way, caller, incoming, reader, ticket)
             finally:
-                pipeline.stash.cancel(ticket)
+                pipeline.stash.charge(-charge)
+            pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
+            answer, rest = self._look(way, caller, incoming, reader)
         match answer.say:
             case Say.TAKE | Say.AGAIN:
                 outcome = pipeline.outcome(claim.key, way)
@@ -107,7 +106,7 @@ class Inbound(PipelineServicer):
                 await say(context, pb.REFUSED, answer.reason)
 
     def _look(
-        self, way: Direction, caller: PeerId, incoming: Incoming, reader: FrameReader, ticket: int
+        self, way: Direction, caller: PeerId, incoming: Incoming, reader: FrameReader
     ) -> tuple[Answer, list[Action]]:
         """Into the stash with it, unless its numbers cannot be used."""
         pipeline, claim = self._pipeline, incoming.claim
@@ -120,9 +119,7 @@ class Inbound(PipelineServicer):
             way, claim.journey[before].stage, caller, claim.index, reader
         ):
             return Answer(Say.REFUSED, objection), []
-        return pipeline.hold(
-            TensorReceived(way, claim, caller), reader, incoming.head.deadline_s, ticket
-        )
+        return pipeline.hold(TensorReceived(way, claim, caller), reader, incoming.head.deadline_s)
 
     async def _patient(
         self, way: Direction, caller: PeerId, incoming: Incoming
