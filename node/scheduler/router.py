@@ -22,7 +22,7 @@ from node.scheduler.planning.estimate import INFINITE, Estimator
 from node.scheduler.planning.first import insertion
 from node.scheduler.planning.planner import make_plan
 from node.scheduler.planning.problem import PathProblem, Route
-from node.scheduler.planning.rules import OF_PATHS, joined, owed_kept
+from node.scheduler.planning.rules import broken, joined
 from node.scheduler.quotas import quotas, turns
 from node.scheduler.rotation import Rotation
 from node.scheduler.settings import SchedulerSettings
@@ -162,7 +162,9 @@ class Router:
         is measured does not matter."""
         if problem.total * problem.length > COMPARED:
             routes, how = next(
-                (r, how) for r, how in reversed(options) if how == "turns" or _holds(problem, r)
+                (r, how)
+                for r, how in reversed(options)
+                if how == "turns" or broken(problem, r, debts=False) is None
             )
             return routes, how, 0.0
         estimator, ages = Estimator(problem), dict(task.owed)
@@ -171,7 +173,7 @@ class Router:
             makespan = estimator.play(routes, problem.launches(routes))
             debt = DEBT * sum(ages[d] for d in _unpaid(task, problem, routes))
             price = makespan * (1 + debt) if planned else debt
-            if (best is None or price < best[0]) and _holds(problem, routes):
+            if (best is None or price < best[0]) and broken(problem, routes, debts=False) is None:
                 best = price, routes, how, makespan
         if best is None:
             raise RuntimeError("turns break a rule")
@@ -249,7 +251,3 @@ def _unpaid(task: PathTask, problem: PathProblem, routes: Routes) -> list[tuple[
     met = joined(problem, routes)
     names, stages = task.peers, [0, *(s for s, _ in task.stages)]
     return [(names[o], stages[k]) for o, k in problem.owed if (o, k) not in met]
-
-
-def _holds(problem: PathProblem, routes: Routes) -> bool:
-    return all(rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS)

@@ -18,7 +18,7 @@ from node.scheduler.planning.estimate import INFINITE, Estimator
 from node.scheduler.planning.first import cheap, insertion, origins_in_turns, round_robin
 from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import replay
-from node.scheduler.planning.rules import OF_PATHS, broken, joined, owed_kept
+from node.scheduler.planning.rules import broken, joined
 from node.scheduler.planning.search import PathSearch
 
 Clock = Callable[[], float]
@@ -195,9 +195,7 @@ def _first(
     # To judge a last plan and to ask all rules at the end takes about as long as this did.
     budget.keep(max(2 * (budget.clock() - began), LEAST_KEPT * (budget.limit_s or 0.0)))
     for routes in known:
-        if budget.used(0) < FIRST and all(
-            rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS
-        ):
+        if budget.used(0) < FIRST and broken(problem, routes, debts=False) is None:
             best.offer(routes)
     began = budget.clock()
     for slots in (True, False):
