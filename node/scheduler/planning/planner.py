@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import StageSet, deal
 from node.scheduler.planning.estimate import INFINITE, Estimator
@@ -213,20 +213,23 @@ def _payable(problem: PathProblem) -> None:
     """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
     path reaches."""
     for o, count in problem.counts.items():
-        owed = [s for p, s in problem.owed if p == o]
-        if len(owed) > count * problem.hops:
-            raise UsageFault(
-                f"ends peer {o} is owed {len(owed)} stages, its {count} paths visit "
-                f"{count * problem.hops}",
+        owed, paid = sum(p == o for p, _ in problem.owed), count * problem.hops
+        refuse(
+            (
+                owed > paid,
+                f"ends peer {o} is owed {owed} stages, its {count} paths visit {paid}",
                 "owe less, or give more micro-batches or longer paths",
             )
+        )
     reach = problem.hops * problem.max_jump
     for o, s in sorted(problem.owed):
-        if s > reach or not problem.hops:
-            raise UsageFault(
+        refuse(
+            (
+                s > reach or not problem.hops,
                 f"stage {s}, owed to ends peer {o}, is out of reach of any path",
                 f"give max_jump {s}, or owe less",
             )
+        )
 
 
 def _starts(
