@@ -127,8 +127,10 @@ class ForwardRequests:
     async def _visit(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
         pipeline, shape = self._pipeline, loose_shape(incoming, self._pipeline.shape)
         cost, limit = 2 * pipeline.shape.nbytes(shape[0], shape[1]), pipeline.stash.limit
+        plan = pipeline.machine.plan
+        members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
         # Each hop before this one has seen that the work came from whom it names.
-        guest = not {caller, incoming.claim.journey[0].peer} <= self._members()
+        guest = not {caller, incoming.claim.journey[0].peer} <= members
         if self._held + cost > max(cost, SHARE * limit) or (
             guest and self._guests + cost > max(cost, GUESTS * limit)
         ):
@@ -156,10 +158,6 @@ class ForwardRequests:
         self._pipeline.stash.charge(cost)
         self._held += cost
         self._guests += guest * cost
-
-    def _members(self) -> set[PeerId]:
-        plan = self._pipeline.machine.plan
-        return {m.peer for m in plan.members} if plan is not None else set()
 
     async def _work(
         self,

@@ -16,7 +16,7 @@ class Stash:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.used, self.peak = limit, 0, 0
+        self.limit, self.used = limit, 0
         self._entries: dict[Key, VisitBuffers] = {}
 
     def room(self, nbytes: int) -> bool:
@@ -27,7 +27,6 @@ class Stash:
         """Set ``nbytes`` aside for a frame that starts to arrive, where there is :meth:`room`; as
         many less than 0 when it is here, or will not come."""
         self.used += nbytes
-        self.peak = max(self.peak, self.used)
 
     def put(self, key: Key, work: VisitBuffers, nbytes: int) -> None:
         """Keep ``work`` until popped; after its deadline :meth:`expired` names it."""
