@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
@@ -79,10 +80,6 @@ class Router:
         self._known: dict[tuple[object, ...], list[tuple[Routes, str]]] = {}
         self._searched: dict[tuple[object, ...], tuple[int, float]] = {}
         self._speeds: Mapping[PeerId, float] = {}
-
-    def counted(self, paths: Sequence[Path]) -> None:
-        """An epoch was committed with these paths."""
-        self.rotation.counted(paths)
 
     def task(self, ends: Sequence[tuple[PeerId, float]], stages: Stages, total: int) -> PathTask:
         """What is to be laid, without debts and visits. Raises ValueError when there are fewer
@@ -168,16 +165,15 @@ class Router:
             )
             return routes, how, 0.0
         estimator, ages = Estimator(problem), dict(task.owed)
-        best: tuple[float, Routes, str, float] | None = None
+        priced: list[tuple[float, float, Routes, str]] = []
         for routes, how in options:
             makespan = estimator.play(routes, problem.launches(routes))
             debt = DEBT * sum(ages[d] for d in _unpaid(task, problem, routes))
-            price = makespan * (1 + debt) if planned else debt
-            if (best is None or price < best[0]) and broken(problem, routes, debts=False) is None:
-                best = price, routes, how, makespan
-        if best is None:
-            raise RuntimeError("turns break a rule")
-        return best[1], best[2], best[3] if best[3] < INFINITE else 0.0
+            priced.append((makespan * (1 + debt) if planned else debt, makespan, routes, how))
+        for _, makespan, routes, how in sorted(priced, key=itemgetter(0)):
+            if broken(problem, routes, debts=False) is None:
+                return routes, how, makespan if makespan < INFINITE else 0.0
+        raise RuntimeError("turns break a rule")
 
     def job(self, laid: Laid, costs: Costs) -> SearchJob | None:
         """What to search while ``laid`` runs: the same problem at today's costs, with the debts

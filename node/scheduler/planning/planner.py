@@ -62,9 +62,8 @@ class PathPlan:
     def owed(self) -> dict[int, list[int]]:
         """By ends peer, the stages its micro-batches did not train: what a later epoch owes it."""
         seen = joined(self.problem, self.routes)
-        blocks = range(1, len(self.problem.stages))
         rest = {
-            o: [s for s in blocks if (o, s) not in seen]
+            o: [s for s in range(1, len(self.problem.stages)) if (o, s) not in seen]
             for o, count in self.problem.counts.items()
             if count
         }
@@ -75,7 +74,7 @@ class _Budget:
     """Time or moves, whichever is over first."""
 
     def __init__(self, clock: Clock, limit_s: float | None, moves: int | None) -> None:
-        self.clock, self.limit_s, self.moves = clock, limit_s, moves
+        self.clock, self.limit_s, self.moves = clock, limit_s, moves or INFINITE
         self.began = clock()
         self._last = self._longest = 0.0
 
@@ -90,10 +89,9 @@ class _Budget:
 
     def used(self, moves: int) -> float:
         """Share that is used: 0..1 and more."""
-        share = 0.0
-        if self.limit_s is not None:
-            share = (self.clock() - self.began) / self.limit_s if self.limit_s > 0 else 1.0
-        return max(share, moves / self.moves) if self.moves else share
+        if self.limit_s == 0:
+            return 1.0
+        return max(self.share(self.clock() - self.began), moves / self.moves)
 
     def begin(self) -> None:
         """Steps follow."""
