@@ -70,7 +70,7 @@ from node.pipeline.events import (
     VisitEvent,
     Void,
 )
-from node.pipeline.route import NOBODY, beside, misfit, predicted, skipped, visited
+from node.pipeline.route import NOBODY, beside, current, misfit, predicted, skipped, visited
 from node.pipeline.visit import Step, Visit
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
@@ -187,11 +187,8 @@ class PipelineMachine:
         self.paths = {p.index: p for p in plan.paths} if plan else {}
         mine = plan.member(self.me) if plan else None
         self._stage = mine.stage if mine else ENDS
-        stages: dict[int, list[PeerId]] = {}
-        for member in plan.members if plan else ():
-            if member.current:
-                stages.setdefault(member.stage, []).append(member.peer)
-        self._replicas = {stage: tuple(sorted(peers)) for stage, peers in stages.items()}
+        cells = current(plan) if plan else {}
+        self._replicas = {stage: tuple(m.peer for m in cell) for stage, cell in cells.items()}
         self._share_s, self._done_s = predicted(plan) if plan else ({}, {})
         return actions
 

@@ -98,12 +98,9 @@ class Inbound(PipelineServicer):
                     pipeline.carry_out(rest)
                 done, reason = await outcome
                 await say(context, pb.DONE if done else pb.REFUSED, reason)
-            case Say.SETTLED:
-                await say(context, pb.DONE, answer.reason)
-            case Say.BUSY:
-                await say(context, pb.BUSY, answer.reason)
-            case _:
-                await say(context, pb.REFUSED, answer.reason)
+            case other:
+                verdict = {Say.SETTLED: pb.DONE, Say.BUSY: pb.BUSY}.get(other, pb.REFUSED)
+                await say(context, verdict, answer.reason)
 
     def _look(
         self, way: Direction, caller: PeerId, incoming: Incoming, reader: FrameReader
