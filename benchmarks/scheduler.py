@@ -137,7 +137,7 @@ def timed(problem: PathProblem, limit: float, seed: int = 0) -> PathPlan:
     """A plan, checked by every rule and its replay."""
     plan = make_plan(problem, clock=time.process_time, limit_s=limit, seed=seed)
     played = replay(problem, plan.routes)
-    why = broken(problem, plan.routes, played)
+    why = broken(problem, plan.routes)
     if why or abs(played.makespan - plan.makespan) > 1e-9:
         raise AssertionError(why or "the makespan is not the replay's")
     return plan

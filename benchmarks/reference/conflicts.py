@@ -51,7 +51,7 @@ def conflict_search(
             continue
         plan = tuple(route for route in routes if route is not None)
         played = replay(problem, plan)
-        if broken(problem, plan, played) is None and (best is None or played.makespan < best[0]):
+        if broken(problem, plan) is None and (best is None or played.makespan < best[0]):
             best = played.makespan, plan
         for more in _children(problem, plan, played):
             child = forbidden | more

@@ -62,6 +62,46 @@ class Say(Enum):
     """Not yet: the plan this belongs to may still be on its way to us."""
 
 
+@dataclass(frozen=True, slots=True)
+class OfMicroBatch:
+    """Something about one micro-batch."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfVisit:
+    """Something about one visit of this peer."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay(OfVisit):
+    """Something about one direction of a visit."""
+
+    way: Direction
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A tensor from another peer, and what it says about itself."""
+
+    way: Direction
+    claim: Claim
+    caller: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What another peer says or asks about a micro-batch of a plan."""
+
+    epoch: int
+    plan_hash: str
+    index: int
+    caller: PeerId
+
+
 # Events
 # ------------------------------------------------------------
 
@@ -81,52 +121,38 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(OfMicroBatch):
     """The origin begins a micro-batch of its own."""
-
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(OfMicroBatch):
     """The origin gives a micro-batch up; its samples return to the sampler."""
 
-    index: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(Frame):
     """A frame's head is here, its tensor is not. ``room``: the stash would take it."""
 
-    way: Direction
-    claim: Claim
-    caller: PeerId
     room: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class TensorReceived:
+class TensorReceived(Frame):
     """The whole tensor of a frame is here."""
-
-    way: Direction
-    claim: Claim
-    caller: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Note):
     """A replacement asks for the output we sent to the hop whose place it takes; ``position`` is
     its own.
 
     ``skipped``: the positions before its own that its journey leaves out.
     """
 
-    epoch: int
-    plan_hash: str
-    index: int
     position: int
-    caller: PeerId
     skipped: tuple[int, ...] = ()
 
     @property
@@ -139,72 +165,58 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(OfVisit):
     """We took a dead replica's place and got its input from ``peer``."""
 
-    key: Key
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class NotFetched:
+class NotFetched(OfVisit):
     """Nobody gave us the input. ``settled``: because the hop before us has the gradient already."""
 
-    key: Key
     settled: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    key: Key
-    way: Direction
+class Computed(OneWay):
+    """The device is done with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(OneWay):
     """The device could not compute it. ``lost``: nobody else should try, the result is not
     finite."""
 
-    key: Key
-    way: Direction
     reason: str
     lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(OneWay):
     """``peer`` said ACCEPTED."""
 
-    key: Key
-    way: Direction
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(OneWay):
     """``peer`` said DONE."""
 
-    key: Key
-    way: Direction
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class Turned(OneWay):
     """``peer`` did not finish with what we sent."""
 
-    key: Key
-    way: Direction
     peer: PeerId
     trouble: Trouble
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(OneWay):
     """The pause of a :class:`Later` is over."""
-
-    key: Key
-    way: Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,37 +227,28 @@ class PeerDied:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Note):
     """A hop tells the origin that nobody can finish this micro-batch."""
 
-    epoch: int
-    plan_hash: str
-    index: int
-    caller: PeerId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Note):
     """The origin names us: the gradient that came home went through this peer, so its share of this
     micro-batch counts."""
 
-    epoch: int
-    plan_hash: str
-    index: int
-    caller: PeerId
-
 
 @dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(OfVisit):
     """The stash is full and this entry's micro-batch is past its deadline."""
 
-    key: Key
 
-
+VisitEvent = Fetched | NotFetched | Computed | Broken | Passed | Settled | Turned | Retry | Expired
+"""What changes nothing where the visit is not known."""
 Event = (
-    AdoptPlan | Close | Start | Drop | Arrived | TensorReceived | Asked | Fetched | NotFetched
-    | Computed | Broken | Passed | Settled | Turned | Retry | PeerDied | Lost | Counted | Expired
+    VisitEvent | AdoptPlan | Close | Start | Drop | Arrived | TensorReceived | Asked | PeerDied
+    | Lost | Counted
 )  # fmt: skip
 
 # Actions
@@ -262,28 +265,24 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
-    key: Key
-    way: Direction
+class Compute(OneWay):
+    """A job for the device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(OfVisit):
     """Ask ``peers``, in order, for the input of ``key``; ``skipped`` are the positions before it
     that are left out."""
 
-    key: Key
     peers: tuple[PeerId, ...]
     skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(OneWay):
     """Stream what was computed to ``journey[position]``; replaces an attempt that is still under
     way."""
 
-    key: Key
-    way: Direction
     journey: tuple[Hop, ...]
     position: int
 
@@ -293,106 +292,83 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class Later(OneWay):
     """Come back with :class:`Retry` after ``seconds``."""
 
-    key: Key
-    way: Direction
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(OfVisit):
     """Add this visit's parameter gradients to the sum. At most once per visit; at position 0
     together with those of the origin's last position, so that head and embedding count the same
     micro-batches."""
 
-    key: Key
-
 
 @dataclass(frozen=True, slots=True)
-class Void:
+class Void(OfVisit):
     """Throw this visit's parameter gradients away: they cannot count."""
 
-    key: Key
-
 
 @dataclass(frozen=True, slots=True)
-class AcknowledgeVisit:
+class AcknowledgeVisit(OneWay):
     """Say DONE to whoever waits for this visit."""
 
-    key: Key
-    way: Direction
-
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(OneWay):
     """Say REFUSED to whoever waits: somebody else may succeed."""
 
-    key: Key
-    way: Direction
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class TellOrigin:
+class TellOrigin(OfVisit):
     """Nobody before us will notice any more; the origin must hear that this micro-batch is lost."""
 
-    key: Key
     origin: PeerId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class TellCounted:
+class TellCounted(OfMicroBatch):
     """The micro-batch is finished: tell ``peers``, one for each block stage it visited, that their
     shares count."""
 
-    index: int
     peers: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(OfVisit):
     """For the record: no replica of ``stage`` can be reached; the micro-batch leaves it out."""
 
-    key: Key
     stage: int
 
 
 @dataclass(frozen=True, slots=True)
-class FreeGraph:
+class FreeGraph(OfVisit):
     """Input, output and autograd graph are needed no more."""
 
-    key: Key
-
 
 @dataclass(frozen=True, slots=True)
-class FreeGradient:
+class FreeGradient(OfVisit):
     """The gradient we passed on is needed no more; this visit's share still waits to be named."""
 
-    key: Key
-
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class Free(OfVisit):
     """Nothing of this visit is needed any more."""
 
-    key: Key
-
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(OfMicroBatch):
     """The gradient came home: the micro-batch counts."""
 
-    index: int
-
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(OfMicroBatch):
     """The micro-batch does not count."""
 
-    index: int
     reason: str
 
 

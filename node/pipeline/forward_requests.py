@@ -127,23 +127,18 @@ class ForwardRequests:
     async def _visit(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
         pipeline, shape = self._pipeline, loose_shape(incoming, self._pipeline.shape)
         cost, limit = 2 * pipeline.shape.nbytes(shape[0], shape[1]), pipeline.stash.limit
+        plan = pipeline.machine.plan
+        members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
         # Each hop before this one has seen that the work came from whom it names.
-        guest = not {caller, incoming.claim.journey[0].peer} <= self._members()
+        guest = not {caller, incoming.claim.journey[0].peer} <= members
         if self._held + cost > max(cost, SHARE * limit) or (
             guest and self._guests + cost > max(cost, GUESTS * limit)
         ):
             return await say(context, pb.BUSY, "enough forward-only work is here")
         if not pipeline.make_room(cost):
             return await say(context, pb.BUSY, "my stash is full")
-        ticket = pipeline.stash.reserve(cost)
-        self._held += cost
-        self._guests += guest * cost
-
-        def free() -> None:
-            pipeline.stash.cancel(ticket)
-            self._held -= cost
-            self._guests -= guest * cost
-
+        self._charge(cost, guest)
+        free = partial(self._charge, -cost, guest)
         try:
             reader = await self._read(incoming, shape, context)
         except BaseException:
@@ -159,9 +154,10 @@ class ForwardRequests:
         except PeerFault as e:
             await say(context, pb.REFUSED, e.reason)
 
-    def _members(self) -> set[PeerId]:
-        plan = self._pipeline.machine.plan
-        return {m.peer for m in plan.members} if plan is not None else set()
+    def _charge(self, cost: int, guest: bool) -> None:
+        self._pipeline.stash.charge(cost)
+        self._held += cost
+        self._guests += guest * cost
 
     async def _work(
         self,

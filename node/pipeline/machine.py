@@ -53,6 +53,7 @@ from node.pipeline.events import (
     Key,
     Later,
     Lost,
+    Note,
     NotFetched,
     Passed,
     PeerDied,
@@ -66,9 +67,10 @@ from node.pipeline.events import (
     TellOrigin,
     TensorReceived,
     Turned,
+    VisitEvent,
     Void,
 )
-from node.pipeline.route import NOBODY, beside, misfit, predicted, skipped, visited
+from node.pipeline.route import NOBODY, beside, current, misfit, predicted, skipped, visited
 from node.pipeline.visit import Step, Visit
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
@@ -113,36 +115,17 @@ class PipelineMachine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event at clock time ``now``; the actions are to be carried out in order."""
+        if isinstance(event, Note) and (answer := self._in_force(event.epoch, event.plan_hash)):
+            return [Answer(Say.REFUSED, answer.reason)]
         match event:
             case Arrived():
                 return self._arrived(event, now)
             case TensorReceived():
                 return self._held(event, now)
-            case Computed(key, way):
-                return self._computed(key, way, now)
-            case Passed(key, way, peer):
-                return self._passed(key, way, peer)
-            case Settled(key, way, peer):
-                return self._settled(key, way, peer)
-            case Turned(key, way, peer, trouble):
-                return self._turned(key, way, peer, trouble, now)
-            case Retry(key, way):
-                visit = self.visits.get(key)
-                return (
-                    []
-                    if visit is None or visit.leg(way).target is not None
-                    else self._send(key, visit, way, now)
-                )
             case PeerDied(peer):
                 return self._gone(peer, now)
-            case Broken():
-                return self._broken(event)
             case Asked():
                 return self._asked(event)
-            case Fetched(key, peer):
-                return self._fetched(key, peer)
-            case NotFetched(key, settled):
-                return self._not_fetched(key, settled)
             case Start(index):
                 return self._start(index)
             case Drop(index, reason):
@@ -151,12 +134,40 @@ class PipelineMachine:
                 return self._lost(event)
             case Counted():
                 return self._counted(event)
-            case Expired(key):
-                return self._expired(key)
             case Close(epoch):
                 return self._close(epoch)
             case AdoptPlan(plan):
                 return self._adopt(plan)
+            case Passed() | Settled():
+                self.suspects.clear(event.peer)
+            case Turned(trouble=Trouble.FAILED):
+                self.suspects.add(event.peer, now)
+            case _:
+                pass
+        visit = self.visits.get(event.key)
+        return [] if visit is None else self._of_visit(event, visit, now)
+
+    def _of_visit(self, event: VisitEvent, visit: Visit, now: float) -> list[Action]:
+        match event:
+            case Computed(key, way):
+                return self._computed(key, visit, way, now)
+            case Passed(key, way):
+                return self._passed(key, visit, way)
+            case Settled(key, way):
+                return self._settled(key, visit, way)
+            case Turned():
+                return self._turned(event, visit, now)
+            case Retry(key, way):
+                waits = visit.leg(way).target is None
+                return self._send(key, visit, way, now) if waits else []
+            case Broken():
+                return self._broken(event, visit)
+            case Fetched(key, peer):
+                return self._fetched(key, visit, peer)
+            case NotFetched(key, settled):
+                return self._not_fetched(key, visit, settled)
+            case Expired(key):
+                return self._expired(key, visit)
 
     # Plans
     # ------------------------------------------------------------
@@ -176,11 +187,8 @@ class PipelineMachine:
         self.paths = {p.index: p for p in plan.paths} if plan else {}
         mine = plan.member(self.me) if plan else None
         self._stage = mine.stage if mine else ENDS
-        stages: dict[int, list[PeerId]] = {}
-        for member in plan.members if plan else ():
-            if member.current:
-                stages.setdefault(member.stage, []).append(member.peer)
-        self._replicas = {stage: tuple(sorted(peers)) for stage, peers in stages.items()}
+        cells = current(plan) if plan else {}
+        self._replicas = {stage: tuple(m.peer for m in cell) for stage, cell in cells.items()}
         self._share_s, self._done_s = predicted(plan) if plan else ({}, {})
         return actions
 
@@ -214,32 +222,20 @@ class PipelineMachine:
 
     def _unfit(self, event: Arrived | TensorReceived) -> Answer | None:
         claim = event.claim
-        answer = self._in_force(claim.epoch, claim.plan_hash)
-        if answer is None:
-            path = self.paths.get(claim.index)
-            reason = (
-                "the plan has no such micro-batch"
-                if path is None
-                else misfit(
-                    path, claim, event.way, self.me, event.caller, self.fewest, self.replicas
-                )
-            )
-            answer = Answer(Say.REFUSED, reason) if reason else None
-        if (
-            answer is None
-            and claim.journey[0].peer == self.me
-            and Key(claim.epoch, claim.index, 0) not in self.visits
-        ):
-            answer = Answer(Say.REFUSED, "not under way here")
-        return answer
+        if (answer := self._in_force(claim.epoch, claim.plan_hash)) is not None:
+            return answer
+        path = self.paths.get(claim.index)
+        if path is None:
+            return Answer(Say.REFUSED, "the plan has no such micro-batch")
+        reason = misfit(path, claim, event.way, self.me, event.caller, self.fewest, self.replicas)
+        start = Key(claim.epoch, claim.index, 0)
+        if not reason and claim.journey[0].peer == self.me and start not in self.visits:
+            reason = "not under way here"
+        return Answer(Say.REFUSED, reason) if reason else None
 
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
-        if (answer := self._unfit(event)) is not None:
-            return [answer]
-        self.suspects.clear(event.caller)
-        known = self._known(event, now)
-        if known:
-            return known
+        if said := self._said(event, now):
+            return said
         # What comes home to its origin was let in when it began; turning it away would hold up
         # everybody's stash.
         if event.way is FORWARD and not event.room and event.claim.journey[0].peer != self.me:
@@ -247,11 +243,8 @@ class PipelineMachine:
         return [Answer(Say.TAKE)]
 
     def _held(self, event: TensorReceived, now: float) -> list[Action]:
-        if (answer := self._unfit(event)) is not None:
-            return [answer]
-        known = self._known(event, now)
-        if known:
-            return known
+        if said := self._said(event, now):
+            return said
         key, claim = event.claim.key, event.claim
         visit = self.visits.setdefault(key, Visit(list(claim.journey)))
         visit.learn(event.way, claim)
@@ -270,8 +263,12 @@ class PipelineMachine:
             Fetch(key, (before.peer, *others), skipped(visit.journey, key.position)),
         ]
 
-    def _known(self, event: Arrived | TensorReceived, now: float) -> list[Action]:
-        """The answer to a tensor that is here already; empty when it is not."""
+    def _said(self, event: Arrived | TensorReceived, now: float) -> list[Action]:
+        """The answer to a tensor that is not to be taken, or is here already; empty for any
+        other."""
+        if (answer := self._unfit(event)) is not None:
+            return [answer]
+        self.suspects.clear(event.caller)
         key = event.claim.key
         visit = self.visits.get(key)
         if visit is None:
@@ -306,9 +303,8 @@ class PipelineMachine:
     # Computing
     # ------------------------------------------------------------
 
-    def _computed(self, key: Key, way: Direction, now: float) -> list[Action]:
-        visit = self.visits.get(key)
-        if visit is None or visit.leg(way).step is not Step.HELD:
+    def _computed(self, key: Key, visit: Visit, way: Direction, now: float) -> list[Action]:
+        if visit.leg(way).step is not Step.HELD:
             return []
         visit.leg(way).step = Step.COMPUTED
         if way is BACKWARD:
@@ -337,12 +333,10 @@ class PipelineMachine:
             return [*self._tell(key, visit, FORWARD), Compute(key, BACKWARD)]
         return self._send(key, visit, FORWARD, now)
 
-    def _broken(self, event: Broken) -> list[Action]:
-        key = event.key
-        visit = self.visits.get(key)
-        if visit is None or visit.leg(event.way).step is not Step.HELD:
+    def _broken(self, event: Broken, visit: Visit) -> list[Action]:
+        if visit.leg(event.way).step is not Step.HELD:
             return []
-        origin = visit.journey[0].peer
+        key, origin = event.key, visit.journey[0].peer
         if origin == self.me:
             return self._drop(key.index, event.reason)
         del self.visits[key]
@@ -412,20 +406,12 @@ class PipelineMachine:
         told = visit.leg(way).told
         return [TellOrigin(key, origin, reason) if told else Failed(key, way, reason)]
 
-    def _passed(self, key: Key, way: Direction, peer: PeerId) -> list[Action]:
-        self.suspects.clear(peer)
-        visit = self.visits.get(key)
-        if visit is None:
-            return []
+    def _passed(self, key: Key, visit: Visit, way: Direction) -> list[Action]:
         leg = visit.leg(way)
         leg.step = max(leg.step, Step.PASSED)
         return self._tell(key, visit, way)
 
-    def _settled(self, key: Key, way: Direction, peer: PeerId) -> list[Action]:
-        self.suspects.clear(peer)
-        visit = self.visits.get(key)
-        if visit is None:
-            return []
+    def _settled(self, key: Key, visit: Visit, way: Direction) -> list[Action]:
         leg = visit.leg(way)
         # certain that nobody ACCEPTED the result so far
         untaken = leg.step < Step.PASSED and (leg.delivery is None or not leg.delivery.failures)
@@ -439,15 +425,8 @@ class PipelineMachine:
             actions.append(Void(key))
         return [*actions, Free(key) if visit.committed else FreeGradient(key)]
 
-    def _turned(
-        self, key: Key, way: Direction, peer: PeerId, trouble: Trouble, now: float
-    ) -> list[Action]:
-        if trouble is Trouble.FAILED:
-            self.suspects.add(peer, now)
-        visit = self.visits.get(key)
-        if visit is None:
-            return []
-        leg = visit.leg(way)
+    def _turned(self, event: Turned, visit: Visit, now: float) -> list[Action]:
+        key, way, peer, leg = event.key, event.way, event.peer, visit.leg(event.way)
         if leg.step is Step.SETTLED or leg.delivery is None or leg.target != peer:
             return []
         leg.target = None
@@ -455,7 +434,7 @@ class PipelineMachine:
         if way is FORWARD and visit.backward.step is not Step.ABSENT:
             leg.step = Step.SETTLED
             return self._tell(key, visit, FORWARD)
-        leg.delivery.turned(peer, trouble)
+        leg.delivery.turned(peer, event.trouble)
         return self._send(key, visit, way, now)
 
     def _gone(self, peer: PeerId, now: float) -> list[Action]:
@@ -463,14 +442,20 @@ class PipelineMachine:
         waits = [
             (k, w) for k, v in self.visits.items() for w in Direction if v.leg(w).target == peer
         ]
-        return [a for key, way in waits for a in self._turned(key, way, peer, Trouble.FAILED, now)]
+        if waits:
+            self.suspects.add(peer, now)
+        turned = (Turned(key, way, peer, Trouble.FAILED) for key, way in waits)
+        return [
+            a
+            for event in turned
+            if (visit := self.visits.get(event.key)) is not None
+            for a in self._turned(event, visit, now)
+        ]
 
     # Standing in for a dead replica
     # ------------------------------------------------------------
 
     def _asked(self, event: Asked) -> list[Action]:
-        if (answer := self._in_force(event.epoch, event.plan_hash)) is not None:
-            return [Answer(Say.REFUSED, answer.reason)]
         key = event.key
         visit = self.visits.get(key)
         if visit is None or event.position >= len(visit.journey):
@@ -488,18 +473,16 @@ class PipelineMachine:
         visit.journey[event.position] = Hop(stage, event.caller)
         return [Answer(Say.TAKE)]
 
-    def _fetched(self, key: Key, peer: PeerId) -> list[Action]:
-        visit = self.visits.get(key)
-        if visit is None or visit.forward.step is not Step.ABSENT:
+    def _fetched(self, key: Key, visit: Visit, peer: PeerId) -> list[Action]:
+        if visit.forward.step is not Step.ABSENT:
             return []
         before = beside(visit.journey, key.position, BACKWARD)
         visit.journey[before] = Hop(visit.journey[before].stage, peer)
         visit.forward.step = Step.HELD
         return [Compute(key, FORWARD)]
 
-    def _not_fetched(self, key: Key, settled: bool) -> list[Action]:
-        visit = self.visits.get(key)
-        if visit is None or visit.forward.step is not Step.ABSENT:
+    def _not_fetched(self, key: Key, visit: Visit, settled: bool) -> list[Action]:
+        if visit.forward.step is not Step.ABSENT:
             return []
         if settled:
             visit.backward.step, visit.committed = Step.SETTLED, True
@@ -507,9 +490,8 @@ class PipelineMachine:
         del self.visits[key]
         return [Failed(key, BACKWARD, "the input cannot be had again"), Free(key)]
 
-    def _expired(self, key: Key) -> list[Action]:
-        visit = self.visits.get(key)
-        if visit is None or visit.journey[0].peer == self.me:
+    def _expired(self, key: Key, visit: Visit) -> list[Action]:
+        if visit.journey[0].peer == self.me:
             return []
         if visit.backward.step is Step.SETTLED and not visit.committed:
             visit.committed = True
@@ -545,8 +527,6 @@ class PipelineMachine:
         return [TellCounted(key.index, who), Finished(key.index), Free(last), Free(key)]
 
     def _counted(self, event: Counted) -> list[Action]:
-        if (answer := self._in_force(event.epoch, event.plan_hash)) is not None:
-            return [Answer(Say.REFUSED, answer.reason)]
         path = self.paths.get(event.index)
         if path is None or event.caller != path.origin:
             return [Answer(Say.REFUSED, "not yours to say")]
@@ -572,8 +552,6 @@ class PipelineMachine:
         return actions
 
     def _lost(self, event: Lost) -> list[Action]:
-        if self._in_force(event.epoch, event.plan_hash) is not None:
-            return [Answer(Say.REFUSED, "not the plan in force")]
         path = self.paths.get(event.index)
         if path is None or not any(event.caller in self.replicas(hop.stage) for hop in path.hops):
             return [Answer(Say.REFUSED, "not yours to say")]

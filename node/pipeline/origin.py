@@ -77,7 +77,7 @@ class Origin:
             return MicroBatchDone(index, False)  # of a plan that is not in force any more
         result = self._results[index] = asyncio.get_running_loop().create_future()
         work = VisitBuffers(pipeline.clock.now() + left, pipeline.shape_of(index), batch=batch)
-        pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index), work.deadline)
+        pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index))
         pipeline.do(Start(index))
         try:
             await asyncio.wait((result,), timeout=max(0.0, left))

@@ -44,14 +44,17 @@ def beside(journey: Sequence[Hop], position: int, way: Direction) -> int:
     return at
 
 
+def current(plan: Plan) -> dict[int, list[PlanMember]]:
+    """By stage the members that hold it in the plan's parameters, in PeerId order."""
+    stages = {m.stage for m in plan.members if m.current}
+    return {stage: [m for m in plan.stage(stage) if m.current] for stage in stages}
+
+
 def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
     """By peer of a block stage, the seconds of one micro-batch, and when one more than the plan
     gives it would be done, by the plan's speeds. Who was not measured is as fast as its stage's
     median; where nobody was, as any other."""
-    peers: dict[int, list[PlanMember]] = {}
-    for m in plan.members:
-        if m.current and m.stage != ENDS:
-            peers.setdefault(m.stage, []).append(m)
+    peers = {stage: cell for stage, cell in current(plan).items() if stage != ENDS}
     usual = {
         s: median(known) if (known := [m.speed for m in row if m.speed > 0]) else 1.0
         for s, row in peers.items()

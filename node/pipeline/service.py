@@ -334,7 +334,10 @@ class Pipeline(PipelineBase):
             if self.stash.get(key) is work:
                 self.do(ev.Broken(key, way, str(e)[:200], lost))
             return
-        self._account(seconds)
+        self.telemetry.spent("compute", seconds)
+        idle = self.device.idle_s
+        self.telemetry.spent("wait", idle - self._idle_seen)
+        self._idle_seen = idle
         self._say_slices()
         if self.stash.get(key) is not work:
             return  # freed meanwhile, perhaps before it began
@@ -371,12 +374,6 @@ class Pipeline(PipelineBase):
                 "warning",
                 slice=self._sliced,
             )
-
-    def _account(self, seconds: float) -> None:
-        self.telemetry.spent("compute", seconds)
-        idle = self.device.idle_s
-        self.telemetry.spent("wait", idle - self._idle_seen)
-        self._idle_seen = idle
 
     def _commit(self, key: Key) -> None:
         work = self.stash.get(key)

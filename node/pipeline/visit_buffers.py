@@ -58,6 +58,8 @@ class VisitBuffers:
     share: Share | None = None
     loss_sum: float = 0.0
     tokens: int = 0
+    nbytes: int = 0
+    """What the stash counts for it."""
     dead: bool = False
     """Freed while its job was queued; the job then does nothing."""
 
@@ -119,11 +121,9 @@ class StageMath:
         if self.recompute == "stage":
             self.graph_bytes[work.shape] = 0
             return self._forward_only(x, work.document_ends)
-        if work.shape in self.graph_bytes:
+        known = work.shape in self.graph_bytes
+        with nullcontext() if known else self._measured(work.shape):
             work.y = self._module(x, work.document_ends)
-        else:
-            with self._measured(work.shape):
-                work.y = self._module(x, work.document_ends)
         return work.y
 
     def backward(self, work: VisitBuffers) -> None:
@@ -202,11 +202,9 @@ class StageMath:
 
     def embed_backward(self, work: VisitBuffers) -> None:
         """Gradient of the hidden states → the embedding's share; none where it is not trained."""
-        if self._frozen:
-            work.share = self._share([])
-            return
+        y, dy = _there(work.y), _there(work.gradient)
         work.share = self._share(
-            self._grad(_there(work.y), self._parameters, self._take(_there(work.gradient)))
+            [] if self._frozen else self._grad(y, self._parameters, self._take(dy))
         )
 
     @torch.no_grad()

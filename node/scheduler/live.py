@@ -102,15 +102,12 @@ def paths_of(
 
 def _compute(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> dict[PeerId, float]:
     """Seconds of a micro-batch at each peer, forward and backward."""
-    groups = [(ENDS, tuple(o for o, _ in task.counts)), *task.stages]
-    found: dict[PeerId, float] = {}
-    for _, peers in groups:
-        known = {
-            p: costs.compute.get(p) or (1 / speeds[p] if speeds.get(p) else 0.0) for p in peers
-        }
-        found.update({p: s for p, s in known.items() if s > 0})
+    known = {
+        p: costs.compute.get(p) or (1 / speeds[p] if speeds.get(p) else 0.0) for p in task.peers
+    }
+    found = {p: s for p, s in known.items() if s > 0}
     everywhere = median(found.values()) if found else 1 / NOMINAL
-    for stage, peers in groups:
+    for stage, peers in ((ENDS, tuple(o for o, _ in task.counts)), *task.stages):
         # The ends do other work than a stage: without a word of theirs it is taken to be little.
         usual = (
             median(here)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import groupby, islice
 from statistics import mean
 
 from node.core.ids import ENDS, PeerId, short
@@ -41,14 +41,10 @@ def reasons(plan: Plan, stages: int, costs: Costs | None = None) -> list[str]:
 
 def _numbers(indices: Sequence[int]) -> str:
     """Ascending numbers, runs of them by their ends: 0-3, 5. Of many runs the first ones."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1][1:] = [index]
-        else:
-            runs.append([index])
-    said = ["-".join(map(str, run)) for run in runs[:RUNS]]
-    more = len(indices) - sum(run[-1] - run[0] + 1 for run in runs[:RUNS])
+    grouped = groupby(enumerate(indices), lambda at: at[1] - at[0])
+    runs = [[index for _, index in run] for _, run in grouped]
+    said = ["-".join(map(str, sorted({run[0], run[-1]}))) for run in runs[:RUNS]]
+    more = sum(map(len, runs[RUNS:]))
     return ", ".join([*said, f"{more} more"] if more else said)
 
 

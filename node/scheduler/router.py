@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
@@ -22,7 +23,7 @@ from node.scheduler.planning.estimate import INFINITE, Estimator
 from node.scheduler.planning.first import insertion
 from node.scheduler.planning.planner import make_plan
 from node.scheduler.planning.problem import PathProblem, Route
-from node.scheduler.planning.rules import OF_PATHS, joined, owed_kept
+from node.scheduler.planning.rules import broken, joined
 from node.scheduler.quotas import quotas, turns
 from node.scheduler.rotation import Rotation
 from node.scheduler.settings import SchedulerSettings
@@ -79,10 +80,6 @@ class Router:
         self._known: dict[tuple[object, ...], list[tuple[Routes, str]]] = {}
         self._searched: dict[tuple[object, ...], tuple[int, float]] = {}
         self._speeds: Mapping[PeerId, float] = {}
-
-    def counted(self, paths: Sequence[Path]) -> None:
-        """An epoch was committed with these paths."""
-        self.rotation.counted(paths)
 
     def task(self, ends: Sequence[tuple[PeerId, float]], stages: Stages, total: int) -> PathTask:
         """What is to be laid, without debts and visits. Raises ValueError when there are fewer
@@ -162,20 +159,21 @@ class Router:
         is measured does not matter."""
         if problem.total * problem.length > COMPARED:
             routes, how = next(
-                (r, how) for r, how in reversed(options) if how == "turns" or _holds(problem, r)
+                (r, how)
+                for r, how in reversed(options)
+                if how == "turns" or broken(problem, r, debts=False) is None
             )
             return routes, how, 0.0
         estimator, ages = Estimator(problem), dict(task.owed)
-        best: tuple[float, Routes, str, float] | None = None
+        priced: list[tuple[float, float, Routes, str]] = []
         for routes, how in options:
             makespan = estimator.play(routes, problem.launches(routes))
             debt = DEBT * sum(ages[d] for d in _unpaid(task, problem, routes))
-            price = makespan * (1 + debt) if planned else debt
-            if (best is None or price < best[0]) and _holds(problem, routes):
-                best = price, routes, how, makespan
-        if best is None:
-            raise RuntimeError("turns break a rule")
-        return best[1], best[2], best[3] if best[3] < INFINITE else 0.0
+            priced.append((makespan * (1 + debt) if planned else debt, makespan, routes, how))
+        for _, makespan, routes, how in sorted(priced, key=itemgetter(0)):
+            if broken(problem, routes, debts=False) is None:
+                return routes, how, makespan if makespan < INFINITE else 0.0
+        raise RuntimeError("turns break a rule")
 
     def job(self, laid: Laid, costs: Costs) -> SearchJob | None:
         """What to search while ``laid`` runs: the same problem at today's costs, with the debts
@@ -249,7 +247,3 @@ def _unpaid(task: PathTask, problem: PathProblem, routes: Routes) -> list[tuple[
     met = joined(problem, routes)
     names, stages = task.peers, [0, *(s for s, _ in task.stages)]
     return [(names[o], stages[k]) for o, k in problem.owed if (o, k) not in met]
-
-
-def _holds(problem: PathProblem, routes: Routes) -> bool:
-    return all(rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS)

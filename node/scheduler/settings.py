@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node.core.errors import UsageFault, refuse
+from node.core.errors import refuse
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,16 @@ class SchedulerSettings:
             ),
         )
         kept = min(self.keep_first, stages) if hops < stages else 0
-        if micro_batches * (hops - kept) < stages - kept:
-            raise UsageFault(
+        refuse(
+            (
+                micro_batches * (hops - kept) < stages - kept,
                 f"scheduler.skip = {self.skip:g}: {micro_batches} micro-batches over {hops} of "
                 f"{stages} block stages each do not "
                 "visit every stage in an epoch",
                 f"training.target_batch must be {-(-(stages - kept) // (hops - kept))} "
                 "micro-batches or more",
             )
+        )
         if self.max_jump:
             # Equal visits within the bound on jumps: what holds for as many micro-batches as stages
             # share holds for any multiple.

@@ -139,9 +139,7 @@ def _given(document: dict[str, Any], problem: PathProblem) -> tuple[Route, ...] 
                 'give {"origin": 0, "hops": [5, 9, 13]}, as `tutti schedule --json` does',
             )
         routes.append(tuple(hops))
-    countable = all(route[0] in problem.counts for route in routes)
-    why = broken(problem, routes, replay(problem, routes) if countable else None)
-    if why:
+    if why := broken(problem, routes):
         raise UsageFault(
             f"the plan breaks a rule: {why}", "plan again:  tutti schedule PROBLEM.json --json"
         )

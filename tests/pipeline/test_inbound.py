@@ -290,7 +290,7 @@ async def test_forward_only_work_ends_whatever_deadline_it_says(swarm, plan, mon
     monkeypatch.setattr(PipelineBase, "hop_s", 0.2)
     for replica in ("s2a", "s2b"):  # they answer BUSY for ever
         busy = swarm.pipelines[replica].stash
-        busy.reserve(1)
+        busy.charge(1)
         busy.limit = 0
     evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, deadline_s=86400.0)
     stash = swarm.pipelines["s1a"].stash

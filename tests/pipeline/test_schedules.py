@@ -342,7 +342,7 @@ class World:
             if self.apart(me, peer) or self.chance(self.chaos.loss):
                 continue
             answer = self.tell(
-                peer, ev.Asked(key.epoch, plan, key.index, key.position, me, wanted.skipped)
+                peer, ev.Asked(key.epoch, plan, key.index, me, key.position, wanted.skipped)
             )
             if answer is not None and answer.say is Say.TAKE:
                 theirs = max(

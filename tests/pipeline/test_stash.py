@@ -1,30 +1,37 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.pipeline.events import Key
 from node.pipeline.stash import Stash
+from node.pipeline.visit_buffers import VisitBuffers
+
+
+def work(deadline: float = 0.0) -> VisitBuffers:
+    return VisitBuffers(deadline, (1, 1, 1))
 
 
 def test_one_entry_always_fits_and_the_next_waits():
-    stash: Stash[str, int] = Stash(10)
-    ticket = stash.reserve(100)
+    stash, key = Stash(10), Key(1, 0, 1)
+    stash.charge(100)
     assert not stash.room(1)
-    stash.put("a", 1, 100, 5.0, ticket)
+    stash.charge(-100)
+    stash.put(key, work(), 100)
     assert stash.used == 100
     assert not stash.room(1)
-    assert stash.pop("a") == 1
+    assert stash.pop(key) is not None
     assert stash.room(1000)
 
 
 def test_the_expired_are_named_oldest_first():
-    stash: Stash[str, int] = Stash(100)
-    for name, expires in (("late", 9.0), ("b", 2.0), ("a", 1.0)):
-        stash.put(name, 0, 1, expires)
-    assert stash.expired(2.0) == ["a", "b"]
+    stash = Stash(100)
+    for index, deadline in ((0, 9.0), (1, 2.0), (2, 1.0)):
+        stash.put(Key(1, index, 1), work(deadline), 1)
+    assert stash.expired(2.0) == [Key(1, 2, 1), Key(1, 1, 1)]
 
 
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["reserve", "put", "cancel", "recharge", "pop"]),
+        st.sampled_from(["arrive", "put", "leave", "recharge", "pop"]),
         st.integers(0, 3),
         st.integers(0, 60),
     ),
@@ -34,24 +41,25 @@ operations = st.lists(
 
 @given(operations)
 def test_what_is_used_is_what_is_inside(steps):
-    stash: Stash[int, int] = Stash(100)
-    tickets: list[tuple[int, int]] = []
-    inside: dict[int, int] = {}
-    for what, key, n in steps:
-        if what == "reserve" and stash.room(n):
-            tickets.append((stash.reserve(n), n))
+    stash = Stash(100)
+    arriving: list[int] = []
+    inside: dict[Key, int] = {}
+    for what, index, n in steps:
+        key = Key(1, index, 1)
+        if what == "arrive" and stash.room(n):
+            arriving.append(n)
+            stash.charge(n)
             assert stash.used <= max(100, n)
-        elif what == "put" and tickets:
-            stash.put(key, key, n, 0.0, tickets.pop()[0])
+        elif what == "put" and arriving:
+            stash.charge(-arriving.pop())
+            stash.put(key, work(), n)
             inside[key] = n
-        elif what == "cancel" and tickets:
-            ticket, _ = tickets.pop(0)
-            stash.cancel(ticket)
-            stash.cancel(ticket)
+        elif what == "leave" and arriving:
+            stash.charge(-arriving.pop(0))
         elif what == "recharge":
             stash.recharge(key, n)
             inside.update({key: n} if key in inside else {})
         elif what == "pop":
             assert (stash.pop(key) is None) == (inside.pop(key, None) is None)
-        assert stash.used == sum(inside.values()) + sum(n for _, n in tickets)
-        assert {key for key in range(4) if stash.get(key) is not None} == inside.keys()
+        assert stash.used == sum(inside.values()) + sum(arriving)
+        assert {k for i in range(4) if stash.get(k := Key(1, i, 1)) is not None} == inside.keys()

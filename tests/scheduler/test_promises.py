@@ -125,7 +125,7 @@ def test_what_the_planner_makes_is_never_refused(seed: int) -> None:
             continue  # there is no plan, so nobody is asked to follow one
         plan = plan_of(paths, rows)
         assert refused(plan, scheduler, stages, may_skip) == ""
-        router.counted(paths)
+        router.rotation.counted(paths)
         if (job := router.job(laid, costs)) is not None and dice.random() < 0.2:
             router.improved(job, *search(job, moves=20))
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,25 @@ def anyhow(problem: PathProblem, dice: random.Random, swaps: bool = True) -> lis
     return routes
 
 
+def keeps_slots_and_turns(problem: PathProblem, tasks: list[ReplayTask]) -> bool:
+    """No peer holds more than it has slots, or does two tasks at once."""
+    held, free = Counter(), Counter()
+    stays = [(t.came, 1, t.peer) for t in tasks if t.kind == "f"]
+    for _, change, peer in sorted(stays + [(t.end, -1, t.peer) for t in tasks if t.kind == "b"]):
+        held[peer] += change
+        if held[peer] > problem.slots[peer]:
+            return False
+    for task in sorted(tasks):
+        if task.start < free[task.peer] - 1e-9:
+            return False
+        free[task.peer] = task.end + problem.gap
+    return True
+
+
 def test_the_published_plan_takes_what_is_stored():
     problem = load("A")
     played = replay(problem, published())
-    assert rules.broken(problem, published(), played) is None
+    assert rules.broken(problem, published()) is None
     assert played.makespan == pytest.approx(33.353792, abs=1e-9)
     assert round(played.makespan, 3) == problem.reference["skippipe_replayed"]
 
@@ -71,11 +87,11 @@ def test_the_estimate_is_the_replay(kind):
         if len(played.done) == len(routes):
             assert said == pytest.approx(played.makespan, abs=1e-9)
             assert estimator.play(routes, turns, said - 1e-6) == float("inf")
-            assert rules.broken(problem, routes, played) in (None, rules.safe(problem, routes))
+            assert rules.broken(problem, routes) in (None, rules.safe(problem, routes))
+            assert keeps_slots_and_turns(problem, played.tasks)
             assert max(lower_bounds(problem).values()) <= played.makespan + 1e-9
         else:
             assert said == float("inf")
-            assert rules.complete(problem, routes, played)
             assert rules.safe(problem, routes)
 
 
@@ -120,19 +136,3 @@ def test_a_missing_required_visit_is_detected():
 
     owing = replace(problem, owed=frozenset({(11, 4)}))
     assert "stage 4" in str(rules.owed_kept(owing, published()))
-
-
-def test_memory_and_collisions_of_a_forged_replay_are_seen():
-    problem, routes = load("A"), published()
-    played = replay(problem, routes)
-    assert rules.memory(problem, routes, played) is None
-    assert rules.collisions(problem, routes, played) is None
-    more = played.copy()
-    more.log = [(0.0, 14, 1)] * 4
-    assert "slots" in str(rules.memory(problem, routes, more))
-    first = played.tasks[0]
-    twin = ReplayTask(first.start + 0.1, first.end, first.peer, "f", 1, 0, 0.0)
-    more.tasks.append(twin)
-    assert rules.collisions(problem, routes, more)
-    more.done.clear()
-    assert "30 of 30" in str(rules.complete(problem, routes, more))

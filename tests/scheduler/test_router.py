@@ -98,7 +98,7 @@ def test_every_origin_trains_every_stage_equally_often(
         seen += here
         assert max(seen.values()) - min(seen.values()) <= 1, f"after epoch {epoch}"
         met |= {(p.origin, h.stage) for p in laid.paths for h in p.hops}
-        router.counted(laid.paths)
+        router.rotation.counted(laid.paths)
         if epoch % 3 == 0:
             assert met == {(o, s) for o, _ in sources for s in range(1, stages + 1)}
             met.clear()
@@ -120,7 +120,7 @@ def test_stages_that_come_and_go_get_paths_with_short_jumps(
         numbers = [visits(laid.paths)[s] for s in here if s not in gone]
         assert sum(numbers) == total * hops
         assert max(numbers) - min(numbers) <= 1
-        router.counted(laid.paths)
+        router.rotation.counted(laid.paths)
 
 
 def test_a_stage_without_a_peer_is_left_out_of_short_paths() -> None:
@@ -150,7 +150,7 @@ def test_the_first_stages_are_on_every_path(
         seen += visits(laid.paths)
         others = [seen[s] for s in range(keep + 1, stages + 1)]
         assert max(others) - min(others) <= 1
-        router.counted(laid.paths)
+        router.rotation.counted(laid.paths)
     # Where nobody holds a first stage it is not waited for.
     laid = router.lay(ENDS, {**blocks(stages), 1: []}, samples(total), alike(stages))
     assert 1 not in visits(laid.paths)
@@ -183,7 +183,7 @@ def test_a_search_improves_the_next_epoch_and_ends() -> None:
     asked, last = 0, first
     for _ in range(24):
         asked += searched(router, last, costs)
-        router.counted(last.paths)
+        router.rotation.counted(last.paths)
         last = router.lay(ENDS, blocks(3), samples(9), costs)
         assert last.run_s > 0
     assert last.run_s <= first.run_s

@@ -84,7 +84,7 @@ def test_any_problem_gets_a_plan_in_time_that_keeps_the_rules(seed: int) -> None
     plan = make_plan(problem, clock=ticking(), limit_s=limit)
     assert plan.planning_s <= limit + 2 * TICK
     played = replay(problem, plan.routes)
-    assert broken(problem, plan.routes, played) is None
+    assert broken(problem, plan.routes) is None
     assert played.makespan == plan.makespan <= cheapest(problem) + 1e-9
     assert plan.makespan >= plan.bound - 1e-9
 

@@ -51,7 +51,7 @@ class PipelineBase(ABC):
         self.settings, self.limits, self.telemetry = settings, limits, telemetry
         self.clock, self.plan_wait_s, self.shape = clock, plan_wait_s, shape
         self.machine = machine
-        self.stash: Stash[Key, VisitBuffers] = Stash(limits.stash_bytes or STASH)
+        self.stash = Stash(limits.stash_bytes or STASH)
         self.tasks = Tasks("pipeline", self._on_error)
         self.timing = Timing()
         """What work and ways cost, as measured here."""
@@ -85,7 +85,7 @@ class PipelineBase(ABC):
         return answer
 
     def hold(
-        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float, ticket: int
+        self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float
     ) -> tuple[Answer, list[ev.Action]]:
         """A whole tensor is here and goes into the stash. The answer comes with what is to be done
         once it is said."""
@@ -96,7 +96,7 @@ class PipelineBase(ABC):
             work = self.stash.get(key)
             if work is None:
                 work = VisitBuffers(self.clock.now() + deadline_s, self.shape_of(key.index))
-                self.stash.put(key, work, self.cost(key.index), work.deadline, ticket)
+                self.stash.put(key, work, self.cost(key.index))
             if event.way is Direction.BACKWARD:
                 work.gradient = reader
             else:

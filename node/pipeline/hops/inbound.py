@@ -78,16 +78,15 @@ class Inbound(PipelineServicer):
             reader = FrameReader(
                 incoming.head, pipeline.shape_of(claim.index), shape.wire, shape.masked and forward
             )
-            ticket = (
-                pipeline.stash.reserve(cost) if forward and not pipeline.at_origin(claim.key) else 0
-            )
+            charge = cost if forward and not pipeline.at_origin(claim.key) else 0
+            pipeline.stash.charge(charge)
             try:
                 async with asyncio.timeout(pipeline.hop_s):
                     await read_chunks(context.read, reader)
-                pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
-                answer, rest = self._look(way, caller, incoming, reader, ticket)
             finally:
-                pipeline.stash.cancel(ticket)
+                pipeline.stash.charge(-charge)
+            pipeline.transport.count(caller, received=reader.nbytes, plane="pipeline")
+            answer, rest = self._look(way, caller, incoming, reader)
         match answer.say:
             case Say.TAKE | Say.AGAIN:
                 outcome = pipeline.outcome(claim.key, way)
@@ -99,15 +98,12 @@ class Inbound(PipelineServicer):
                     pipeline.carry_out(rest)
                 done, reason = await outcome
                 await say(context, pb.DONE if done else pb.REFUSED, reason)
-            case Say.SETTLED:
-                await say(context, pb.DONE, answer.reason)
-            case Say.BUSY:
-                await say(context, pb.BUSY, answer.reason)
-            case _:
-                await say(context, pb.REFUSED, answer.reason)
+            case other:
+                verdict = {Say.SETTLED: pb.DONE, Say.BUSY: pb.BUSY}.get(other, pb.REFUSED)
+                await say(context, verdict, answer.reason)
 
     def _look(
-        self, way: Direction, caller: PeerId, incoming: Incoming, reader: FrameReader, ticket: int
+        self, way: Direction, caller: PeerId, incoming: Incoming, reader: FrameReader
     ) -> tuple[Answer, list[Action]]:
         """Into the stash with it, unless its numbers cannot be used."""
         pipeline, claim = self._pipeline, incoming.claim
@@ -120,9 +116,7 @@ class Inbound(PipelineServicer):
             way, claim.journey[before].stage, caller, claim.index, reader
         ):
             return Answer(Say.REFUSED, objection), []
-        return pipeline.hold(
-            TensorReceived(way, claim, caller), reader, incoming.head.deadline_s, ticket
-        )
+        return pipeline.hold(TensorReceived(way, claim, caller), reader, incoming.head.deadline_s)
 
     async def _patient(
         self, way: Direction, caller: PeerId, incoming: Incoming
@@ -150,8 +144,8 @@ class Inbound(PipelineServicer):
             request.epoch,
             request.plan_hash,
             request.index,
-            request.position,
             caller,
+            request.position,
             tuple(request.skipped[: pipeline.shape.stages]),
         )
         answer, key = pipeline.ask(asked), asked.key

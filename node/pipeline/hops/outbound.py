@@ -4,7 +4,8 @@ reported lost."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class StreamOutcome:
     reason: str = ""
 
 
-class AlreadyThere(Exception):
+class AlreadyThere(PeerFault):
     """The peer has the gradient of the activation we asked for."""
 
 
@@ -56,24 +57,36 @@ class Outbound:
     ) -> StreamOutcome:
         """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds
         that the way took. Never raises for the peer's failures."""
+        name = "Forward" if way is Direction.FORWARD else "Backward"
+        try:
+            async with self._call(peer, name, messages, timeout) as call:
+                return await self._receipts(peer, call, nbytes, accepted)
+        except PeerFault as e:
+            return StreamOutcome(Trouble.FAILED, e.reason)
+
+    @asynccontextmanager
+    async def _call(
+        self, peer: PeerId, name: str, request: object, timeout: float
+    ) -> AsyncIterator[Any]:
+        """A call under way, that ends with the block. Raises AlreadyThere and PeerFault."""
         call: Any = None
         try:
             async with asyncio.timeout(timeout):
                 stub = PipelineStub(await self._transport.channel(peer))
-                call = (stub.Forward if way is Direction.FORWARD else stub.Backward)(messages)
-                return await self._receipts(peer, call, nbytes, accepted)
-        except PeerFault as e:
-            return StreamOutcome(Trouble.FAILED, e.reason)
-        except TimeoutError:
-            return StreamOutcome(Trouble.FAILED, f"no answer in {timeout:.1f} s")
+                call = getattr(stub, name)(request)
+                yield call
+        except TimeoutError as e:
+            raise PeerFault(peer, f"no answer in {timeout:.1f} s") from e
         except grpc.aio.AioRpcError as e:
             if e.code() is grpc.StatusCode.UNAVAILABLE:
                 self._transport.forget(peer)
-            return StreamOutcome(Trouble.FAILED, translate(peer, e).reason)
-        except asyncio.CancelledError:
+            if e.code() is grpc.StatusCode.ALREADY_EXISTS:
+                raise AlreadyThere(peer, "the gradient is there") from e
+            raise translate(peer, e) from e
+        except asyncio.CancelledError as e:
             if is_cancelled():
                 raise
-            return StreamOutcome(Trouble.FAILED, "its connection was closed")
+            raise PeerFault(peer, "its connection was closed") from e
         finally:
             if call is not None and not call.done():
                 call.cancel()
@@ -116,39 +129,21 @@ class Outbound:
     ) -> FrameReader:
         """The input of ``key`` from the hop before it. Raises AlreadyThere, PeerFault, or WireError
         for a bad tensor."""
-        call: Any = None
-        try:
-            async with asyncio.timeout(timeout):
-                stub = PipelineStub(await self._transport.channel(peer))
-                call = stub.Fetch(
-                    pb.FetchInput(
-                        epoch=key.epoch,
-                        plan_hash=plan_hash,
-                        index=key.index,
-                        position=key.position,
-                        skipped=skipped,
-                    )
-                )
-                first = await call.read()
-                if first is EOF or first.WhichOneof("part") != "head":
-                    raise WireError("no head")
-                reader = reader_of(first.head)
-                await read_chunks(call.read, reader)
-                self._transport.count(peer, received=reader.nbytes, plane="pipeline")
-                return reader
-        except TimeoutError as e:
-            raise PeerFault(peer, f"no activation in {timeout:.1f} s") from e
-        except grpc.aio.AioRpcError as e:
-            if e.code() is grpc.StatusCode.ALREADY_EXISTS:
-                raise AlreadyThere from e
-            raise translate(peer, e) from e
-        except asyncio.CancelledError as e:
-            if is_cancelled():
-                raise
-            raise PeerFault(peer, "its connection was closed") from e
-        finally:
-            if call is not None and not call.done():
-                call.cancel()
+        request = pb.FetchInput(
+            epoch=key.epoch,
+            plan_hash=plan_hash,
+            index=key.index,
+            position=key.position,
+            skipped=skipped,
+        )
+        async with self._call(peer, "Fetch", request, timeout) as call:
+            first = await call.read()
+            if first is EOF or first.WhichOneof("part") != "head":
+                raise WireError("no head")
+            reader = reader_of(first.head)
+            await read_chunks(call.read, reader)
+            self._transport.count(peer, received=reader.nbytes, plane="pipeline")
+            return reader
 
     async def lost(
         self, origin: PeerId, key: Key, plan_hash: str, reason: str, timeout: float

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import StageSet, deal
 from node.scheduler.planning.estimate import INFINITE, Estimator
 from node.scheduler.planning.first import cheap, insertion, origins_in_turns, round_robin
 from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import replay
-from node.scheduler.planning.rules import OF_PATHS, broken, joined, owed_kept
+from node.scheduler.planning.rules import broken, joined
 from node.scheduler.planning.search import PathSearch
 
 Clock = Callable[[], float]
@@ -62,9 +62,8 @@ class PathPlan:
     def owed(self) -> dict[int, list[int]]:
         """By ends peer, the stages its micro-batches did not train: what a later epoch owes it."""
         seen = joined(self.problem, self.routes)
-        blocks = range(1, len(self.problem.stages))
         rest = {
-            o: [s for s in blocks if (o, s) not in seen]
+            o: [s for s in range(1, len(self.problem.stages)) if (o, s) not in seen]
             for o, count in self.problem.counts.items()
             if count
         }
@@ -75,7 +74,7 @@ class _Budget:
     """Time or moves, whichever is over first."""
 
     def __init__(self, clock: Clock, limit_s: float | None, moves: int | None) -> None:
-        self.clock, self.limit_s, self.moves = clock, limit_s, moves
+        self.clock, self.limit_s, self.moves = clock, limit_s, moves or INFINITE
         self.began = clock()
         self._last = self._longest = 0.0
 
@@ -90,10 +89,9 @@ class _Budget:
 
     def used(self, moves: int) -> float:
         """Share that is used: 0..1 and more."""
-        share = 0.0
-        if self.limit_s is not None:
-            share = (self.clock() - self.began) / self.limit_s if self.limit_s > 0 else 1.0
-        return max(share, moves / self.moves) if self.moves else share
+        if self.limit_s == 0:
+            return 1.0
+        return max(self.share(self.clock() - self.began), moves / self.moves)
 
     def begin(self) -> None:
         """Steps follow."""
@@ -195,9 +193,7 @@ def _first(
     # To judge a last plan and to ask all rules at the end takes about as long as this did.
     budget.keep(max(2 * (budget.clock() - began), LEAST_KEPT * (budget.limit_s or 0.0)))
     for routes in known:
-        if budget.used(0) < FIRST and all(
-            rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS
-        ):
+        if budget.used(0) < FIRST and broken(problem, routes, debts=False) is None:
             best.offer(routes)
     began = budget.clock()
     for slots in (True, False):
@@ -215,20 +211,23 @@ def _payable(problem: PathProblem) -> None:
     """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
     path reaches."""
     for o, count in problem.counts.items():
-        owed = [s for p, s in problem.owed if p == o]
-        if len(owed) > count * problem.hops:
-            raise UsageFault(
-                f"ends peer {o} is owed {len(owed)} stages, its {count} paths visit "
-                f"{count * problem.hops}",
+        owed, paid = sum(p == o for p, _ in problem.owed), count * problem.hops
+        refuse(
+            (
+                owed > paid,
+                f"ends peer {o} is owed {owed} stages, its {count} paths visit {paid}",
                 "owe less, or give more micro-batches or longer paths",
             )
+        )
     reach = problem.hops * problem.max_jump
     for o, s in sorted(problem.owed):
-        if s > reach or not problem.hops:
-            raise UsageFault(
+        refuse(
+            (
+                s > reach or not problem.hops,
                 f"stage {s}, owed to ends peer {o}, is out of reach of any path",
                 f"give max_jump {s}, or owe less",
             )
+        )
 
 
 def _starts(

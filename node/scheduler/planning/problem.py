@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, refuse
 
 MOST_PEERS = 4096
 MOST_MICROBATCHES = 200_000
@@ -106,42 +106,51 @@ def parse(document: Any) -> PathProblem:
             "the problem is not an object",
             "give an object with delays_s, compute_s, stages, path_length",
         )
-    for key in ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end"):
-        if key not in document:
-            raise UsageFault(
-                f"{key} is missing", f"give {key}; `tutti schedule --help` shows the format"
+    needed = ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end")
+    refuse(
+        *(
+            (
+                key not in document,
+                f"{key} is missing",
+                f"give {key}; `tutti schedule --help` shows the format",
             )
-    compute = _times(document["compute_s"], "compute_s", None)
+            for key in needed
+        )
+    )
+    compute, rows = _times(document["compute_s"], "compute_s", None), document["delays_s"]
     peers = len(compute)
-    if not 1 <= peers <= MOST_PEERS:
-        raise UsageFault(
-            f"compute_s has {peers} peers", f"give one time for each of 1 to {MOST_PEERS} peers"
-        )
-    rows = document["delays_s"]
-    if not isinstance(rows, list) or len(rows) != peers:
-        given = len(rows) if isinstance(rows, list) else "no"
-        raise UsageFault(
-            f"delays_s has {given} rows for {peers} peers", f"give a square matrix of {peers} rows"
-        )
+    refuse(
+        (
+            not 1 <= peers <= MOST_PEERS,
+            f"compute_s has {peers} peers",
+            f"give one time for each of 1 to {MOST_PEERS} peers",
+        ),
+        (
+            not isinstance(rows, list) or len(rows) != peers,
+            f"delays_s has {_size(rows)} rows for {peers} peers",
+            f"give a square matrix of {peers} rows",
+        ),
+    )
     delays = tuple(_times(row, f"row {i} of delays_s", peers) for i, row in enumerate(rows))
     stages = _stages(document["stages"], peers)
     length = whole(document["path_length"], "path_length", 1, MOST_COUNT)
-    if length > len(stages):
-        raise UsageFault(
-            f"path_length {length} is more than the {len(stages)} stages, and no stage is visited "
-            "twice",
-            f"give path_length {len(stages)} or less",
-        )
     ends = whole(document.get("slots_ends", 3), "slots_ends", 1, MOST_COUNT)
     each = _each(document.get("slots_stage", 3), "slots_stage", 1, range(peers))
     counts = _each(document["microbatches_per_end"], "microbatches_per_end", 0, stages[0])
-    if not 1 <= sum(counts.values()) <= MOST_MICROBATCHES:
-        raise UsageFault(
+    refuse(
+        (
+            length > len(stages),
+            f"path_length {length} is more than the {len(stages)} stages, and no stage is visited "
+            "twice",
+            f"give path_length {len(stages)} or less",
+        ),
+        (
+            not 1 <= sum(counts.values()) <= MOST_MICROBATCHES,
             f"there are {sum(counts.values())} micro-batches",
             f"give 1 to {MOST_MICROBATCHES} of them",
-        )
-    reference = document.get("reference")
-    labels = document.get("locations")
+        ),
+    )
+    reference, labels = document.get("reference"), document.get("locations")
     return PathProblem(
         name=str(document.get("name", "problem"))[:80],
         delays=delays,
@@ -177,38 +186,38 @@ def parse(document: Any) -> PathProblem:
 
 def seconds(value: Any, what: str) -> float:
     """A finite number from 0 on. Raises UsageFault."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 <= value <= MOST_SECONDS
-    ):
-        raise UsageFault(
-            f"{what} is {str(value)[:40]}", f"give a number from 0 to {MOST_SECONDS:.0e}"
-        )
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    _is(
+        number and 0 <= value <= MOST_SECONDS, value, what, f"a number from 0 to {MOST_SECONDS:.0e}"
+    )
     return float(value)
 
 
 def whole(value: Any, what: str, least: int, most: int) -> int:
     """A whole number of a range. Raises UsageFault."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UsageFault(
-            f"{what} is {str(value)[:40]}", f"give a whole number from {least} to {most}"
-        )
+    number = isinstance(value, int) and not isinstance(value, bool)
+    _is(number and least <= value <= most, value, what, f"a whole number from {least} to {most}")
     return value
 
 
 def truth(value: Any, what: str) -> bool:
     """A word of yes or no. Raises UsageFault."""
-    if not isinstance(value, bool):
-        raise UsageFault(f"{what} is {str(value)[:40]}", "give true or false")
+    _is(isinstance(value, bool), value, what, "true or false")
     return value
+
+
+def _is(fine: bool, value: Any, what: str, wanted: str) -> None:
+    refuse((not fine, f"{what} is {str(value)[:40]}", f"give {wanted}"))
+
+
+def _size(rows: Any) -> int | str:
+    return len(rows) if isinstance(rows, list) else "no"
 
 
 def _times(row: Any, what: str, size: int | None) -> tuple[float, ...]:
     if not isinstance(row, list) or (size is not None and len(row) != size):
-        given = len(row) if isinstance(row, list) else "no"
         raise UsageFault(
-            f"{what} has {given} figures", f"give a list of {size or 'one for each peer'}"
+            f"{what} has {_size(row)} figures", f"give a list of {size or 'one for each peer'}"
         )
     try:
         out = tuple(map(float, row))
@@ -227,26 +236,27 @@ def _times(row: Any, what: str, size: int | None) -> tuple[float, ...]:
 
 
 def _stages(given: Any, peers: int) -> tuple[tuple[int, ...], ...]:
-    if (
-        not isinstance(given, list)
-        or not given
-        or not all(isinstance(stage, list) for stage in given)
-    ):
-        raise UsageFault(
+    refuse(
+        (
+            not isinstance(given, list)
+            or not given
+            or not all(isinstance(stage, list) for stage in given),
             "stages is not a list of lists of peers",
             "give [[0, 1], [2, 3], ...]; the first are the ends peers",
         )
+    )
     seen: set[int] = set()
     for s, stage in enumerate(given):
-        if not stage:
-            raise UsageFault(
+        refuse(
+            (
+                not stage,
                 f"stage {s} has no peer",
                 "give every stage at least one peer, or leave the stage out",
             )
+        )
         for n in stage:
             whole(n, f"a peer of stage {s}", 0, peers - 1)
-            if n in seen:
-                raise UsageFault(f"peer {n} is in two stages", "name every peer once")
+            refuse((n in seen, f"peer {n} is in two stages", "name every peer once"))
             seen.add(n)
     return tuple(tuple(stage) for stage in given)
 
@@ -254,20 +264,21 @@ def _stages(given: Any, peers: int) -> tuple[tuple[int, ...], ...]:
 def _each(given: Any, what: str, least: int, peers: Sequence[int]) -> dict[int, int]:
     """A whole number for each of these peers, from one figure or as many."""
     figures = given if isinstance(given, list) else [given] * len(peers)
-    if len(figures) != len(peers):
-        raise UsageFault(
+    refuse(
+        (
+            len(figures) != len(peers),
             f"{what} has {len(figures)} figures for {len(peers)} peers",
             "give one figure, or one for each of them",
         )
+    )
     return {n: whole(x, what, least, MOST_COUNT) for n, x in zip(peers, figures, strict=True)}
 
 
 def _lists(given: Any, what: str, example: str) -> dict[str, list[Any]]:
     """An object of lists, nothing for none."""
-    if given is None:
-        return {}
-    if not isinstance(given, dict) or not all(isinstance(x, list) for x in given.values()):
-        raise UsageFault(f"{what} is not an object", f"give {example}")
+    given = {} if given is None else given
+    fine = isinstance(given, dict) and all(isinstance(x, list) for x in given.values())
+    refuse((not fine, f"{what} is not an object", f"give {example}"))
     return given
 
 

@@ -70,8 +70,6 @@ class ReplayedRun:
         self.routes = [list(route) for route in routes]
         self.waiting = {o: deque(mine) for o, mine in problem.launches(routes).items()}
         self.tasks: list[ReplayTask] = []
-        self.log: list[tuple[float, int, int]] = []
-        """(time, peer, change of slots held), as it happened."""
         self.step, self.state = [0] * len(routes), [WAITING] * len(routes)
         self.version: defaultdict[Token, int] = defaultdict(int)
         self.holds: list[set[int]] = [set() for _ in routes]
@@ -94,7 +92,7 @@ class ReplayedRun:
         new.routes = [list(r) for r in self.routes]
         new.waiting = {o: deque(w) for o, w in self.waiting.items()}
         new.step, new.state = self.step[:], self.state[:]
-        new.version, new.tasks, new.log = self.version.copy(), self.tasks[:], self.log[:]
+        new.version, new.tasks = self.version.copy(), self.tasks[:]
         new.holds = [set(h) for h in self.holds]
         new.after = {k: v[:] for k, v in self.after.items()}
         new.events, new.repairs = self.events[:], set(self.repairs)
@@ -218,7 +216,6 @@ class ReplayedRun:
 
     def _admit(self, n: int, token: Token) -> None:
         self.held[n] += 1
-        self.log.append((self.now, n, 1))
         self.holds[token.mb].add(token.hop if token.hop >= 0 else self.step[token.mb])
         self._enqueue(n, token)
 
@@ -247,7 +244,6 @@ class ReplayedRun:
             return
         self.holds[i].discard(h)
         self.held[n] -= 1
-        self.log.append((self.now, n, -1))
         while h and self.parked[n] and self.held[n] < self.problem.slots[n]:
             token, version = self.parked[n].popleft()
             if self.version[token] == version:

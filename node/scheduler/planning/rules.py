@@ -1,17 +1,15 @@
 """The rules of a plan, each a predicate of its own: None when it holds, else one sentence. Pure.
 
-Of the paths: `counted`, `ends_kept`, `equal_visits`, `bounded_swaps`, `bounded_jumps`, `owed_kept`,
-`safe`. Of what a replay did: `complete`, `memory`, `collisions`. `broken` asks them all.
+`counted`, `ends_kept`, `equal_visits`, `bounded_swaps`, `bounded_jumps`, `owed_kept`, `safe`;
+`broken` asks them all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 
 from node.scheduler.planning.problem import PathProblem, Route
-from node.scheduler.planning.replay import ReplayedRun
 
 Paths = Sequence[Route]
 
@@ -153,50 +151,10 @@ def safe(problem: PathProblem, paths: Paths) -> str | None:
     return None
 
 
-def complete(problem: PathProblem, paths: Paths, played: ReplayedRun) -> str | None:
-    """Every micro-batch came home."""
-    lost = len(paths) - len(played.done)
-    return f"{lost} of {len(paths)} micro-batches never come home: a deadlock" if lost else None
+OF_PATHS = (counted, ends_kept, equal_visits, bounded_swaps, bounded_jumps, owed_kept, safe)
 
 
-def memory(problem: PathProblem, paths: Paths, played: ReplayedRun) -> str | None:
-    """At no time a peer holds more micro-batches than it has slots."""
-    held: Counter[int] = Counter()
-    for t, n, change in played.log:
-        held[n] += change
-        if held[n] > problem.slots[n]:
-            return (
-                f"peer {n} holds {held[n]} micro-batches at {t:.3f} s, and has "
-                f"{problem.slots[n]} slots"
-            )
-    return None
-
-
-def collisions(problem: PathProblem, paths: Paths, played: ReplayedRun) -> str | None:
-    """No two tasks of a peer at once, and the gap after each."""
-    free: dict[int, float] = {}
-    for task in sorted(played.tasks):
-        if task.start < free.get(task.peer, 0.0) - 1e-9:
-            return (
-                f"peer {task.peer} starts a task at {task.start:.3f} s, while it still has another"
-            )
-        free[task.peer] = task.end + problem.gap
-    return None
-
-
-OF_PATHS: tuple[Callable[[PathProblem, Paths], str | None], ...] = (
-    *(counted, ends_kept, equal_visits, bounded_swaps, bounded_jumps, owed_kept, safe),
-)
-OF_REPLAY: tuple[Callable[[PathProblem, Paths, ReplayedRun], str | None], ...] = (
-    complete,
-    memory,
-    collisions,
-)
-
-
-def broken(problem: PathProblem, paths: Paths, played: ReplayedRun | None = None) -> str | None:
-    """The first rule that does not hold, as a sentence; of the replay too, if there is one."""
-    found = (rule(problem, paths) for rule in OF_PATHS)
-    if played is None:
-        return _first(found)
-    return _first(chain(found, (check(problem, paths, played) for check in OF_REPLAY)))
+def broken(problem: PathProblem, paths: Paths, debts: bool = True) -> str | None:
+    """The first rule that does not hold, as a sentence; without ``debts``, some may stay unpaid."""
+    rules = (rule for rule in OF_PATHS if debts or rule is not owed_kept)
+    return _first(rule(problem, paths) for rule in rules)

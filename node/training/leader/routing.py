@@ -42,7 +42,7 @@ class Routing:
         self.costs = Costs()
         self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
         if history is not None and history.paths:
-            self.router.counted([p for p in history.paths if p.index not in dropped])
+            self.router.rotation.counted([p for p in history.paths if p.index not in dropped])
 
     def lay(
         self,
@@ -124,7 +124,7 @@ class Routing:
             self._rounds = who, SecondsPerUnit(ROUNDS)
         if round_s > 0:
             self._rounds[1].observe(1.0, round_s)
-        self.router.counted([p for p in plan.paths if p.index not in dropped])
+        self.router.rotation.counted([p for p in plan.paths if p.index not in dropped])
 
     def search(self, roster: Roster) -> list[Any]:
         """While others average: is there something worth a search for the next epoch?"""
