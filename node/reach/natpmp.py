@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from node.core.errors import WireError
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Granted, Mapping, Port
-from node.reach.way import GatewayProtocol, RouterFault
+from node.reach.way import GatewayProtocol, Granted, Mapping, Port, RouterFault
 
 T = TypeVar("T")
 

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 import miniupnpc
 
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Mapping, Port
-from node.reach.way import GatewayProtocol, RouterFault
+from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 
 T = TypeVar("T")
 

@@ -9,14 +9,36 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from node.core.errors import TuttiError
 from node.core.tasks import together
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Granted, Mapping, Port
 
 REMOVE_S = 2.0
+
+Port = tuple[str, int]
+"""("tcp" or "udp", port)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """``protocol`` to ``host``:``external`` reaches port ``internal`` here, by the way named
+    ``how``.
+
+    ``host`` is what the router says its IPv4 address is. A private one: a second router is above.
+    """
+
+    protocol: str
+    internal: int
+    host: str
+    external: int
+    how: str
+
+
+Granted = tuple[tuple[Mapping, ...], float]
+"""What the router maps, and the shortest of the leases in seconds."""
 
 
 class RouterFault(TuttiError):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from node.core.errors import WireError
 from node.reach import natpmp
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Mapping, Port
 from node.reach.natpmp import (
     MapAnswer,
     NatPmp,
@@ -26,7 +25,7 @@ from node.reach.natpmp import (
     read_pmp,
     state_lost,
 )
-from node.reach.way import GatewayProtocol, RouterFault
+from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from tests.reach.routers import FakeRouter
 
 NONCE = bytes(range(12))

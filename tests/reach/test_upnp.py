@@ -11,9 +11,8 @@ import pytest
 
 from node.reach import upnp
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Mapping
 from node.reach.upnp import Upnp
-from node.reach.way import RouterFault
+from node.reach.way import Mapping, RouterFault
 
 HOME = Gateway("192.168.1.1", "192.168.1.9")
 PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
