@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from node.core.errors import WireError
 from node.reach.gateway import Gateway
-from node.reach.way import GatewayProtocol, Granted, Mapping, Port, RouterFault
+from node.reach.way import LEASE_S, GatewayProtocol, Granted, Mapping, Port, RouterFault
 
 T = TypeVar("T")
 
@@ -206,11 +206,10 @@ class _Pmp(GatewayProtocol):
         self._port = port
         self._last: tuple[float, int] | None = None
         self._lost = False
-        self._lease_s = 0.0
 
-    async def map(self, ports: Sequence[Port], lease_s: float) -> Granted:
-        self._lost, self._lease_s = False, lease_s
-        return await super().map(ports, lease_s)
+    async def map(self, ports: Sequence[Port]) -> Granted:
+        self._lost = False
+        return await super().map(ports)
 
     async def check(self) -> bool:
         return await self._intact() and not self._lost
@@ -231,9 +230,8 @@ class _Pmp(GatewayProtocol):
     async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:
         """Ask to map ``port``, as ``before`` if that is free; 0 s deletes."""
 
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
-        lifetime = min(max(round(lease_s), 1), 0xFFFFFFFF)
-        answer = await self._map(port, self.held.get(port), lifetime)
+    async def _ask(self, port: Port) -> tuple[Mapping, float]:
+        answer = await self._map(port, self.held.get(port), LEASE_S)
         if not answer.external or not answer.lifetime or answer.host == "0.0.0.0":
             raise RouterFault("the router answers, but maps nothing")
         return Mapping(*port, answer.host, answer.external, self.name), float(answer.lifetime)
@@ -296,7 +294,7 @@ class Pcp(_Pmp):
         # Renewing one mapping shows the address outside, which ANNOUNCE does not.
         for port, before in self.held.items():
             if before:
-                return (await self._ask(port, self._lease_s))[0] == before
+                return (await self._ask(port))[0] == before
         return False
 
     async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:

@@ -24,8 +24,6 @@ __all__ = ["Mapping", "PortMapper"]
 WAYS = (Pcp.name, NatPmp.name, Upnp.name)
 """The ways to ask, the preferred one first."""
 NO_GATEWAY = "this host has no IPv4 default route through a router"
-LEASE_S = 3600.0
-"""Seconds that the router is asked to map ports for."""
 SHORTEST_S = 4.0
 """Seconds between renewals at least, whatever lease a router grants (RFC 6887, section 11.2.1)."""
 
@@ -151,7 +149,7 @@ class PortMapper:
     async def _map(self, way: GatewayProtocol) -> None:
         """Map what is wanted, new or again, and nothing else. Raises RouterFault."""
         self._asked = self._wanted
-        mappings, lease_s = await way.map(self._asked, LEASE_S)
+        mappings, lease_s = await way.map(self._asked)
         self._used = way if self._asked else None
         self._renew_at = asyncio.get_running_loop().time() + max(SHORTEST_S, lease_s / 2)
         self._now_mapped(mappings)

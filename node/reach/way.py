@@ -17,6 +17,8 @@ from node.core.tasks import together
 from node.reach.gateway import Gateway
 
 REMOVE_S = 2.0
+LEASE_S = 3600
+"""Seconds that the router is asked to map ports for."""
 
 Port = tuple[str, int]
 """("tcp" or "udp", port)."""
@@ -64,14 +66,14 @@ class GatewayProtocol(ABC):
         """True when the router still has all that is held. Raises RouterFault if it is silent."""
 
     @abstractmethod
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
+    async def _ask(self, port: Port) -> tuple[Mapping, float]:
         """Map one port, or renew it; the second value is the lease granted in seconds."""
 
     @abstractmethod
     async def _delete(self, port: Port) -> None:
         """Delete one mapping, or raise RouterFault."""
 
-    async def map(self, ports: Sequence[Port], lease_s: float) -> Granted:
+    async def map(self, ports: Sequence[Port]) -> Granted:
         """Map or renew ``ports`` and delete all others that are held.
 
         A UDP port that is refused is left out. Raises RouterFault when a TCP port is refused, or
@@ -85,7 +87,7 @@ class GatewayProtocol(ABC):
         for port in ports:
             self.held.setdefault(port, None)  # an answer that is lost leaves a mapping all the same
             try:
-                mapping, granted = await self._ask(port, lease_s)
+                mapping, granted = await self._ask(port)
             except RouterFault as e:
                 if port[0] == "tcp":
                     if not renewing:

@@ -54,7 +54,7 @@ class Way:
         same = {m.host for m in w.mapper.mappings} == {w.host}
         return same and w.mapped == set(w.table)
 
-    async def map(self, ports, lease_s: float) -> Granted:
+    async def map(self, ports) -> Granted:
         w, refused = self.world, self.name in self.world.refuses
         if self.name in w.speaks and not refused:
             w.table = dict.fromkeys(ports, w.loop.now + w.lease)
