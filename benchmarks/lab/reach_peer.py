@@ -171,7 +171,7 @@ class Peer:
         t = self.transport
         return {
             "others": others,
-            "links": {p: t.p2p.how(p).word for p in t.p2p.links()},
+            "links": {p: t.p2p.how(p).word for p in t.p2p.links},
             "standing": t.reachable.standing.value,
             "at": t.reachable.multiaddrs(),
             "seen": t.reachable.seen(),

@@ -161,10 +161,8 @@ class Directory:
     async def serve(self, serving: bool) -> None:
         """Answer others' requests, or only ask. Takes the place in the DHT anew when that
         changes."""
-        if serving == self._serving:
-            return
-        self._serving = serving
-        if self._p2p is not None and self._node is not None:
+        before, self._serving = self._serving, serving
+        if serving != before and self._p2p is not None and self._node is not None:
             await self.attach(self._p2p)
 
     def meet(self, multiaddrs: Sequence[str]) -> None:

@@ -243,9 +243,8 @@ class SwarmProtocol(DHTProtocol):
     async def update_routing_table(
         self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
     ) -> None:
-        if node_id is not None and node_id != node_id_of(peer_id):
-            return
-        await super().update_routing_table(node_id, peer_id, responded)
+        if node_id is None or node_id == node_id_of(peer_id):
+            await super().update_routing_table(node_id, peer_id, responded)
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: Any) -> bool:
         """Keep the good records of a dictionary; True when there are any.
@@ -253,9 +252,7 @@ class SwarmProtocol(DHTProtocol):
         The parent refuses the whole dictionary for one bad record, so that a single record that
         expired on its way, or is older than what we know, would hide everybody else's.
         """
-        if not isinstance(dictionary, DictionaryDHTValue) or self.record_validator is None:
-            return False
-        if len(dictionary.data) > MAX_ENTRIES:
+        if not isinstance(dictionary, DictionaryDHTValue) or len(dictionary.data) > MAX_ENTRIES:
             return False
         with dictionary.freeze():
             offered = [(subkey, value, expires) for subkey, (value, expires) in dictionary.items()]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 import time
 from abc import abstractmethod
@@ -16,8 +17,7 @@ from typing import TypeVar
 
 from node.core.errors import WireError
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Granted, Mapping, Port
-from node.reach.way import GatewayProtocol, RouterFault
+from node.reach.way import LEASE_S, GatewayProtocol, Granted, Mapping, Port, RouterFault
 
 T = TypeVar("T")
 
@@ -165,23 +165,6 @@ def state_lost(before: tuple[float, int], after: tuple[float, int]) -> bool:
 # ------------------------------------------------------------ the exchange
 
 
-class _Inbox(asyncio.DatagramProtocol):
-    """What came for one socket: datagrams, and errors the network reported. A flood is dropped."""
-
-    def __init__(self) -> None:
-        self.arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue(16)
-
-    def datagram_received(self, data: bytes, addr: object) -> None:
-        self._put(data)
-
-    def error_received(self, exc: Exception) -> None:
-        self._put(exc if isinstance(exc, OSError) else OSError(str(exc)))
-
-    def _put(self, what: bytes | OSError) -> None:
-        with contextlib.suppress(asyncio.QueueFull):
-            self.arrived.put_nowait(what)
-
-
 async def exchange(request: bytes, accept: Callable[[bytes], T | None], host: str, port: int) -> T:
     """Send ``request`` until ``accept`` takes an answer, once for each of :data:`WAITS_S`.
 
@@ -189,35 +172,27 @@ async def exchange(request: bytes, accept: Callable[[bytes], T | None], host: st
     malformed: both are passed over. Raises what else it raises, and RouterFault when no answer
     came or the port is closed.
     """
-    inbox = _Inbox()
-    try:
-        # Connected: nothing comes in but from that address and port, and a closed port is told.
-        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-            lambda: inbox, remote_addr=(host, port)
-        )
-    except OSError as e:
-        raise _no_network(e) from e
-    try:
-        for wait in WAITS_S:
-            transport.sendto(request)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    while True:
-                        came = await inbox.arrived.get()
-                        if isinstance(came, ConnectionRefusedError):
-                            raise RouterFault(f"the router has port {port} closed")
-                        if isinstance(came, OSError):
-                            raise _no_network(came)
-                        with contextlib.suppress(WireError):
-                            if (answer := accept(came)) is not None:
-                                return answer
-    finally:
-        transport.close()
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connected:
+        connected.setblocking(False)
+        try:
+            # Nothing comes in but from that address and port, and a closed port is told.
+            connected.connect((host, port))
+            for wait in WAITS_S:
+                await loop.sock_sendall(connected, request)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        while True:
+                            came = await loop.sock_recv(connected, _LONGEST + 1)
+                            with contextlib.suppress(WireError):
+                                if (answer := accept(came)) is not None:
+                                    return answer
+                            await asyncio.sleep(0)  # a flood must not keep the loop to itself
+        except ConnectionRefusedError as e:
+            raise RouterFault(f"the router has port {port} closed") from e
+        except OSError as e:
+            raise RouterFault(f"the router cannot be asked: {e.strerror or e}") from e
     raise RouterFault(f"the router does not answer on port {port}")
-
-
-def _no_network(error: OSError) -> RouterFault:
-    return RouterFault(f"the router cannot be asked: {error.strerror or error}")
 
 
 # ------------------------------------------------------------ the two ways
@@ -231,11 +206,10 @@ class _Pmp(GatewayProtocol):
         self._port = port
         self._last: tuple[float, int] | None = None
         self._lost = False
-        self._lease_s = 0.0
 
-    async def map(self, ports: Sequence[Port], lease_s: float) -> Granted:
-        self._lost, self._lease_s = False, lease_s
-        return await super().map(ports, lease_s)
+    async def map(self, ports: Sequence[Port]) -> Granted:
+        self._lost = False
+        return await super().map(ports)
 
     async def check(self) -> bool:
         return await self._intact() and not self._lost
@@ -256,9 +230,8 @@ class _Pmp(GatewayProtocol):
     async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:
         """Ask to map ``port``, as ``before`` if that is free; 0 s deletes."""
 
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
-        lifetime = min(max(round(lease_s), 1), 0xFFFFFFFF)
-        answer = await self._map(port, self.held.get(port), lifetime)
+    async def _ask(self, port: Port) -> tuple[Mapping, float]:
+        answer = await self._map(port, self.held.get(port), LEASE_S)
         if not answer.external or not answer.lifetime or answer.host == "0.0.0.0":
             raise RouterFault("the router answers, but maps nothing")
         return Mapping(*port, answer.host, answer.external, self.name), float(answer.lifetime)
@@ -321,7 +294,7 @@ class Pcp(_Pmp):
         # Renewing one mapping shows the address outside, which ANNOUNCE does not.
         for port, before in self.held.items():
             if before:
-                return (await self._ask(port, self._lease_s))[0] == before
+                return (await self._ask(port))[0] == before
         return False
 
     async def _map(self, port: Port, before: Mapping | None, lifetime: int) -> MapAnswer:

@@ -1,6 +1,6 @@
 """Keeps ports of this host mapped in the router, by PCP, NAT-PMP or UPnP, whichever works.
-Enters: the ports wanted. Leaves: the mappings in force, and why each way does not work.
-Never: a decision when to ask (mapping_plan.py), a judgement if an address can be reached."""
+Enters: the ports wanted, the gateway. Leaves: the mappings in force, and why each way does not
+work. Never: a judgement if an address can be reached."""
 
 from __future__ import annotations
 
@@ -9,27 +9,34 @@ import contextlib
 import hashlib
 import math
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from node.core.tasks import Tasks, together
 from node.reach.gateway import Gateway, find_gateway
-from node.reach.mapping_plan import Mapping, MappingPlan, Port, RouterAsk
 from node.reach.natpmp import NatPmp, Pcp
 from node.reach.upnp import Upnp
-from node.reach.way import GatewayProtocol, RouterFault
+from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from node.telemetry.events import Journal
 
 __all__ = ["Mapping", "PortMapper"]
 
-LEASE_S = 3600.0
-"""Seconds that the router is asked to map ports for."""
+WAYS = (Pcp.name, NatPmp.name, Upnp.name)
+"""The ways to ask, the preferred one first."""
+NO_GATEWAY = "this host has no IPv4 default route through a router"
+SHORTEST_S = 4.0
+"""Seconds between renewals at least, whatever lease a router grants (RFC 6887, section 11.2.1)."""
 
 
 class PortMapper:
     """The service. ``on_change()`` is called in the event loop when :attr:`mappings` became others.
 
-    ``every_s``: seconds between tries while nothing is mapped, and between checks of what is.
+    Every ``every_s`` seconds the gateway is looked at. Without mappings all ways are probed at
+    once, and the most preferred one that maps is used. With mappings they are renewed at half of
+    their lease and checked otherwise; what fails then leads to new probes, and the mappings stay
+    in force until those have failed too: a router that is slow for a moment is no reason to tell
+    others that this peer cannot be reached.
+
     ``secret``: bytes that only this peer knows; with the same ones after a crash PCP maps its ports
     again, which it refuses to strangers until the lease is over.
     ``look`` and ``ways`` are for tests.
@@ -50,30 +57,29 @@ class PortMapper:
         self._every_s, self._look, self._make = every_s, look, ways or self._usual
         seed = b"tutti pcp" + (secret or secrets.token_bytes(32))
         self._nonce = hashlib.sha256(seed).digest()[:12]
-        self._plan = MappingPlan(every_s)
-        self._known: tuple[Mapping, ...] = ()
         self._tasks = Tasks("portmap", on_error)
-        self._wake = asyncio.Event()
+        self._wanted: tuple[Port, ...] = ()
+        self._news = asyncio.Event()
+        """Others are wanted."""
         self._gateway: Gateway | None = None
-        self._ways: dict[str, GatewayProtocol] = {}
+        self._ways: Sequence[GatewayProtocol] = ()
+        self._used: GatewayProtocol | None = None
+        self._asked: tuple[Port, ...] = ()
+        self._renew_at = math.inf
         self._lamented: dict[str, str] = {}
-
-    @property
-    def mappings(self) -> tuple[Mapping, ...]:
+        self.mappings: tuple[Mapping, ...] = ()
         """What is mapped now; empty before :meth:`start` and after :meth:`close`."""
-        return self._plan.mappings
-
-    @property
-    def tried(self) -> dict[str, str]:
+        self.tried: dict[str, str] = {}
         """Every way that was tried: "" if it is used, else the reason it is not, a sentence."""
-        return dict(self._plan.tried)
 
     def want(self, ports: Sequence[Port]) -> None:
         """Map these from now on and no others. Returns at once. Raises ValueError for no port."""
         for protocol, port in ports:
             if protocol not in ("tcp", "udp") or not 0 < port < 1 << 16:
                 raise ValueError(f"{protocol} {port} is no port")
-        self._carry_out(self._plan.want(tuple(dict.fromkeys(ports)), time.monotonic()))
+        if (wanted := tuple(dict.fromkeys(ports))) != self._wanted:
+            self._wanted = wanted
+            self._news.set()
 
     async def start(self) -> None:
         """Begin; returns at once."""
@@ -81,62 +87,77 @@ class PortMapper:
 
     async def close(self) -> None:
         """Stop and remove what was mapped, in 2 s at most. Safe to call twice."""
-        self._plan = MappingPlan(self._every_s)
+        self.mappings = ()
         await self._tasks.close()
-        await together(*(way.remove() for way in self._ways.values()))
-        self._leave()
+        await together(*(way.remove() for way in self._ways))
+        self._turn_to(None)
 
     def _usual(self, gateway: Gateway) -> Sequence[GatewayProtocol]:
         return Pcp(gateway, self._nonce), NatPmp(gateway), Upnp(gateway)
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            self._wake.clear()
-            wait_s = self._plan.due - time.monotonic()
+            self._news.clear()
+            again = loop.time() + self._every_s
+            if self._wanted or self._used:
+                await self._follow(self._look())
+                self._lament()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s if wait_s < math.inf else None):
-                    await self._wake.wait()
-            if time.monotonic() >= self._plan.due:
-                self._carry_out(self._plan.look(self._seen(), time.monotonic()))
+                async with asyncio.timeout_at(min(again, self._renew_at) if self._wanted else None):
+                    await self._news.wait()
 
-    def _carry_out(self, asks: Sequence[RouterAsk]) -> None:
-        for ask in asks:
-            self._tasks.spawn(self._ask(ask, self._ways[ask.way]), f"{ask.kind}-{ask.way}")
-        if self._plan.mappings != self._known:
-            self._known = self._plan.mappings
-            self._told()
-        self._lament()
-        self._wake.set()
-
-    def _seen(self) -> Gateway | None:
-        gateway = self._look()
+    async def _follow(self, gateway: Gateway | None) -> None:
+        """Have mapped at this gateway what is wanted, as far as it maps anything."""
         if gateway != self._gateway:
-            self._leave()
-            self._gateway = gateway
-            self._ways = {way.name: way for way in self._make(gateway)} if gateway else {}
-        return gateway
+            self._turn_to(gateway)
+            self._now_mapped(())  # what the router that was left maps is of no use here
+        if gateway is None:
+            self.tried = dict.fromkeys(WAYS, NO_GATEWAY)
+        elif self._used is None:
+            await self._choose()
+        else:
+            due = asyncio.get_running_loop().time() >= self._renew_at
+            try:
+                if due or self._asked != self._wanted or not await self._used.check():
+                    await self._map(self._used)
+            except RouterFault as e:
+                self.tried = {**self.tried, self._used.name: str(e)}
+                await self._choose()
 
-    def _leave(self) -> None:
-        for way in self._ways.values():
+    def _turn_to(self, gateway: Gateway | None) -> None:
+        for way in self._ways:
             way.close()
-        self._ways, self._gateway = {}, None
+        self._ways = self._make(gateway) if gateway else ()
+        self._gateway, self._used, self.tried, self._renew_at = gateway, None, {}, math.inf
 
-    async def _ask(self, ask: RouterAsk, way: GatewayProtocol) -> None:
-        answer = None
-        try:
-            match ask.kind:
-                case "probe":
-                    await way.probe()
-                case "map":
-                    answer = await way.map(ask.ports, LEASE_S)
-                case "check":
-                    answer = await way.check()
-        except RouterFault as e:
-            answer = str(e)
-        self._carry_out(self._plan.answered(ask, answer, time.monotonic()))
+    async def _choose(self) -> None:
+        """Probe all ways at once; the first of them, in their order, that maps is used."""
+        self._used, self._renew_at = None, math.inf
+        ways = self._ways if self._wanted else ()
+        probes = [self._tasks.spawn(_trouble(w.probe()), f"probe-{w.name}") for w in ways]
+        for way, probe in zip(ways, probes, strict=True):
+            why = await probe
+            if not why and self._used:
+                why = f"the router answers, but {self._used.name} is used"
+            elif not why:
+                why = await _trouble(self._map(way))
+            self.tried = {**self.tried, way.name: why}
+        if not self._used:
+            self._now_mapped(())
 
-    def _told(self) -> None:
-        mapped = self._plan.mappings
+    async def _map(self, way: GatewayProtocol) -> None:
+        """Map what is wanted, new or again, and nothing else. Raises RouterFault."""
+        self._asked = self._wanted
+        mappings, lease_s = await way.map(self._asked)
+        self._used = way if self._asked else None
+        self._renew_at = asyncio.get_running_loop().time() + max(SHORTEST_S, lease_s / 2)
+        self._now_mapped(mappings)
+
+    def _now_mapped(self, mapped: tuple[Mapping, ...]) -> None:
+        if mapped == self.mappings:
+            return
+        self.mappings = mapped
         text = ", ".join(f"{m.protocol} {m.internal} at {m.host}:{m.external}" for m in mapped)
         how = mapped[0].how if mapped else ""
         self._journal.emit(
@@ -150,11 +171,19 @@ class PortMapper:
         self._on_change()
 
     def _lament(self) -> None:
-        """Once all ways were tried in vain, say why; again only when it is for other reasons."""
-        tried = self.tried
-        idle = self._plan.due < math.inf
-        if self._plan.mappings or not idle or not tried or tried == self._lamented:
-            return
-        self._lamented = tried
-        why = "; ".join(f"{way}: {reason}" for way, reason in tried.items())
-        self._journal.emit("reach", "ports-not-mapped", f"no port is mapped: {why}", **tried)
+        """All ways were tried in vain: say why; again only when it is for other reasons."""
+        if self._wanted and not self.mappings and self.tried != self._lamented:
+            self._lamented = self.tried
+            why = "; ".join(f"{way}: {reason}" for way, reason in self.tried.items())
+            self._journal.emit(
+                "reach", "ports-not-mapped", f"no port is mapped: {why}", **self.tried
+            )
+
+
+async def _trouble(work: Coroutine[Any, Any, object]) -> str:
+    """Why it came to nothing; "" when it did not."""
+    try:
+        await work
+    except RouterFault as e:
+        return str(e)
+    return ""

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 import miniupnpc
 
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Mapping, Port
-from node.reach.way import GatewayProtocol, RouterFault
+from node.reach.way import LEASE_S, GatewayProtocol, Mapping, Port, RouterFault
 
 T = TypeVar("T")
 
@@ -123,13 +122,13 @@ class Upnp(GatewayProtocol):
             raise RouterFault("no router was found by UPnP")
         return self._device
 
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
+    async def _ask(self, port: Port) -> tuple[Mapping, float]:
         before = self.held.get(port)
         external, tries = (before.external if before else port[1]), OTHER_PORTS
         while True:
             mapping = Mapping(*port, self._host, external, self.name)
             self.held[port] = mapping  # it may be made although the answer comes too late
-            lease = 0 if self._permanent else max(1, round(lease_s))
+            lease = 0 if self._permanent else LEASE_S
             try:
                 await self._thread.run(lambda m=mapping, s=lease: self._add(m, s), CALL_S)
             except _Said as e:

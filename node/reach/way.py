@@ -9,14 +9,38 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from node.core.errors import TuttiError
 from node.core.tasks import together
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Granted, Mapping, Port
 
 REMOVE_S = 2.0
+LEASE_S = 3600
+"""Seconds that the router is asked to map ports for."""
+
+Port = tuple[str, int]
+"""("tcp" or "udp", port)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """``protocol`` to ``host``:``external`` reaches port ``internal`` here, by the way named
+    ``how``.
+
+    ``host`` is what the router says its IPv4 address is. A private one: a second router is above.
+    """
+
+    protocol: str
+    internal: int
+    host: str
+    external: int
+    how: str
+
+
+Granted = tuple[tuple[Mapping, ...], float]
+"""What the router maps, and the shortest of the leases in seconds."""
 
 
 class RouterFault(TuttiError):
@@ -42,14 +66,14 @@ class GatewayProtocol(ABC):
         """True when the router still has all that is held. Raises RouterFault if it is silent."""
 
     @abstractmethod
-    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
+    async def _ask(self, port: Port) -> tuple[Mapping, float]:
         """Map one port, or renew it; the second value is the lease granted in seconds."""
 
     @abstractmethod
     async def _delete(self, port: Port) -> None:
         """Delete one mapping, or raise RouterFault."""
 
-    async def map(self, ports: Sequence[Port], lease_s: float) -> Granted:
+    async def map(self, ports: Sequence[Port]) -> Granted:
         """Map or renew ``ports`` and delete all others that are held.
 
         A UDP port that is refused is left out. Raises RouterFault when a TCP port is refused, or
@@ -63,7 +87,7 @@ class GatewayProtocol(ABC):
         for port in ports:
             self.held.setdefault(port, None)  # an answer that is lost leaves a mapping all the same
             try:
-                mapping, granted = await self._ask(port, lease_s)
+                mapping, granted = await self._ask(port)
             except RouterFault as e:
                 if port[0] == "tcp":
                     if not renewing:

@@ -94,7 +94,7 @@ class P2pDaemon:
         """A directory 0700 for sockets, gone after :meth:`close`."""
         self._identity, self._settings, self._journal = identity, settings, journal
         self._tasks = Tasks("p2p", on_error)
-        self._handlers: dict[str, StreamHandler] = {}
+        self._entrances: dict[str, Callable[[StreamInfo, Any, Any], Awaitable[None]]] = {}
         self._on_up: list[UpCallback] = []
         self._book = AddressBook(self.peer_id)
         self._bootstrap = Bootstrap(self.connect, journal)
@@ -102,8 +102,9 @@ class P2pDaemon:
             Seats(STREAMS_PER_PEER, STREAMS),
             Seats(RELAYED_PER_PEER, RELAYED),
         )
-        self._carriers: set[str] = set()
-        self._links: dict[PeerId, tuple[str, ...]] = {}
+        self.links: dict[PeerId, tuple[str, ...]] = {}
+        """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few
+        seconds old."""
         self._punched: set[PeerId] = set()
         self._up = asyncio.Event()
         # hivemind is not typed, and what supervision needs of it (client and child process) is
@@ -150,14 +151,9 @@ class P2pDaemon:
         """The TCP port it listens on; 0 before the start."""
         return self._ports[0]
 
-    def links(self) -> dict[PeerId, tuple[str, ...]]:
-        """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few
-        seconds old."""
-        return dict(self._links)
-
     def how(self, peer: PeerId) -> Rung:
         """How a tunnel through the connection to a peer travels; NONE where there is none."""
-        ends = self._links.get(peer)
+        ends = self.links.get(peer)
         if ends is None:
             return Rung.NONE
         if peer in self._punched:
@@ -169,7 +165,7 @@ class P2pDaemon:
         self._punched.add(peer)
 
     async def look(self) -> dict[PeerId, tuple[str, ...]]:
-        """:meth:`links`, asked for now. Raises NetworkFault while p2pd is down."""
+        """:attr:`links`, asked for now. Raises NetworkFault while p2pd is down."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 found = await self.p2p.list_peers()
@@ -177,9 +173,9 @@ class P2pDaemon:
             raise NetworkFault(
                 "the p2p daemon does not answer", "wait a moment; it is restarted by itself"
             ) from e
-        self._links = {PeerId(p.peer_id.to_base58()): tuple(str(a) for a in p.addrs) for p in found}
-        self._punched &= self._links.keys()
-        return self.links()
+        self.links = {PeerId(p.peer_id.to_base58()): tuple(str(a) for a in p.addrs) for p in found}
+        self._punched &= self.links.keys()
+        return self.links
 
     def on_up(self, callback: UpCallback) -> None:
         """Await ``callback(p2p)`` after every start and restart of the child."""
@@ -263,11 +259,10 @@ class P2pDaemon:
         raises. Streams of a ``carrier`` are of many peers behind one, which is what their number is
         limited by.
         """
-        self._handlers[name] = handler
-        if carrier:
-            self._carriers.add(name)
+        entrance = self._entrance(name, handler, self._relayed if carrier else self._seats)
+        self._entrances[name] = entrance
         if self._p2p is not None:
-            await self._p2p.add_binary_stream_handler(name, self._entrance(name, handler))
+            await self._p2p.add_binary_stream_handler(name, entrance)
 
     async def open_stream(
         self,
@@ -323,18 +318,14 @@ class P2pDaemon:
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Left alone p2pd prefers QUIC, which carries half as much and notices a dead peer late; so
         TCP goes first."""
-        tcp = [a for a in addresses if "/tcp/" in a]
-        for some, patience in ((tcp, TCP_FIRST_S), (addresses, None)):
-            if some and (some is addresses or len(tcp) < len(addresses)):
-                try:
-                    async with asyncio.timeout(patience):
-                        await self.p2p._client.connect(
-                            PeerID.from_base58(peer), [Multiaddr(a) for a in some]
-                        )
-                    return
-                except (ControlFailure, TimeoutError):
-                    if some is addresses:
-                        raise
+        who, everywhere = PeerID.from_base58(peer), [Multiaddr(a) for a in addresses]
+        tcp = [Multiaddr(a) for a in addresses if "/tcp/" in a]
+        if 0 < len(tcp) < len(everywhere):
+            with contextlib.suppress(ControlFailure, TimeoutError):
+                async with asyncio.timeout(TCP_FIRST_S):
+                    await self.p2p._client.connect(who, tcp)
+                return
+        await self.p2p._client.connect(who, everywhere)
 
     async def _open(
         self, peer: PeerId, name: str, limit: int
@@ -355,10 +346,8 @@ class P2pDaemon:
         return reader, writer
 
     def _entrance(
-        self, name: str, handler: StreamHandler
+        self, name: str, handler: StreamHandler, seats: Seats
     ) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
-        seats = self._relayed if name in self._carriers else self._seats
-
         async def host(
             peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
@@ -420,8 +409,8 @@ class P2pDaemon:
         self._p2p = made
         try:
             await self._identify(made)
-            for name, handler in self._handlers.items():
-                await made.add_binary_stream_handler(name, self._entrance(name, handler))
+            for name, entrance in self._entrances.items():
+                await made.add_binary_stream_handler(name, entrance)
         except BaseException:
             await self._end()
             raise

@@ -28,7 +28,7 @@ from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.identity.faults import FaultBook, until_heard
 from node.identity.rates import PEERS_KEPT, TokenBucket
-from node.reach.ladder import Rung
+from node.reach.ladder import ClimbAttempt, Rung
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.telemetry.rate_limit import RateLimitedLog
@@ -171,6 +171,10 @@ class Transport:
             journal,
             self._tasks,
             self.reach_settings.punch,
+            {
+                ClimbAttempt.PUNCH: self._punch,
+                ClimbAttempt.CONNECT: self.reachable.connect,
+            },
             self.patience,
             self.traffic,
             self._carry,
@@ -385,7 +389,7 @@ class Transport:
         """Try every way to ``peer`` that is better than the one there is, once. Raises PeerFault
         when there is none at all."""
         await self._lines.get(peer)
-        await self._lines.improve(peer, self._punch, self.reachable.connect)
+        await self._lines.improve(peer)
 
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
         channel = await self.channel(peer)
@@ -449,7 +453,7 @@ class Transport:
             closed = self.reachable.standing is not Standing.OPEN
             self.relays.want(closed and self.reach_settings.relayed)
             self._metrics.relay_clients.set(self.relay.clients)
-            self._lines.climb(time.monotonic(), self._punch, self.reachable.connect)
+            self._lines.climb(time.monotonic())
             self._lines.rest(time.monotonic())
             self._count_p2pd()
 

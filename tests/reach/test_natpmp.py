@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from node.core.errors import WireError
 from node.reach import natpmp
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Mapping, Port
 from node.reach.natpmp import (
     MapAnswer,
     NatPmp,
@@ -26,7 +25,7 @@ from node.reach.natpmp import (
     read_pmp,
     state_lost,
 )
-from node.reach.way import GatewayProtocol, RouterFault
+from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from tests.reach.routers import FakeRouter
 
 NONCE = bytes(range(12))
@@ -198,9 +197,9 @@ async def test_malformed_answers_are_passed_over(router: FakeRouter) -> None:
     router.before = [b"", b"\xff" * 60, b"\x02\x81" + bytes(3)]
     way = Pcp(HERE, NONCE, router.port)
     await way.probe()
-    assert await way.map(PORTS[:1], 60.0) == (
+    assert await way.map(PORTS[:1]) == (
         (Mapping("tcp", 31337, "203.0.113.7", 31337, "PCP"),),
-        60.0,
+        3600.0,
     )
 
 
@@ -216,12 +215,12 @@ async def way(request: pytest.FixtureRequest, router: FakeRouter) -> GatewayProt
 
 
 async def test_map_check_renew_change_remove(way: GatewayProtocol, router: FakeRouter) -> None:
-    mapped, lease = await way.map(PORTS, 3600.0)
+    mapped, lease = await way.map(PORTS)
     assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], way.name) for p in PORTS)
     assert (lease, set(router.table)) == (3600, set(PORTS))
     assert await way.check()
-    assert await way.map(PORTS, 3600.0) == (mapped, lease)
-    await way.map(PORTS[2:], 3600.0)
+    assert await way.map(PORTS) == (mapped, lease)
+    await way.map(PORTS[2:])
     assert set(router.table) == {PORTS[2]}
     await way.remove()
     assert not router.table
@@ -232,28 +231,28 @@ async def test_another_port_outside_and_a_shorter_lease(
     way: GatewayProtocol, router: FakeRouter
 ) -> None:
     router.taken, router.longest = {31337}, 120
-    mapped, lease = await way.map(PORTS[:1], 3600.0)
+    mapped, lease = await way.map(PORTS[:1])
     assert (mapped[0].external, lease) == (31338, 120)
     router.taken, router.longest = set(), 7200
     router.restart()
-    again, _ = await way.map(PORTS[:1], 3600.0)
+    again, _ = await way.map(PORTS[:1])
     assert again == mapped, "it asks for the port it had"
 
 
 async def test_state_that_is_lost_is_noticed(way: GatewayProtocol, router: FakeRouter) -> None:
-    await way.map(PORTS, 3600.0)
+    await way.map(PORTS)
     router.restart()
     assert not await way.check()
-    await way.map(PORTS, 3600.0)
+    await way.map(PORTS)
     assert set(router.table) == set(PORTS)
     assert await way.check()
 
 
 async def test_another_address_is_noticed(way: GatewayProtocol, router: FakeRouter) -> None:
-    await way.map(PORTS, 3600.0)
+    await way.map(PORTS)
     router.address = "100.64.3.4"
     assert not await way.check()
-    mapped, _ = await way.map(PORTS, 3600.0)
+    mapped, _ = await way.map(PORTS)
     assert {m.host for m in mapped} == {"100.64.3.4"}, "private is none of its business"
     assert await way.check()
 
@@ -262,10 +261,10 @@ async def test_another_address_is_noticed(way: GatewayProtocol, router: FakeRout
     ("result", "says"), [(2, "the router refuses: mapping is not allowed"), (99, "result 99")]
 )
 async def test_a_refusal(way: GatewayProtocol, router: FakeRouter, result: int, says: str) -> None:
-    await way.map(PORTS, 3600.0)
+    await way.map(PORTS)
     router.result = result
     with pytest.raises(RouterFault, match=says):
-        await way.map(PORTS, 3600.0)
+        await way.map(PORTS)
     assert set(router.table) == set(PORTS), "what was mapped before keeps its lease"
     router.result = 0
     await way.remove()
@@ -279,7 +278,7 @@ async def test_a_router_that_maps_nothing(
     setattr(router, field, value)
     probed = field == "address" and way.name == "NAT-PMP"
     with pytest.raises(RouterFault, match="no address outside" if probed else "maps nothing"):
-        await (way.probe() if probed else way.map(PORTS, 3600.0))
+        await (way.probe() if probed else way.map(PORTS))
 
 
 async def test_removing_ends_though_nobody_answers(
@@ -287,7 +286,7 @@ async def test_removing_ends_though_nobody_answers(
     router: FakeRouter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await way.map(PORTS, 3600.0)
+    await way.map(PORTS)
     monkeypatch.setattr("node.reach.way.REMOVE_S", 0.2)
     monkeypatch.setattr(natpmp, "WAITS_S", (1000.0,))
     router.lose, before = 99, len(router.heard)
@@ -306,11 +305,11 @@ async def test_a_router_of_the_other_protocol_is_named(router, speaks: str, othe
 async def test_pcp_knows_its_own_answers_by_the_nonce(router: FakeRouter, quick: None) -> None:
     way = Pcp(HERE, NONCE, router.port)
     other = await FakeRouter("pcp").start()
-    await Pcp(HERE, bytes(12), other.port).map(PORTS[:1], 3600.0)
+    await Pcp(HERE, bytes(12), other.port).map(PORTS[:1])
     other.close()
     theirs = other._pcp(pcp_map("127.0.0.1", bytes(12), PORTS[0], 5, "0.0.0.0", 77))
     router.before = [theirs]
-    mapped, lease = await way.map(PORTS[:1], 3600.0)
+    mapped, lease = await way.map(PORTS[:1])
     assert (mapped[0].external, lease) == (31337, 3600)
 
 
@@ -320,10 +319,10 @@ async def refusing(router: FakeRouter, monkeypatch: pytest.MonkeyPatch, but: Por
     await way.probe()
     ask = way._ask
 
-    async def all_but_one(port: Port, lease_s: float) -> tuple[Mapping, float]:
+    async def all_but_one(port: Port) -> tuple[Mapping, float]:
         if port == but:
             raise RouterFault("not this one")
-        return await ask(port, lease_s)
+        return await ask(port)
 
     monkeypatch.setattr(way, "_ask", all_but_one)
     return way
@@ -334,10 +333,10 @@ async def test_a_udp_port_that_is_refused_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     way = await refusing(router, monkeypatch, PORTS[1])
-    mapped, _ = await way.map(PORTS, 3600.0)
+    mapped, _ = await way.map(PORTS)
     assert [(m.protocol, m.internal) for m in mapped] == [PORTS[0], PORTS[2]]
     with pytest.raises(RouterFault, match="not this one"):
-        await way.map(PORTS[1:2], 3600.0)
+        await way.map(PORTS[1:2])
 
 
 async def test_a_tcp_port_that_is_refused_leaves_nothing(
@@ -346,11 +345,11 @@ async def test_a_tcp_port_that_is_refused_leaves_nothing(
 ) -> None:
     way = await refusing(router, monkeypatch, PORTS[2])
     with pytest.raises(RouterFault, match="not this one"):
-        await way.map(PORTS, 3600.0)
+        await way.map(PORTS)
     assert not router.table
-    await way.map(PORTS[:2], 3600.0)
+    await way.map(PORTS[:2])
     with pytest.raises(RouterFault, match="not this one"):
-        await way.map(PORTS, 3600.0)
+        await way.map(PORTS)
     assert set(router.table) == set(PORTS[:2]), "what was mapped before keeps its lease"
 
 
@@ -362,7 +361,7 @@ async def test_a_mapping_whose_answer_is_lost_is_removed(
     monkeypatch.setattr(natpmp, "WAITS_S", (0.05,))
     router.mute = True
     with pytest.raises(RouterFault, match="does not answer"):
-        await way.map(PORTS, 3600.0)
+        await way.map(PORTS)
     assert len(router.heard) > 2
     assert not router.table
 
@@ -372,5 +371,5 @@ async def test_natpmp_knows_its_own_answers_by_opcode_and_port(router: FakeRoute
     await way.probe()
     another = bytes.fromhex("0082 0000 000003e8 7a6a 1234 00000e10")
     router.before = [another, bytes.fromhex("0081 0000 000003e8 7a69 1234 00000e10")]
-    mapped, _ = await way.map(PORTS[:1], 3600.0)
+    mapped, _ = await way.map(PORTS[:1])
     assert mapped[0].external == 31337

@@ -9,10 +9,9 @@ import pytest
 
 from node.reach import natpmp
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import NO_GATEWAY, WAYS, Mapping, Port
 from node.reach.natpmp import NatPmp, Pcp
-from node.reach.portmap import PortMapper
-from node.reach.way import GatewayProtocol, RouterFault
+from node.reach.portmap import NO_GATEWAY, WAYS, PortMapper
+from node.reach.way import GatewayProtocol, Mapping, Port, RouterFault
 from node.telemetry.events import Journal
 from tests.reach.routers import FakeRouter
 
@@ -185,7 +184,7 @@ async def test_a_process_that_was_killed_maps_again_by_its_secret(router: FakeRo
         await rig.mapper.start()
         await rig.until(lambda r=rig: len(r.mapper.tried) == 3)
         assert bool(rig.mapper.mappings) is works, rig.mapper.tried
-        rig.mapper._ways.clear()  # nothing is removed: it is killed
+        rig.mapper._ways = ()  # nothing is removed: it is killed
         await rig.mapper.close()
 
 

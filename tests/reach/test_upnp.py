@@ -11,9 +11,8 @@ import pytest
 
 from node.reach import upnp
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import Mapping
 from node.reach.upnp import Upnp
-from node.reach.way import RouterFault
+from node.reach.way import Mapping, RouterFault
 
 HOME = Gateway("192.168.1.1", "192.168.1.9")
 PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
@@ -99,47 +98,47 @@ def test_the_library_has_what_is_used_of_it() -> None:
 
 
 async def test_map_check_renew_remove(found: Upnp, igd: FakeIgd) -> None:
-    mapped, lease = await found.map(PORTS, 3600.0)
+    mapped, lease = await found.map(PORTS)
     assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], "UPnP") for p in PORTS)
     assert (lease, igd.table[31337, "UDP"]) == (3600, ("192.168.1.9", 31337, 3600))
     assert await found.check()
-    assert await found.map(PORTS, 3600.0) == (mapped, 3600)
-    await found.map(PORTS[:1], 3600.0)
+    assert await found.map(PORTS) == (mapped, 3600)
+    await found.map(PORTS[:1])
     assert set(igd.table) == {(31337, "TCP")}
     await found.remove()
     assert igd.table == {}
 
 
 async def test_a_router_that_forgot_or_moved_is_noticed(found: Upnp, igd: FakeIgd) -> None:
-    await found.map(PORTS, 3600.0)
+    await found.map(PORTS)
     igd.table.pop((31338, "TCP"))
     assert not await found.check()
-    await found.map(PORTS, 3600.0)
+    await found.map(PORTS)
     assert await found.check()
     igd.table[31338, "TCP"] = ("192.168.1.5", 31338, 0)
     assert not await found.check(), "it leads to another host"
     igd.table.clear()
-    await found.map(PORTS, 3600.0)
+    await found.map(PORTS)
     igd.address = "100.64.3.4"
     assert not await found.check()
-    mapped, _ = await found.map(PORTS, 3600.0)
+    mapped, _ = await found.map(PORTS)
     assert {m.host for m in mapped} == {"100.64.3.4"}
     assert await found.check()
 
 
 async def test_only_permanent_leases(found: Upnp, igd: FakeIgd) -> None:
     igd.permanent = True
-    _, lease = await found.map(PORTS, 3600.0)
+    _, lease = await found.map(PORTS)
     assert (lease, {entry[2] for entry in igd.table.values()}) == (float("inf"), {0})
 
 
 async def test_a_port_outside_that_is_taken(found: Upnp, igd: FakeIgd) -> None:
     igd.table[31337, "TCP"] = ("192.168.1.5", 31337, 0)
-    mapped, _ = await found.map(PORTS, 3600.0)
+    mapped, _ = await found.map(PORTS)
     other = mapped[0].external
     assert other != 31337
     assert igd.table[other, "TCP"] == ("192.168.1.9", 31337, 3600)
-    again, _ = await found.map(PORTS, 3600.0)
+    again, _ = await found.map(PORTS)
     assert again == mapped, "it keeps to the port it got"
     await found.remove()
     assert set(igd.table) == {(31337, "TCP")}, "that of the other host stays"
@@ -148,7 +147,7 @@ async def test_a_port_outside_that_is_taken(found: Upnp, igd: FakeIgd) -> None:
 async def test_all_ports_outside_are_taken(found: Upnp, igd: FakeIgd) -> None:
     igd.wrong["addportmapping"] = "ConflictInMappingEntry"
     with pytest.raises(RouterFault, match="the router refuses: ConflictInMappingEntry"):
-        await found.map(PORTS, 3600.0)
+        await found.map(PORTS)
     assert not any(found.held.values())
 
 
@@ -187,7 +186,7 @@ async def test_a_mistake_of_our_own_is_not_taken_for_the_routers(way: Upnp, igd:
 
 async def test_mapping_before_a_router_was_found(way: Upnp) -> None:
     with pytest.raises(RouterFault, match="no router was found"):
-        await way.map(PORTS, 3600.0)
+        await way.map(PORTS)
 
 
 # ------------------------------------------------------------ a router that never ends
@@ -223,7 +222,7 @@ async def test_what_may_have_been_mapped_is_removed(
     monkeypatch.setattr("node.reach.way.REMOVE_S", 0.05)
     igd.stuck.clear()
     with pytest.raises(RouterFault, match="does not finish"):
-        await found.map(PORTS[:1], 3600.0)
+        await found.map(PORTS[:1])
     igd.stuck.set()
     monkeypatch.setattr(upnp, "CALL_S", 10.0)
     monkeypatch.setattr("node.reach.way.REMOVE_S", 10.0)

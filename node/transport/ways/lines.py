@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,7 @@ class Tried:
 
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
-    relay, ``punch(peer)`` and ``connect(peer)`` make a libp2p connection; all raise PeerFault.
+    relay, ``prepare`` makes the libp2p connection that an attempt needs; all raise PeerFault.
     ``how(peer)``: how a tunnel through the libp2p connection to a peer travels; NONE where there
     is none.
     ``runtime`` is a 0700 directory for sockets; ``traffic`` counts calls, ``carried`` the bytes of
@@ -94,6 +95,7 @@ class Lines:
         journal: Journal,
         tasks: Tasks,
         punch: bool,
+        prepare: Mapping[ClimbAttempt, Callable[[PeerId], Awaitable[None]]],
         patience: Patience,
         traffic: Traffic,
         carried: Pay,
@@ -101,11 +103,12 @@ class Lines:
         self._streams, self._settings, self._patience = streams, settings, patience
         self._greet, self._greet_through, self._how = greet, greet_through, how
         self._relays, self._traffic, self._carried = relays, traffic, carried
-        self._runtime, self._journal, self._tasks, self._punch = runtime, journal, tasks, punch
+        self._runtime, self._journal, self._tasks = runtime, journal, tasks
         self._lines: dict[PeerId, Connection] = {}
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
         self._lost: dict[PeerId, float] = {}
-        self._tried: dict[PeerId, Tried] = {}
+        self._prepare = prepare
+        self._tried = defaultdict[PeerId, Tried](lambda: Tried(Climb(punch)))
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
 
@@ -155,7 +158,7 @@ class Lines:
         if line is None or (channel is not None and line.channel is not channel):
             return False
         del self._lines[peer]
-        self._of(peer).climb.reached(Rung.NONE, time.monotonic())
+        self._tried[peer].climb.reached(Rung.NONE, time.monotonic())
         self._tasks.spawn(self._retire(line), f"retire {short(peer)}")
         return True
 
@@ -197,7 +200,7 @@ class Lines:
         ]
         for relay in self._relays.of(peer):
             ways.append((f"relay {short(relay)}", self._through(peer, relay)))
-        return await self._race(peer, ways, self._of(peer).outcome)
+        return await self._race(peer, ways, self._tried[peer].outcome)
 
     async def _race(
         self,
@@ -261,7 +264,7 @@ class Lines:
             [("tcp", self._direct(met))] if met.targets else []
         )
         ways = [*ways, ("tunnel", self._tunnelled(met))]
-        return await self._race(peer, ways, self._of(peer).outcome)
+        return await self._race(peer, ways, self._tried[peer].outcome)
 
     async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
         return await self._tunnelled(await self._greet_through(peer, relay), relay)
@@ -270,7 +273,7 @@ class Lines:
         """This is the peer's line from now on; one there was goes on with the calls it has."""
         old = self._lines.get(peer)
         self._lines[peer] = line
-        self._of(peer).climb.reached(line.rung, time.monotonic())
+        self._tried[peer].climb.reached(line.rung, time.monotonic())
         self._tasks.spawn(self._watch(line), f"watch {short(peer)}")
         if old is not None:
             self._tasks.spawn(self._retire(old), f"retire {short(peer)}")
@@ -291,65 +294,45 @@ class Lines:
 
     # ----------------------------------------------------------- a better one
 
-    def climb(
-        self,
-        now: float,
-        punch: Callable[[PeerId], Awaitable[None]],
-        connect: Callable[[PeerId], Awaitable[None]],
-    ) -> None:
+    def climb(self, now: float) -> None:
         """Start whatever attempt at a better line is due."""
         for peer, line in self._lines.items():
             if (attempt := self._due(peer, line, now)) is not None:
-                self._tasks.spawn(
-                    self._better(peer, line, attempt, punch, connect), f"climb {short(peer)}"
-                )
+                self._tasks.spawn(self._better(peer, line, attempt), f"climb {short(peer)}")
         if len(self._tried) > 4 * max(64, len(self._lines)):
-            self._tried = {p: t for p, t in self._tried.items() if p in self._lines or t.busy}
+            for peer in [p for p, t in self._tried.items() if p not in self._lines and not t.busy]:
+                del self._tried[peer]
 
     def news(self, peer: PeerId) -> None:
         """The peer announces other addresses: worth a try at once."""
         if (known := self._tried.get(peer)) is not None:
             known.climb.news(time.monotonic())
 
-    async def improve(
-        self,
-        peer: PeerId,
-        punch: Callable[[PeerId], Awaitable[None]],
-        connect: Callable[[PeerId], Awaitable[None]],
-    ) -> None:
+    async def improve(self, peer: PeerId) -> None:
         """Try every better way once, now; used by ``tutti ping``."""
-        if not self._of(peer).busy:
+        if not self._tried[peer].busy:
             self.news(peer)
         while (line := self._lines.get(peer)) is not None:
             if (attempt := self._due(peer, line, time.monotonic())) is None:
                 break
-            await self._better(peer, line, attempt, punch, connect)
+            await self._better(peer, line, attempt)
 
     def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
         """The attempt at a better line that is to be made now; one at a time."""
-        known = self._of(peer)
+        known = self._tried[peer]
         known.climb.connected = self._how(peer)
         known.climb.dialable = bool(line.met.targets)
         attempt = None if known.busy else known.climb.due(now)
         known.busy |= attempt is not None
         return attempt
 
-    async def _better(
-        self,
-        peer: PeerId,
-        line: Connection,
-        attempt: ClimbAttempt,
-        punch: Callable[[PeerId], Awaitable[None]],
-        connect: Callable[[PeerId], Awaitable[None]],
-    ) -> None:
-        known = self._of(peer)
+    async def _better(self, peer: PeerId, line: Connection, attempt: ClimbAttempt) -> None:
+        known = self._tried[peer]
         made, why = None, ""
         try:
             async with asyncio.timeout(4 * self._dial_s(peer)):
-                if attempt is ClimbAttempt.PUNCH:
-                    await punch(peer)
-                elif attempt is ClimbAttempt.CONNECT:
-                    await connect(peer)
+                if attempt in self._prepare:
+                    await self._prepare[attempt](peer)
                 # Its addresses, or it itself, may be others than when it was met.
                 dial = attempt is ClimbAttempt.DIAL
                 only_relayed = dial and line.via and not self._how(line.met.peer)
@@ -370,12 +353,6 @@ class Lines:
                 await _end(made)
             return
         self._take(peer, made)
-
-    def _of(self, peer: PeerId) -> Tried:
-        known = self._tried.get(peer)
-        if known is None:
-            known = self._tried[peer] = Tried(Climb(self._punch))
-        return known
 
     # ----------------------------------------------------------- channels
 

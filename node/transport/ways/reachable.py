@@ -101,17 +101,6 @@ class Reachable:
         """Begin; does nothing for a peer on loopback but keeping its connections."""
         self._tasks.spawn(self._run(), "run", eternal=True)
 
-    async def _start_mapping(self) -> None:
-        # Who has a public IPv4 address of its own has no router that could map to it.
-        routed = not any(":" not in a and scope(a) is Scope.PUBLIC for a in own_addresses())
-        if self._settings.map_ports and routed:
-            self._want_mapped()
-            await self.mapper.start()
-
-    def _want_mapped(self) -> None:
-        p2p, grpc = self._p2p.port, self._grpc_port()
-        self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", grpc)])
-
     def _mapped(self) -> None:
         self._reach.listens(*self._external())
         self.changed()
@@ -142,7 +131,7 @@ class Reachable:
 
     def relays(self) -> list[PeerId]:
         """Peers that would relay for this one and that it is connected to."""
-        links = self._p2p.links()
+        links = self._p2p.links
         return [p for p, k in self._known.items() if k.room > 0 and p in links]
 
     def words(self, relays: int) -> str:
@@ -155,7 +144,7 @@ class Reachable:
             return f"direct, by a port that the router maps ({how[0]})" if how else "direct"
         if self.standing is Standing.UNKNOWN:
             return "not known yet: nobody has tried to dial this peer"
-        punched = sum(self._p2p.how(p) is Rung.PUNCHED for p in self._p2p.links())
+        punched = sum(self._p2p.how(p) is Rung.PUNCHED for p in self._p2p.links)
         parts = [f"relayed by {relays}"] if relays else []
         parts += [f"punched with {punched}"] if punched else []
         return (
@@ -247,17 +236,20 @@ class Reachable:
     # ----------------------------------------------------------- what is done
 
     async def _run(self) -> None:
-        if not self.local:
-            await self._start_mapping()
+        # Who has a public IPv4 address of its own has no router that could map to it.
+        routed = not any(":" not in a and scope(a) is Scope.PUBLIC for a in own_addresses())
+        if self._settings.map_ports and routed and not self.local:
+            await self.mapper.start()
         while True:
+            if self._p2p.up and not self.local:  # it may have come up at another port
+                p2p = self._p2p.port
+                self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", self._grpc_port())])
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
-            links = self._p2p.links()
+            links = self._p2p.links
             self._keep_company(links.keys(), now)
             if self.local:
                 continue
-            if self._p2p.up:  # it may have come up at another port
-                self._want_mapped()
             self._reach.listens(*self._external())
             for peer in self._reach.whom_to_ask(links, now):
                 self._tasks.spawn(self._be_dialled(peer, links[peer]), f"reach {short(peer)}")
@@ -331,7 +323,7 @@ class Reachable:
         Only the address of the connection that the peer has is dialled, so nobody can have others
         dialled by us.
         """
-        ends = self._p2p.links().get(peer)
+        ends = self._p2p.links.get(peer)
         if ends is None:
             with contextlib.suppress(NetworkFault):
                 ends = (await self._p2p.look()).get(peer)

@@ -1,26 +1,20 @@
-"""The plan in virtual time, against a router that can be absent, restart, refuse and move."""
+"""The mapper in virtual time, against a router that can be absent, restart, refuse and move."""
 
 from __future__ import annotations
 
-import heapq
+import asyncio
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import pairwise
 
 import pytest
 
 from node.reach.gateway import Gateway
-from node.reach.mapping_plan import (
-    NO_GATEWAY,
-    SHORTEST_S,
-    WAYS,
-    Mapping,
-    MappingPlan,
-    Port,
-    RouterAsk,
-)
+from node.reach.portmap import NO_GATEWAY, SHORTEST_S, WAYS, Mapping, PortMapper
+from node.reach.way import Granted, Port, RouterFault
+from node.telemetry.events import Journal
 
 EVERY = 20.0
 HOME = Gateway("192.168.1.1", "192.168.1.9")
@@ -30,9 +24,62 @@ SILENT = {"PCP": 3.75, "NAT-PMP": 3.75, "UPnP": 4.0}
 QUICK = {"PCP": 0.01, "NAT-PMP": 0.01, "UPnP": 1.0}
 
 
+class Virtual(asyncio.SelectorEventLoop):
+    """Time jumps to what is due next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self._look = 0.0, self._selector.select
+        self._selector.select = self._jump
+
+    def time(self) -> float:
+        return self.now
+
+    def _jump(self, wait: float):
+        if wait:
+            self.now = max(self.now, self._scheduled[0]._when)
+        return self._look(0)
+
+
+class Way:
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+
+    async def probe(self) -> None:
+        await self._answer("probe", QUICK[self.name])
+
+    async def check(self) -> bool:
+        await self._answer("check", 0.02)
+        w = self.world
+        same = {m.host for m in w.mapper.mappings} == {w.host}
+        return same and w.mapped == set(w.table)
+
+    async def map(self, ports) -> Granted:
+        w, refused = self.world, self.name in self.world.refuses
+        if self.name in w.speaks and not refused:
+            w.table = dict.fromkeys(ports, w.loop.now + w.lease)
+        made = tuple(Mapping(*p, w.host, p[1], self.name) for p in ports)
+        await self._answer("map", 0.02)
+        if refused:
+            raise RouterFault(f"{self.name} refuses")
+        return made, w.lease if ports else math.inf
+
+    async def _answer(self, kind: str, after: float) -> None:
+        w, name = self.world, self.name
+        speaks = name in w.speaks
+        w.done.append((w.loop.now, kind, name))
+        assert len(w.done) < 50_000, "it runs in circles"
+        await asyncio.sleep(after if speaks else SILENT[name])
+        if not speaks:
+            raise RouterFault(f"no {name}")
+
+    def close(self) -> None:
+        pass
+
+
 @dataclass
 class World:
-    """A router in virtual time, and the service around the plan. ``at`` plans a change."""
+    """A router in virtual time, and the mapper. ``at`` plans a change."""
 
     speaks: set[str] = field(default_factory=set)
     refuses: set[str] = field(default_factory=set)
@@ -41,79 +88,64 @@ class World:
     lease: float = 3600.0
 
     def __post_init__(self) -> None:
-        self.plan, self.now = MappingPlan(EVERY), 0.0
+        self.loop, self.errors, self.planned = Virtual(), [], 0
+        self.mapper = PortMapper(
+            Journal(),
+            lambda: self.told.append((self.loop.now, self.mapper.mappings)),
+            lambda *error: self.errors.append(error),
+            every_s=EVERY,
+            look=lambda: self.gateway,
+            ways=lambda _: [Way(self, name) for name in WAYS],
+        )
         self.table: dict[Port, float] = {}
         """What the router maps, and until when."""
-        self.done: list[tuple[float, RouterAsk]] = []
+        self.done: list[tuple[float, str, str]] = []
         self.told: list[tuple[float, tuple[Mapping, ...]]] = []
-        self._agenda: list[tuple[float, int, Callable[[World], object]]] = []
-        self._order = count()
+        self.loop.run_until_complete(self.mapper.start())
+        worlds.append(self)
 
     def at(self, when: float, change: Callable[[World], object]) -> World:
-        heapq.heappush(self._agenda, (when, next(self._order), change))
+        # Of two at the same time, the loop may call the later one first.
+        self.planned += 1
+        self.loop.call_at(when + 1e-9 * self.planned, change, self)
         return self
 
     def want(self, ports: tuple[Port, ...] = PORTS) -> World:
-        self._do(self.plan.want(ports, self.now))
+        self.mapper.want(ports)
         return self
 
     def restart(self) -> None:
         self.table.clear()
 
     def run(self, until: float) -> World:
-        while True:
-            planned = self._agenda[0][0] if self._agenda else math.inf
-            if (soonest := min(self.plan.due, planned)) > until:
-                self.now = until
-                return self
-            self.now = max(self.now, soonest)
-            if planned == soonest:
-                heapq.heappop(self._agenda)[2](self)
-            else:
-                self._do(self.plan.look(self.gateway, self.now))
-
-    def _do(self, asks: list[RouterAsk]) -> None:
-        for ask in asks:
-            self.done.append((self.now, ask))
-            assert len(self.done) < 50_000, "it runs in circles"
-            way = ask.way
-            if ask.kind == "map":
-                self._map(ask)
-            elif way not in self.speaks:
-                self._later(SILENT[way], ask, f"no {way}")
-            elif ask.kind == "probe":
-                self._later(QUICK[way], ask, None)
-            else:
-                held = {(m.protocol, m.internal) for m in self.plan.mappings}
-                same = {m.host for m in self.plan.mappings} == {self.host}
-                self._later(0.02, ask, same and held == set(self.table))
-        if self.plan.mappings != (self.told[-1][1] if self.told else ()):
-            self.told.append((self.now, self.plan.mappings))
-
-    def _map(self, ask: RouterAsk) -> None:
-        way, ports = ask.way, ask.ports
-        if way in self.refuses or way not in self.speaks:
-            self._later(0.02 if way in self.speaks else SILENT[way], ask, f"{way} refuses")
-            return
-        self.table = dict.fromkeys(ports, self.now + self.lease)
-        made = tuple(Mapping(*p, self.host, p[1], way) for p in ports)
-        self._later(0.02, ask, (made, self.lease if ports else math.inf))
-
-    def _later(self, after: float, ask: RouterAsk, answer) -> None:
-        self.at(self.now + after, lambda w: w._do(w.plan.answered(ask, answer, w.now)))
+        self.loop.run_until_complete(asyncio.sleep(until - self.loop.now))
+        assert self.errors == []
+        return self
 
     # ----------------------------------------------------------- looking back
 
     @property
     def how(self) -> set[str]:
-        return {m.how for m in self.plan.mappings}
+        return {m.how for m in self.mapper.mappings}
 
     @property
     def mapped(self) -> set[Port]:
-        return {(m.protocol, m.internal) for m in self.plan.mappings}
+        return {(m.protocol, m.internal) for m in self.mapper.mappings}
 
     def times(self, kind: str, way: str = "") -> list[float]:
-        return [t for t, a in self.done if a.kind == kind and way in ("", a.way)]
+        return [t for t, what, by in self.done if what == kind and way in ("", by)]
+
+
+worlds: list[World] = []
+
+
+@pytest.fixture(autouse=True)
+def _end() -> Iterator[None]:
+    yield
+    while worlds:
+        world = worlds.pop()
+        world.loop.run_until_complete(world.mapper._tasks.close())
+        world.loop.close()
 
 
 @pytest.mark.parametrize(
@@ -129,17 +161,17 @@ def test_the_preferred_way_that_works_is_used(speaks: set[str], used: str) -> No
     world = World(speaks).want().run(15)
     assert world.how == {used}
     assert world.mapped == set(PORTS)
-    asked = [a.way for _, a in world.done if a.kind == "map"]
+    asked = [way for _, kind, way in world.done if kind == "map"]
     assert asked == [used], "no other is asked to map"
     unused = f"the router answers, but {used} is used"
     said = {way: "" if way == used else unused if way in speaks else f"no {way}" for way in WAYS}
-    assert world.plan.tried == said
+    assert world.mapper.tried == said
 
 
 def test_a_way_that_answers_and_refuses_is_passed_over() -> None:
     world = World({"PCP", "NAT-PMP", "UPnP"}, refuses={"PCP", "NAT-PMP"}).want().run(5)
     assert world.how == {"UPnP"}
-    assert world.plan.tried == {"PCP": "PCP refuses", "NAT-PMP": "NAT-PMP refuses", "UPnP": ""}
+    assert world.mapper.tried == {"PCP": "PCP refuses", "NAT-PMP": "NAT-PMP refuses", "UPnP": ""}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -210,7 +242,7 @@ def test_another_way_takes_over() -> None:
     world.at(19, lambda w: w.speaks.discard("PCP")).run(79)
     assert world.how == {"UPnP"}
     assert len(world.told) == 2, "never without a mapping"
-    assert world.plan.tried == {"PCP": "no PCP", "NAT-PMP": "no NAT-PMP", "UPnP": ""}
+    assert world.mapper.tried == {"PCP": "no PCP", "NAT-PMP": "no NAT-PMP", "UPnP": ""}
 
 
 def test_a_renewal_that_is_refused_leads_to_another_way() -> None:
@@ -218,7 +250,7 @@ def test_a_renewal_that_is_refused_leads_to_another_way() -> None:
     world.refuses.add("PCP")
     world.run(1900)
     assert world.how == {"NAT-PMP"}
-    assert world.plan.tried["PCP"] == "PCP refuses"
+    assert world.mapper.tried["PCP"] == "PCP refuses"
 
 
 def test_another_gateway() -> None:
@@ -226,13 +258,13 @@ def test_another_gateway() -> None:
     world.gateway, world.host, world.speaks = CAFE, "198.51.100.1", {"UPnP"}
     world.run(41)
     assert world.told[-1] == (40, ()), "what the other router maps is of no use here"
-    assert world.plan.tried == {}
+    assert world.mapper.tried == {}
     world.run(60)
     assert world.how == {"UPnP"}
     world.gateway = None
     world.run(100)
     assert world.told[-1][1] == ()
-    assert world.plan.tried == dict.fromkeys(WAYS, NO_GATEWAY)
+    assert world.mapper.tried == dict.fromkeys(WAYS, NO_GATEWAY)
 
 
 def test_this_host_has_another_address() -> None:
@@ -257,25 +289,16 @@ def test_other_ports_while_nothing_maps_are_tried_at_once() -> None:
 @pytest.mark.parametrize("speaks", [{"PCP"}, {"UPnP"}, set()])
 def test_no_ports_any_more(when: float, speaks: set[str]) -> None:
     world = World(speaks).want().at(when, lambda w: w.want(())).run(when + 10)
-    assert world.plan.mappings == ()
+    assert world.mapper.mappings == ()
     assert world.table == {}
     quiet = len(world.done)
     world.run(500)
     assert len(world.done) == quiet
-    assert world.plan.due == math.inf
     world.want().run(520)
     assert world.mapped == (set(PORTS) if speaks else set())
 
 
 # ------------------------------------------------------------ anything
-
-
-def test_answers_from_before_are_ignored() -> None:
-    world = World({"PCP"}).want().run(1)
-    before = world.plan.mappings, dict(world.plan.tried)
-    for kind, answer in (("map", "late"), ("map", ((), 60.0)), ("check", False), ("probe", None)):
-        assert world.plan.answered(RouterAsk(kind, "UPnP", 0), answer, 1.0) == []
-    assert (world.plan.mappings, world.plan.tried) == before
 
 
 @pytest.mark.parametrize("seed", range(60))
