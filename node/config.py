@@ -18,7 +18,6 @@ import shlex
 import shutil
 import tempfile
 import tomllib
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,16 @@ from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, TooNew, UsageFault
 from node.core.home import control_socket, expanded, home_named, user_dir
 from node.core.ids import is_cell
-from node.core.tables import FieldRule, check, commented, from_text, meanings, show, unknown
+from node.core.tables import (
+    FieldRule,
+    check,
+    from_text,
+    meanings,
+    settings_of,
+    show,
+    toml_entry,
+    unknown,
+)
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
@@ -234,8 +242,10 @@ class NodeConfig:
             name = SHORT_NAMES.get(key, key)
             if name not in KNOWN:
                 raise unknown(key, [*KNOWN, *SHORT_NAMES])
-            value = from_text(value, KNOWN[name]) if isinstance(value, str) else value
-            merged[name] = (value, "--" + key.replace("_", "-").replace(".", "-"))
+            merged[name] = (
+                from_text(value, KNOWN[name]),
+                "--" + key.replace("_", "-").replace(".", "-"),
+            )
 
         tables: dict[str, dict[str, Any]] = {"": {}, **{section: {} for section in SECTIONS}}
         for name, (value, source) in merged.items():
@@ -535,8 +545,6 @@ class NodeConfig:
 def config_toml(config: NodeConfig) -> str:
     """A config.toml with every setting and its meaning: those that a flag, the environment or a
     file has set with their values, the others behind a # with their defaults."""
-    import tomlkit
-
     lines = [
         "# Settings of this peer: ~/.config/tutti/config.toml, or config.toml in the directory",
         "# that --home names. Those behind a # have their defaults. TUTTI_* in the environment",
@@ -548,9 +556,7 @@ def config_toml(config: NodeConfig) -> str:
         if table != section:
             section = table
             lines += ["", f"[{table}]"]
-        item = tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
-        lines += ["", *commented(meaning)]
-        lines.append(f"{'' if source else '# '}{key} = {item}")
+        lines += ["", *toml_entry(key, value, meaning, behind=not source)]
     return "\n".join(lines) + "\n"
 
 
@@ -640,11 +646,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-KNOWN: dict[str, Any] = typing.get_type_hints(NodeSettings) | {
-    f"{section}.{key}": hint
-    for section, kind in SECTIONS.items()
-    for key, hint in typing.get_type_hints(kind).items()
-}
+KNOWN = settings_of({"": NodeSettings, **SECTIONS})
 """Every setting of a peer, dotted, and its type."""
 ENVIRONMENT: dict[str, str] = {
     **{"TUTTI_" + name.upper().replace(".", "_"): name for name in KNOWN},
