@@ -299,13 +299,12 @@ class Manifest:
     def check(self) -> None:
         """What fields promise each other; each was in its range when it was read. Raises UsageFault
         naming both sides."""
-        m, p, t = self.model, self.pipeline, self.training
+        m, p, a, d, t = self.model, self.pipeline, self.averaging, self.data, self.training
         if self.swarm.protocol > PROTOCOL:
             raise TooNew(
                 f"swarm.protocol = {self.swarm.protocol}, this tutti speaks protocol {PROTOCOL}",
                 UPDATE,
             )
-        a, d = self.averaging, self.data
         check_settings(m)
         refuse(
             (
@@ -330,9 +329,6 @@ class Manifest:
                 f"training.target_batch = {t.target_batch}",
                 f"must be a multiple of pipeline.micro_batch = {p.micro_batch}",
             ),
-        )
-        self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
-        refuse(
             (
                 0 < a.quarantine < 2,
                 f"averaging.quarantine = {a.quarantine}",
@@ -344,6 +340,7 @@ class Manifest:
                 'must be above 0 while averaging.reducer = "trimmed-mean"',
             ),
         )
+        self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
         carried(self.outer, a.peers, p.stages)
         refuse(
             (
@@ -353,8 +350,6 @@ class Manifest:
                 'take "fp32", or one cell (outer.window_s = 0): what cells differ by is less than '
                 "bf16 can say",
             ),
-        )
-        refuse(
             (
                 d.tokenizer == "bytes" and d.tokenizer_sha256,
                 "data.tokenizer_sha256 is set",
@@ -374,21 +369,24 @@ class Manifest:
 
     def check_continues(self, before: Manifest) -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
-        for name, old, new in (
+        had, epochs = before.training.epochs, self.training.epochs
+        same = (
             ("model", before.model, self.model),
             ("pipeline.stages", before.pipeline.stages, self.pipeline.stages),
             ("optimizer.name", before.optimizer.name, self.optimizer.name),
             ("optimizer.parameters", before.optimizer.parameters, self.optimizer.parameters),
-        ):
-            step = "leave it as it is, or begin anew with  --from"
-            refuse((old != new, f"{name} differs from the run to continue", step))
-        had, epochs = before.training.epochs, self.training.epochs
+        )
+        step = "leave it as it is, or begin anew with  --from"
         refuse(
+            *(
+                (old != new, f"{name} differs from the run to continue", step)
+                for name, old, new in same
+            ),
             (
                 epochs <= had,
                 f"training.epochs = {epochs}, and the run to continue has {had}",
                 f"give more:  --epochs {2 * had}",
-            )
+            ),
         )
 
     def immutable(self) -> bytes:
