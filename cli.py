@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -626,6 +624,8 @@ def doctor(
     net looks for the swarm layer by layer. Exits with the code of the first fault;
     docs/operating.md lists them.
     """
+    import shutil
+
     from node.app import checks as local
     from node.app import joining
     from node.control import doctor as net
@@ -725,6 +725,8 @@ def swarm_init(
 ) -> int:
     """Open the data, write a manifest with its hash, signed with this node's key, and print how to
     start and join it. Every call makes another run."""
+    import secrets
+
     from node.app import joining
     from node.config import write_atomically
     from node.identity.keys import Identity

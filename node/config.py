@@ -18,7 +18,6 @@ import shlex
 import shutil
 import tempfile
 import tomllib
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,16 @@ from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, TooNew, UsageFault
 from node.core.home import control_socket, expanded, home_named, user_dir
 from node.core.ids import is_cell
-from node.core.tables import FieldRule, check, commented, from_text, meanings, show, unknown
+from node.core.tables import (
+    FieldRule,
+    check,
+    from_text,
+    meanings,
+    settings_of,
+    show,
+    toml_entry,
+    unknown,
+)
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
@@ -234,8 +242,10 @@ class NodeConfig:
             name = SHORT_NAMES.get(key, key)
             if name not in KNOWN:
                 raise unknown(key, [*KNOWN, *SHORT_NAMES])
-            value = from_text(value, KNOWN[name]) if isinstance(value, str) else value
-            merged[name] = (value, "--" + key.replace("_", "-").replace(".", "-"))
+            merged[name] = (
+                from_text(value, KNOWN[name]),
+                "--" + key.replace("_", "-").replace(".", "-"),
+            )
 
         tables: dict[str, dict[str, Any]] = {"": {}, **{section: {} for section in SECTIONS}}
         for name, (value, source) in merged.items():
@@ -295,12 +305,12 @@ class NodeConfig:
         text = self.node.memory.strip()
         if text.endswith("%"):
             return total * int(text[:-1]) // 100
-        return min(total, _size("memory", text))
+        return min(total, _size(text))
 
     @property
     def reserve(self) -> int:
         """Bytes of the device that are left to others."""
-        return _size("reserve", self.node.reserve)
+        return _size(self.node.reserve)
 
     @property
     def home_flag(self) -> str:
@@ -367,11 +377,10 @@ class NodeConfig:
         """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs.
         Returns its file."""
         path = self.manifest_path(manifest.run_id)
-        with _writing(path):
-            _keep(path, manifest.to_toml())
-            if invite:
-                _keep(path.parent / "invite", f"{invite}\n".encode())
-            _keep(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
+        _keep(path, manifest.to_toml())
+        if invite:
+            _keep(path.parent / "invite", f"{invite}\n".encode())
+        _keep(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
         return path
 
     def ports(self) -> tuple[int, int]:
@@ -386,8 +395,7 @@ class NodeConfig:
     def keep_ports(self, p2p: int, grpc: int) -> None:
         """Remember them; that they cannot be written costs a fresh invite after the next start and
         no more."""
-        with contextlib.suppress(OSError):
-            write_atomically(self.home / "ports", f"{p2p} {grpc}\n".encode())
+        _note(self.home / "ports", f"{p2p} {grpc}\n")
 
     def acquaintances(self, run_id: str) -> tuple[str, ...]:
         """Multiaddrs of peers of a run that others could dial when this peer last saw them."""
@@ -395,9 +403,7 @@ class NodeConfig:
 
     def keep_acquaintances(self, run_id: str, addresses: Sequence[str]) -> None:
         """Remember them, so that a start finds the swarm when whoever made the invite is gone."""
-        with contextlib.suppress(OSError):
-            text = "".join(f"{a}\n" for a in addresses)
-            write_atomically(self.swarm_dir(run_id) / "peers", text.encode())
+        _note(self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses))
 
     def places(self, run_id: str) -> Places:
         """Where the files of a run are: as set, else where they were found last if something is
@@ -414,17 +420,12 @@ class NodeConfig:
 
     def keep_places(self, run_id: str, places: Places) -> None:
         """Remember them, so that the next start of this run needs no flag."""
-        if places == AS_NAMED:
-            return
-        kept = json.dumps(dataclasses.asdict(places))
-        with contextlib.suppress(OSError):
-            write_atomically(self.swarm_dir(run_id) / "places.json", kept.encode())
+        if places != AS_NAMED:
+            _note(self.swarm_dir(run_id) / "places.json", json.dumps(dataclasses.asdict(places)))
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""
-        path = self.swarm_dir(run_id) / "change"
-        with _writing(path):
-            write_atomically(path, change.encode())
+        _keep(self.swarm_dir(run_id) / "change", change.encode())
 
     def change(self, run_id: str) -> str:
         """What was kept of a run, "" for nothing."""
@@ -432,9 +433,7 @@ class NodeConfig:
 
     def keep_cell(self, run_id: str, cell: str) -> None:
         """Keep which cell of a run this peer belongs to. Raises Refused and OutOfResources."""
-        path = self.swarm_dir(run_id) / "cell"
-        with _writing(path):
-            write_atomically(path, cell.encode())
+        _keep(self.swarm_dir(run_id) / "cell", cell.encode())
 
     def change_cell(self, run_id: str, cell: str) -> None:
         """The next start is in that cell, and begins without parameters: the checkpoints here are
@@ -456,8 +455,7 @@ class NodeConfig:
     def keep_reference(self, run_id: str, loss: float) -> None:
         """Keep the loss that this peer saw first of a run, which later ones are shown beside; lost,
         the next one is the first."""
-        with contextlib.suppress(OSError):
-            write_atomically(self.swarm_dir(run_id) / "reference", f"{loss!r}\n".encode())
+        _note(self.swarm_dir(run_id) / "reference", f"{loss!r}\n")
 
     def reference(self, run_id: str) -> float:
         """What was kept, 0 for nothing that can be a loss."""
@@ -535,8 +533,6 @@ class NodeConfig:
 def config_toml(config: NodeConfig) -> str:
     """A config.toml with every setting and its meaning: those that a flag, the environment or a
     file has set with their values, the others behind a # with their defaults."""
-    import tomlkit
-
     lines = [
         "# Settings of this peer: ~/.config/tutti/config.toml, or config.toml in the directory",
         "# that --home names. Those behind a # have their defaults. TUTTI_* in the environment",
@@ -548,9 +544,7 @@ def config_toml(config: NodeConfig) -> str:
         if table != section:
             section = table
             lines += ["", f"[{table}]"]
-        item = tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
-        lines += ["", *commented(meaning)]
-        lines.append(f"{'' if source else '# '}{key} = {item}")
+        lines += ["", *toml_entry(key, value, meaning, behind=not source)]
     return "\n".join(lines) + "\n"
 
 
@@ -595,20 +589,24 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _keep(path: Path, content: bytes) -> None:
     """:func:`write_atomically`, unless that is there already: on a full disk a daemon starts again
-    with what it has."""
+    with what it has. Raises as :func:`_writing` does."""
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
             return
-    write_atomically(path, content)
+    with _writing(path):
+        write_atomically(path, content)
 
 
-def _size(name: str, text: str) -> int:
-    """Bytes of "20GiB", "1.5 GB", "500"."""
-    found = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text.strip())
-    if found is None:
-        raise UsageFault(f'{name} = "{text}"', f"allowed: {NODE_RULES[name].sentence}")
-    step = 1024 if found[3] else 1000
-    return int(float(found[1]) * step ** " KMGT".index(found[2] or " "))
+def _note(path: Path, text: str) -> None:
+    """Keep what a peer can do without, if it can be written."""
+    with contextlib.suppress(OSError):
+        write_atomically(path, text.encode())
+
+
+def _size(text: str) -> int:
+    """Bytes of "20GiB", "1.5 GB", "500", which its rule has let pass."""
+    [(number, unit, binary)] = re.findall(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text)
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(unit or " "))
 
 
 def rate_of(text: str) -> float | None:
@@ -640,11 +638,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-KNOWN: dict[str, Any] = typing.get_type_hints(NodeSettings) | {
-    f"{section}.{key}": hint
-    for section, kind in SECTIONS.items()
-    for key, hint in typing.get_type_hints(kind).items()
-}
+KNOWN = settings_of({"": NodeSettings, **SECTIONS})
 """Every setting of a peer, dotted, and its type."""
 ENVIRONMENT: dict[str, str] = {
     **{"TUTTI_" + name.upper().replace(".", "_"): name for name in KNOWN},

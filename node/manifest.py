@@ -17,10 +17,10 @@ import hashlib
 import json
 import re
 import tomllib
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,16 @@ from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
 from node.core.errors import Refused, TooNew, UsageFault, WireError, refuse
 from node.core.ids import PeerId, RunId
-from node.core.tables import FieldRule, build, check, commented, from_text, meanings, unknown
+from node.core.tables import (
+    FieldRule,
+    build,
+    check,
+    from_text,
+    meanings,
+    settings_of,
+    toml_entry,
+    unknown,
+)
 from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import DIGEST, ModelSettings
@@ -41,8 +50,6 @@ from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.settings import TrainingSettings
 
 if TYPE_CHECKING:
-    from tomlkit.items import Table
-
     from node.identity.keys import Identity
 
 FORMAT = 2
@@ -93,10 +100,6 @@ GONE: dict[str, tuple[Any, str, str]] = {
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
-RENAMED: dict[str, str] = {}
-"""A setting's former name, dotted, to its name today. Manifests of format 1 are read, written and
-hashed with former names; in all others a former name is refused, and the error says the new one."""
-
 _WIRE = FieldRule(choices=("fp32", "bf16", "fp16"))
 _SHARE = FieldRule(0.0, 1.0)
 _SEED = FieldRule(0, 2**63 - 1)
@@ -296,13 +299,12 @@ class Manifest:
     def check(self) -> None:
         """What fields promise each other; each was in its range when it was read. Raises UsageFault
         naming both sides."""
-        m, p, t = self.model, self.pipeline, self.training
+        m, p, a, d, t = self.model, self.pipeline, self.averaging, self.data, self.training
         if self.swarm.protocol > PROTOCOL:
             raise TooNew(
                 f"swarm.protocol = {self.swarm.protocol}, this tutti speaks protocol {PROTOCOL}",
                 UPDATE,
             )
-        a, d = self.averaging, self.data
         check_settings(m)
         refuse(
             (
@@ -327,9 +329,6 @@ class Manifest:
                 f"training.target_batch = {t.target_batch}",
                 f"must be a multiple of pipeline.micro_batch = {p.micro_batch}",
             ),
-        )
-        self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
-        refuse(
             (
                 0 < a.quarantine < 2,
                 f"averaging.quarantine = {a.quarantine}",
@@ -341,6 +340,7 @@ class Manifest:
                 'must be above 0 while averaging.reducer = "trimmed-mean"',
             ),
         )
+        self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
         carried(self.outer, a.peers, p.stages)
         refuse(
             (
@@ -350,8 +350,6 @@ class Manifest:
                 'take "fp32", or one cell (outer.window_s = 0): what cells differ by is less than '
                 "bf16 can say",
             ),
-        )
-        refuse(
             (
                 d.tokenizer == "bytes" and d.tokenizer_sha256,
                 "data.tokenizer_sha256 is set",
@@ -371,56 +369,48 @@ class Manifest:
 
     def check_continues(self, before: Manifest) -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
-        for name, old, new in (
+        had, epochs = before.training.epochs, self.training.epochs
+        same = (
             ("model", before.model, self.model),
             ("pipeline.stages", before.pipeline.stages, self.pipeline.stages),
             ("optimizer.name", before.optimizer.name, self.optimizer.name),
             ("optimizer.parameters", before.optimizer.parameters, self.optimizer.parameters),
-        ):
-            step = "leave it as it is, or begin anew with  --from"
-            refuse((old != new, f"{name} differs from the run to continue", step))
-        had, epochs = before.training.epochs, self.training.epochs
+        )
+        step = "leave it as it is, or begin anew with  --from"
         refuse(
+            *(
+                (old != new, f"{name} differs from the run to continue", step)
+                for name, old, new in same
+            ),
             (
                 epochs <= had,
                 f"training.epochs = {epochs}, and the run to continue has {had}",
                 f"give more:  --epochs {2 * had}",
-            )
+            ),
         )
 
     def immutable(self) -> bytes:
-        """The bytes that are hashed and signed: JSON of :meth:`_kept`, keys sorted, with the
-        format's number from format 2 on."""
-        body: dict[str, Any] = self._kept()
-        if self.format > 1:
-            body["format"] = self.format
-        return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-    def _kept(self) -> dict[str, dict[str, Any]]:
-        """Section to setting to value, as they are written and hashed. Format 1: all, but for those
-        of :data:`LATER` that have their defaults. From format 2 on: what differs from the
-        defaults."""
-        body: dict[str, dict[str, Any]] = {}
+        """The bytes that are hashed and signed: JSON, keys sorted. Format 1: all settings, but for
+        those of :data:`LATER` that have their defaults. From format 2 on: the format's number and
+        what differs from the defaults."""
+        body: dict[str, Any] = {"format": self.format} if self.format > 1 else {}
         for section, key, value, kept in self._values():
             if kept:
                 body.setdefault(section, {})[key] = value
-        return body
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     def _values(self) -> Iterator[tuple[str, str, Any, bool]]:
-        """Section, key and value of every setting, by the names of this format, and whether it is
-        hashed."""
-        former = {new: old for old, new in RENAMED.items()} if self.format == 1 else {}
+        """Section, key and value of every setting of this format, and whether it is hashed."""
+        first = self.format == 1
         for section in SECTIONS:
             settings = getattr(self, section)
             usual = dataclasses.asdict(type(settings)())
             for key, value in dataclasses.asdict(settings).items():
                 name = f"{section}.{key}"
-                for gone, (default, place, _) in GONE.items() if self.format == 1 else ():
+                for gone, (default, place, _) in GONE.items() if first else ():
                     if place == name:
                         yield section, gone.partition(".")[2], default, True
-                kept = value != usual[key] or (self.format == 1 and name not in LATER)
-                in_section, _, as_key = former.get(name, name).partition(".")
-                yield in_section, as_key, value, kept
+                yield section, key, value, value != usual[key] or (first and name not in LATER)
 
     @property
     def domain(self) -> str:
@@ -471,40 +461,25 @@ class Manifest:
         From format 2 on settings with defaults are comments: a tutti that does not know a newer
         one of them reads the file all the same.
         """
-        import tomlkit
-
-        doc = tomlkit.document()
-        if self.signature is not None:
-            doc.add(tomlkit.comment(_HEADERS[self.format].removeprefix("# ")))
+        lines = [_HEADERS[self.format]] if self.signature is not None else []
         if self.format > 1:
-            doc.add(tomlkit.comment(_DEFAULTS_SAID.removeprefix("# ")))
-            doc.add("format", tomlkit.item(self.format))
-        tables: dict[str, Table] = {}
-        said = {name: meanings(kind) for name, kind in SECTIONS.items()}
-        for name, kind in SECTIONS.items():
-            tables[name] = tomlkit.table()
-            tables[name].comment((kind.__doc__ or "").strip().splitlines()[0])
-        for section, key, value, kept in self._values():
-            if value is None:  # TOML has no word for it, and it is the default
-                continue
-            table = tables.setdefault(section, tomlkit.table())
-            item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
-            if self.format > 1:
-                table.add(tomlkit.nl())
-                for line in commented(said[section].get(key, "")):
-                    table.add(tomlkit.comment(line.removeprefix("# ")))
-            if kept:
-                table.add(key, item)
-            elif self.format > 1:
-                table.add(tomlkit.comment(f"{key} = {item.as_string()}"))
-        for name, table in tables.items():
-            doc.add(name, table)
+            lines += [_DEFAULTS_SAID, f"format = {self.format}"]
+        for section, rows in groupby(self._values(), lambda row: row[0]):
+            kind = SECTIONS[section]
+            said, about = meanings(kind), (kind.__doc__ or "").strip().splitlines()[0]
+            lines += ["", f"[{section}] # {about}"]
+            for _, key, value, kept in rows:
+                if value is None:  # TOML has no word for it, and it is the default
+                    continue
+                entry = toml_entry(key, value, said.get(key, ""), behind=not kept)
+                if self.format > 1:
+                    lines += ["", *entry]
+                elif kept:
+                    lines.append(entry[-1])
         if self.signature is not None:
-            table = tomlkit.table()
-            table.add("key", str(self.signature.key))
-            table.add("sig", base64.b64encode(self.signature.sig).decode())
-            doc.add("signature", table)
-        return tomlkit.dumps(doc).encode()
+            sig = base64.b64encode(self.signature.sig).decode()
+            lines += ["", "[signature]", f'key = "{self.signature.key}"', f'sig = "{sig}"']
+        return ("\n".join(lines).strip() + "\n").encode()
 
     def verify(
         self,
@@ -601,34 +576,16 @@ def _read(raw: bytes) -> tuple[int, dict[str, Any]]:
             f"the manifest is of format {number}, and this tutti reads formats 1 to {FORMAT}",
             UPDATE,
         )
-    return number, _renamed(table, number)
+    for name, (usual, *_) in GONE.items():
+        section, _, key = name.partition(".")
+        body = table.get(section)
+        if isinstance(body, dict) and key in body and (body.pop(key) != usual or number > 1):
+            raise _gone(name)
+    return number, table
 
 
-def _renamed(table: dict[str, Any], number: int) -> dict[str, Any]:
-    """The tables with today's names where the format has former ones. Raises UsageFault for a
-    former name in any other format, and for a setting that is there by both."""
-    found: dict[str, Any] = {}
-    for section, body in table.items():
-        if section == "signature" or not isinstance(body, dict):
-            found[section] = body
-            continue
-        for key, value in body.items():
-            name = f"{section}.{key}"
-            if name in GONE:
-                usual, _, instead = GONE[name]
-                if number > 1 or value != usual:
-                    raise UsageFault(f"{name} is not a setting any more", instead)
-                continue
-            new = RENAMED.get(name, name)
-            if new != name and number > 1:
-                raise unknown(name, [], renamed=RENAMED)
-            in_section, _, new_key = new.partition(".")
-            if new_key in found.setdefault(in_section, {}):
-                raise UsageFault(f"{name} and {new} are one setting", f"keep {new} only")
-            found[in_section][new_key] = value
-        if not body:
-            found.setdefault(section, {})
-    return found
+def _gone(name: str) -> UsageFault:
+    return UsageFault(f"{name} is not a setting any more", GONE[name][2])
 
 
 def _signature(table: Any) -> Signature | None:
@@ -668,22 +625,15 @@ def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
 
     Raises UsageFault as :meth:`Manifest.parse` does.
     """
-    parts: dict[str, Any] = {}
+    known, parts = settings_of(SECTIONS), dict[str, Any]()
     for name, value in changes.items():
-        section, _, key = name.partition(".")
-        hints = typing.get_type_hints(SECTIONS[section]) if section in SECTIONS else {}
         if name in GONE:
-            raise UsageFault(f"{name} is not a setting any more", GONE[name][2])
-        if key not in hints:
-            raise unknown(
-                name,
-                [f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)],
-                renamed=RENAMED,
-            )
-        if isinstance(value, str):
-            value = from_text(value, hints[key])
+            raise _gone(name)
+        if name not in known:
+            raise unknown(name, [*known])
+        section, _, key = name.partition(".")
         parts.setdefault(section, {})[key] = check(
-            name, value, hints[key], MANIFEST_RULES.get(name)
+            name, from_text(value, known[name]), known[name], MANIFEST_RULES.get(name)
         )
     changed = {
         s: dataclasses.replace(getattr(manifest, s), **fields) for s, fields in parts.items()

@@ -10,8 +10,8 @@ from benchmarks.lab.fleet import Box
 from benchmarks.report import Report
 from node.app.capacity import check_memory
 from node.config import NodeConfig
+from node.core.numbers import human
 from node.manifest import Manifest, amended
-from node.model.cost import human
 from node.pipeline.settings import PipelineLimits
 
 SHAPES: dict[str, dict[str, int]] = {

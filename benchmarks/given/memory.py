@@ -17,8 +17,9 @@ from benchmarks.lab.visits import arrived, returned, visit
 from benchmarks.report import Report
 from node.app.capacity import check_memory
 from node.config import NodeConfig
+from node.core.numbers import human
 from node.manifest import Manifest, amended
-from node.model.cost import RECOMPUTE, human, stash_bytes
+from node.model.cost import RECOMPUTE, stash_bytes
 from node.model.named import shape_named
 from node.model.settings import ModelSettings
 from node.model.stages import build

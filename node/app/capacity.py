@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from node.averaging.exchange.groups import LET_IN
 from node.config import NodeConfig
 from node.core.ids import ENDS, stage_name
+from node.core.numbers import human, in_words
 from node.manifest import Manifest
 from node.model.cost import (
     RECOMPUTE,
@@ -19,8 +20,6 @@ from node.model.cost import (
     fits,
     fits_beside,
     frames_bytes,
-    human,
-    in_words,
     stash_bytes,
 )
 from node.model.shapes import parameter_shapes

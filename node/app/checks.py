@@ -31,10 +31,10 @@ from node.control.text import incompatible_peers
 from node.control.words import clean, span
 from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS
+from node.core.numbers import human
 from node.core.version import PROTOCOLS, VERSION
 from node.identity.keys import Identity
 from node.manifest import Manifest
-from node.model.cost import human
 
 MIN_FREE = 256 << 20
 """Bytes of disk that every peer needs, for its log and what the system writes."""

@@ -34,13 +34,13 @@ from node.core.errors import (
     WireError,
 )
 from node.core.ids import ENDS, PeerId, RunId, short
+from node.core.numbers import human
 from node.core.version import PROTOCOLS
 from node.data.places import Places
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
-from node.model.cost import human
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:

@@ -6,24 +6,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+import grpc
 
-from node.control.quick import Unanswered, unary
 from node.control.sockets import CODE_KEY, NEXT_KEY, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
 from protos import ask_pb2, control_pb2
-
-if TYPE_CHECKING:
-    import grpc
-
-    from protos.control_pb2_grpc import ControlStub
+from protos.control_pb2_grpc import ControlStub
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
 CELLS_S = 30.0
 """For reads of the directory, each of which takes a second or two."""
 
@@ -42,33 +35,22 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             )
         self.pid = pid
         """Process id of the daemon, 0 when the system does not tell."""
-        self._channel: grpc.Channel | None = None
-
-    @cached_property
-    def _stub(self) -> ControlStub:
-        """Made when it is needed: gRPC takes longer to import than a question to the daemon
-        takes."""
-        import grpc
-
-        from protos.control_pb2_grpc import ControlStub
-
         options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
-        self._channel = grpc.insecure_channel(f"unix:{self.path}", options=options)
-        return ControlStub(self._channel)
+        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
+        self._stub = ControlStub(self._channel)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
+        self._channel.close()
 
     def status(self) -> control_pb2.Snapshot:
-        return self._look("Status", control_pb2.StatusRequest(), control_pb2.Snapshot)
+        return self._ask(self._stub.Status, control_pb2.StatusRequest())
 
     def peers(self, *, everybody: bool = False) -> ask_pb2.PeersAnswer:
         """Live training peers; with ``everybody`` the lost and the rendezvous too."""
-        return self._look("Peers", control_pb2.PeersRequest(all=everybody), ask_pb2.PeersAnswer)
+        return self._ask(self._stub.Peers, control_pb2.PeersRequest(all=everybody))
 
     def cells(self) -> control_pb2.CellsAnswer:
         """What there is of other cells is read in the directory, so it takes a few seconds."""
@@ -82,10 +64,10 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
 
     def reach(self) -> control_pb2.ReachReport:
         """How the daemon's peer is reached, and its ways to others."""
-        return self._look("Reach", control_pb2.ReachRequest(), control_pb2.ReachReport)
+        return self._ask(self._stub.Reach, control_pb2.ReachRequest())
 
     def invite(self) -> control_pb2.InviteReply:
-        return self._look("Invite", control_pb2.InviteRequest(), control_pb2.InviteReply)
+        return self._ask(self._stub.Invite, control_pb2.InviteRequest())
 
     def switch(self, change: str) -> int:
         """Hand in a change that the owner signed; its number."""
@@ -106,20 +88,14 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             self._stub.Drain, control_pb2.DrainRequest(timeout_s=timeout_s), timeout_s + 30.0
         )
 
-    def generate(
-        self, request: control_pb2.GenerateRequest, timeout_s: float = 600.0
-    ) -> Iterator[control_pb2.Piece]:
-        return self._read(self._stub.Generate, request, timeout_s)
+    def generate(self, request: control_pb2.GenerateRequest) -> Iterator[control_pb2.Piece]:
+        return self._read(self._stub.Generate, request, 600.0)
 
-    def evaluate(
-        self, request: control_pb2.EvaluateRequest, timeout_s: float = 3600.0
-    ) -> Iterator[control_pb2.Evaluated]:
-        return self._read(self._stub.Evaluate, request, timeout_s)
+    def evaluate(self, request: control_pb2.EvaluateRequest) -> Iterator[control_pb2.Evaluated]:
+        return self._read(self._stub.Evaluate, request, 3600.0)
 
-    def export(self, directory: str, timeout_s: float = 3600.0) -> Iterator[control_pb2.Event]:
-        return self._read(
-            self._stub.Export, control_pb2.ExportRequest(directory=directory), timeout_s
-        )
+    def export(self, directory: str) -> Iterator[control_pb2.Event]:
+        return self._read(self._stub.Export, control_pb2.ExportRequest(directory=directory), 3600.0)
 
     def wait_gone(self, timeout_s: float) -> bool:
         """True as soon as nobody listens on the socket any more, False after ``timeout_s``."""
@@ -130,24 +106,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             time.sleep(0.05)
         return True
 
-    def _look(self, method: str, request: Message, kind: type[M]) -> M:
-        """A question that changes nothing, so that it may be asked again to hear why it was
-        refused."""
-        if self._channel is None:
-            name = f"/{control_pb2.DESCRIPTOR.services_by_name['Control'].full_name}/{method}"
-            try:
-                return kind.FromString(
-                    unary(self.path, name, request.SerializeToString(), self.timeout_s)
-                )
-            except TimeoutError as e:
-                raise self._late() from e
-            except (Unanswered, DecodeError):
-                pass
-        return self._ask(getattr(self._stub, method), request)
-
     def _ask(self, call: Callable[..., T], request: Any, timeout_s: float | None = None) -> T:
-        import grpc
-
         try:
             return call(request, timeout=timeout_s or self.timeout_s)
         except grpc.RpcError as error:
@@ -156,8 +115,6 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
     def _read(
         self, call: Callable[..., Any], request: Any, timeout_s: float | None
     ) -> Iterator[Any]:
-        import grpc
-
         stream = call(request, timeout=timeout_s)
         try:
             yield from stream
@@ -167,10 +124,8 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             stream.cancel()
 
     def _fault(self, error: Any) -> LocalFault:
-        import grpc
-
         status, details = error.code(), error.details() or ""
-        extra = {key: value for key, value in error.trailing_metadata() or ()}
+        extra = dict(error.trailing_metadata() or ())
         if CODE_KEY in extra:
             code = ExitCode.UNEXPECTED
             with contextlib.suppress(ValueError):
@@ -179,7 +134,10 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
                 details, bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace"), code
             )
         if status == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return self._late()
+            return TimedOut(
+                "the daemon did not answer in time",
+                f"it may be busy; see  tutti logs , socket {self.path}",
+            )
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return NotRunning(
                 "the daemon went away while it was asked",
@@ -187,10 +145,4 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             )
         return LocalFault(
             f"the daemon failed to answer: {details[:300]}", "see  tutti logs --level error"
-        )
-
-    def _late(self) -> TimedOut:
-        return TimedOut(
-            "the daemon did not answer in time",
-            f"it may be busy; see  tutti logs , socket {self.path}",
         )

@@ -13,13 +13,11 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from node.control.client import ControlClient
 from node.control.snapshot import plain
 from node.control.text import (
     SORTS,
@@ -27,6 +25,7 @@ from node.control.text import (
     evaluated_lines,
     event_line,
     fitted,
+    mean_loss,
     missing_words,
     peers_table,
     ping_lines,
@@ -47,6 +46,9 @@ from protos.control_pb2 import (
     PingReport,
     Snapshot,
 )
+
+if TYPE_CHECKING:
+    from node.control.client import ControlClient
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -199,7 +201,7 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
         print("\n".join(evaluated_lines(found)))
         return ExitCode.OK
     first, others = found[0], found[1:]
-    loss = fmean(f.loss for f in others or found)
+    loss = mean_loss(others or found)
     ratio = {"perplexity_ratio": math.exp(loss - first.loss)} if others else {}
     say_json(
         {

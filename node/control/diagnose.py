@@ -292,9 +292,7 @@ def clock_of(findings: Sequence[Diagnosis]) -> tuple[float | None, int]:
 
 def fault_of(chosen: Diagnosis, findings: Sequence[Diagnosis]) -> LocalFault:
     """``chosen`` as the error that ends a command, with all findings for who reads it as JSON."""
-    fault = Refused(f"{chosen.cause}; {chosen.effect}", chosen.fix, chosen.code)
-    fault.details = {"findings": [f.document() for f in findings]}
-    return fault
+    return Refused(f"{chosen.cause}; {chosen.effect}", chosen.fix, chosen.code, _details(findings))
 
 
 def unreachable(findings: Sequence[Diagnosis]) -> NetworkFault:
@@ -302,9 +300,11 @@ def unreachable(findings: Sequence[Diagnosis]) -> NetworkFault:
     chosen = verdict(findings)
     lines = [f"nobody answers: {chosen.cause}; {chosen.effect}"]
     lines += [f"{f.address}: {f.cause}" for f in findings]
-    fault = NetworkFault("\n".join(lines), chosen.fix, chosen.code)
-    fault.details = {"findings": [f.document() for f in findings]}
-    return fault
+    return NetworkFault("\n".join(lines), chosen.fix, chosen.code, _details(findings))
+
+
+def _details(findings: Sequence[Diagnosis]) -> dict[str, Any]:
+    return {"findings": [f.document() for f in findings]}
 
 
 def identity_in_use(me: PeerId, where: str) -> Diagnosis:

@@ -8,11 +8,9 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from node.control.snapshot import (
@@ -37,8 +35,8 @@ from node.control.words import (
 )
 from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId, short, short_cell, stage_name
+from node.core.numbers import human, in_words
 from node.core.version import PROTOCOLS, Protocols
-from node.model.cost import MemoryRow, human, in_words
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
@@ -53,6 +51,10 @@ from protos.control_pb2 import (
     Snapshot,
 )
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RIGHT = {"justify": "right"}
 STATE_STYLE = {
     "training": "green",
     "ready": "green",
@@ -239,23 +241,14 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
 
 def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None) -> Group:
     """The peers in sight, sorted, perhaps of one stage only, and the sum below."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("PEER", no_wrap=True, min_width=8)
-    table.add_column("NAME", no_wrap=True, overflow="ellipsis", max_width=16)
     cells = has_cells(answer)
-    if cells:
-        table.add_column("CELL", no_wrap=True, min_width=6)
-    for title, right in (
-        ("STATE", 0),
-        ("STAGE", 0),
-        ("PATH", 0),
-        ("RTT", 1),
-        ("TOK/S", 1),
-        ("EPOCH", 1),
-        ("UP", 1),
-        ("VER", 1),
-    ):
-        table.add_column(title, no_wrap=True, justify="right" if right else "left")
+    table = _table(
+        ("PEER", {"min_width": 8}),
+        ("NAME", {"overflow": "ellipsis", "max_width": 16}),
+        *([("CELL", {"min_width": 6})] if cells else ()),
+        *((title, {}) for title in ("STATE", "STAGE", "PATH")),
+        *((title, RIGHT) for title in ("RTT", "TOK/S", "EPOCH", "UP", "VER")),
+    )
     for p in in_order(answer, sort):
         if stage is None or p.stage == stage:
             table.add_row(*peer_cells(p, answer.swarm.stages, cells=cells))
@@ -270,10 +263,7 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
 
 def cells_table(answer: CellsAnswer) -> Group:
     """Cells in sight, the own one first, and how many there are."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for title in ("CELL", "STATE", "EPOCH", "TOK/S", "PEERS"):
-        right = title in ("EPOCH", "TOK/S")
-        table.add_column(title, no_wrap=True, justify="right" if right else "left")
+    table = _table(("CELL", {}), ("STATE", {}), ("EPOCH", RIGHT), ("TOK/S", RIGHT), ("PEERS", {}))
     for c in answer.seen:
         lacks = min(c.replicas, default=0) == 0
         state = "training" if c.works else "lacks a stage" if lacks else "waiting"
@@ -287,6 +277,15 @@ def cells_table(answer: CellsAnswer) -> Group:
         )
     total = f"{several(answer.cells, 'cell')}, {len(answer.seen)} in sight."
     return Group(table, Text(total))
+
+
+def _table(*columns: tuple[str, dict[str, Any]]) -> Table:
+    from rich.table import Table  # which most answers go without
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for title, how in columns:
+        table.add_column(title, no_wrap=True, **how)
+    return table
 
 
 def in_order(answer: PeersAnswer, sort: str = "stage") -> list[PeerLine]:
@@ -420,13 +419,17 @@ def missing_words(m: Missing) -> str:
     )
 
 
+def mean_loss(found: Sequence[Evaluated]) -> float:
+    return math.fsum(one.loss for one in found) / len(found)
+
+
 def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
     """One line a choice of missing stages; beside the first the perplexity of the others over its
     own, and their mean."""
     whole, others = found[0].loss, found[1:]
     rows = [(missing_words(f.missing), f.loss) for f in found]
     if others:
-        rows.append((f"mean of {len(others)} choices", fmean(f.loss for f in others)))
+        rows.append((f"mean of {len(others)} choices", mean_loss(others)))
     wide = max(len(words) for words, _ in rows)
     lines = []
     for i, (words, loss) in enumerate(rows):
@@ -735,7 +738,7 @@ def _memory(s: Snapshot) -> str:
 
 
 def _memory_plan(s: Snapshot) -> list[str]:
-    rows = in_words(MemoryRow(clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
+    rows = in_words((clean(r.when, 40), clean(r.what, 40), r.bytes) for r in s.memory_plan)
     return [f"planned at most {human(s.memory_planned)}", *rows] if rows else []
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Any
 
 from node.core.ids import PeerId, short
@@ -74,11 +73,16 @@ class LocalFault(TuttiError):
     """
 
     code: ExitCode = ExitCode.UNEXPECTED
-    details: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, what: str, next_step: str = "", code: ExitCode | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        next_step: str = "",
+        code: ExitCode | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(what)
-        self.what, self.next_step = what, next_step
+        self.what, self.next_step, self.details = what, next_step, details or {}
         if code is not None:
             self.code = code
 

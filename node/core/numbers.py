@@ -1,7 +1,9 @@
-"""Numbers that a stranger may have written."""
+"""Numbers that a stranger may have written, and numbers for people."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 
@@ -10,3 +12,22 @@ def whole(value: Any, least: int = 0, below: int = 2**63) -> int:
     if type(value) is not int or not least <= value < below:
         raise ValueError(f"expected a whole number from {least} to {below - 1}")
     return value
+
+
+def human(size: float) -> str:
+    """Bytes for people: "9.8 GiB"."""
+    value, unit = size, "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def in_words(rows: Iterable[tuple[str, str, int]]) -> list[str]:
+    """A plan of memory (when, what, bytes) as one phrase for each time, rows without bytes left
+    out."""
+    return [
+        f"{when} {', '.join(f'{what} {human(nbytes)}' for _, what, nbytes in of)}"
+        for when, of in groupby((row for row in rows if row[2]), lambda row: row[0])
+    ]

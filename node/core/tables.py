@@ -106,9 +106,11 @@ def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str
     return value
 
 
-def from_text(text: str, hint: Any) -> Any:
-    """Text from the environment as the value TOML would have given; the text itself when it does
-    not look like one."""
+def from_text(text: Any, hint: Any) -> Any:
+    """Text from the environment as the value TOML would have given; itself when it does not look
+    like one, or is no text."""
+    if not isinstance(text, str):
+        return text
     word = text.strip()
     if hint is bool:
         return {
@@ -132,15 +134,8 @@ def from_text(text: str, hint: Any) -> Any:
     return text
 
 
-def unknown(
-    name: str, known: list[str], source: str = "", renamed: Mapping[str, str] | None = None
-) -> UsageFault:
-    """The complaint about a name nobody reads, with its new name where ``renamed`` has one, else
-    with the nearest one that exists."""
-    if new := (renamed or {}).get(name):
-        return UsageFault(
-            f"{name} is not a setting any more{_where(source)}", f"it is called  {new}  now"
-        )
+def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
+    """The complaint about a name nobody reads, with the nearest one that exists."""
     near = _meant(name, known)
     section, dot, _ = name.rpartition(".")
     beside = sorted(k for k in known if k.rpartition(".")[0] == section) if dot else []
@@ -166,6 +161,15 @@ def _meant(name: str, known: list[str]) -> str:
         return dotted(section, near[0])
     elsewhere = [dotted(s, key) for s, of in keys.items() if key in of]
     return elsewhere[0] if len(elsewhere) == 1 else ""
+
+
+def settings_of(sections: Mapping[str, type]) -> dict[str, Any]:
+    """Every field of these dataclasses, dotted, and its type."""
+    return {
+        dotted(section, key): hint
+        for section, kind in sections.items()
+        for key, hint in typing.get_type_hints(kind).items()
+    }
 
 
 def dotted(section: str, key: str) -> str:
@@ -242,6 +246,10 @@ def meanings(kind: type) -> dict[str, str]:
     return found
 
 
-def commented(text: str) -> list[str]:
-    """The text as comments of a TOML file."""
-    return [f"# {line}" for line in textwrap.wrap(text, WIDTH)]
+def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]:
+    """A setting as lines of a TOML file, below what it means; ``behind`` a # or not."""
+    import tomlkit
+
+    item = tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
+    comment = [f"# {line}" for line in textwrap.wrap(meaning, WIDTH)]
+    return [*comment, f"{'# ' if behind else ''}{key} = {item}"]

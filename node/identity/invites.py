@@ -18,6 +18,7 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import BytesIO
 
 from node.core.addresses import Scope, scope
 from node.core.errors import TooNew, UsageFault, WireError
@@ -104,7 +105,7 @@ class Invite:
             )
         if (peers := len({peer_of_address(address) for address in self.addresses})) > MAX_PEERS:
             raise UsageFault(f"an invite names at most {MAX_PEERS} peers, not {peers}", _AGAIN)
-        object.__setattr__(self, "addresses", _unpacked(_Reader(_packed(self.addresses))))
+        object.__setattr__(self, "addresses", _unpacked(BytesIO(_packed(self.addresses))))
         if len(self.admission) > MAX_ADMISSION:
             raise UsageFault(
                 f"an admission token of {len(self.admission)} bytes is too long", _AGAIN
@@ -145,19 +146,19 @@ class Invite:
 
     @classmethod
     def _parse(cls, payload: bytes) -> Invite:
-        reader = _Reader(payload)
+        reader = BytesIO(payload)
         try:
-            run_id, owner = RunId(reader.take(32).hex()), peer_id_of(reader.take(KEY_BYTES))
-            admission = reader.sized()
+            run_id, owner = RunId(_take(reader, 32).hex()), peer_id_of(_take(reader, KEY_BYTES))
+            admission = _take_sized(reader)
             addresses = _unpacked(reader)
         except ValueError as e:
             raise UsageFault(
                 f"the invite does not hold what it should: {e}",
                 "it may be of another version of tutti",
             ) from e
-        if reader.left:
+        if rest := reader.read():
             raise UsageFault(
-                f"the invite holds {reader.left} bytes too many",
+                f"the invite holds {len(rest)} bytes too many",
                 "it may be of another version of tutti",
             )
         return cls(run_id, owner, addresses, admission)
@@ -216,22 +217,15 @@ def scope_of(address: str) -> Scope:
     return max(wide, Scope.RELAYED) if "/p2p-circuit" in address else wide
 
 
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+def _take(reader: BytesIO, n: int) -> bytes:
+    taken = reader.read(n)
+    if len(taken) < n:
+        raise ValueError("it ends early")
+    return taken
 
-    @property
-    def left(self) -> int:
-        return len(self._data) - self._at
 
-    def take(self, n: int) -> bytes:
-        if n > self.left:
-            raise ValueError("it ends early")
-        self._at += n
-        return self._data[self._at - n : self._at]
-
-    def sized(self) -> bytes:
-        return self.take(struct.unpack(">H", self.take(2))[0])
+def _take_sized(reader: BytesIO) -> bytes:
+    return _take(reader, struct.unpack(">H", _take(reader, 2))[0])
 
 
 def _sized(data: bytes) -> bytes:
@@ -281,16 +275,16 @@ def _packed(addresses: Iterable[str]) -> bytes:
     return bytes(packed)
 
 
-def _unpacked(reader: _Reader) -> tuple[str, ...]:
+def _unpacked(reader: BytesIO) -> tuple[str, ...]:
     """The other way. Raises ValueError for what this version does not know."""
     addresses: dict[str, None] = {}
-    for _ in range(reader.take(1)[0]):
-        peer = peer_id_of(reader.take(KEY_BYTES))
-        for _ in range(reader.take(1)[0]):
-            kind = reader.take(1)[0]
+    for _ in range(_take(reader, 1)[0]):
+        peer = peer_id_of(_take(reader, KEY_BYTES))
+        for _ in range(_take(reader, 1)[0]):
+            kind = _take(reader, 1)[0]
             family, transports = kind & _FAMILY_BITS, [t for t in _TRANSPORTS if kind & t]
             if kind == 0:
-                addresses[f"{reader.sized().decode('ascii')}/p2p/{peer}"] = None
+                addresses[f"{_take_sized(reader).decode('ascii')}/p2p/{peer}"] = None
                 continue
             if (
                 not 0 < family < len(_FAMILIES)
@@ -299,7 +293,7 @@ def _unpacked(reader: _Reader) -> tuple[str, ...]:
             ):
                 raise ValueError(f"an address of the unknown kind {kind}")
             host = _host_text(_FAMILIES[family], reader)
-            (port,) = struct.unpack(">H", reader.take(2))
+            (port,) = struct.unpack(">H", _take(reader, 2))
             for transport in transports:
                 way = _TRANSPORTS[transport].format(port=port)
                 addresses[f"/{_FAMILIES[family]}/{host}{way}/p2p/{peer}"] = None
@@ -312,12 +306,12 @@ def _host_bytes(place: Endpoint) -> bytes:
     return ipaddress.ip_address(place.host).packed
 
 
-def _host_text(family: str, reader: _Reader) -> str:
+def _host_text(family: str, reader: BytesIO) -> str:
     if family == "ip4":
-        return str(ipaddress.IPv4Address(reader.take(4)))
+        return str(ipaddress.IPv4Address(_take(reader, 4)))
     if family == "ip6":
-        return str(ipaddress.IPv6Address(reader.take(16)))
-    name = reader.take(reader.take(1)[0]).decode("ascii")
+        return str(ipaddress.IPv6Address(_take(reader, 16)))
+    name = _take(reader, _take(reader, 1)[0]).decode("ascii")
     if not _NAME.fullmatch(name):
         raise ValueError(f"not a name: {name!r}")
     return name

@@ -7,13 +7,14 @@ fragmentation) is covered by ``RESERVE``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import islice
 from typing import NamedTuple
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, stage_name
+from node.core.numbers import human, in_words
 from node.model.settings import ModelSettings
 from node.model.shapes import EMBEDDING, base_shapes, count, head_dim, layer_cut, parameter_shapes
 
@@ -60,14 +61,6 @@ class MemoryRow(NamedTuple):
     when: str
     what: str
     nbytes: int
-
-
-def in_words(rows: Iterable[MemoryRow]) -> list[str]:
-    """The plan as one phrase for each time, rows without bytes left out."""
-    return [
-        f"{when} {', '.join(f'{what} {human(nbytes)}' for _, what, nbytes in of)}"
-        for when, of in groupby((row for row in rows if row.nbytes), lambda row: row.when)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,13 +391,3 @@ def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict
         'a run with outer.carries = "parameters"',
     ]
     return Verdict(ok, needed, available, text, next_step=_one_of(steps))
-
-
-def human(size: float) -> str:
-    """Bytes for people: "9.8 GiB"."""
-    value, unit = size, "B"
-    for bigger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, bigger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

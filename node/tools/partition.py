@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from node.core.errors import UsageFault
-from node.model.cost import human
+from node.core.numbers import human
 from node.partition.cost import COUNTED, METHODS, Rates, units_of
 from node.partition.matrices import Matrix, equal_splits
 from node.partition.plan import OwnershipPlan, make_plan

@@ -7,7 +7,7 @@ from rich.text import Text
 from node.control.text import STATE_STYLE, cover_words, paths_words, time_bar
 from node.control.words import chart, clean, count, span
 from node.core.ids import ENDS, short_cell
-from node.model.cost import human
+from node.core.numbers import human
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import CellLine, Snapshot
 

@@ -195,45 +195,8 @@ def test_a_run_of_a_newer_protocol_is_refused_with_advice() -> None:
     assert "update this tutti" in fault.value.next_step
 
 
-@pytest.fixture
-def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module.RENAMED, "model.depth", "model.layers")
-    monkeypatch.setitem(module.RENAMED, "old.beat", "training.epochs")
-
-
-@pytest.mark.usefixtures("renamed")
-def test_a_former_name_is_refused_with_the_new_one() -> None:
-    for name, new in (("model.depth", "model.layers"), ("old.beat", "training.epochs")):
-        section, _, key = name.partition(".")
-        with pytest.raises(UsageFault) as fault:
-            Manifest.parse(f"format = 2\n[{section}]\n{key} = 7\n".encode())
-        assert (fault.value.what, fault.value.next_step) == (
-            f"{name} is not a setting any more",
-            f"it is called  {new}  now",
-        )
-        with pytest.raises(UsageFault, match="any more"):
-            amended(DEMO, {name: 7})
-
-
-@pytest.mark.usefixtures("renamed")
-def test_format_1_is_read_hashed_and_written_with_former_names() -> None:
-    manifest = Manifest.parse(b"[model]\ndepth = 7\n[old]\nbeat = 99\n[data]\n")
-    assert (manifest.model.layers, manifest.training.epochs) == (7, 99)
-    hashed = json.loads(manifest.immutable())
-    assert (hashed["model"]["depth"], hashed["old"]) == (7, {"beat": 99})
-    assert "layers" not in hashed["model"]
-    assert "epochs" not in hashed["training"]
-    raw = manifest.to_toml()
-    assert b"depth = 7" in raw
-    assert Manifest.parse(raw) == manifest
-    with pytest.raises(UsageFault, match="one setting"):
-        Manifest.parse(b"[model]\ndepth = 7\nlayers = 7\n")
-    assert Manifest.parse(b"[model]\nlayers = 7\n").model.layers == 7  # a draft of today
-
-
-@pytest.mark.usefixtures("renamed")
 def test_a_change_may_be_asked_for_with_a_file_of_format_1() -> None:
     manifest = amended(DEMO, {"model.layers": 7})
     with pytest.raises(UsageFault, match=r"not model\.layers"):
-        change.wanted(manifest, b"[model]\ndepth = 8\n")
-    assert change.wanted(manifest, b"[model]\ndepth = 7\n[swarm]\nowner = ''\n") == manifest
+        change.wanted(manifest, b"[model]\nlayers = 8\n")
+    assert change.wanted(manifest, b"[model]\nlayers = 7\n[swarm]\nowner = ''\n") == manifest

@@ -2,6 +2,7 @@ import asyncio
 import os
 import socket as sockets
 import stat
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from node.control.client import ControlClient
 from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut
+from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import GenerateRequest
 from tests.control.conftest import ask
 
@@ -135,3 +137,30 @@ async def test_a_stopped_daemon_and_a_hanging_one_are_distinguished(tmp_path):
     assert await asyncio.to_thread(client.wait_gone, 60.0)
     for each in (hasty, client):
         each.close()
+
+
+async def test_an_answer_larger_than_a_window_of_http2_comes_whole(socket, window):
+    window.seen = PeersAnswer(
+        peers=[PeerLine(peer="x" * 52, name=f"peer-{i}", state="training") for i in range(3000)]
+    )
+    assert await ask(socket, lambda c: c.peers(everybody=True)) == window.seen
+
+
+@pytest.mark.parametrize(("says", "fault"), [(b"SSH-2.0\r\n", NotRunning), (b"", TimedOut)])
+def test_who_is_no_daemon_is_not_waited_for(tmp_path, says, fault):
+    with sockets.socket(sockets.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        server.listen()
+
+        def serve() -> None:
+            server.accept()[0].close()  # who looks for a listener
+            guests.append(server.accept()[0])
+            guests[0].sendall(says)
+
+        guests: list[sockets.socket] = []
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with ControlClient(tmp_path / "s", 0.5) as client, pytest.raises(fault):
+            client.status()
+        thread.join(10)
+        guests[0].close()

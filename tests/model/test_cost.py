@@ -7,12 +7,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
+from node.core.numbers import human
 from node.model.cost import (
     RoundBytes,
     fits,
     fits_beside,
     flops_per_token,
-    human,
     stage_bytes,
     stash_bytes,
 )

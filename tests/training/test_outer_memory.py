@@ -17,8 +17,8 @@ from node.averaging.strategies.keys import MOST_TOGETHER
 from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
+from node.core.numbers import human
 from node.manifest import Manifest, amended
-from node.model.cost import human
 from node.model.settings import DIGEST
 from node.pipeline.settings import PipelineLimits
 from node.training.rounds import window
