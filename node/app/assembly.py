@@ -62,7 +62,7 @@ from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.colleagues import Colleagues
 from node.training.leader.leader import Leader
-from node.training.leader.service import Search, in_thread
+from node.training.leading import LeaderService, Search, in_thread
 from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
@@ -366,9 +366,9 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.on_error,
         member=o.machines.member,
         leader=o.machines.leader,
-        search=o.machines.search,
         ledger=o.ledger,
     )
+    LeaderService(training, o.machines.search)
     o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
     o.transport.on_lost(training.accuse)
     o.transport.on_lost(cell.gone)
