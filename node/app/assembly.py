@@ -23,11 +23,10 @@ from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
 from node.cells.board import WindowBoard
-from node.cells.changes import ChangeBoard
+from node.cells.census import CellRecord
 from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
-from node.cells.records import CellRecord
 from node.cells.register import CellRegister
 from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
@@ -415,7 +414,6 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         o.clock,
         o.journal,
         register=register,
-        changes=ChangeBoard(o.presence.directory, o.clock, training, register, pace),
         addresses=o.presence.addresses,
         learn=o.learn,
         mass=MassExchange(

@@ -12,14 +12,17 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from node.cells.census import Counts, draw, scribe_of, standing
-from node.cells.records import (
+from node.cells.census import (
     CellRecord,
+    Counts,
     cells_in,
     counts_in,
+    draw,
     pack_count,
     pack_region,
     region_in,
+    scribe_of,
+    standing,
 )
 from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId

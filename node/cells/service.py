@@ -10,17 +10,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from node.averaging.strategies.keys import edge_keys, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
-from node.cells.changes import ChangeBoard
 from node.cells.edges import EdgeFinder
-from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
-from node.cells.register import CellRegister
+from node.cells.postings import CellFacts
+from node.cells.register import LIVES, CellRegister
 from node.core.clock import Clock, begins
+from node.core.errors import Refused
 from node.core.ids import CellId, PeerId, short_cell
 from node.core.journey import Host, Partner, Plan
 from node.core.mass import Shares
 from node.core.tasks import Tasks
+from node.dht.topics import CHANGES
 from node.telemetry.events import Journal
 from node.training.protocol import events as ev
 from node.training.service import Training
@@ -36,6 +37,8 @@ NO_ANCHOR = 64 * "0"
 """What a cell posts of whose stages one lacks its anchor."""
 HOSTS, MADDRS = 4, 4
 """Of a stage, and of a host, that partners are told."""
+POSTERS = 4
+"""Cells that post the owner's newest change when all of them know it."""
 
 
 class CellMeetings:
@@ -50,7 +53,6 @@ class CellMeetings:
         journal: Journal,
         *,
         register: CellRegister,
-        changes: ChangeBoard,
         addresses: Callable[[PeerId], Sequence[str]],
         learn: Callable[[PeerId, Sequence[str]], None],
         mass: MassExchange | None = None,
@@ -58,8 +60,7 @@ class CellMeetings:
     ) -> None:
         self._finder, self._training = finder, training
         self._clock, self._journal = clock, journal
-        self.register, self._changes = register, changes
-        self._addresses, self._learn = addresses, learn
+        self.register, self._addresses, self._learn = register, addresses, learn
         self._mass = mass
         self._tasks = Tasks("cells", on_error)
         training.on_partners = self._meet_hosts
@@ -72,7 +73,7 @@ class CellMeetings:
     def start(self) -> None:
         """Begin to look, as long as this peer leads."""
         self._tasks.spawn(self.register.keep(), "register", eternal=True)
-        self._tasks.spawn(self._changes.keep(), "changes", eternal=True)
+        self._tasks.spawn(self._spread_changes(), "changes", eternal=True)
         self._tasks.spawn(self._look(), "windows", eternal=True)
 
     async def close(self) -> None:
@@ -116,6 +117,28 @@ class CellMeetings:
             self._journal.emit("training", "window", text, window=window, cells=cells)
             met = ev.Grouped(window, partners, self._clock.now() + until, copies, shares)
             self._training.meets(met)
+
+    async def _spread_changes(self) -> None:
+        """The owner's changes go from cell to cell through the directory, and inside a cell with
+        heartbeats and plans. Leaders look for changes once a period; the first cells in order post
+        the newest one that they know, and so does a cell that finds it nowhere."""
+        number, every = -1, self.register.every
+        while True:
+            number = await begins(self._clock, every, number)
+            if self._training.leader is not None:
+                await self._exchange_changes(LIVES * every)
+
+    async def _exchange_changes(self, life_s: float) -> None:
+        """Read what others have posted, and post what they may lack."""
+        directory, told = self._finder.board.directory, list[str]()
+        for posting in (await directory.look(CHANGES)).values():
+            try:
+                told.append(self._training.change(posting.body.decode()).change)
+            except (Refused, UnicodeDecodeError):
+                continue  # a stranger may post anything
+        newest = self._training.known.change
+        if newest and (newest not in told or self.register.standing()[0] < POSTERS):
+            await directory.post(CHANGES, newest.encode(), life_s)
 
     async def _partners(
         self, about: CellFacts, window: int
