@@ -24,10 +24,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from node.cells.postings import natural, parse_cell, parse_version
+from node.cells.postings import natural, parse_version
 from node.core.errors import WireError
 from node.core.ids import CellId
 from node.core.journey import Version
+from node.core.numbers import cell_name
 from node.dht.record import json_object
 from node.dht.topics import MAX_POSTING, PREFIXES, REGIONS, WRITERS, prefix_of, region_of
 
@@ -131,7 +132,7 @@ class CellRecord:
         if isinstance(speed, bool) or not isinstance(speed, int | float) or not 0 <= speed < 1e15:
             raise WireError("the tokens per second of a cell are not a plausible number")
         return cls(
-            parse_cell(body.get("cell")),
+            cell_name(body.get("cell")),
             version,
             tuple(natural(count, MAX_REPLICAS, "a count in a cell's record") for count in replicas),
             body.get("works") is True,

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.averaging.strategies.outer import MOST_MEMBERS
-from node.cells.postings import PEER, CellFacts, Hosts, checked_hosts, cut, parse_cell
+from node.cells.postings import PEER, CellFacts, Hosts, checked_hosts, cut
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host
+from node.core.numbers import cell_name
 from node.dht.topics import outer_topic
 from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from protos import cells_pb2 as pb
@@ -114,7 +115,7 @@ def parse_note(note: pb.CellsNote) -> Mapping[CellId, Acceptance]:
         raise WireError("the number of a window is above the limit")
     if (say := note.WhichOneof("say")) is None:
         raise WireError("a note between cells that says nothing known")
-    parse_cell(note.caller)
+    cell_name(note.caller)
     if say != "released":
         outer_topic(0, note.key)
     return _members(note.named)
@@ -135,7 +136,7 @@ def parse_acceptance(note: pb.AcceptanceNote) -> Acceptance:
         raise WireError(f"a signature has at most {SIGNATURE_BYTES} bytes")
     if not PEER.fullmatch(note.leader):
         raise WireError("the leader of a cell is no peer")
-    cell, leader = parse_cell(note.cell), PeerId(note.leader)
+    cell, leader = cell_name(note.cell), PeerId(note.leader)
     return Acceptance(cell, leader, _hosts(note.hosts), note.signature)
 
 

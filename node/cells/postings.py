@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from node.core.errors import WireError
-from node.core.ids import CellId, PeerId, cell_name
+from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version, lineage
+from node.core.numbers import cell_name
 from node.dht.record import MAX_MADDR, json_object, parse_maddrs
 from node.dht.topics import MAX_POSTING
 
@@ -52,14 +53,6 @@ class CellFacts:
     maddrs: tuple[str, ...] = ()
 
 
-def parse_cell(value: Any) -> CellId:
-    """A cell's name as others write it. Raises WireError for anything but 16 hex digits."""
-    try:
-        return cell_name(value)
-    except ValueError as e:
-        raise WireError(str(e)) from e
-
-
 def pack_posting(about: CellFacts) -> bytes:
     """What is posted where leaders talk to each other, which are asked for the hosts: JSON, with as
     many addresses of the leader as fit. Raises WireError when others would refuse it."""
@@ -93,11 +86,8 @@ def parse_posting(raw: bytes) -> CellFacts:
     anchor = body.get("anchor")
     if not isinstance(anchor, str) or not _ANCHOR.fullmatch(anchor):
         raise WireError("anchor in a cell's posting is not at most 64 hex digits")
-    try:
-        maddrs = parse_maddrs(body.get("maddrs"), MAX_MADDRS)
-    except WireError as e:
-        raise WireError(f"maddrs in a cell's posting: {e}") from e
-    cell = parse_cell(body.get("cell"))
+    maddrs = parse_maddrs(body.get("maddrs"), MAX_MADDRS)
+    cell = cell_name(body.get("cell"))
     change = natural(body.get("change"), 2**53, "change in a cell's posting")
     return CellFacts(cell, version, _hosts(body.get("hosts", {})), anchor, change, maddrs)
 
@@ -168,10 +158,7 @@ def _hosts(body: Any) -> Hosts:
 def parse_version(body: Mapping[str, Any], what: str) -> Version:
     """The version in ``what`` a cell has posted. Raises WireError."""
     epoch = natural(body.get("epoch"), 2**53, f"epoch in {what}")
-    try:
-        return Version(epoch, lineage(body.get("lineage")))
-    except ValueError as e:
-        raise WireError(f"lineage in {what}: {e}") from e
+    return Version(epoch, lineage(body.get("lineage")))
 
 
 def natural(value: Any, below: int, what: str) -> int:
