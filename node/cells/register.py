@@ -107,11 +107,6 @@ class CellRegister:
         scribe = scribe_of(self._near)
         return (self._near[scribe].counts or self._counts) if scribe is not None else ()
 
-    @property
-    def cells(self) -> int:
-        """About how many cells there are, the own one included."""
-        return self.standing()[1]
-
     def standing(self) -> tuple[int, int]:
         """The number of the own cell among all, and how many there are."""
         return standing(self._cell(), self._near.keys(), self.told)

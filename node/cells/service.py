@@ -18,7 +18,7 @@ from node.cells.register import LIVES, CellRegister
 from node.core.clock import Clock, begins
 from node.core.errors import Refused
 from node.core.ids import CellId, PeerId, short_cell
-from node.core.journey import Host, Partner, Plan
+from node.core.journey import Host, Partner, Plan, Window
 from node.core.mass import Shares
 from node.core.tasks import Tasks
 from node.dht.topics import CHANGES
@@ -92,16 +92,16 @@ class CellMeetings:
             # The next window whose posting is still to be made.
             window = await begins(self._clock, every, window, post_s)
             leader, about = self._training.leader, self._about()
-            if leader is None or about is None or leader.windows.waits:
+            if leader is None or about is None or leader.windows.number():
                 continue
             if self._training.finished.is_set():
                 continue
-            partners, copies, shares = await self._partners(about, window)
+            met = await self._partners(about, window)
             until = (window + OPEN_SHARE) * every - self._clock.wall()
             if about.change != self._training.standing.in_force.revision:
                 continue  # these partners go by other settings now
-            if partners is None or until <= 0:
-                who = "no other cell" if partners is None else "partners, but too late,"
+            if met is None or until <= 0:
+                who = "no other cell" if met is None else "partners, but too late,"
                 text = f"found {who} to average with in this window"
                 level = "debug" if alone else "info"
                 self._journal.emit("training", "window-alone", text, level, window=window)
@@ -110,13 +110,12 @@ class CellMeetings:
             alone = False
             # With no partner of the same anchor this cell steps by itself, and the others of the
             # group take what comes of it.
-            names = ", ".join(short_cell(p.cell) for p in partners) or "no other"
-            does = "takes the anchor of" if copies else "averages with"
+            names = ", ".join(short_cell(p.cell) for p in met.partners) or "no other"
+            does = "takes the anchor of" if met.copies else "averages with"
             text = f"{does} cell {names} in this window"
-            cells = [p.cell for p in partners]
+            cells = [p.cell for p in met.partners]
             self._journal.emit("training", "window", text, window=window, cells=cells)
-            met = ev.Grouped(window, partners, self._clock.now() + until, copies, shares)
-            self._training.meets(met)
+            self._training.meets(ev.Grouped(met, self._clock.now() + until))
 
     async def _spread_changes(self) -> None:
         """The owner's changes go from cell to cell through the directory, and inside a cell with
@@ -140,9 +139,7 @@ class CellMeetings:
         if newest and (newest not in told or self.register.standing()[0] < POSTERS):
             await directory.post(CHANGES, newest.encode(), life_s)
 
-    async def _partners(
-        self, about: CellFacts, window: int
-    ) -> tuple[tuple[Partner, ...] | None, bool, Shares]:
+    async def _partners(self, about: CellFacts, window: int) -> Window | None:
         """The cells whose values this one takes, whether it only copies, and the mass that goes
         with them; None for a window in which nobody takes its own either."""
         start, s = window * self._settings.window_s, self._settings
@@ -151,20 +148,20 @@ class CellMeetings:
             keys = edge_keys(s, number, cells, window)
             near = await self._finder.find(about, window, keys, start)
             if near is None or not (near.sources or near.targets):
-                return None, False, {}
+                return None
             shares: Shares = {}
             if self._mass is not None:
                 ends = start + ASK_SHARE * s.window_s
                 within = max(0.0, ends - self._clock.wall())
                 shares = await self._mass.shares(about.cell, window, near, within)
-            return _others(near.sources, about.cell), False, shares
+            return Window(window, _others(near.sources, about.cell), shares=shares)
         keys, most = meeting_keys(s, about.cell, number, cells, window)
         group = await self._finder.find(about, window, keys, most, start)
         if group is None:
-            return None, False, {}
+            return None
         shared = common_anchor(group.anchors.values())
         able = {cell: p for cell, p in group.members.items() if group.anchors[cell] == shared}
-        return _others(able, about.cell), about.anchor != shared, {}
+        return Window(window, _others(able, about.cell), copies=about.anchor != shared)
 
     def _about(self) -> CellFacts | None:
         """What others need to know of the cell this peer leads; None before its first plan."""

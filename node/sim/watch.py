@@ -121,7 +121,7 @@ class HistoryRecorder:
         self.note(f"{peer.name} leads")
 
         def before(event: Any) -> Any:
-            return machine.term, machine.base, self.pure.before(machine, event)
+            return machine.term, machine.roster.base, self.pure.before(machine, event)
 
         def after(event: Any, actions: Sequence[Any], was: Any) -> None:
             self._after_leader(peer, machine, event, actions, was)

@@ -17,8 +17,7 @@ from node.scheduler.router import Routes, SearchJob, search
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
-from node.training.protocol.quorum import decide
-from node.training.protocol.votes import Supporter, Warrant
+from node.training.protocol.votes import Supporter, Warrant, decide
 from node.training.service import Training, Unheard
 from protos import training_pb2 as pb
 

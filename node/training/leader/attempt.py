@@ -37,7 +37,6 @@ class EpochAttempt:
     attempts: dict[int, int] = field(default_factory=dict)
     outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
     owners: dict[str, PeerId] = field(default_factory=dict)
-    repaired: int = 0
     stuck: dict[PeerId, int] = field(default_factory=dict)
     """Rounds in a row in which a living owner did not get its parts stepped."""
     copied: set[PeerId] = field(default_factory=set)
@@ -209,10 +208,9 @@ class EpochAttempt:
         else re-own the dead's."""
         said = {p: d for p, d in self._digests(stage).items() if p not in self.dead}
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
-        self.repaired += 1
         to = tuple(unfinished)
         if said:
-            return self.round(stage, to, {}, deadline_s, tuple(said), majority(said))
+            return self.round(stage, to, {}, deadline_s, tuple(said), majority(said, ""))
         self.blame(ended)
         # The first of them that holds a part fresh.
         holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
@@ -247,8 +245,8 @@ class EpochAttempt:
             m.peer: own[m.peer] for m in self.plan.stage(stage) if m.current and m.peer in own
         }
         for words in (own, elders):
-            if words and 2 * sum(digest == majority(words) for digest in words.values()) > len(
+            if words and 2 * sum(digest == majority(words, "") for digest in words.values()) > len(
                 words
             ):
-                return majority(words), True
-        return majority(elders or own), False
+                return majority(words, ""), True
+        return majority(elders or own, ""), False

@@ -109,14 +109,21 @@ def certificate_note(c: Certificate | None) -> pb.CertificateNote | None:
     """A certificate as a message."""
     if c is None:
         return None
-    ballots = [
-        pb.BallotNote(
-            peer=b.peer, stage=b.stage, attempt=b.attempt, digest=b.digest, signature=b.signature
-        )
-        for b in c.ballots
-    ]
     return pb.CertificateNote(
-        cell=c.cell, term=c.term, version=version_note(c.version), voters=c.voters, ballots=ballots
+        cell=c.cell,
+        term=c.term,
+        version=version_note(c.version),
+        voters=c.voters,
+        ballots=[
+            pb.BallotNote(
+                peer=b.peer,
+                stage=b.stage,
+                attempt=b.attempt,
+                digest=b.digest,
+                signature=b.signature,
+            )
+            for b in c.ballots
+        ],
     )
 
 
@@ -174,14 +181,18 @@ def dead_note(a: ev.SendLost) -> pb.Note:
 
 def finished_note(plan: Plan, results: tuple[MicroBatchDone, ...]) -> pb.Note:
     """ "These micro-batches are done.\""""
-    rows = [
-        pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens)
-        for r in results
-    ]
     return pb.Note(
         epoch=plan.epoch,
         term=plan.term,
-        finished=pb.FinishedNote(plan_hash=plan.hash, results=rows),
+        finished=pb.FinishedNote(
+            plan_hash=plan.hash,
+            results=[
+                pb.MicroBatchResult(
+                    index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens
+                )
+                for r in results
+            ],
+        ),
     )
 
 
@@ -296,13 +307,13 @@ def history_reply(
 ) -> pb.HistoryReply:
     """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
     each, newest first; ``certificate``: the newest it believes."""
-    rows = [
-        pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past[:MAX_PAST]
-    ]
     return pb.HistoryReply(
         plan=plan.canonical() if plan else b"",
         dropped=dropped,
-        past=rows,
+        past=[
+            pb.MilestoneNote(version=version_note(v), tokens=tokens)
+            for v, tokens in past[:MAX_PAST]
+        ],
         certificate=certificate_note(certificate),
     )
 
