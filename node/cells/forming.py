@@ -172,8 +172,6 @@ class GroupFinder(rpc.CellsServicer):
                     )
                 case machine.GroupFormed(key, members):
                     search.group = self._group(search, key, members, shown or search.answers)
-                case machine.WindowSkipped():
-                    pass
         search.changed.set()
         return accepts
 

@@ -115,7 +115,7 @@ class CellMeetings:
             text = f"{does} cell {names} in this window"
             cells = [p.cell for p in met.partners]
             self._journal.emit("training", "window", text, window=window, cells=cells)
-            self._training.meets(ev.Grouped(met, self._clock.now() + until))
+            self._training.lead(ev.Grouped(met, self._clock.now() + until))
 
     async def _spread_changes(self) -> None:
         """The owner's changes go from cell to cell through the directory, and inside a cell with
@@ -135,7 +135,7 @@ class CellMeetings:
                 told.append(self._training.change(posting.body.decode()).change)
             except (Refused, UnicodeDecodeError):
                 continue  # a stranger may post anything
-        newest = self._training.known.change
+        newest = self._training.standing.known.change
         if newest and (newest not in told or self.register.standing()[0] < POSTERS):
             await directory.post(CHANGES, newest.encode(), life_s)
 

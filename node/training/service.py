@@ -235,10 +235,6 @@ class Training(rpc.TrainingServicer):
 
     # ----------------------------------------------------------- how cells average
 
-    def meets(self, group: ev.Grouped) -> None:
-        """The cell that this peer leads has found partners for a window."""
-        self.lead(group)
-
     def change(self, text: str) -> Rules:
         """The owner's change to how cells average, from whomever: a newer one is kept, told to who
         leads until a plan is under it, and comes into force with the next plan. The settings in it.
@@ -264,11 +260,6 @@ class Training(rpc.TrainingServicer):
                     # Who does not lead hears the change in it and no more.
                     self.tasks.spawn(self.inform(peer, word), "change")
 
-    @property
-    def known(self) -> Rules:
-        """The owner's newest change that is known here."""
-        return self.standing.known
-
     def _goes_by(self, plan: Plan) -> None:
         rules = self.work.read(plan.change)
         if self.standing.follows(plan.leader, rules):
@@ -288,7 +279,7 @@ class Training(rpc.TrainingServicer):
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 
     def _may_lead(self, peer: PeerId) -> bool:
-        honest = peer not in self.trust.doubles and not self.known.revokes(peer)
+        honest = peer not in self.trust.doubles and not self.standing.known.revokes(peer)
         return honest and self.facts.may_lead(peer)
 
     @property

@@ -201,6 +201,14 @@ class EpochAttempt:
         )
         return ev.SendRound(to, self.plan, round)
 
+    def rounds(self, assign: Assign) -> list[ev.SendRound]:
+        """The word to the living of every stage that they average."""
+        living = {stage: tuple(m.peer for m in self.living(stage)) for stage in self.stages}
+        return [
+            self.round(stage, to, self.reown(stage, {}, assign), self.round_s)
+            for stage, to in living.items()
+        ]
+
     def repair(
         self, stage: int, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float
     ) -> ev.SendRound:

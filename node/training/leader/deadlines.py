@@ -77,7 +77,7 @@ class Deadlines:
                 through += seconds + 2 * _tensor_s(said.get(peer, NOTHING))
             longest = max(longest, through)
         expected = max(forecast_s, max(busy.values(), default=0.0) + longest)
-        return self._bounded(self._waits.epoch_s, (MARGIN if known else FIRST) * expected)
+        return max(self._waits.epoch_s, min((MARGIN if known else FIRST) * expected, MOST_S))
 
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
         """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
@@ -88,7 +88,8 @@ class Deadlines:
         expected = max(
             MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
         )
-        return self._bounded(self._waits.round_s, expected) * min(AGAIN**attempt, AGAIN_MOST)
+        least, longer = self._waits.round_s, min(AGAIN**attempt, AGAIN_MOST)
+        return max(least, min(expected, MOST_S)) * longer
 
     # ----------------------------------------------------------- parts of the above
 
@@ -114,10 +115,6 @@ class Deadlines:
                 each = said.get(owner, NOTHING).tera_s or usual
                 busy[owner] = busy.get(owner, 0.0) + operations / TERA * each
         return max(busy.values(), default=0.0)
-
-    @staticmethod
-    def _bounded(floor_s: float, seconds: float) -> float:
-        return max(floor_s, min(seconds, MOST_S))
 
 
 def _believed(roster: Roster) -> dict[PeerId, Measured]:

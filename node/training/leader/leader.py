@@ -195,10 +195,8 @@ class Leader:
 
     def _revoke(self, now: float) -> list[Any]:
         """Whom the owner has put out is gone, and votes no more."""
-        done: list[Any] = []
-        for peer in [p for p in self.roster.candidates if self.planning.rules.revokes(p)]:
-            done += self._gone(peer, now, "is revoked by the owner of the run")
-        return done
+        out = [p for p in self.roster.candidates if self.planning.rules.revokes(p)]
+        return [a for p in out for a in self._gone(p, now, "is revoked by the owner of the run")]
 
     def _heard(self, e: ev.Heartbeat, now: float) -> list[Any]:
         done: list[Any] = []
@@ -423,12 +421,10 @@ class Leader:
         known = self.memory.recalled(e.version, e.plan, e.dropped)
         if known is None or self.phase is not Phase.GATHER:
             return []
-        done: list[Any] = []
         if known and e.plan is not None:
             self.loss, self.loss_val = e.plan.loss, e.plan.loss_val
-        elif not known:
-            done = [reports.history_lost(e.version)]
-        return done + self._try_plan(now)
+        said = [] if known else [reports.history_lost(e.version)]
+        return said + self._try_plan(now)
 
     # ----------------------------------------------------------- plan
 
@@ -559,10 +555,8 @@ class Leader:
             or self._starting.bare
         ):
             return []
-        done: list[Any] = []
-        for m in self._balance.look(self.roster, self.roster.base, now):
-            done += [ev.RequestMove(m.peer, m.target), reports.move_asked(m)]
-        return done
+        moves = self._balance.look(self.roster, self.roster.base, now)
+        return [a for m in moves for a in (ev.RequestMove(m.peer, m.target), reports.move_asked(m))]
 
     def _mend(self, thin: Sequence[int], now: float) -> list[Any]:
         """A peer of a stage that can spare one, for a stage that has too few to plan an epoch."""
@@ -588,13 +582,8 @@ class Leader:
             return []
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
-        done: list[Any] = []
         self._open(epoch, now)
-        for stage in epoch.stages:
-            to = tuple(m.peer for m in epoch.living(stage))
-            owners = epoch.reown(stage, {}, self.facts.make.assign)
-            done.append(epoch.round(stage, to, owners, epoch.round_s))
-        return done + self.routing.search(self.roster)
+        return epoch.rounds(self.facts.make.assign) + self.routing.search(self.roster)
 
     def _open(self, epoch: EpochAttempt, now: float) -> None:
         """The rounds begin."""
@@ -721,12 +710,10 @@ class Leader:
             or epoch != self.roster.base.epoch
         ):
             return []
-        done: list[Any] = []
-        if loss > 0:
-            self.loss_val = loss
-            done = [reports.evaluated(epoch, loss)]
+        self.loss_val = loss if loss > 0 else self.loss_val
+        said = [reports.evaluated(epoch, loss)] if loss > 0 else []
         self.phase, self._epoch = Phase.GATHER, None
-        return done + self._try_plan(now)
+        return said + self._try_plan(now)
 
     def _abandon(self, now: float, why: str) -> list[Any]:
         """Give this attempt up: nothing of it counts, all its samples go back, the version
