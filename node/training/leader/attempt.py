@@ -75,11 +75,6 @@ class EpochAttempt:
         return [m for m in self.plan.stage(stage) if m.peer not in self.dead]
 
     @property
-    def final_owners(self) -> dict[str, PeerId]:
-        """Who stepped what in the end."""
-        return dict(self.plan.owners) if self.plan.outer else {**self.plan.owners, **self.owners}
-
-    @property
     def makes(self) -> Version:
         """The version this epoch makes when it is closed as it stands."""
         return makes(self.plan, self.dropped)
@@ -253,8 +248,7 @@ class EpochAttempt:
             m.peer: own[m.peer] for m in self.plan.stage(stage) if m.current and m.peer in own
         }
         for words in (own, elders):
-            if words and 2 * sum(digest == majority(words, "") for digest in words.values()) > len(
-                words
-            ):
-                return majority(words, ""), True
+            most = majority(words, "")
+            if 2 * sum(digest == most for digest in words.values()) > len(words):
+                return most, True
         return majority(elders or own, ""), False

@@ -180,8 +180,11 @@ class Leader:
             case ev.MoveRefused(peer):
                 self._balance.refused(peer, now)
             case ev.Changed(rules):
+                # Whom the owner has put out is gone, and votes no more.
                 self.planning.learns(rules)
-                return self._revoke(now)
+                gone = [p for p in self.roster.candidates if self.planning.rules.revokes(p)]
+                why = "is revoked by the owner of the run"
+                return [a for p in gone for a in self._gone(p, now, why)]
             case ev.Grouped():
                 self.windows.grouped(event)
             case ev.Searched(job, routes, makespan):
@@ -192,11 +195,6 @@ class Leader:
         return []
 
     # ----------------------------------------------------------- who is there
-
-    def _revoke(self, now: float) -> list[Any]:
-        """Whom the owner has put out is gone, and votes no more."""
-        out = [p for p in self.roster.candidates if self.planning.rules.revokes(p)]
-        return [a for p in out for a in self._gone(p, now, "is revoked by the owner of the run")]
 
     def _heard(self, e: ev.Heartbeat, now: float) -> list[Any]:
         done: list[Any] = []
@@ -679,7 +677,9 @@ class Leader:
             self.deadlines.took(epoch.plan, now - epoch.closed)
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
-        self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
+        # Who stepped what in the end; in an outer round nobody steps.
+        owners = epoch.plan.owners | ({} if epoch.plan.outer else epoch.owners)
+        self.memory.committed(base, epoch.plan, owners, epoch.dropped, self.tokens)
         void = self.trust.doubles
         if not self._voting.committed(epoch.plan, {p for p in epoch.committed if p not in void}):
             # It was made, and may be gone on from by those who find enough of the voters.
