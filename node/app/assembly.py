@@ -23,11 +23,10 @@ from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.outer import DIRECTED
 from node.averaging.strategies.push_sum import PushSum
 from node.cells.board import WindowBoard
-from node.cells.changes import ChangeBoard
+from node.cells.census import CellRecord
 from node.cells.edges import EdgeFinder
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
-from node.cells.records import CellRecord
 from node.cells.register import CellRegister
 from node.cells.service import USUAL_S, CellMeetings
 from node.checkpoint.service import StateService
@@ -62,7 +61,7 @@ from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.colleagues import Colleagues
 from node.training.leader.leader import Leader
-from node.training.leader.service import Search, in_thread
+from node.training.leading import LeaderService, Search, in_thread
 from node.training.member import Member
 from node.training.presence import Presence
 from node.training.protocol.facts import PlanFunctions, RunFacts, Waits, WorkSizes
@@ -366,9 +365,9 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.on_error,
         member=o.machines.member,
         leader=o.machines.leader,
-        search=o.machines.search,
         ledger=o.ledger,
     )
+    LeaderService(training, o.machines.search)
     o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
     o.transport.on_lost(training.accuse)
     o.transport.on_lost(cell.gone)
@@ -415,7 +414,6 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         o.clock,
         o.journal,
         register=register,
-        changes=ChangeBoard(o.presence.directory, o.clock, training, register, pace),
         addresses=o.presence.addresses,
         learn=o.learn,
         mass=MassExchange(

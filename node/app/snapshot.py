@@ -262,7 +262,7 @@ class SnapshotBuilder:
         line = self._cell.line(
             training.cell,
             1 + len(mates),
-            meetings.register.cells,
+            meetings.register.standing()[1],
             a.work.windows.news,
             m.outer.window_s,
             d.clock.wall(),

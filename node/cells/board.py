@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.averaging.strategies.group_forming import Times
-from node.cells.facts import CellFacts
-from node.cells.postings import parse_posting
+from node.cells.postings import CellFacts, parse_posting
 from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, short

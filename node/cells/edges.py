@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from node.averaging.strategies.keys import EdgeKeys
 from node.cells.board import WindowBoard
-from node.cells.facts import CellFacts
-from node.cells.postings import pack_hosts
+from node.cells.postings import CellFacts, pack_hosts
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner

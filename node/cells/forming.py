@@ -12,21 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from node.averaging.strategies import group_forming as machine
-from node.averaging.strategies.outer import MOST_MEMBERS
 from node.cells import notes
 from node.cells.board import WindowBoard
-from node.cells.facts import CellFacts, Group
 from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import pack_posting, parse_key
-from node.core.errors import PeerFault, UsageFault, WireError
+from node.cells.postings import CellFacts, pack_posting
+from node.core.errors import PeerFault, WireError
 from node.core.ids import CellId, PeerId, short
 from node.core.journey import Partner
 from node.core.tasks import Tasks
-from node.identity.keys import SIGNATURE_BYTES, Signer
+from node.identity.keys import Signer
 from node.transport.port import TransportPort, answers, blamed, printable
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
@@ -39,6 +37,15 @@ NAME_TRIES = 3
 LEAST_S = 1e-3
 """Between two looks at the clock: a difference of two Unix times is not exact, and a timer of less
 would not bring it further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The cells that average with each other in a window, this one included. ``anchors``: as each
+    has posted its own; empty where that was not seen."""
+
+    members: Mapping[CellId, Partner]
+    anchors: Mapping[CellId, str]
 
 
 class GroupFinder(rpc.CellsServicer):
@@ -70,12 +77,10 @@ class GroupFinder(rpc.CellsServicer):
         seconds); None when there is none. Call it ``-times.post`` seconds earlier: cells that post
         late are left out by others, and a key that it is too late for is not tried.
 
-        Each of ``keys`` is tried for ``times.attempt`` seconds. Raises UsageFault while another
-        window is looked for, and for facts or keys that others would refuse.
+        Each of ``keys`` is tried for ``times.attempt`` seconds. No other window is looked for any
+        more.
         """
-        if self._search is not None and self._search.forming.done is None:
-            raise UsageFault("a group is being formed already", "wait until it is")
-        about = self._checked(about, keys, most)
+        about = replace(about, hosts=notes.fitted(about.hosts))
         starts = {key: start_wall + n * self.board.times.attempt for n, key in enumerate(keys)}
         now = self.board.clock.wall()
         tried = [key for key in keys if self.board.latest(starts[key]) >= now]
@@ -110,21 +115,6 @@ class GroupFinder(rpc.CellsServicer):
         if search is not None:
             search.changed.set()
         await self.tasks.close()
-
-    def _checked(self, about: CellFacts, keys: Sequence[str], most: int) -> CellFacts:
-        """With no more hosts than are told. Raises UsageFault."""
-        about = replace(about, hosts=notes.fitted(about.hosts))
-        try:
-            pack_posting(about)
-            for key in keys:
-                parse_key(key)
-            if not 2 <= most <= MOST_MEMBERS:
-                raise WireError(f"a group has 2 to {MOST_MEMBERS} cells")
-            own = Acceptance(about.cell, self.me, about.hosts, bytes(SIGNATURE_BYTES))
-            notes.parse_acceptance(notes.acceptance_note(own))
-        except WireError as e:
-            raise UsageFault(f"no group can be looked for: {e}", "correct it") from e
-        return about
 
     async def _turn(self, search: Search) -> None:
         """Let the clock tick, and wait for the machine's next instant or for news."""
@@ -182,8 +172,6 @@ class GroupFinder(rpc.CellsServicer):
                     )
                 case machine.GroupFormed(key, members):
                     search.group = self._group(search, key, members, shown or search.answers)
-                case machine.WindowSkipped():
-                    pass
         search.changed.set()
         return accepts
 
@@ -205,7 +193,7 @@ class GroupFinder(rpc.CellsServicer):
             key=key,
             cells=list(partners),
         )
-        return Group(search.window, key, partners, anchors)
+        return Group(partners, anchors)
 
     async def _post(self, search: Search, key: str) -> None:
         times, body = self.board.times, pack_posting(search.about)
@@ -325,24 +313,21 @@ class GroupFinder(rpc.CellsServicer):
         sender."""
         peer = self.transport.caller(context)
         async with blamed(self.transport, peer, context):
-            return await self._hear(peer, notes.parse_note(request))
+            return await self._hear(peer, request)
 
-    async def _hear(
-        self, peer: PeerId, told: notes.OfferTold | notes.GroupTold | notes.ReleaseTold
-    ) -> pb.CellsReply:
-        search = self._search
-        if search is None or search.window != told.window:
+    async def _hear(self, peer: PeerId, note: pb.CellsNote) -> pb.CellsReply:
+        members, search = notes.parse_note(note), self._search
+        key, caller = note.key, CellId(note.caller)
+        if search is None or search.window != note.window:
             return _no("this peer forms no group in that window")
-        match told:
-            case notes.OfferTold(_, key, caller):
-                return await self._offered(search, peer, key, caller)
-            case notes.GroupTold():
-                return await self._named(search, peer, told)
-            case notes.ReleaseTold(_, caller):
-                if peer not in search.callers.get(caller, {}).values():
-                    return _no("this peer accepted no offer of that cell")
-                self._happens(search, machine.Released(caller))
-                return pb.CellsReply(accepts=True)
+        if note.HasField("offer"):
+            return await self._offered(search, peer, key, caller)
+        if note.HasField("named"):
+            return await self._named(search, peer, key, caller, members)
+        if peer not in search.callers.get(caller, {}).values():
+            return _no("this peer accepted no offer of that cell")
+        self._happens(search, machine.Released(caller))
+        return pb.CellsReply(accepts=True)
 
     async def _offered(
         self, search: Search, peer: PeerId, key: str, caller: CellId
@@ -358,21 +343,27 @@ class GroupFinder(rpc.CellsServicer):
         mine = self._signing.accept(search.about, search.window, key, caller)
         return pb.CellsReply(accepts=True, acceptance=notes.acceptance_note(mine))
 
-    async def _named(self, search: Search, peer: PeerId, told: notes.GroupTold) -> pb.CellsReply:
+    async def _named(
+        self,
+        search: Search,
+        peer: PeerId,
+        key: str,
+        caller: CellId,
+        told: Mapping[CellId, Acceptance],
+    ) -> pb.CellsReply:
         """Every acceptance must be signed by the leader that a posting names; the caller's was
         looked up when it offered, and the own one is by this peer."""
-        key, caller = told.key, told.caller
         if search.callers.get(caller, {}).get(key) != peer:
             return _no("this peer accepted no offer of that cell under this key")
-        for shown in told.members.values():
+        for shown in told.values():
             self._signing.check(shown, search.window, key, caller)
-        await self._knows(search, key, told.members.keys() - {search.cell})
+        await self._knows(search, key, told.keys() - {search.cell})
         leaders = {**search.leaders[key], search.cell: self.me, caller: peer}
-        for cell, shown in told.members.items():
+        for cell, shown in told.items():
             if leaders.get(cell) != shown.leader:
                 return _no(f"no posting under this key shows that leader of cell {cell}")
-        members = frozenset(told.members)
-        self._happens(search, machine.GroupNamed(caller, key, members), told.members)
+        members = frozenset(told)
+        self._happens(search, machine.GroupNamed(caller, key, members), told)
         if search.forming.done != machine.GroupFormed(key, members):
             return _no("busy")
         return pb.CellsReply(accepts=True)

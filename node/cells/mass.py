@@ -12,11 +12,11 @@ from typing import Any
 from node.averaging.strategies import push_sum as machine
 from node.averaging.strategies.push_sum import PushSum
 from node.cells.edges import Neighbours
-from node.cells.postings import parse_cell
 from node.core.clock import Clock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.mass import MOST_STAGES, MOST_UNITS, Shares, Units
+from node.core.numbers import cell_name
 from node.core.tasks import Tasks
 from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from node.telemetry.events import Journal
@@ -128,7 +128,7 @@ class MassExchange(rpc.CellsServicer):
             return self._hear(peer, request)
 
     def _hear(self, peer: PeerId, note: pb.TakeNote) -> pb.GrantNote:
-        taker, giver, units = parse_cell(note.taker), parse_cell(note.giver), _units(note.units)
+        taker, giver, units = cell_name(note.taker), cell_name(note.giver), _units(note.units)
         if not 0 < len(note.signature) <= SIGNATURE_BYTES or note.since > note.window:
             raise WireError("a question for mass that is not signed, or counts from the future")
         if not is_signed(self._identity, peer, _said(note), note.signature, self._domain):

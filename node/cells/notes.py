@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.averaging.strategies.outer import MOST_MEMBERS
-from node.cells.facts import CellFacts, Hosts
-from node.cells.postings import PEER, checked_hosts, cut, parse_cell, parse_key
+from node.cells.postings import PEER, CellFacts, Hosts, checked_hosts, cut
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host
+from node.core.numbers import cell_name
+from node.dht.topics import outer_topic
 from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from protos import cells_pb2 as pb
 
@@ -35,33 +36,6 @@ class Acceptance:
     leader: PeerId
     hosts: Hosts
     signature: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class OfferTold:
-    """``caller`` offers a group."""
-
-    window: int
-    key: str
-    caller: CellId
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTold:
-    """``caller`` names its group; no acceptance in it is verified yet."""
-
-    window: int
-    key: str
-    caller: CellId
-    members: Mapping[CellId, Acceptance]
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseTold:
-    """``caller`` has a group without the receiver."""
-
-    window: int
-    caller: CellId
 
 
 class Accepting:
@@ -132,22 +106,19 @@ def _rows(hosts: Hosts) -> list[pb.StageHosts]:
     ]
 
 
-def parse_note(note: pb.CellsNote) -> OfferTold | GroupTold | ReleaseTold:
-    """What a leader says. Its size is looked at before anything else. Raises WireError."""
+def parse_note(note: pb.CellsNote) -> Mapping[CellId, Acceptance]:
+    """Look at what a leader says, at its size before anything else. The acceptances of the group
+    that it names, if it names one; none of them is verified yet. Raises WireError."""
     if (size := note.ByteSize()) > MAX_NOTE:
         raise WireError(f"a note of {size} bytes between cells, at most {MAX_NOTE} are read")
     if note.window > MAX_WINDOW:
         raise WireError("the number of a window is above the limit")
-    caller, window = parse_cell(note.caller), note.window
-    match note.WhichOneof("say"):
-        case "offer":
-            return OfferTold(window, parse_key(note.key), caller)
-        case "named":
-            return GroupTold(window, parse_key(note.key), caller, _members(note.named))
-        case "released":
-            return ReleaseTold(window, caller)
-        case _:
-            raise WireError("a note between cells that says nothing known")
+    if (say := note.WhichOneof("say")) is None:
+        raise WireError("a note between cells that says nothing known")
+    cell_name(note.caller)
+    if say != "released":
+        outer_topic(0, note.key)
+    return _members(note.named)
 
 
 def _members(note: pb.GroupNote) -> Mapping[CellId, Acceptance]:
@@ -165,7 +136,7 @@ def parse_acceptance(note: pb.AcceptanceNote) -> Acceptance:
         raise WireError(f"a signature has at most {SIGNATURE_BYTES} bytes")
     if not PEER.fullmatch(note.leader):
         raise WireError("the leader of a cell is no peer")
-    cell, leader = parse_cell(note.cell), PeerId(note.leader)
+    cell, leader = cell_name(note.cell), PeerId(note.leader)
     return Acceptance(cell, leader, _hosts(note.hosts), note.signature)
 
 

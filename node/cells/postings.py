@@ -7,15 +7,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from node.cells.facts import CellFacts, Hosts
 from node.core.errors import WireError
-from node.core.ids import CellId, PeerId, cell_name
+from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version, lineage
+from node.core.numbers import cell_name
 from node.dht.record import MAX_MADDR, json_object, parse_maddrs
-from node.dht.topics import MAX_POSTING, outer_topic
+from node.dht.topics import MAX_POSTING
 
 MAX_BODY = 1024
 """Bytes of a packed posting without hosts; with them it has the room of any posting."""
@@ -31,18 +31,26 @@ _ANCHOR = re.compile(r"[0-9a-f]{0,64}")
 _MADDR = re.compile(r"/[!-~]+")
 
 
-def parse_cell(value: Any) -> CellId:
-    """A cell's name as others write it. Raises WireError for anything but 16 hex digits."""
-    try:
-        return cell_name(value)
-    except ValueError as e:
-        raise WireError(str(e)) from e
+Hosts = Mapping[int, tuple[Host, ...]]
+"""By stage: who hosts it in a cell."""
 
 
-def parse_key(value: str) -> str:
-    """A key that cells meet under. Raises WireError for one that nobody posts."""
-    outer_topic(0, value)
-    return value
+@dataclass(frozen=True, slots=True)
+class CellFacts:
+    """What the leader of ``cell`` says of it in a window.
+
+    ``version`` is what the cell gives, ``anchor`` the hash of its anchor as at most 64 hex digits
+    (empty where anchors do not matter), ``change`` the number of the owner's change that is in
+    force, ``hosts`` where others can fetch each stage (8 peers with 4 addresses each are told),
+    ``maddrs`` where the leader can be dialled, of which 4 are told.
+    """
+
+    cell: CellId
+    version: Version
+    hosts: Hosts
+    anchor: str = ""
+    change: int = 0
+    maddrs: tuple[str, ...] = ()
 
 
 def pack_posting(about: CellFacts) -> bytes:
@@ -78,11 +86,8 @@ def parse_posting(raw: bytes) -> CellFacts:
     anchor = body.get("anchor")
     if not isinstance(anchor, str) or not _ANCHOR.fullmatch(anchor):
         raise WireError("anchor in a cell's posting is not at most 64 hex digits")
-    try:
-        maddrs = parse_maddrs(body.get("maddrs"), MAX_MADDRS)
-    except WireError as e:
-        raise WireError(f"maddrs in a cell's posting: {e}") from e
-    cell = parse_cell(body.get("cell"))
+    maddrs = parse_maddrs(body.get("maddrs"), MAX_MADDRS)
+    cell = cell_name(body.get("cell"))
     change = natural(body.get("change"), 2**53, "change in a cell's posting")
     return CellFacts(cell, version, _hosts(body.get("hosts", {})), anchor, change, maddrs)
 
@@ -153,10 +158,7 @@ def _hosts(body: Any) -> Hosts:
 def parse_version(body: Mapping[str, Any], what: str) -> Version:
     """The version in ``what`` a cell has posted. Raises WireError."""
     epoch = natural(body.get("epoch"), 2**53, f"epoch in {what}")
-    try:
-        return Version(epoch, lineage(body.get("lineage")))
-    except ValueError as e:
-        raise WireError(f"lineage in {what}: {e}") from e
+    return Version(epoch, lineage(body.get("lineage")))
 
 
 def natural(value: Any, below: int, what: str) -> int:

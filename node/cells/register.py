@@ -12,14 +12,17 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from node.cells.census import Counts, draw, scribe_of, standing
-from node.cells.records import (
+from node.cells.census import (
     CellRecord,
+    Counts,
     cells_in,
     counts_in,
+    draw,
     pack_count,
     pack_region,
     region_in,
+    scribe_of,
+    standing,
 )
 from node.core.clock import Clock, begins
 from node.core.ids import CellId, PeerId
@@ -103,11 +106,6 @@ class CellRegister:
         """Cells of every prefix as the scribe of the own one says; empty while it has not."""
         scribe = scribe_of(self._near)
         return (self._near[scribe].counts or self._counts) if scribe is not None else ()
-
-    @property
-    def cells(self) -> int:
-        """About how many cells there are, the own one included."""
-        return self.standing()[1]
 
     def standing(self) -> tuple[int, int]:
         """The number of the own cell among all, and how many there are."""

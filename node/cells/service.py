@@ -10,17 +10,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from node.averaging.strategies.keys import edge_keys, meeting_keys
 from node.averaging.strategies.outer import OuterSettings
-from node.cells.changes import ChangeBoard
 from node.cells.edges import EdgeFinder
-from node.cells.facts import CellFacts
 from node.cells.forming import GroupFinder
 from node.cells.mass import MassExchange
-from node.cells.register import CellRegister
+from node.cells.postings import CellFacts
+from node.cells.register import LIVES, CellRegister
 from node.core.clock import Clock, begins
+from node.core.errors import Refused
 from node.core.ids import CellId, PeerId, short_cell
-from node.core.journey import Host, Partner, Plan
+from node.core.journey import Host, Partner, Plan, Window
 from node.core.mass import Shares
 from node.core.tasks import Tasks
+from node.dht.topics import CHANGES
 from node.telemetry.events import Journal
 from node.training.protocol import events as ev
 from node.training.service import Training
@@ -36,6 +37,8 @@ NO_ANCHOR = 64 * "0"
 """What a cell posts of whose stages one lacks its anchor."""
 HOSTS, MADDRS = 4, 4
 """Of a stage, and of a host, that partners are told."""
+POSTERS = 4
+"""Cells that post the owner's newest change when all of them know it."""
 
 
 class CellMeetings:
@@ -50,7 +53,6 @@ class CellMeetings:
         journal: Journal,
         *,
         register: CellRegister,
-        changes: ChangeBoard,
         addresses: Callable[[PeerId], Sequence[str]],
         learn: Callable[[PeerId, Sequence[str]], None],
         mass: MassExchange | None = None,
@@ -58,8 +60,7 @@ class CellMeetings:
     ) -> None:
         self._finder, self._training = finder, training
         self._clock, self._journal = clock, journal
-        self.register, self._changes = register, changes
-        self._addresses, self._learn = addresses, learn
+        self.register, self._addresses, self._learn = register, addresses, learn
         self._mass = mass
         self._tasks = Tasks("cells", on_error)
         training.on_partners = self._meet_hosts
@@ -72,7 +73,7 @@ class CellMeetings:
     def start(self) -> None:
         """Begin to look, as long as this peer leads."""
         self._tasks.spawn(self.register.keep(), "register", eternal=True)
-        self._tasks.spawn(self._changes.keep(), "changes", eternal=True)
+        self._tasks.spawn(self._spread_changes(), "changes", eternal=True)
         self._tasks.spawn(self._look(), "windows", eternal=True)
 
     async def close(self) -> None:
@@ -91,16 +92,16 @@ class CellMeetings:
             # The next window whose posting is still to be made.
             window = await begins(self._clock, every, window, post_s)
             leader, about = self._training.leader, self._about()
-            if leader is None or about is None or leader.windows.waits:
+            if leader is None or about is None or leader.windows.number():
                 continue
             if self._training.finished.is_set():
                 continue
-            partners, copies, shares = await self._partners(about, window)
+            met = await self._partners(about, window)
             until = (window + OPEN_SHARE) * every - self._clock.wall()
             if about.change != self._training.standing.in_force.revision:
                 continue  # these partners go by other settings now
-            if partners is None or until <= 0:
-                who = "no other cell" if partners is None else "partners, but too late,"
+            if met is None or until <= 0:
+                who = "no other cell" if met is None else "partners, but too late,"
                 text = f"found {who} to average with in this window"
                 level = "debug" if alone else "info"
                 self._journal.emit("training", "window-alone", text, level, window=window)
@@ -109,17 +110,36 @@ class CellMeetings:
             alone = False
             # With no partner of the same anchor this cell steps by itself, and the others of the
             # group take what comes of it.
-            names = ", ".join(short_cell(p.cell) for p in partners) or "no other"
-            does = "takes the anchor of" if copies else "averages with"
+            names = ", ".join(short_cell(p.cell) for p in met.partners) or "no other"
+            does = "takes the anchor of" if met.copies else "averages with"
             text = f"{does} cell {names} in this window"
-            cells = [p.cell for p in partners]
+            cells = [p.cell for p in met.partners]
             self._journal.emit("training", "window", text, window=window, cells=cells)
-            met = ev.Grouped(window, partners, self._clock.now() + until, copies, shares)
-            self._training.meets(met)
+            self._training.lead(ev.Grouped(met, self._clock.now() + until))
 
-    async def _partners(
-        self, about: CellFacts, window: int
-    ) -> tuple[tuple[Partner, ...] | None, bool, Shares]:
+    async def _spread_changes(self) -> None:
+        """The owner's changes go from cell to cell through the directory, and inside a cell with
+        heartbeats and plans. Leaders look for changes once a period; the first cells in order post
+        the newest one that they know, and so does a cell that finds it nowhere."""
+        number, every = -1, self.register.every
+        while True:
+            number = await begins(self._clock, every, number)
+            if self._training.leader is not None:
+                await self._exchange_changes(LIVES * every)
+
+    async def _exchange_changes(self, life_s: float) -> None:
+        """Read what others have posted, and post what they may lack."""
+        directory, told = self._finder.board.directory, list[str]()
+        for posting in (await directory.look(CHANGES)).values():
+            try:
+                told.append(self._training.change(posting.body.decode()).change)
+            except (Refused, UnicodeDecodeError):
+                continue  # a stranger may post anything
+        newest = self._training.standing.known.change
+        if newest and (newest not in told or self.register.standing()[0] < POSTERS):
+            await directory.post(CHANGES, newest.encode(), life_s)
+
+    async def _partners(self, about: CellFacts, window: int) -> Window | None:
         """The cells whose values this one takes, whether it only copies, and the mass that goes
         with them; None for a window in which nobody takes its own either."""
         start, s = window * self._settings.window_s, self._settings
@@ -128,20 +148,20 @@ class CellMeetings:
             keys = edge_keys(s, number, cells, window)
             near = await self._finder.find(about, window, keys, start)
             if near is None or not (near.sources or near.targets):
-                return None, False, {}
+                return None
             shares: Shares = {}
             if self._mass is not None:
                 ends = start + ASK_SHARE * s.window_s
                 within = max(0.0, ends - self._clock.wall())
                 shares = await self._mass.shares(about.cell, window, near, within)
-            return _others(near.sources, about.cell), False, shares
+            return Window(window, _others(near.sources, about.cell), shares=shares)
         keys, most = meeting_keys(s, about.cell, number, cells, window)
         group = await self._finder.find(about, window, keys, most, start)
         if group is None:
-            return None, False, {}
+            return None
         shared = common_anchor(group.anchors.values())
         able = {cell: p for cell, p in group.members.items() if group.anchors[cell] == shared}
-        return _others(able, about.cell), about.anchor != shared, {}
+        return Window(window, _others(able, about.cell), copies=about.anchor != shared)
 
     def _about(self) -> CellFacts | None:
         """What others need to know of the cell this peer leads; None before its first plan."""

@@ -279,12 +279,7 @@ class _Fetch:
         hashes = tuple((name, entries[name].hashes) for name in sorted(entries))
         if digest_of({n: (self.shapes[n], each) for n, each in hashes}) != manifest.digest:
             raise WireError("its tensors do not have the digest it names")
-        try:
-            return _Offer(
-                Version(manifest.epoch, lineage(manifest.lineage)), manifest.digest, hashes
-            )
-        except ValueError as e:
-            raise WireError(str(e)) from e
+        return _Offer(Version(manifest.epoch, lineage(manifest.lineage)), manifest.digest, hashes)
 
     # Phase 2: the bytes, from all who made the same offer.
 

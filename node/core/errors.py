@@ -61,7 +61,7 @@ class PeerFault(TuttiError):
         self.peer, self.reason, self.weight = peer, reason, weight
 
 
-class WireError(TuttiError):
+class WireError(TuttiError, ValueError):
     """Bytes from outside that do not parse or exceed a limit; raised before anything is allocated
     for them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple, NewType
+from typing import NamedTuple, NewType
 
 PeerId = NewType("PeerId", str)
 """base58 of the identity multihash of an Ed25519 public key, "12D3Koo…"; contains the key
@@ -49,13 +49,6 @@ def child_cell(parent: CellId, lineage: str, term: int) -> CellId:
 def is_cell(text: str) -> bool:
     """Whether this is the name of a cell, or empty: of a run that has one cell only."""
     return not text or (len(text) == CELL_DIGITS and set(text) <= set("0123456789abcdef"))
-
-
-def cell_name(text: Any) -> CellId:
-    """A cell's name as others write it, that is not empty. Raises ValueError for anything else."""
-    if type(text) is not str or not text or not is_cell(text):
-        raise ValueError(f"a cell's name is {CELL_DIGITS} hex digits")
-    return CellId(text)
 
 
 def short_cell(cell: str) -> str:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from node.core.ids import ENDS, NO_CELL, CellId, PeerId, cell_name, is_cell
+from node.core.errors import WireError
+from node.core.ids import ENDS, NO_CELL, CellId, PeerId, is_cell
 from node.core.mass import MOST, MOST_STAGES, Books, Shares, parse_books, parse_units
-from node.core.numbers import whole
+from node.core.numbers import cell_name, whole
 from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
 
@@ -275,7 +276,7 @@ class Plan:
 
     @classmethod
     def parse(cls, raw: bytes) -> Plan:
-        """The inverse of :meth:`canonical`. Raises ValueError for anything that is not a plan."""
+        """The inverse of :meth:`canonical`. Raises WireError for anything that is not a plan."""
         try:
             body = json.loads(raw)
             names = [_peer(p) for p in body["peers"]]
@@ -337,15 +338,8 @@ class Plan:
                     for k, (e, line) in body["stood"].items()
                 },
             )
-        except (
-            KeyError,
-            TypeError,
-            IndexError,
-            AttributeError,
-            RecursionError,
-            json.JSONDecodeError,
-        ) as e:
-            raise ValueError(f"not a plan: {e}") from e
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as e:
+            raise WireError(f"not a plan: {e}") from e
 
 
 def lineage_after(plan: Plan, dropped: Collection[int]) -> str:
@@ -356,9 +350,9 @@ def lineage_after(plan: Plan, dropped: Collection[int]) -> str:
 
 
 def lineage(value: Any) -> str:
-    """A lineage as others write it. Raises ValueError for anything else."""
+    """A lineage as others write it. Raises WireError for anything else."""
     if type(value) is not str or (value and (len(value) != _LINEAGE or not set(value) <= _HEX)):
-        raise ValueError("a lineage is 32 hex digits, or empty")
+        raise WireError("a lineage is 32 hex digits, or empty")
     return value
 
 

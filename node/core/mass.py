@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from node.core.ids import CellId, cell_name
-from node.core.numbers import whole
+from node.core.ids import CellId
+from node.core.numbers import cell_name, whole
 
 WHOLE_MASS = 1 << 40
 """Units of a stage, over all cells of a run."""

@@ -1,10 +1,13 @@
-"""Numbers that a stranger may have written, and numbers for people."""
+"""Numbers and names that a stranger may have written, and numbers for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
+
+from node.core.errors import WireError
+from node.core.ids import CELL_DIGITS, CellId, is_cell
 
 
 def whole(value: Any, least: int = 0, below: int = 2**63) -> int:
@@ -31,3 +34,10 @@ def in_words(rows: Iterable[tuple[str, str, int]]) -> list[str]:
         f"{when} {', '.join(f'{what} {human(nbytes)}' for _, what, nbytes in of)}"
         for when, of in groupby((row for row in rows if row[2]), lambda row: row[0])
     ]
+
+
+def cell_name(text: Any) -> CellId:
+    """A cell's name as others write it, that is not empty. Raises WireError for anything else."""
+    if type(text) is not str or not text or not is_cell(text):
+        raise WireError(f"a cell's name is {CELL_DIGITS} hex digits")
+    return CellId(text)

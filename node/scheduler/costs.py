@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
+from node.core.errors import WireError
 from node.core.ids import PeerId
 
 K = TypeVar("K")
@@ -91,9 +92,9 @@ def code(seconds: float) -> int:
 
 
 def decoded(number: int) -> float:
-    """The inverse of :func:`code`. Raises ValueError for what it cannot have made."""
+    """The inverse of :func:`code`. Raises WireError for what it cannot have made."""
     if not 0 <= number <= MOST_CODE:
-        raise ValueError("seconds beyond belief")
+        raise WireError("seconds beyond belief")
     return 0.0 if number == 0 else SMALLEST_S * 10 ** ((number - 1) / STEPS)
 
 

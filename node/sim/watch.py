@@ -126,7 +126,7 @@ class HistoryRecorder:
         self.note(f"{peer.name} leads")
 
         def look(event: Any, decide: Decide) -> list[Any]:
-            was = machine.term, machine.base, self.pure.before(machine, event)
+            was = machine.term, machine.roster.base, self.pure.before(machine, event)
             actions = decide()
             self._after_leader(peer, machine, event, actions, was)
             for a in actions:

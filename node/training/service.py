@@ -1,5 +1,5 @@
 """The conversation of the epoch: who leads, who hears what, who is alive. It feeds the member and
-carries out what it decides, as :class:`~node.training.leader.service.LeaderService` does for the
+carries out what it decides, as :class:`~node.training.leading.LeaderService` does for the
 leader; the work itself (pipeline, round, optimizer, state) is done by
 :class:`~node.training.stage_runtime.StageRuntime`."""
 
@@ -22,7 +22,6 @@ from node.pipeline.origin import MicroBatchDone
 from node.telemetry.events import Journal
 from node.training.election import LOOK_S, Election
 from node.training.leader.leader import Leader, Phase
-from node.training.leader.service import LeaderService, Search, Unheard, in_thread
 from node.training.member import Member, MemberState
 from node.training.presence import View
 from node.training.protocol import events as ev
@@ -74,6 +73,15 @@ SAY_AGAIN_S = 60.0
 """Between two reports of plans that are not followed."""
 
 
+class Unheard(PeerFault):
+    """A peer did not answer, over a new connection either, whose attempt began at ``since`` of the
+    own clock."""
+
+    def __init__(self, fault: PeerFault, since: float) -> None:
+        super().__init__(fault.peer, fault.reason, fault.weight)
+        self.since = since
+
+
 class Training(rpc.TrainingServicer):
     """One peer's part in the epochs of a run.
 
@@ -95,7 +103,6 @@ class Training(rpc.TrainingServicer):
         *,
         member: Callable[..., Member] = Member,
         leader: Callable[..., Leader] = Leader,
-        search: Search = in_thread,
         ledger: VoteLedger | None = None,
     ) -> None:
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
@@ -136,7 +143,8 @@ class Training(rpc.TrainingServicer):
         self._broken: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
         self.standing = ChangeStatus(facts.make.read(""))
-        self._leader_service = LeaderService(self, self._domain, search)
+        self.lead: Callable[[Any], None] = lambda event: None
+        """What feeds the leader, if this peer leads."""
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_lead: Callable[[], None] = lambda: None
@@ -232,10 +240,6 @@ class Training(rpc.TrainingServicer):
 
     # ----------------------------------------------------------- how cells average
 
-    def meets(self, group: ev.Grouped) -> None:
-        """The cell that this peer leads has found partners for a window."""
-        self._leader_service.lead(group)
-
     def change(self, text: str) -> Rules:
         """The owner's change to how cells average, from whomever: a newer one is kept, told to who
         leads until a plan is under it, and comes into force with the next plan. The settings in it.
@@ -245,7 +249,7 @@ class Training(rpc.TrainingServicer):
             self._is_known(rules)
             self._hurry.set()
             if self.leader is not None:
-                self._leader_service.lead(ev.Changed(rules))
+                self.lead(ev.Changed(rules))
         return rules
 
     def _is_known(self, rules: Rules) -> None:
@@ -359,7 +363,7 @@ class Training(rpc.TrainingServicer):
         # A new one begins where this peer enters another cell before it is answered.
         election = self._election
         if leader == self.me:
-            self._leader_service.lead(heard)
+            self.lead(heard)
             return True
         election.tells(leader, self.clock.now())
         try:
@@ -475,7 +479,7 @@ class Training(rpc.TrainingServicer):
             now = self.clock.now()
             patience.woke(due, now)
             if self.leader is not None:
-                self._leader_service.lead(
+                self.lead(
                     ev.ClockTick(self._view().coming, self.work.colleagues.all, patience.slack(now))
                 )
 
@@ -534,7 +538,7 @@ class Training(rpc.TrainingServicer):
             self.trust.doubles.saw(vote, peer, note.committed.vote)
             if self._bar():
                 return "this peer has voted for two results of one attempt"
-        self._leader_service.lead(event)
+        self.lead(event)
         return None
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
@@ -655,7 +659,7 @@ class Training(rpc.TrainingServicer):
         for _ in range(TELL_TRIES):
             async with self._order.setdefault(plan.leader, asyncio.Lock()):
                 if plan.leader == self.me:
-                    self._leader_service.lead(notes.leader_event(note, self.me))
+                    self.lead(notes.leader_event(note, self.me))
                     return
                 with contextlib.suppress(PeerFault):
                     await self.word(plan.leader, note, 2 * PROBE_TIMEOUT_S)
@@ -722,7 +726,7 @@ class Training(rpc.TrainingServicer):
             self.member.stand(work.stage.version, work.local_checkpoints.versions(), work.tokens)
             self._hurry.set()
             if self.leader is not None:
-                self._leader_service.lead(self._heard())
+                self.lead(self._heard())
             return f"epoch {action.version.epoch} cannot be put in place: {e}"
         return None
 

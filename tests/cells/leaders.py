@@ -14,11 +14,9 @@ from node.averaging.strategies.group_forming import TIMES
 from node.averaging.strategies.strategy import rank
 from node.cells import notes
 from node.cells.board import WindowBoard
-from node.cells.facts import CellFacts, Group
-from node.cells.forming import GroupFinder
+from node.cells.forming import Group, GroupFinder
 from node.cells.notes import Acceptance, Accepting
-from node.cells.postings import pack_posting
-from node.core.errors import UsageFault
+from node.cells.postings import CellFacts, pack_posting
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Version
 from node.dht.topics import outer_topic
@@ -141,11 +139,7 @@ class Peer:
         done: asyncio.Future[Any] = self.loop.create_future()
 
         async def run() -> None:
-            try:
-                done.set_result(await coro)
-            except UsageFault as e:
-                done.set_exception(e)
-                done.exception()
+            done.set_result(await coro)
 
         after = max(at - self.world.time.now, 0.0)
         self.world.time.push(after, lambda: self.loop.create_task(run()), loop=self.loop)

@@ -13,9 +13,9 @@ from benchmarks.between.rounds import cell_id, standings
 from benchmarks.between.scale import SEAL
 from node.app.cells import cells_in_sight
 from node.cells import census
-from node.cells.census import Counts
-from node.cells.records import (
+from node.cells.census import (
     CellRecord,
+    Counts,
     cells_in,
     counts_in,
     pack_count,

@@ -43,7 +43,7 @@ class Swarm(PlayedSwarm):
         return {
             p.training.cell: p
             for p in self.live(0)
-            if p.leader is not None and p.leader.base is not None
+            if p.leader is not None and p.leader.roster.base is not None
         }
 
     def rounds(self) -> dict[str, int]:

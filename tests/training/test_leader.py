@@ -281,7 +281,7 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     plan = next_plan(commits(leader, plan, 3.0))
     owner = plan.owners["s1"]
     other = T1 if owner == S1 else S1
-    at = leader.base
+    at = leader.roster.base
     assert at is not None
     assert late != at
     leader.handle(dataclasses.replace(heard(other, at, 128), digest="digest 1 next"), 3.1)
@@ -428,7 +428,7 @@ def test_a_leaving_peer_has_no_vote_on_its_stages_version() -> None:
 def test_an_agreed_version_that_is_lost_does_not_stop_the_swarm() -> None:
     leader, plan = begun(patience_s=10.0)
     commits(leader, plan, 3.0)
-    at = leader.base
+    at = leader.roster.base
     assert at is not None
     leader.handle(dataclasses.replace(heard(T1, at, 128), digest="not what was agreed"), 4.0)
     leader.handle(ev.Unreachable(S1), 4.1)

@@ -5,7 +5,7 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, PlanMember
 from node.training.leader.voting import ALONE_S, FEW, RIPE, Voting, without
-from node.training.protocol.quorum import decide, most
+from node.training.protocol.votes import decide, most
 
 A, B, C, D, E, F, G, H = (PeerId(name) for name in "ABCDEFGH")
 ALL = (A, B, C, D, E, F)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import CellId, PeerId
-from node.core.journey import Partner, Version
+from node.core.journey import Partner, Version, Window
 from node.training.leader.roster import Roster
 from node.training.leader.windows import TRIES, Windows
 from node.training.protocol import events as ev
@@ -12,7 +12,7 @@ from node.training.protocol import events as ev
 E, S1, S2 = (PeerId(p) for p in ("ends", "stage1", "stage2"))
 BASE, NEXT = Version(4, "aa" * 16), Version(5, "bb" * 16)
 PARTNER = Partner(CellId("cd" * 8), PeerId("other"), {})
-GROUP = ev.Grouped(7, (PARTNER,), until=100.0)
+GROUP = ev.Grouped(Window(7, (PARTNER,)), until=100.0)
 
 
 def roster(base: Version = BASE, **means: tuple[int, str]) -> Roster:
@@ -66,7 +66,7 @@ def test_what_is_not_there_in_time_is_left_out() -> None:
 def test_a_window_in_which_nothing_came_costs_no_plan() -> None:
     w = given()
     assert not w.next(roster(NEXT), NEXT, 101.0).means
-    assert not w.waits
+    assert not w.number()
 
 
 def test_outer_rounds_that_fail_are_given_up() -> None:
@@ -79,9 +79,9 @@ def test_outer_rounds_that_fail_are_given_up() -> None:
 def test_a_later_group_takes_the_place_of_an_earlier_one() -> None:
     w = Windows(OuterSettings())
     w.grouped(GROUP)
-    w.grouped(replace(GROUP, window=6))
+    w.grouped(replace(GROUP, window=Window(6, (PARTNER,))))
     assert w.next(roster(), BASE, 40.0).number == 7
-    w.grouped(replace(GROUP, window=8))
+    w.grouped(replace(GROUP, window=Window(8, (PARTNER,))))
     assert w.next(roster(), BASE, 40.0).number == 8
 
 
@@ -89,6 +89,6 @@ def test_a_group_found_under_other_settings_is_forgotten() -> None:
     w = given()
     w.forget()
     assert not w.next(roster(NEXT, **HELD), NEXT, 43.0).means
-    assert not w.waits
-    w.grouped(replace(GROUP, window=6))
+    assert not w.number()
+    w.grouped(replace(GROUP, window=Window(6, (PARTNER,))))
     assert w.next(roster(NEXT), NEXT, 44.0).number == 6, "whatever its number was"

@@ -37,7 +37,6 @@ class EpochAttempt:
     attempts: dict[int, int] = field(default_factory=dict)
     outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
     owners: dict[str, PeerId] = field(default_factory=dict)
-    repaired: int = 0
     stuck: dict[PeerId, int] = field(default_factory=dict)
     """Rounds in a row in which a living owner did not get its parts stepped."""
     copied: set[PeerId] = field(default_factory=set)
@@ -74,11 +73,6 @@ class EpochAttempt:
     def living(self, stage: int) -> list[PlanMember]:
         """Members of a stage that are not known to be dead."""
         return [m for m in self.plan.stage(stage) if m.peer not in self.dead]
-
-    @property
-    def final_owners(self) -> dict[str, PeerId]:
-        """Who stepped what in the end."""
-        return dict(self.plan.owners) if self.plan.outer else {**self.plan.owners, **self.owners}
 
     @property
     def makes(self) -> Version:
@@ -202,6 +196,14 @@ class EpochAttempt:
         )
         return ev.SendRound(to, self.plan, round)
 
+    def rounds(self, assign: Assign) -> list[ev.SendRound]:
+        """The word to the living of every stage that they average."""
+        living = {stage: tuple(m.peer for m in self.living(stage)) for stage in self.stages}
+        return [
+            self.round(stage, to, self.reown(stage, {}, assign), self.round_s)
+            for stage, to in living.items()
+        ]
+
     def repair(
         self, stage: int, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float
     ) -> ev.SendRound:
@@ -209,10 +211,9 @@ class EpochAttempt:
         else re-own the dead's."""
         said = {p: d for p, d in self._digests(stage).items() if p not in self.dead}
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
-        self.repaired += 1
         to = tuple(unfinished)
         if said:
-            return self.round(stage, to, {}, deadline_s, tuple(said), majority(said))
+            return self.round(stage, to, {}, deadline_s, tuple(said), majority(said, ""))
         self.blame(ended)
         # The first of them that holds a part fresh.
         holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
@@ -247,8 +248,7 @@ class EpochAttempt:
             m.peer: own[m.peer] for m in self.plan.stage(stage) if m.current and m.peer in own
         }
         for words in (own, elders):
-            if words and 2 * sum(digest == majority(words) for digest in words.values()) > len(
-                words
-            ):
-                return majority(words), True
-        return majority(elders or own), False
+            most = majority(words, "")
+            if 2 * sum(digest == most for digest in words.values()) > len(words):
+                return most, True
+        return majority(elders or own, ""), False

@@ -8,6 +8,7 @@ patience around them, so that peers do not run to and fro.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from node.core.ids import ENDS, PeerId
@@ -37,7 +38,7 @@ class Balance:
         self._asked: dict[PeerId, tuple[float, int, float]] = {}
         """When, to which stage, and how fast it was."""
         self._behind: dict[PeerId, float] = {}
-        self._looked: float | None = None
+        self._looked = math.inf
         self._known: set[PeerId] = set()
         self._lacking: dict[int, float] = {}
         """Stages with too few peers that others could help, and since when."""
@@ -56,8 +57,7 @@ class Balance:
         that it was not measured or does not hold ``base`` yet, counts as any other where it is, and
         stays; who does not hold it for long does not count.
         """
-        if self._looked is None:
-            self._looked = now
+        self._looked = min(self._looked, now)
         if not self._every or now - self._looked < self._every or base is None:
             return []
         self._looked = now
@@ -115,8 +115,11 @@ class Balance:
         rest = max(SETTLED_MOVES * self._every, REST_S)
         self._asked = {p: told for p, told in self._asked.items() if now - told[0] < rest}
         here = roster.replicas()
-        under_way = {p: to for p, (at, to, _) in self._asked.items() if to and now - at < COMING_S}
-        under_way = {p: to for p, to in under_way.items() if p not in here[to]}
+        under_way = {
+            p: to
+            for p, (at, to, _) in self._asked.items()
+            if to and now - at < COMING_S and p not in here[to]
+        }
         lacking = {stage for stage in lacking if stage != ENDS}
         if not lacking:
             self._lacking = {}

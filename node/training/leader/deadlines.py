@@ -22,7 +22,7 @@ from statistics import median
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Path, Plan
 from node.core.patience import SPARE, Took
-from node.scheduler.costs import BEYOND, Measured
+from node.scheduler.costs import BEYOND, NOTHING, Measured
 from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
 
@@ -69,16 +69,15 @@ class Deadlines:
         for path in paths:
             through = 0.0
             for stage, peer in [(ENDS, path.origin), *((h.stage, h.peer) for h in path.hops)]:
-                measured = self._measured(stage, said.get(peer))
+                measured = _measured(stage, said.get(peer, NOTHING))
                 known = known and measured > 0
-                each = said[peer].tera_s if peer in said else 0.0
                 reckoned = operations[stage] if stage < len(operations) else 0.0
-                seconds = measured or reckoned / TERA * (each or usual)
+                seconds = measured or reckoned / TERA * (said.get(peer, NOTHING).tera_s or usual)
                 busy[peer] = busy.get(peer, 0.0) + seconds
-                through += seconds + 2 * _tensor_s(said.get(peer))
+                through += seconds + 2 * _tensor_s(said.get(peer, NOTHING))
             longest = max(longest, through)
         expected = max(forecast_s, max(busy.values(), default=0.0) + longest)
-        return self._bounded(self._waits.epoch_s, (MARGIN if known else FIRST) * expected)
+        return max(self._waits.epoch_s, min((MARGIN if known else FIRST) * expected, MOST_S))
 
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
         """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
@@ -89,7 +88,8 @@ class Deadlines:
         expected = max(
             MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
         )
-        return self._bounded(self._waits.round_s, expected) * min(AGAIN**attempt, AGAIN_MOST)
+        least, longer = self._waits.round_s, min(AGAIN**attempt, AGAIN_MOST)
+        return max(least, min(expected, MOST_S)) * longer
 
     # ----------------------------------------------------------- parts of the above
 
@@ -98,7 +98,7 @@ class Deadlines:
     ) -> float:
         members, sizes = plan.stage(stage), self._sizes.parameters
         size = sizes[stage] if stage < len(sizes) else 0
-        way = max((_tensor_s(said.get(m.peer)) for m in members), default=0.0)
+        way = max((_tensor_s(said.get(m.peer, NOTHING)) for m in members), default=0.0)
         others = 1 - 1 / len(members)
         moved = 2 * others * (size / self._sizes.tensor) * way if self._sizes.tensor else 0.0
         return self._steps(plan, stage, said, usual) + moved + COPIED_S * size
@@ -112,18 +112,9 @@ class Deadlines:
         for part, operations in self._sizes.steps[stage].items():
             owner = plan.owners.get(part)
             if owner is not None:
-                each = said[owner].tera_s if owner in said else 0.0
-                busy[owner] = busy.get(owner, 0.0) + operations / TERA * (each or usual)
+                each = said.get(owner, NOTHING).tera_s or usual
+                busy[owner] = busy.get(owner, 0.0) + operations / TERA * each
         return max(busy.values(), default=0.0)
-
-    def _measured(self, stage: int, m: Measured | None) -> float:
-        if m is None or not (m.forward_s and m.backward_s):
-            return 0.0
-        return m.forward_s + m.backward_s + (m.loss_s if stage == ENDS else 0.0)
-
-    @staticmethod
-    def _bounded(floor_s: float, seconds: float) -> float:
-        return max(floor_s, min(seconds, MOST_S))
 
 
 def _believed(roster: Roster) -> dict[PeerId, Measured]:
@@ -146,6 +137,12 @@ def _median(claims: Iterable[float]) -> float:
     return median(known) if known else 0.0
 
 
-def _tensor_s(m: Measured | None) -> float:
+def _measured(stage: int, m: Measured) -> float:
+    """Of a micro-batch at a stage; 0 where it is not known."""
+    loss_s = m.loss_s if stage == ENDS else 0.0
+    return m.forward_s + m.backward_s + loss_s if m.forward_s and m.backward_s else 0.0
+
+
+def _tensor_s(m: Measured) -> float:
     """Of the slowest of its ways that carry tensors."""
-    return max((way.tensor_s for _, way in m.ways), default=0.0) if m is not None else 0.0
+    return max((way.tensor_s for _, way in m.ways), default=0.0)

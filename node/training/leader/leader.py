@@ -122,7 +122,6 @@ class Leader:
         """Members of the last plan that have been here ever since."""
         self._division = Division(cell, facts)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
-        self._evaluated: Version | None = None
         self._changed: float | None = None
         self._complete: float | None = None
         """Since when every stage has had enough peers."""
@@ -144,11 +143,6 @@ class Leader:
         """No epoch is under way."""
         return self.phase in (Phase.GATHER, Phase.FINISHED)
 
-    @property
-    def base(self) -> Version | None:
-        """The version the swarm last agreed on; None before the first plan."""
-        return self.roster.base
-
     def vote(self, e: ev.Committed) -> Vote | None:
         """What a member's word that it has committed has to be the signature of; None where it is
         not of the epoch under way."""
@@ -161,9 +155,7 @@ class Leader:
         ):
             return []
         match event:
-            case ev.Heartbeat(peer) if self._division.has_left(peer, now):
-                return []
-            case ev.Heartbeat():
+            case ev.Heartbeat(peer) if not self._division.has_left(peer, now):
                 return self._heard(event, now)
             case ev.Unreachable(peer, since):
                 self._asked.pop(peer, None)
@@ -171,25 +163,12 @@ class Leader:
                 return [] if lives else self._gone(peer, now, "does not answer")
             case ev.ProbeAnswered(peer, ours):
                 return self._answered(peer, ours, now)
-            case ev.Declined(plan_hash, reason):
+            case ev.Declined(plan_hash, reason) if self.phase is not Phase.GATHER:
                 newest = self.memory.history
-                current = (
-                    newest is not None
-                    and newest.hash == plan_hash
-                    and self.phase is not Phase.GATHER
-                )
-                return (
-                    self._abandon(now, f"the leader cannot follow its own plan: {reason}")
-                    if current
-                    else []
-                )
-            case ev.Accused(about, by):
-                known = self.roster.candidates
-                return (
-                    [ev.ProbePeer(about)]
-                    if about in known and about != self.me and by in known
-                    else []
-                )
+                if newest is not None and newest.hash == plan_hash:
+                    return self._abandon(now, f"the leader cannot follow its own plan: {reason}")
+            case ev.Accused(about, by) if {about, by} <= self.roster.candidates.keys():
+                return [ev.ProbePeer(about)] if about != self.me else []
             case ev.MicroBatchesReported():
                 return self._finished(event, now)
             case ev.Committed() | ev.Incomplete():
@@ -201,8 +180,11 @@ class Leader:
             case ev.MoveRefused(peer):
                 self._balance.refused(peer, now)
             case ev.Changed(rules):
+                # Whom the owner has put out is gone, and votes no more.
                 self.planning.learns(rules)
-                return self._revoke(now)
+                gone = [p for p in self.roster.candidates if self.planning.rules.revokes(p)]
+                why = "is revoked by the owner of the run"
+                return [a for p in gone for a in self._gone(p, now, why)]
             case ev.Grouped():
                 self.windows.grouped(event)
             case ev.Searched(job, routes, makespan):
@@ -213,13 +195,6 @@ class Leader:
         return []
 
     # ----------------------------------------------------------- who is there
-
-    def _revoke(self, now: float) -> list[Any]:
-        """Whom the owner has put out is gone, and votes no more."""
-        done: list[Any] = []
-        for peer in [p for p in self.roster.candidates if self.planning.rules.revokes(p)]:
-            done += self._gone(peer, now, "is revoked by the owner of the run")
-        return done
 
     def _heard(self, e: ev.Heartbeat, now: float) -> list[Any]:
         done: list[Any] = []
@@ -234,13 +209,14 @@ class Leader:
         if self.phase is Phase.FINISHED:
             # Somebody came for the end, or again, or stands elsewhere: the last plan again, so that
             # it serves too.
-            comes = e.at == self.base and e.peer not in self._finished_with
-            taken = e.peer in self.roster.replicas().get(e.stage, ())
-            return done + (self._try_plan(now) if comes and taken else [])
-        # What only measures again is heard from everybody every second: it waits for the next look
-        # at the clock.
-        news = before is None or e.stands() != before.stands()
-        return done + (self._try_plan(now) if news and self.phase is Phase.GATHER else [])
+            comes = e.at == self.roster.base and e.peer not in self._finished_with
+            news = comes and e.peer in self.roster.replicas().get(e.stage, ())
+        else:
+            # What only measures again is heard from everybody every second: it waits for the next
+            # look at the clock.
+            changed = before is None or e.stands() != before.stands()
+            news = changed and self.phase is Phase.GATHER
+        return done + (self._try_plan(now) if news else [])
 
     def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:
         self._asked.pop(peer, None)
@@ -337,7 +313,7 @@ class Leader:
             return []
         stages = self.roster.replicas()
         takes_part = [self.roster.candidates[p] for peers in stages.values() for p in peers]
-        young = self.base is None and all(c.at == GENESIS for c in takes_part)
+        young = self.roster.base is None and all(c.at == GENESIS for c in takes_part)
         need = facts.min_replicas if young else 1
         thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
         nobody = "a peer for " + ", ".join(map(stage_name, thin)) if thin else ""
@@ -349,7 +325,7 @@ class Leader:
         # A young swarm waits a moment, so that peers that start together are in the first plan
         # together.
         if (
-            self.base is None
+            self.roster.base is None
             and self._changed is not None
             and now - self._changed < facts.waits.settle_s
             and now - self._complete < SETTLES * facts.waits.settle_s
@@ -382,7 +358,9 @@ class Leader:
             return done + self._plan(base, past, votes, now)
         except OutOfResources as e:
             self._division.postpone(now)
-            return done + self._cannot_own(e)
+            said, self._lacking = self._lacking, str(e)
+            self.waiting_for = f"memory for the optimizer's state: {e}"
+            return done + ([reports.out_of_room(e)] if said != self._lacking else [])
         except NoWay as e:
             self._division.postpone(now)
             self.waiting_for = str(e)
@@ -396,13 +374,6 @@ class Leader:
         pairs = [(a, b) for a, b in self.roster.apart() if self.roster.candidates[a].stage in full]
         stage = {p: c.stage for p, c in self.roster.candidates.items()}
         return str(NoWay([(Hop(stage[a], a), Hop(stage[b], b)) for a, b in pairs])) if pairs else ""
-
-    def _cannot_own(self, why: OutOfResources) -> list[Any]:
-        """The members' memory does not hold the optimizer's state: wait for others, and say so
-        once."""
-        said, self._lacking = self._lacking, str(why)
-        self.waiting_for = f"memory for the optimizer's state: {why}"
-        return [reports.out_of_room(why)] if said != self._lacking else []
 
     def _choose(self, now: float) -> Version | str:
         """The version to start from, or what is waited for. One that few can have committed is
@@ -418,7 +389,7 @@ class Leader:
     def _doubts(self, version: Version, now: float) -> bool:
         """Whether this version was made elsewhere, and by too few of the voters to count."""
         own = self.roster.candidates.get(self.me)
-        if version == self.base:
+        if version == self.roster.base:
             return False
         if own is not None and version in (own.at, *own.reachable):
             return False
@@ -448,12 +419,10 @@ class Leader:
         known = self.memory.recalled(e.version, e.plan, e.dropped)
         if known is None or self.phase is not Phase.GATHER:
             return []
-        done: list[Any] = []
         if known and e.plan is not None:
             self.loss, self.loss_val = e.plan.loss, e.plan.loss_val
-        elif not known:
-            done = [reports.history_lost(e.version)]
-        return done + self._try_plan(now)
+        said = [] if known else [reports.history_lost(e.version)]
+        return said + self._try_plan(now)
 
     # ----------------------------------------------------------- plan
 
@@ -485,7 +454,6 @@ class Leader:
     def _plan(self, base: Version, past: PlanContext, votes: Electorate, now: float) -> list[Any]:
         done = self._change_history(base, past)
         before = self.memory.history
-        past_votes = before.electorate if before is not None else None
         self.roster.agree(base)
         self.tokens = past.tokens
         losses, term = (self.loss, self.loss_val), self._next_term(now)
@@ -520,7 +488,7 @@ class Leader:
             raise
         if founded is not None:
             done += self._divide(founded, now)
-        if votes.orphan and not (past_votes and past_votes.orphan):
+        if votes.orphan and (before is None or not before.electorate.orphan):
             done.append(reports.orphaned(votes))
         self.term, self._lacking = plan.term, ""
         self._terms.saw(plan.term, now)
@@ -568,7 +536,7 @@ class Leader:
 
     def _change_history(self, base: Version, past: PlanContext) -> list[Any]:
         """Say so when the swarm does not go on from where it was."""
-        was = self.base
+        was = self.roster.base
         if was is None or base == was:
             return []
         if counted(self.roster, base, self.tokens) > self.tokens:
@@ -579,12 +547,14 @@ class Leader:
     def _rebalance(self, now: float) -> list[Any]:
         """Once in a while, peers from the stages that can spare them to the stage that holds the
         others up."""
-        if self.base is None or self.base.epoch >= self.facts.epochs or self._starting.lacks_stages:
+        if (
+            self.roster.base is None
+            or self.roster.base.epoch >= self.facts.epochs
+            or self._starting.bare
+        ):
             return []
-        done: list[Any] = []
-        for m in self._balance.look(self.roster, self.base, now):
-            done += [ev.RequestMove(m.peer, m.target), reports.move_asked(m)]
-        return done
+        moves = self._balance.look(self.roster, self.roster.base, now)
+        return [a for m in moves for a in (ev.RequestMove(m.peer, m.target), reports.move_asked(m))]
 
     def _mend(self, thin: Sequence[int], now: float) -> list[Any]:
         """A peer of a stage that can spare one, for a stage that has too few to plan an epoch."""
@@ -610,13 +580,8 @@ class Leader:
             return []
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
-        done: list[Any] = []
         self._open(epoch, now)
-        for stage in epoch.stages:
-            to = tuple(m.peer for m in epoch.living(stage))
-            owners = epoch.reown(stage, {}, self.facts.make.assign)
-            done.append(epoch.round(stage, to, owners, epoch.round_s))
-        return done + self.routing.search(self.roster)
+        return epoch.rounds(self.facts.make.assign) + self.routing.search(self.roster)
 
     def _open(self, epoch: EpochAttempt, now: float) -> None:
         """The rounds begin."""
@@ -652,14 +617,10 @@ class Leader:
                 tokens=epoch.plan.tokens + epoch.tokens,
                 orphan=epoch.plan.electorate.orphan,
             )
-        done: list[Any] = []
-        if isinstance(e, ev.Incomplete):
-            # The accused are probed now, so that the repair does not hand them the same parts
-            # again.
-            done = [
-                ev.ProbePeer(p) for p in e.failed if p in self.roster.candidates and p != self.me
-            ]
-        return done + self._settle_stage(epoch, member.stage, now)
+        # The accused are probed now, so that the repair does not hand them the same parts again.
+        accused = e.failed if isinstance(e, ev.Incomplete) else ()
+        probes = [ev.ProbePeer(p) for p in accused if p in self.roster.candidates and p != self.me]
+        return probes + self._settle_stage(epoch, member.stage, now)
 
     def _settle_stage(self, epoch: EpochAttempt, stage: int, now: float) -> list[Any]:
         peers = [m.peer for m in epoch.living(stage)]
@@ -716,7 +677,9 @@ class Leader:
             self.deadlines.took(epoch.plan, now - epoch.closed)
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
-        self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
+        # Who stepped what in the end; in an outer round nobody steps.
+        owners = epoch.plan.owners | ({} if epoch.plan.outer else epoch.owners)
+        self.memory.committed(base, epoch.plan, owners, epoch.dropped, self.tokens)
         void = self.trust.doubles
         if not self._voting.committed(epoch.plan, {p for p in epoch.committed if p not in void}):
             # It was made, and may be gone on from by those who find enough of the voters.
@@ -725,11 +688,7 @@ class Leader:
         self._certificate = epoch.certificate(void)
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, now))
         every = self.facts.eval_every
-        if (
-            every
-            and (base.epoch % every == 0 or base.epoch == self.facts.epochs)
-            and self._evaluated != base
-        ):
+        if every and (base.epoch % every == 0 or base.epoch == self.facts.epochs):
             self.phase = Phase.EVALUATE
             epoch.deadline = now + max(self.facts.waits.epoch_s, epoch.plan.deadline_s)
             return [*done, ev.Evaluate(base.epoch, epoch.plan)]
@@ -745,15 +704,16 @@ class Leader:
         return self._disputed[1] <= RECOUNTS
 
     def _was_evaluated(self, epoch: int, loss: float, now: float) -> list[Any]:
-        if self.phase is not Phase.EVALUATE or self.base is None or epoch != self.base.epoch:
+        if (
+            self.phase is not Phase.EVALUATE
+            or self.roster.base is None
+            or epoch != self.roster.base.epoch
+        ):
             return []
-        self._evaluated = self.base
-        done: list[Any] = []
-        if loss > 0:
-            self.loss_val = loss
-            done = [reports.evaluated(epoch, loss)]
+        self.loss_val = loss if loss > 0 else self.loss_val
+        said = [reports.evaluated(epoch, loss)] if loss > 0 else []
         self.phase, self._epoch = Phase.GATHER, None
-        return done + self._try_plan(now)
+        return said + self._try_plan(now)
 
     def _abandon(self, now: float, why: str) -> list[Any]:
         """Give this attempt up: nothing of it counts, all its samples go back, the version

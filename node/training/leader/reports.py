@@ -40,9 +40,11 @@ def move_asked(m: Move) -> RecordFact:
 
 def help_asked(m: Move) -> RecordFact:
     """A peer is asked to help a stage that has too few to plan an epoch."""
-    text = f"stage {m.target} lacks peers: {short(m.peer)} of stage {m.source} should change to it"
-    facts: dict[str, object] = {"peer": m.peer, "source": m.source, "target": m.target}
-    return RecordFact("move-asked", text, facts=facts)
+    return RecordFact(
+        "move-asked",
+        f"stage {m.target} lacks peers: {short(m.peer)} of stage {m.source} should change to it",
+        facts={"peer": m.peer, "source": m.source, "target": m.target},
+    )
 
 
 def out_of_room(why: OutOfResources) -> RecordFact:
@@ -57,11 +59,10 @@ def out_of_room(why: OutOfResources) -> RecordFact:
 
 def agreement_lost(stages: Sequence[int]) -> RecordFact:
     """Nobody who would take part holds what these stages had agreed on."""
-    where = ", ".join(map(stage_name, stages))
     return RecordFact(
         "agreement-lost",
-        f"nobody has the parameters that were agreed on at {where}: goes on from what the peers "
-        "there hold",
+        "nobody has the parameters that were agreed on at "
+        f"{', '.join(map(stage_name, stages))}: goes on from what the peers there hold",
         "warning",
         {"stages": list(stages)},
     )
@@ -157,42 +158,41 @@ def averaging_changed(rules: Rules, base: Version) -> RecordFact:
 
 def epoch_planned(plan: Plan, left_out: Sequence[int], paths: Mapping[str, Any]) -> RecordFact:
     """``paths``: what the router says of them."""
-    epoch, members, listeners = (
-        plan.epoch,
-        len(plan.members),
-        sum(not m.current for m in plan.members),
-    )
-    text = f"epoch {epoch}: {len(plan.paths)} micro-batches over {members - listeners} peers"
-    if plan.outer:
-        text = f"epoch {epoch}: puts in place {_means_of(plan)}"
-    about: dict[str, Any] = {
-        "epoch": epoch,
-        "lineage": plan.lineage,
-        "term": plan.term,
-        "hash": plan.hash[:12],
-        "members": members,
-        "listeners": listeners,
-        "cursor": sum(c.taken for c in plan.cursor),
-        "returned": sum(len(c.returned) for c in plan.cursor),
-        "positions": cursor_rows(plan.cursor),
-        "tokens": plan.tokens,
-        "micro_batches": len(plan.paths),
-        "peers": [m.peer for m in plan.members],
-        **paths,
-    }
-    if left_out:
-        about["left_out"] = list(left_out)
-    if plan.outer:
-        about["outer"] = plan.outer
+    listeners = sum(not m.current for m in plan.members)
+    work = f"{len(plan.paths)} micro-batches over {len(plan.members) - listeners} peers"
+    does = f"puts in place {_means_of(plan)}" if plan.outer else work
     catching_up = f", {listeners} catching up" if listeners else ""
-    return RecordFact("epoch-planned", text + catching_up, "debug", about)
+    return RecordFact(
+        "epoch-planned",
+        f"epoch {plan.epoch}: {does}{catching_up}",
+        "debug",
+        {
+            "epoch": plan.epoch,
+            "lineage": plan.lineage,
+            "term": plan.term,
+            "hash": plan.hash[:12],
+            "members": len(plan.members),
+            "listeners": listeners,
+            "cursor": sum(c.taken for c in plan.cursor),
+            "returned": sum(len(c.returned) for c in plan.cursor),
+            "positions": cursor_rows(plan.cursor),
+            "tokens": plan.tokens,
+            "micro_batches": len(plan.paths),
+            "peers": [m.peer for m in plan.members],
+            **paths,
+            **({"left_out": list(left_out)} if left_out else {}),
+            **({"outer": plan.outer} if plan.outer else {}),
+        },
+    )
 
 
 def round_repaired(stage: int, attempt: int, dead: int) -> RecordFact:
     """A round is tried again; ``dead``: members of the epoch that have died so far."""
-    facts: dict[str, object] = {"stage": stage, "attempt": attempt, "dead": dead}
     return RecordFact(
-        "round-repaired", f"stage {stage} averages again without the dead", "warning", facts
+        "round-repaired",
+        f"stage {stage} averages again without the dead",
+        "warning",
+        {"stage": stage, "attempt": attempt, "dead": dead},
     )
 
 
@@ -200,29 +200,28 @@ def epoch_committed(
     a: EpochAttempt, base: Version, epochs: int, loss: float, now: float
 ) -> RecordFact:
     """The attempt has made ``base``. ``epochs``: of the run."""
-    facts: dict[str, object] = {
-        "epoch": base.epoch,
-        "lineage": base.lineage,
-        "term": a.plan.term,
-        "hash": a.plan.hash[:12],
-        "loss": loss,
-        "tokens": a.tokens,
-        "counted": len(a.results) - len(a.dropped),
-        "seconds": now - a.started,
-        "run_s": a.closed - a.started,
-        "within_s": [round(a.plan.deadline_s, 3), round(a.round_s, 3)],
-        "predicted_s": round(sum(a.plan.forecast), 4),
-        "dropped": len(a.dropped),
-        "repaired": a.repaired,
-        "dead": len(a.dead),
-        **({"orphan": True} if a.plan.electorate.orphan else {}),
-        **({"cell": a.plan.cell_id, "outer": a.plan.outer} if a.plan.cell_id else {}),
-    }
-    came = f"loss {loss:.3f}"
-    if a.plan.outer:
-        came = f"{_means_of(a.plan)} are in place"
+    came = f"{_means_of(a.plan)} are in place" if a.plan.outer else f"loss {loss:.3f}"
     return RecordFact(
-        "epoch-committed", f"epoch {base.epoch}/{epochs} committed, {came}", facts=facts
+        "epoch-committed",
+        f"epoch {base.epoch}/{epochs} committed, {came}",
+        facts={
+            "epoch": base.epoch,
+            "lineage": base.lineage,
+            "term": a.plan.term,
+            "hash": a.plan.hash[:12],
+            "loss": loss,
+            "tokens": a.tokens,
+            "counted": len(a.results) - len(a.dropped),
+            "seconds": now - a.started,
+            "run_s": a.closed - a.started,
+            "within_s": [round(a.plan.deadline_s, 3), round(a.round_s, 3)],
+            "predicted_s": round(sum(a.plan.forecast), 4),
+            "dropped": len(a.dropped),
+            "repaired": sum(a.attempts.values()),
+            "dead": len(a.dead),
+            **({"orphan": True} if a.plan.electorate.orphan else {}),
+            **({"cell": a.plan.cell_id, "outer": a.plan.outer} if a.plan.cell_id else {}),
+        },
     )
 
 
@@ -277,13 +276,15 @@ def orphaned(e: Electorate) -> RecordFact:
 
 def epoch_abandoned(a: EpochAttempt, why: str) -> RecordFact:
     """Nothing of the attempt counts."""
-    about: dict[str, object] = {
-        "epoch": a.plan.epoch,
-        "hash": a.plan.hash[:12],
-        "micro_batches": len(a.plan.paths),
-    }
     return RecordFact(
-        "epoch-abandoned", f"epoch {a.plan.epoch} starts again: {why}", "warning", about
+        "epoch-abandoned",
+        f"epoch {a.plan.epoch} starts again: {why}",
+        "warning",
+        {
+            "epoch": a.plan.epoch,
+            "hash": a.plan.hash[:12],
+            "micro_batches": len(a.plan.paths),
+        },
     )
 
 

@@ -212,8 +212,8 @@ class Roster:
 
     def older(self, stage: int) -> Version | None:
         """What most peers of a stage hold, of those who hold more than what a run begins with."""
-        said = {p: at for p in self.replicas()[stage] if (at := self.candidates[p].at).epoch}
-        return majority(said) if said else None
+        held = {p: at for p in self.replicas()[stage] if (at := self.candidates[p].at).epoch}
+        return majority(held, None)
 
     def fall_back(self, stage: int) -> Version | None:
         """Let a stage go on from what most of its peers hold, if that is more than what a run
@@ -231,10 +231,9 @@ class Roster:
         A history only counts tokens where somebody of every stage stands at its end, so one peer's
         word makes none.
         """
-        stages = self.replicas()
         known = {
             v
-            for p in self._present(stages)
+            for p in self._present()
             for v in (self.candidates[p].at, *self.candidates[p].reachable)
         }
         able = [
@@ -266,9 +265,7 @@ class Roster:
         tokens by their own word, or with a majority of voters that ``best`` lacks. Nobody waits for
         strangers where others are known."""
         others = [
-            (p, self.candidates[p])
-            for p in self._present(self.replicas())
-            if not self.known or p in self.known
+            (p, self.candidates[p]) for p in self._present() if not self.known or p in self.known
         ]
         return [
             p
@@ -281,18 +278,15 @@ class Roster:
         """Whether a version is of a lineage that always had a majority of its voters, which goes on
         before all others, however many tokens these have counted: what most say who take part and
         stand at it; None when nobody does."""
-        said = {p: _certain(c) for p, c in self._standing(version)}
-        return majority(said) if said else None
+        return majority({p: _certain(c) for p, c in self._standing(version)}, None)
 
     def tokens_of(self, version: Version) -> int:
         """Tokens counted in the history of a version: what most say who take part and stand at its
         end; -1 when nobody does."""
-        said = {p: c.tokens for p, c in self._standing(version)}
-        return majority(said) if said else -1
+        return majority({p: c.tokens for p, c in self._standing(version)}, -1)
 
     def _standing(self, version: Version) -> list[tuple[PeerId, ev.Heartbeat]]:
-        everyone = [(p, self.candidates[p]) for p in self._present(self.replicas())]
-        return [(p, c) for p, c in everyone if c.at == version]
+        return [(p, c) for p in self._present() if (c := self.candidates[p]).at == version]
 
     def holders(self, version: Version) -> tuple[PeerId, ...]:
         """Who stands at the version or came from it; ends peers first, for they are the likeliest
@@ -314,7 +308,7 @@ class Roster:
             able = (base, self.held(stage, base))
             said = {p: c.digest for p in peers if (c := self.candidates[p]).at in able and c.digest}
             if said:
-                self.agreed[stage] = majority(said)
+                self.agreed[stage] = majority(said, "")
         self.base = base
 
     def undo(self, version: Version) -> None:
@@ -413,9 +407,8 @@ class Roster:
     def _rank(self, version: Version) -> tuple[bool, int, Version]:
         return bool(self.certain(version)), self.tokens_of(version), version
 
-    @staticmethod
-    def _present(stages: Mapping[int, Sequence[PeerId]]) -> list[PeerId]:
-        return [p for peers in stages.values() for p in peers]
+    def _present(self) -> list[PeerId]:
+        return [p for peers in self.replicas().values() for p in peers]
 
 
 def _certain(c: ev.Heartbeat) -> bool:
@@ -424,9 +417,12 @@ def _certain(c: ev.Heartbeat) -> bool:
     return not c.orphan and c.at.epoch > 0
 
 
-def majority(said: Mapping[PeerId, H]) -> H:
-    """What most peers say; a tie goes to what the smallest PeerId says, for every leader alike."""
+def majority(said: Mapping[PeerId, H], nobody: H) -> H:
+    """What most peers say, ``nobody`` where none says anything; a tie goes to what the smallest
+    PeerId says, for every leader alike."""
     count = Counter(said.values())
     return max(
-        ((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))), key=lambda t: t[:2]
+        ((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))),
+        key=lambda t: t[:2],
+        default=(0, 0, nobody),
     )[2]

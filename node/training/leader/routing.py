@@ -173,7 +173,8 @@ def with_trials(
             for i, path in sorted(
                 enumerate(done), key=lambda at: (-_load(at[1], stage, used), -at[0])
             ):
-                other = _with(path, Hop(stage, peer))
+                moved = tuple(Hop(stage, peer) if h.stage == stage else h for h in path.hops)
+                other = replace(path, hops=moved)
                 if _load(path, stage, used) > 1 and all(
                     proven(a.peer, b.peer) for a, b in pairwise(other.journey)
                 ):
@@ -186,7 +187,3 @@ def with_trials(
 def _load(path: Path, stage: int, used: Counter[PeerId]) -> int:
     """Visits of the replica that a path goes to at a stage; 0 where it leaves the stage out."""
     return next((used[h.peer] for h in path.hops if h.stage == stage), 0)
-
-
-def _with(path: Path, hop: Hop) -> Path:
-    return replace(path, hops=tuple(hop if h.stage == hop.stage else h for h in path.hops))

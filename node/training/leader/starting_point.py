@@ -9,6 +9,8 @@ for a while.
 
 from __future__ import annotations
 
+import math
+
 from node.core.ids import short
 from node.core.journey import Version
 from node.training.leader.roster import Roster
@@ -32,17 +34,12 @@ class StartingPoint:
 
     def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
-        self._bare: dict[int, float] = {}
+        self.bare: dict[int, float] = {}
         """Stages that nobody could go on at, and since when; minus the stage: that somebody holds
         in an older version."""
-        self._stuck_since: float | None = None
-        self._courtesy: float | None = None
+        self._stuck_since = math.inf
+        self._courtesy = -math.inf
         self._courtesy_every = COURTESY_S / 2
-
-    @property
-    def lacks_stages(self) -> bool:
-        """Some stage has nobody who could go on."""
-        return bool(self._bare)
 
     def choose(self, roster: Roster, tokens: int, now: float) -> Version | str:
         """The version to start from: of those every stage can start from, the end of the history
@@ -56,12 +53,11 @@ class StartingPoint:
         if best is not None and (
             counted(roster, best, tokens) >= tokens or self._ends_orphan(roster, best)
         ):
-            self._bare = {}
+            self.bare = {}
             return self._richer(roster, best, tokens, now) or best
         if (around := self._around(roster, tokens, now)) is not None:
             return around
-        if self._stuck_since is None:
-            self._stuck_since = now
+        self._stuck_since = min(self._stuck_since, now)
         # Going back costs epochs, so a swarm that has lost a whole stage first gives it a chance to
         # return.
         if tokens and now - self._stuck_since < self._facts.waits.patience_s:
@@ -80,7 +76,7 @@ class StartingPoint:
 
     def found(self) -> None:
         """What goes with the version is known too: nothing is waited for."""
-        self._stuck_since = None
+        self._stuck_since = math.inf
 
     def joined(self) -> None:
         """The swarm goes on from a richer history: who claimed it was right, and the next claim is
@@ -90,11 +86,7 @@ class StartingPoint:
     def drop_agreement(self, roster: Roster, now: float) -> tuple[int, ...]:
         """Take what there is where what was agreed on is lost for good, once patience is over. The
         stages concerned, mostly none."""
-        if (
-            self._stuck_since is None
-            or now - self._stuck_since < self._facts.waits.patience_s
-            or roster.startable()
-        ):
+        if now - self._stuck_since < self._facts.waits.patience_s or roster.startable():
             return ()
         return roster.drop_agreement()
 
@@ -102,8 +94,8 @@ class StartingPoint:
         """Let the stages that nobody holds at the newest version go on from what most there hold,
         where every one has something and there is no other way. By stage what each goes on from,
         mostly nothing."""
-        base, since = roster.base, self._stuck_since
-        if base is None or since is None or now - since < LOST_S or roster.startable():
+        base = roster.base
+        if base is None or now - self._stuck_since < LOST_S or roster.startable():
             return {}
         bare = roster.bare(base)
         if len(bare) > self._facts.stages or not all(
@@ -126,11 +118,11 @@ class StartingPoint:
             return None
         here = roster.replicas()
         bare = roster.bare(base)
-        self._bare = {s: self._bare.get(s, now) for s in [*bare, *(-s for s in bare if here[s])]}
-        if any(now - self._bare[s] < MISSED_S for s in bare):
+        self.bare = {s: self.bare.get(s, now) for s in [*bare, *(-s for s in bare if here[s])]}
+        if any(now - self.bare[s] < MISSED_S for s in bare):
             return None
         for s in bare:
-            if now - self._bare.get(-s, now) >= facts.waits.patience_s and base == roster.base:
+            if now - self.bare.get(-s, now) >= facts.waits.patience_s and base == roster.base:
                 roster.fall_back(s)
         # A run that is complete has all of its stages.
         return base if base.epoch < facts.epochs or not roster.bare(base) else None
@@ -142,7 +134,7 @@ class StartingPoint:
             return ""
         # A claim costs nothing to make: whoever repeats one that comes to nothing is waited for
         # ever more rarely.
-        if self._courtesy is None or now - self._courtesy > self._courtesy_every:
+        if now - self._courtesy > self._courtesy_every:
             self._courtesy, self._courtesy_every = (
                 now,
                 min(2 * self._courtesy_every, COURTESY_MOST_S),

@@ -4,12 +4,13 @@ on whom is waited for. Never: a version (:mod:`node.training.leader.starting_poi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan
-from node.training.protocol.quorum import decide, most
+from node.training.protocol.votes import decide, most
 
 RIPE = 10
 """Epochs that a peer has taken part in as a current member before it votes: keys cost nothing."""
@@ -37,7 +38,7 @@ class Voting:
         self._worked: dict[PeerId, int] = {}
         self._decided = ""
         """Hash of the plan whose version was committed last."""
-        self._lacking: float | None = None
+        self._lacking = math.inf
 
     def committed(self, plan: Plan, by: Collection[PeerId]) -> bool:
         """These members have committed: whether that is enough to count."""
@@ -75,7 +76,7 @@ class Voting:
 
     def planned(self) -> None:
         """A plan was made: who lacks from now on is waited for anew."""
-        self._lacking = None
+        self._lacking = math.inf
 
     def lacks(
         self, e: Electorate, here: Collection[PeerId], now: float, epoch_s: float
@@ -83,10 +84,9 @@ class Voting:
         """What is waited for, where too few voters are here to decide anything; else the electorate
         to plan with. ``epoch_s``: what an epoch takes, 0 for unknown."""
         if decide(e, here):
-            self._lacking = None
+            self._lacking = math.inf
             return e
-        if self._lacking is None:
-            self._lacking = now
+        self._lacking = min(self._lacking, now)
         if now - self._lacking >= max(ALONE_S, ALONE_EPOCHS * epoch_s):
             voters = tuple(sorted(here, key=lambda p: (p != self._me, p)))
             return Electorate(voters, e.elders if e.orphan else e.voters, True)

@@ -30,14 +30,9 @@ class Windows:
         self._given: Version | None = None
         self._tries = 0
 
-    @property
-    def waits(self) -> bool:
-        """A group was found, and its round is not over."""
-        return self._group is not None
-
     def grouped(self, e: ev.Grouped) -> None:
         """The cell has found partners. Of two windows the later one counts."""
-        if self._group is None or e.window > self._group.window:
+        if self._group is None or e.window.number > self._group.window.number:
             self._group, self._given, self._tries = e, None, 0
 
     def forget(self) -> None:
@@ -68,20 +63,20 @@ class Windows:
         if self._given is None and now < g.until:
             self._given = base
         if self._given == base and now < g.until and not self._tries:
-            return Window(g.window, g.partners, g.until - now, copies=g.copies, shares=g.shares)
-        means, whole = self._means(roster, base, g.window)
+            return replace(g.window, within_s=g.until - now)
+        means, whole = self._means(roster, base, g.window.number)
         if now < g.until and not whole:
             return NO_WINDOW
         if not means or self._tries >= TRIES:
             self._group = None
             return NO_WINDOW
         self._tries += 1
-        shares = {stage: of for stage, of in g.shares.items() if stage in means}
-        return Window(0, g.partners, means=means, shares=shares)
+        shares = {stage: of for stage, of in g.window.shares.items() if stage in means}
+        return Window(0, g.window.partners, means=means, shares=shares)
 
     def number(self) -> int:
         """The window whose round is not over, 0 for none."""
-        return self._group.window if self._group is not None else 0
+        return self._group.window.number if self._group is not None else 0
 
     def committed(self, plan: Plan, now: float) -> None:
         """What a plan says is done."""
@@ -89,7 +84,7 @@ class Windows:
         if self.mass is not None and books is not None:
             shares = plan.window.shares if plan.outer else {}
             self.mass.handle(BooksCommitted(books, shares), now)
-        if self._group is not None and plan.outer == self._group.window:
+        if self._group is not None and plan.outer == self._group.window.number:
             self._group = None
 
     def _means(self, roster: Roster, base: Version, window: int) -> tuple[dict[int, str], bool]:

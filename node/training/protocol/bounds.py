@@ -59,13 +59,9 @@ class Bounds:
             return why
         if any(c.next > MOST_SAMPLES for c in plan.cursor):
             return "a place in the sample order that no run comes to"
-        if plan.last and plan.epoch < self.epochs:
-            return f"it ends the run at epoch {plan.epoch} of {self.epochs}"
-        return (
-            ""
-            if plan.last or plan.epoch < self.epochs
-            else f"it works on after epoch {self.epochs}, which is the last"
-        )
+        does = "ends the run" if plan.last else "works on"
+        fits = plan.last == (plan.epoch >= self.epochs)
+        return "" if fits else f"it {does} at epoch {plan.epoch} of {self.epochs}"
 
     def of_round(self, r: ev.RoundArrived) -> str:
         """Why no epoch can have counted what this round does."""

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from node.core.ids import PeerId
-from node.core.journey import Partner, Plan, Version
-from node.core.mass import Shares
+from node.core.journey import Plan, Version, Window
 from node.pipeline.origin import MicroBatchDone
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
@@ -60,15 +59,11 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Grouped:
-    """In this window the cell averages with ``partners``. What is not there at ``until``, seconds
-    of the own clock, is left out. ``copies``: it has another anchor than they, and takes what they
-    make. ``shares``: push-sum's mass that goes with their values."""
+    """The cell averages with the partners of ``window``. What is not there at ``until``, seconds of
+    the own clock, is left out."""
 
-    window: int
-    partners: tuple[Partner, ...]
+    window: Window
     until: float
-    copies: bool = False
-    shares: Shares = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

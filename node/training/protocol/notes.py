@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TypeVar
 
 from node.core.errors import WireError
@@ -27,7 +27,7 @@ from node.training.protocol.votes import (
 )
 from protos import training_pb2 as pb
 
-T = TypeVar("T")
+S = TypeVar("S", bound=Sized)
 
 
 def plan_domain(run_id: str) -> str:
@@ -88,8 +88,6 @@ def double_note(d: DoubleVote) -> pb.DoubleVoteNote:
 
 def parse_doubles(told: Sequence[pb.DoubleVoteNote]) -> tuple[DoubleVote, ...]:
     """No signature is checked. Raises WireError for more than anybody tells."""
-    if len(told) > MOST_TOLD:
-        raise WireError(f"{len(told)} peers that voted twice, at most {MOST_TOLD} are told")
     return tuple(
         DoubleVote(
             PeerId(d.peer),
@@ -97,7 +95,7 @@ def parse_doubles(told: Sequence[pb.DoubleVoteNote]) -> tuple[DoubleVote, ...]:
             _vote(d.other),
             (_signature(d.one.signature), _signature(d.other.signature)),
         )
-        for d in told
+        for d in _few(told, "peers that voted twice", MOST_TOLD)
     )
 
 
@@ -111,14 +109,21 @@ def certificate_note(c: Certificate | None) -> pb.CertificateNote | None:
     """A certificate as a message."""
     if c is None:
         return None
-    ballots = [
-        pb.BallotNote(
-            peer=b.peer, stage=b.stage, attempt=b.attempt, digest=b.digest, signature=b.signature
-        )
-        for b in c.ballots
-    ]
     return pb.CertificateNote(
-        cell=c.cell, term=c.term, version=version_note(c.version), voters=c.voters, ballots=ballots
+        cell=c.cell,
+        term=c.term,
+        version=version_note(c.version),
+        voters=c.voters,
+        ballots=[
+            pb.BallotNote(
+                peer=b.peer,
+                stage=b.stage,
+                attempt=b.attempt,
+                digest=b.digest,
+                signature=b.signature,
+            )
+            for b in c.ballots
+        ],
     )
 
 
@@ -127,7 +132,7 @@ def parse_warrant(note: pb.PlanNote) -> Warrant:
     more votes or supporters than a cell has."""
     supporters = tuple(
         Supporter(PeerId(s.peer), _count(s.term, MOST_TERM), _count(s.at), _signature(s.signature))
-        for s in _few(note.supporters)
+        for s in _few(note.supporters, "supporters")
     )
     found = parse_certificate(note.certificate) if note.HasField("certificate") else None
     return Warrant(found, supporters, parse_doubles(note.doubles))
@@ -137,7 +142,7 @@ def parse_certificate(c: pb.CertificateNote) -> Certificate:
     """No signature is checked. Raises WireError for more votes than a cell has."""
     ballots = tuple(
         Ballot(PeerId(b.peer), b.stage, b.attempt, _digest(b.digest), _signature(b.signature))
-        for b in _few(c.ballots)
+        for b in _few(c.ballots, "ballots")
     )
     return Certificate(
         _cell(c.cell),
@@ -176,14 +181,18 @@ def dead_note(a: ev.SendLost) -> pb.Note:
 
 def finished_note(plan: Plan, results: tuple[MicroBatchDone, ...]) -> pb.Note:
     """ "These micro-batches are done.\""""
-    rows = [
-        pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens)
-        for r in results
-    ]
     return pb.Note(
         epoch=plan.epoch,
         term=plan.term,
-        finished=pb.FinishedNote(plan_hash=plan.hash, results=rows),
+        finished=pb.FinishedNote(
+            plan_hash=plan.hash,
+            results=[
+                pb.MicroBatchResult(
+                    index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens
+                )
+                for r in results
+            ],
+        ),
     )
 
 
@@ -261,29 +270,24 @@ def cost_note(m: Measured) -> pb.CostNote:
 
 def parse_costs(note: pb.CostNote) -> Measured:
     """Raises WireError for seconds that are none, and for more ways than anybody tells of."""
-    if len(note.ways) > MAX_SEEN:
-        raise WireError(f"the costs of {len(note.ways)} ways, at most {MAX_SEEN} are told")
-    try:
-        ways = tuple(
-            (
-                PeerId(p),
-                LinkCost(
-                    decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))
-                ),
-            )
-            for p, number in sorted(note.ways.items())
+    ways = tuple(
+        (
+            PeerId(p),
+            LinkCost(
+                decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))
+            ),
         )
-        each = (decoded(note.forward), decoded(note.backward), decoded(note.loss))
-        return Measured(
-            *each,
-            min(note.slots, MOST_SLOTS),
-            ways,
-            float(note.up),
-            float(note.down),
-            decoded(note.tera),
-        )
-    except ValueError as e:
-        raise WireError(str(e)) from e
+        for p, number in sorted(_few(note.ways.items(), "ways", MAX_SEEN))
+    )
+    each = (decoded(note.forward), decoded(note.backward), decoded(note.loss))
+    return Measured(
+        *each,
+        min(note.slots, MOST_SLOTS),
+        ways,
+        float(note.up),
+        float(note.down),
+        decoded(note.tera),
+    )
 
 
 def version_note(version: Version) -> pb.VersionNote:
@@ -292,10 +296,7 @@ def version_note(version: Version) -> pb.VersionNote:
 
 def parse_version(note: pb.VersionNote) -> Version:
     """Raises WireError for a lineage that is none or an epoch beyond belief."""
-    try:
-        return Version(_count(note.epoch), lineage(note.lineage))
-    except ValueError as e:
-        raise WireError(str(e)) from e
+    return Version(_count(note.epoch), lineage(note.lineage))
 
 
 def history_reply(
@@ -306,13 +307,13 @@ def history_reply(
 ) -> pb.HistoryReply:
     """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
     each, newest first; ``certificate``: the newest it believes."""
-    rows = [
-        pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past[:MAX_PAST]
-    ]
     return pb.HistoryReply(
         plan=plan.canonical() if plan else b"",
         dropped=dropped,
-        past=rows,
+        past=[
+            pb.MilestoneNote(version=version_note(v), tokens=tokens)
+            for v, tokens in past[:MAX_PAST]
+        ],
         certificate=certificate_note(certificate),
     )
 
@@ -334,12 +335,7 @@ def parse_history(
 
 def parse_plan(note: pb.PlanNote) -> Plan:
     """The plan inside; its signature is the caller's to check."""
-    if len(note.plan) > MAX_PLAN:
-        raise WireError(f"a plan of {len(note.plan)} bytes, at most {MAX_PLAN} are read")
-    try:
-        return Plan.parse(note.plan)
-    except ValueError as e:
-        raise WireError(str(e)) from e
+    return Plan.parse(_few(note.plan, "bytes of a plan", MAX_PLAN))
 
 
 def leader_event(note: pb.Note, peer: PeerId) -> object | None:
@@ -388,7 +384,9 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             )
         case "incomplete":
             i = note.incomplete
-            return ev.Incomplete(peer, i.plan_hash, i.attempt, _few(i.holds), _peers(i.failed))
+            return ev.Incomplete(
+                peer, i.plan_hash, i.attempt, tuple(_few(i.holds, "parts")), _peers(i.failed)
+            )
         case "fault":
             return ev.Accused(PeerId(note.fault.about), peer)
     return None
@@ -413,16 +411,14 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
     )
 
 
-def _signature(told: bytes) -> bytes:
-    if len(told) > SIGNATURE_BYTES:
-        raise WireError(f"a signature has {SIGNATURE_BYTES} bytes")
+def _few(told: S, what: str, most: int = MAX_NAMED) -> S:
+    if len(told) > most:
+        raise WireError(f"{len(told)} {what}, at most {most} are told")
     return told
 
 
-def _few(told: Sequence[T]) -> tuple[T, ...]:
-    if len(told) > MAX_NAMED:
-        raise WireError(f"{len(told)} parts or peers, at most {MAX_NAMED} are named")
-    return tuple(told)
+def _signature(told: bytes) -> bytes:
+    return _few(told, "bytes of a signature", SIGNATURE_BYTES)
 
 
 def _finite(value: float) -> float:
@@ -445,7 +441,7 @@ def _count(value: int, most: int = MAX_COUNT) -> int:
 
 
 def _peers(told: Sequence[str]) -> tuple[PeerId, ...]:
-    return tuple(map(PeerId, _few(told)))
+    return tuple(map(PeerId, _few(told, "peers")))
 
 
 def _cell(text: str) -> CellId:
@@ -455,6 +451,4 @@ def _cell(text: str) -> CellId:
 
 
 def _digest(text: str) -> str:
-    if len(text) > MAX_DIGEST:
-        raise WireError(f"a digest has at most {MAX_DIGEST} letters")
-    return text
+    return _few(text, "letters of a digest", MAX_DIGEST)

@@ -65,10 +65,7 @@ class Memory:
     ) -> None:
         """``plan`` made ``version``, with these owners in the end."""
         self.history, self._dropped = plan, tuple(dropped)
-        self._next = (
-            version,
-            _after(self._cursor_after(plan, dropped), owners, tokens, plan),
-        )
+        self._next = version, _after(plan, dropped, owners, tokens)
 
     def past(self, base: Version, tokens: int, batch: int) -> PlanContext | None:
         """What goes with ``base``; None when it is not known here. ``tokens`` is what others say
@@ -87,12 +84,7 @@ class Memory:
                 books=h.window.books,
             )
         if h is not None and base == makes(h, self._dropped):
-            return _after(
-                self._cursor_after(h, self._dropped),
-                dict(h.owners),
-                max(tokens, h.tokens),
-                h,
-            )
+            return _after(h, self._dropped, dict(h.owners), max(tokens, h.tokens))
         if base == GENESIS:
             return PlanContext(WHOLE, {}, 0)
         found = self._from_checkpoint(base)
@@ -150,22 +142,20 @@ class Memory:
             return False
         return version in (plan.base, makes(plan, dropped))
 
-    @staticmethod
-    def _cursor_after(plan: Plan, dropped: Sequence[int]) -> Cursor:
-        """The sampler when ``plan`` is done: its samples are taken, those of dropped micro-batches
-        are back."""
-        sampler = Sampler(plan.cursor)
-        for path in plan.paths:
-            sampler.take(len(path.samples))
-        lost = set(dropped)
-        sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
-        return sampler.cursor()
-
 
 def makes(plan: Plan, dropped: Sequence[int]) -> Version:
     """The version that ``plan`` makes when these micro-batches do not count."""
     return Version(plan.epoch + 1, lineage_after(plan, dropped))
 
 
-def _after(cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan) -> PlanContext:
-    return PlanContext(cursor, owners, tokens, plan.change, books=plan.window.books_after)
+def _after(
+    plan: Plan, dropped: Sequence[int], owners: dict[str, PeerId], tokens: int
+) -> PlanContext:
+    """When ``plan`` is done: the sampler has taken its samples, those of dropped micro-batches are
+    back."""
+    sampler, lost = Sampler(plan.cursor), set(dropped)
+    for path in plan.paths:
+        sampler.take(len(path.samples))
+    sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
+    books = plan.window.books_after
+    return PlanContext(sampler.cursor(), owners, tokens, plan.change, books=books)

@@ -80,16 +80,16 @@ class VersionHistory:
         if at in known:
             return  # only behind: nothing is lost
         common = next(((v, t) for v, t in reversed(self._stood) if v in known), None)
-        if common is None and (not theirs or at.epoch > theirs[0][0].epoch + 1):
-            self._journal.emit(
-                "training",
-                "history-unknown",
-                f"epoch {at.epoch} here belongs to no history that is known",
-                "warning",
-            )
-            return
         if common is None:
-            return  # older than what the leader remembers: behind, as far as anybody can tell
+            # Older than all that the leader remembers: behind, as far as anybody can tell.
+            if not theirs or at.epoch > theirs[0][0].epoch + 1:
+                self._journal.emit(
+                    "training",
+                    "history-unknown",
+                    f"epoch {at.epoch} here belongs to no history that is known",
+                    "warning",
+                )
+            return
         epochs, lost = at.epoch - common[0].epoch, max(0, tokens - common[1])
         self.given_up_epochs += epochs
         self.given_up_tokens += lost

@@ -1,8 +1,11 @@
 """What members sign, so that others need not believe who tells them of it: votes on what an epoch
 made, which together are a certificate, support for who leads, and two votes of one peer of which it
-may cast one. Pure. Enters: signed words of peers, a function that checks a signature. Leaves: which
-of them count, and why a plan is not followed. Never: who votes
-(:mod:`node.training.leader.voting`), or how many are enough (:mod:`node.training.protocol.quorum`).
+may cast one; and when enough of the voters agree. Pure. Enters: signed words of peers, a function
+that checks a signature. Leaves: which of them count, and why a plan is not followed. Never: who
+votes; that is :mod:`node.training.leader.voting`.
+
+Two sides of a parted network cannot both have enough. Nor can the voters of one plan and those of
+the next part from each other: a plan needs enough of both.
 
 A member follows a plan of whom it followed before when it starts from what it made itself, or from
 a version with a certificate. A plan of anybody else needs the support of those who voted last.
@@ -18,9 +21,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from node.core.ids import CellId, PeerId
-from node.core.journey import Plan, Version
+from node.core.journey import Electorate, Plan, Version
 from node.core.newest import Newest
-from node.training.protocol.quorum import most
 
 CheckSignature = Callable[[PeerId, bytes, bytes, str], bool]
 """``(peer, data, signature, domain)``: whether the peer signed that."""
@@ -41,6 +43,8 @@ TRUSTED_S = 5.0
 so long: a signature costs about a tenth of a millisecond, and a small epoch takes a few."""
 
 
+BELIEVED = 2
+"""Of so few voters one is enough: a majority of two would be lost with either."""
 MOST_COMPARED = 512
 """Votes of one certificate that are compared with others."""
 KEPT = 4096
@@ -50,6 +54,19 @@ MOST_PROVEN = 256
 """Peers that are known to have voted twice. A key costs nothing, but to vote takes ten epochs."""
 MOST_TOLD = 8
 """Proofs in one message, the newest."""
+
+
+def most(voters: Sequence[PeerId], among: Collection[PeerId]) -> bool:
+    """More than half of them; of exact halves the one with the first. Of nobody that is nobody."""
+    here = sum(p in among for p in voters)
+    if len(voters) <= BELIEVED:
+        return here > 0 or not voters
+    return 2 * here > len(voters) or (2 * here == len(voters) and voters[0] in among)
+
+
+def decide(e: Electorate, among: Collection[PeerId]) -> bool:
+    """Whether these can commit what such a plan makes."""
+    return most(e.voters, among) and (e.orphan or most(e.elders, among))
 
 
 def vote_domain(run_id: str) -> str:

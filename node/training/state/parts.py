@@ -111,9 +111,4 @@ def listed(answer: state_pb2.StateList, names: Collection[str]) -> dict[str, Ver
     peer makes."""
     if len(answer.parts) > len(names):
         raise WireError("a list of more parts than the stage has")
-    try:
-        return {
-            p.name: Version(p.epoch, lineage(p.lineage)) for p in answer.parts if p.name in names
-        }
-    except ValueError as e:
-        raise WireError(str(e)) from e
+    return {p.name: Version(p.epoch, lineage(p.lineage)) for p in answer.parts if p.name in names}

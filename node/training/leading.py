@@ -8,25 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
-from node.core.clock import Clock
 from node.core.errors import NetworkFault, PeerFault
-from node.core.ids import CellId, PeerId, short
+from node.core.ids import PeerId, short
 from node.core.journey import Plan
-from node.core.tasks import Tasks
-from node.identity.keys import Signer
 from node.scheduler.router import Routes, SearchJob, search
-from node.telemetry.events import Journal
-from node.training.leader.leader import Leader
-from node.training.member import Member
 from node.training.protocol import events as ev
 from node.training.protocol import notes
 from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
-from node.training.protocol.quorum import decide
-from node.training.protocol.version_history import VersionHistory
-from node.training.protocol.votes import Supporter, Trust, Warrant
-from node.training.stage_runtime import StageRuntime
+from node.training.protocol.votes import Supporter, Warrant, decide
+from node.training.service import Training, Unheard
 from protos import training_pb2 as pb
 
 MOST_SUPPORT = 4096
@@ -40,50 +32,18 @@ async def in_thread(job: SearchJob) -> tuple[Routes, float]:
     return await asyncio.to_thread(search, job, clock=time.thread_time, limit_s=SEARCH_S)
 
 
-class Unheard(PeerFault):
-    """A peer did not answer, over a new connection either, whose attempt began at ``since`` of the
-    own clock."""
-
-    def __init__(self, fault: PeerFault, since: float) -> None:
-        super().__init__(fault.peer, fault.reason, fault.weight)
-        self.since = since
-
-
-class EpochPort(Protocol):
-    """What the leader needs of its daemon: :class:`node.training.service.Training`."""
-
-    me: PeerId
-    identity: Signer
-    clock: Clock
-    journal: Journal
-    tasks: Tasks
-    leader: Leader | None
-    member: Member
-    past: VersionHistory
-    trust: Trust
-    cell: CellId
-    work: StageRuntime
-    on_move: Callable[[int], str]
-
-    async def happens(self, event: Any) -> str | None: ...
-    async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None: ...
-    async def word(
-        self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
-    ) -> str | None: ...
-    async def inform(self, peer: PeerId, note: pb.Note) -> None: ...
-    def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None: ...
-
-
 class LeaderService:
-    """Of one peer. ``domain``: that plans of this run are signed in."""
+    """Of one peer, whose ``training`` gives it its events from now on."""
 
-    def __init__(self, training: EpochPort, domain: str, search: Search) -> None:
-        self._training, self._domain, self._search_paths = training, domain, search
+    def __init__(self, training: Training, search: Search) -> None:
+        self._training, self._search_paths = training, search
+        self._domain = notes.plan_domain(training.facts.run_id)
         self._tasks, self._journal, self._me = training.tasks, training.journal, training.me
         self._probing: set[PeerId] = set()
         self._searching = asyncio.Lock()
         self._support: dict[PeerId, Supporter] = {}
         """Who has said that this peer leads, those who are not here any more included."""
+        training.lead = self.lead
 
     def lead(self, event: Any) -> None:
         """Feed the leader, if this peer leads, and carry out what it decides."""
