@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.app.snapshot import ShownDaemon, SnapshotBuilder
+from node.app.node import Node
+from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
 from node.control.service import as_event
 from node.control.window import Window
@@ -34,7 +35,7 @@ this peer call others much."""
 class OperatorService(SnapshotBuilder, Window):
     """The daemon behind the unix socket. ``stop`` and ``drain`` end it through its ``stop``."""
 
-    def __init__(self, daemon: ShownDaemon) -> None:
+    def __init__(self, daemon: Node) -> None:
         super().__init__(daemon)
         self._calling = asyncio.Lock()
 
@@ -141,7 +142,7 @@ class OperatorService(SnapshotBuilder, Window):
 
     async def drain(self, timeout_s: float) -> None:
         """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
-        await self._d.mover.drained(timeout_s)
+        await self._d.drain(timeout_s)
 
     # ----------------------------------------------------------- the model
 

@@ -9,12 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from node.app.posting import PostedPeer, state_of
+from node.app.node import Node
 from node.cells.tally import CellTally
 from node.control.text import doing
-from node.core.errors import LocalFault
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Plan
 from node.core.version import VERSION
@@ -28,13 +27,7 @@ from protos import control_pb2 as pb
 if TYPE_CHECKING:
     from node.app.assembly import Assembled
     from node.cells.service import CellMeetings
-    from node.config import NodeConfig
-    from node.identity.admission import Gate
-    from node.identity.keys import Identity
-    from node.reach.nearby import Nearby
-    from node.telemetry.metrics import Metrics
     from node.training.service import Training
-    from node.transport.service import Transport
 
 HISTORY = 256
 """Losses kept for the picture."""
@@ -49,29 +42,6 @@ TELL_S, NEWS_S = 30.0, 5.0
 """Between two sentences about the same doing, and between two looks whether it has changed."""
 MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
-
-
-class ShownDaemon(PostedPeer, Protocol):
-    """What is shown to the operator, and asked by the operator's service; see
-    :class:`node.app.daemon.Daemon`."""
-
-    started: float
-    metrics: Metrics
-    metrics_url: str
-    fault: LocalFault | None
-    child_trouble: dict[str, str]
-    lan: Nearby | None
-    transport: Transport
-
-    @property
-    def config(self) -> NodeConfig: ...
-    @property
-    def identity(self) -> Identity: ...
-    @property
-    def assembled(self) -> Assembled | None: ...
-    def gate(self) -> Gate: ...
-    def addresses(self) -> list[str]: ...
-    def open_peers(self) -> list[str]: ...
 
 
 @dataclass
@@ -138,7 +108,7 @@ def _allowed(a: Assembled, m: Manifest | None) -> float:
 class SnapshotBuilder:
     """Of one daemon."""
 
-    def __init__(self, daemon: ShownDaemon) -> None:
+    def __init__(self, daemon: Node) -> None:
         self._d = daemon
         self.tally, self._cell = Tally(), CellTally()
         self._told: dict[Any, float] = {}
@@ -158,7 +128,7 @@ class SnapshotBuilder:
             name=d.name,
             version=VERSION,
             up_s=time.monotonic() - d.started,
-            state=state_of(d),
+            state=d.state,
             home=str(d.config.home),
             metrics_url=d.metrics_url,
             addresses=d.addresses(),
@@ -190,7 +160,7 @@ class SnapshotBuilder:
     def _work(self, a: Assembled, m: Manifest) -> pb.Snapshot:
         """What there is to say of the stage that is hosted."""
         d, work, training, here = self._d, a.work, a.training, a.stage.stage
-        leader, to = training.leader, d.mover.target
+        leader, to = training.leader, d.to_stage
         s = pb.Snapshot(
             stage=here,
             layers=a.layers,

@@ -326,10 +326,10 @@ def _slow_peer(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
 def _skew(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:
     """A peer's wall clock runs ``size`` seconds beside the others'."""
     _disturb(swarm, f, victim)
-    victim.clock.skew += f.size
+    victim.machine_clock.skew += f.size
 
     def heal() -> None:
-        victim.clock.skew -= f.size
+        victim.machine_clock.skew -= f.size
 
     _for(swarm, f.seconds, heal)
 

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from node.app.moving import Mover
 from node.averaging.exchange.machine import RoundMachine
 from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
@@ -132,22 +131,22 @@ class SimSwarm:
         coming = any(p.flip for p in self.live())
         return not self.troubles and not self.links.walls and not self.liars and not coming
 
-    def left(self, peer: SimPeer, mover: Mover) -> None:
+    def left(self, peer: SimPeer) -> None:
         """A peer that has drained ends its process, or begins a new one at another stage, or in
         another cell."""
         peer.kill()
-        if not mover.done:
+        if not peer.moved:
             self.record_store.withdraw(peer.name, peer.clock.wall())
             self.watch.note(f"{peer.name} has left")
             return
-        if mover.cell is not None:
-            self.watch.note(f"{peer.name} has moved to cell {mover.cell}")
-            peer.disk.change_cell(mover.cell)
+        if peer.to_cell is not None:
+            self.watch.note(f"{peer.name} has moved to cell {peer.to_cell}")
+            peer.disk.change_cell(peer.to_cell)
         else:
-            self.watch.note(f"{peer.name} has moved to {mover.target}")
+            self.watch.note(f"{peer.name} has moved to {peer.to_stage}")
         # Whose stage is fixed keeps it in another cell too.
-        if mover.cell is None or peer.config.open_to:
-            peer.config.stage = mover.target
+        if peer.to_cell is None or peer.config.open_to:
+            peer.config.stage = peer.to_stage
         peer.boot()
 
     # ----------------------------------------------------------- what is to be seen
