@@ -53,7 +53,7 @@ from node.telemetry.events import JournalHandler
 from node.telemetry.sinks import say
 from node.training.presence import Presence
 from node.transport.addresses import multiaddr
-from protos.ask_pb2 import Answer, Ask, AskManifest
+from protos.ask_pb2 import Ask, AskManifest
 
 if TYPE_CHECKING:
     pass
@@ -134,10 +134,7 @@ class Daemon(Node):
             admission=self.admission(self.manifest.run_id),
         )
         bootstrap = self._bootstrap()
-
-        async def attach(p2p: object) -> None:
-            await directory.attach(p2p, bootstrap)  # type: ignore[arg-type]
-
+        attach = partial(directory.attach, initial_peers=bootstrap)
         told: set[str] = set()
 
         def moved() -> None:
@@ -432,61 +429,57 @@ class Daemon(Node):
     async def _find_manifest(self, invite: Invite) -> Manifest:
         """Ask the peers of the invite for the manifest; hash and signature decide, not the peer
         that gave it."""
-        deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
-        incompatible: dict[PeerId, Protocols] = {}
-        question = Ask(
-            manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id))
-        )
+        deadline = time.monotonic() + FIND_S
+        said: dict[PeerId, LocalFault | str] = {}
         peers = {peer_of_address(a) for a in invite.addresses}
         for peer in peers:
             self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
-        while time.monotonic() < deadline and refused.keys() != peers:
-            for peer, answer in zip(
-                peers, await asyncio.gather(*(self._put(p, question) for p in peers)), strict=True
-            ):
-                if isinstance(answer, str):
-                    reasons[peer] = answer
-                    continue
-                try:
-                    theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
-                    if not PROTOCOLS.common(theirs):
-                        incompatible[peer] = theirs
-                        raise Refused(f"speaks {theirs}")
-                    if answer.WhichOneof("answer") != "manifest":
-                        raise Refused(answer.refusal.reason or "answered something else")
-                    manifest = Manifest.parse(answer.manifest.toml)
-                    manifest.verify(invite.run_id, invite.owner)
-                except (UsageFault, Refused, WireError) as e:
-                    refused[peer] = str(e)[:200]
-                else:
-                    self.config.remember(manifest, invite.encode())
-                    return manifest
+        while time.monotonic() < deadline:
+            asked = (self._ask_manifest(peer, invite) for peer in peers)
+            for peer, found in zip(peers, await asyncio.gather(*asked), strict=True):
+                if isinstance(found, Manifest):
+                    self.config.remember(found, invite.encode())
+                    return found
+                if peer not in said or isinstance(found, LocalFault):
+                    said[peer] = found
+            if all(isinstance(said.get(peer), LocalFault) for peer in peers):
+                break
             await asyncio.sleep(RETRY_S)
-        if refused and refused.keys() == incompatible.keys():
-            theirs = next(iter(incompatible.values()))
-            raise ProtocolMismatch(
-                f"cannot join: who answered speaks {theirs}, this tutti {PROTOCOLS}",
-                PROTOCOLS.advice(theirs),
-            )
+        refused = [fault for fault in said.values() if isinstance(fault, LocalFault)]
+        if refused and all(isinstance(fault, ProtocolMismatch) for fault in refused):
+            raise refused[0]
+        listed = "".join(f"\n  {peer}: {why}" for peer, why in said.items())
         if refused:
             raise Refused(
-                "cannot join: who answered does not have this run's manifest"
-                + "".join(f"\n  {a}: {why}" for a, why in refused.items()),
+                f"cannot join: who answered does not have this run's manifest{listed}",
                 "ask for a fresh invite; the swarm may have moved",
             )
-        listed = "".join(f"\n  {a}: {why}" for a, why in reasons.items())
         raise NetworkFault(
             f"cannot join: none of {len(peers)} peers of the invite answered ({FIND_S:.0f} "
             f"s){listed}",
             "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
         )
 
-    async def _put(self, peer: PeerId, question: Ask) -> Answer | str:
-        """The peer's answer, or why there is none."""
+    async def _ask_manifest(self, peer: PeerId, invite: Invite) -> Manifest | LocalFault | str:
+        """The manifest from one peer, what is wrong with its answer, or why there is none."""
+        token = self.admission(invite.run_id)
+        question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=token))
         try:
-            return await self.transport.ask(peer, question)
+            answer = await self.transport.ask(peer, question)
         except (PeerFault, WireError) as e:
             return str(e)
+        try:
+            theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
+            if not PROTOCOLS.common(theirs):
+                what = f"cannot join: who answered speaks {theirs}, this tutti {PROTOCOLS}"
+                return ProtocolMismatch(what, PROTOCOLS.advice(theirs))
+            if answer.WhichOneof("answer") != "manifest":
+                return Refused(answer.refusal.reason[:200] or "answered something else")
+            manifest = Manifest.parse(answer.manifest.toml)
+            manifest.verify(invite.run_id, invite.owner)
+        except (UsageFault, Refused, WireError) as e:
+            return Refused(str(e)[:200])
+        return manifest
 
     async def _keep_dht_mode(self, directory: Directory, company: bool) -> None:
         while True:

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from node.app.assembly import Assembled
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
@@ -20,10 +20,6 @@ from node.identity.invites import Invite, fitting_addresses
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
-
-if TYPE_CHECKING:
-    from node.app.assembly import Assembled
-
 
 SHOWN = 16
 """Prefixes of cells, of 64, that are read for the operator."""
