@@ -98,8 +98,9 @@ class Services:
 
 @dataclass(frozen=True)
 class Assembled(Services):
-    """One stage, ready to take part."""
+    """One stage of the run of ``manifest``, ready to take part."""
 
+    manifest: Manifest
     ends: Ends | None
     tokenizer: Tokenizer | None
     device: Device
@@ -214,6 +215,7 @@ async def assemble(
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     return Assembled(
         **vars(services),
+        manifest=manifest,
         ends=module if isinstance(module, Ends) else None,
         tokenizer=tokenizer,
         device=device,
