@@ -42,7 +42,7 @@ async def speak(
         return way.take(turn, lambda hops: pipeline.logits(hops, tokens))
 
     try:
-        async for piece in sample(forward, a.tokenizer, request, a.seq_len):
+        async for piece in sample(forward, a.tokenizer, request, a.manifest.model.seq_len):
             now = way.reroute
             if now.missing != missing:
                 missing = now.missing
