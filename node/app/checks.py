@@ -8,7 +8,6 @@ no setting or key is changed. Never hivemind: these run in the command line, bes
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -171,14 +171,14 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
                 e.next_step or "install its tutti",
             )
         )
-    try:
-        with ControlClient(ours.control_socket, home=ours.home) as client:
-            running = client.status().version
-            if running != VERSION:
-                cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
-                step = "tutti drain , then  tutti start"
-                found.append(fault("versions", cause, step, warning=True))
-            answer = client.peers()
+    # Where none runs, or it does not answer, that is for  tutti status  to say.
+    with suppress(LocalFault), ControlClient(ours.control_socket, home=ours.home) as client:
+        running = client.status().version
+        if running != VERSION:
+            cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
+            step = "tutti drain , then  tutti start"
+            found.append(fault("versions", cause, step, warning=True))
+        answer = client.peers()
         apart = incompatible_peers(answer)
         live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
         for theirs, peers in apart.items():
@@ -187,8 +187,6 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
             )
             alone = len(live) == sum(map(len, apart.values()))
             found.append(fault("versions", cause, PROTOCOLS.advice(theirs), warning=not alone))
-    except LocalFault:
-        pass  # none runs, or it does not answer, which is for  tutti status  to say
     torch = _installed("torch") or "?"
     said = f"tutti {VERSION}, {PROTOCOLS}, python {sys.version.split()[0]}, torch {torch}"
     return found if any(not one.finding.ok for one in found) else [passed("versions", said), *found]
@@ -278,11 +276,9 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
 def _held(ours: NodeConfig) -> int:
     """Bytes of the device that the daemon of this home has, which a start in its place would find
     free; 0 when none runs."""
-    try:
-        with ControlClient(ours.control_socket, home=ours.home) as client:
-            return client.status().memory_used
-    except LocalFault:
-        return 0
+    with suppress(LocalFault), ControlClient(ours.control_socket, home=ours.home) as client:
+        return client.status().memory_used
+    return 0
 
 
 # ------------------------------------------------------------ disk
@@ -318,7 +314,7 @@ def _writable(home: Path) -> str | None:
     except OSError as e:
         return e.strerror or str(e)
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             probe.unlink(missing_ok=True)
     return None
 
@@ -472,7 +468,7 @@ def data(ours: NodeConfig) -> list[DoctorCheck]:
 
 def _founded(ours: NodeConfig, manifest: Manifest) -> bool:
     # A key that cannot be read is for the check of the disk to report.
-    with contextlib.suppress(LocalFault):
+    with suppress(LocalFault):
         return who(ours) == manifest.swarm.owner
     return False
 
