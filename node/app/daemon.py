@@ -138,7 +138,9 @@ class Daemon(Node):
         told: set[str] = set()
 
         def moved() -> None:
-            public = {a for a in self.addresses() if scope_of(a) is Scope.PUBLIC}
+            public = {
+                a for a in self.transport.reachable.multiaddrs() if scope_of(a) is Scope.PUBLIC
+            }
             if public - told:
                 told.update(public)
                 where = ", ".join(sorted(a.partition("/p2p/")[0] for a in public))
@@ -522,7 +524,7 @@ class Daemon(Node):
             parameters=m.parameter_count() if m else 0,
             swarm=m.swarm.name if m else "",
             run_id=m.run_id if m else "",
-            listening=self.addresses()[:2],
+            listening=self.transport.reachable.multiaddrs()[:2],
             metrics_url=self.metrics_url,
             invite=self.view.invite().invite if m and m.swarm.admission == "open" else "",
             everywhere=not self.config.transport.host,

@@ -152,10 +152,6 @@ class Node(Peer[Assembled]):
 
     # ----------------------------------------------------------- what others see, and what it sees
 
-    def addresses(self) -> list[str]:
-        """Multiaddrs with the PeerId, for --join; the most likely to work first."""
-        return self.transport.reachable.multiaddrs()
-
     def open_peers(self) -> list[str]:
         """A multiaddr of every other peer that everybody can dial, rendezvous first."""
         entries = sorted(
@@ -177,7 +173,7 @@ class Node(Peer[Assembled]):
             name=self.name[:64],
             started=self._since.wall(),
             protocols=(spoken.oldest, spoken.newest),
-            maddrs=tuple(self.addresses()),
+            maddrs=tuple(self.transport.reachable.multiaddrs()),
             reach=t.reachable.standing.value,
             relays=t.relays.held,
             room=t.relay.room,

@@ -217,6 +217,6 @@ class OperatorService(SnapshotBuilder, Window):
         d, m = self._d, self._d.manifest
         if m is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
-        addresses = fitting_addresses(d.addresses() + d.open_peers())
+        addresses = fitting_addresses(d.transport.reachable.multiaddrs() + d.open_peers())
         text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)

@@ -112,7 +112,7 @@ class SnapshotBuilder:
             state=d.state,
             home=str(d.config.home),
             metrics_url=d.metrics_url,
-            addresses=d.addresses(),
+            addresses=d.transport.reachable.multiaddrs(),
             p2pd_restarts=transport.p2p.restarts,
             role=d.role,
             swarm=self._swarm(manifest) if manifest is not None else None,
