@@ -179,31 +179,33 @@ async def assemble(
         await asyncio.to_thread(inherit, config, manifest, stage, store, journal)
     services = compose(
         manifest,
-        state,
-        identity=identity,
-        transport=transport,
-        presence=presence,
-        clock=clock,
-        journal=journal,
-        metrics=metrics,
-        on_error=on_error,
-        thread=thread,
-        heavy=ThreadPoolExecutor(1, "heavy"),
-        meter=meter,
-        store=store,
-        owner=Owner(
-            manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None
+        Ports(
+            identity,
+            transport,
+            presence,
+            clock,
+            journal,
+            metrics,
+            on_error,
+            thread,
+            ThreadPoolExecutor(1, "heavy"),
+            meter,
+            store,
+            Owner(
+                manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None
+            ),
+            parts_of_stages(manifest),
+            replace(config.limits, stash_bytes=stash_limit(config, manifest, stage, verdict)),
+            text,
+            partial(device.autocast, parameters),
+            local.math if local else partial(StageMath, recompute=verdict.recompute),
+            local.gradients if local else None,
+            facts=facts,
+            ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
+            learn=learn,
+            weights=given,
         ),
-        parts=parts_of_stages(manifest),
-        limits=replace(config.limits, stash_bytes=stash_limit(config, manifest, stage, verdict)),
-        text=text,
-        autocast=partial(device.autocast, parameters),
-        math=local.math if local else partial(StageMath, recompute=verdict.recompute),
-        gradients=local.gradients if local else None,
-        facts=facts,
-        ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
-        learn=learn,
-        weights=given,
+        state,
     )
     # Copies of others' state are not counted: who is left alone keeps none, and must be able to own
     # it all.
@@ -238,91 +240,96 @@ def split_between(config: NodeConfig, manifest: Manifest) -> dict[int, str]:
     return {stage: f"{size // len(devices)}B" for stage, size in found.items()}
 
 
-def compose(
-    manifest: Manifest,
-    state: StageState,
-    *,
-    identity: Signer,
-    transport: PeerTransport,
-    presence: Presence,
-    clock: Clock,
-    journal: Journal,
-    metrics: Metrics,
-    on_error: Callable[[str, BaseException], None],
-    thread: DeviceThread,
-    heavy: Executor,
-    meter: PipelineMeter,
-    store: CheckpointStore,
-    owner: Owner,
-    parts: Mapping[int, tuple[ParameterPart, ...]],
-    limits: PipelineLimits,
-    text: Samples | None = None,
-    autocast: Autocast = nullcontext,
-    math: Callable[[nn.Module, str, Autocast], StageMath] = StageMath,
-    gradients: GradientSum | None = None,
-    pipeline_machine: Callable[[PeerId, int], PipelineMachine] = PipelineMachine,
-    round_machine: Callable[[], RoundMachine] = RoundMachine,
-    member: Callable[..., Member] = Member,
-    leader: Callable[..., Leader] = Leader,
-    search: Search = in_thread,
-    read: Read | None = None,
-    facts: Callable[[RunFacts], RunFacts] = lambda facts: facts,
-    colleagues: Colleagues | None = None,
-    ledger: VoteLedger | None = None,
-    learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None,
-    weights: Given | None = None,
-) -> Services:
-    """Make the services of the peer that holds ``state`` and connect them. Before the transport
-    starts: they add themselves to its server.
+@dataclass(frozen=True)
+class Machines:
+    """What decides in a peer's services, and who searches paths for its leader: those of the
+    product, unless a simulation watches them."""
 
-    What they get from outside the daemon takes from the network, disk and devices, a simulation
-    gives its own. ``thread`` runs the device's work, ``heavy`` what must not hold up the loop;
-    ``parts``: what can be owned of every stage; ``text`` at the ends only. From
-    ``pipeline_machine`` to ``search``: what decides, that of the product unless a simulation
-    watches it. ``read`` reads the owner's changes (None: as the manifest's owner signs them),
-    ``facts`` gives what leaders reckon with, from what the manifest says; ``ledger``: where votes
-    are kept, None for memory; ``weights`` reads any stage of the model that the run begins from,
-    None where it is not here.
-    """
-    m, p, t = manifest.model, manifest.pipeline, manifest.training
+    pipeline: Callable[[PeerId, int], PipelineMachine] = PipelineMachine
+    round: Callable[[], RoundMachine] = RoundMachine
+    member: Callable[..., Member] = Member
+    leader: Callable[..., Leader] = Leader
+    search: Search = in_thread
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What one peer's services are given: the daemon gives the network, disk and devices, a
+    simulation its own. ``thread`` runs the device's work, ``heavy`` what must not hold up the
+    loop; ``parts``: what can be owned of every stage; ``text`` at the ends only. ``read`` reads
+    the owner's changes (None: as the manifest's owner signs them), ``facts`` gives what leaders
+    reckon with, from what the manifest says; ``ledger``: where votes are kept, None for memory;
+    ``weights`` reads any stage of the model that the run begins from, None where it is not here."""
+
+    identity: Signer
+    transport: PeerTransport
+    presence: Presence
+    clock: Clock
+    journal: Journal
+    metrics: Metrics
+    on_error: Callable[[str, BaseException], None]
+    thread: DeviceThread
+    heavy: Executor
+    meter: PipelineMeter
+    store: CheckpointStore
+    owner: Owner
+    parts: Mapping[int, tuple[ParameterPart, ...]]
+    limits: PipelineLimits
+    text: Samples | None = None
+    autocast: Autocast = nullcontext
+    math: Callable[[nn.Module, str, Autocast], StageMath] = StageMath
+    gradients: GradientSum | None = None
+    machines: Machines = Machines()
+    read: Read | None = None
+    facts: Callable[[RunFacts], RunFacts] = lambda facts: facts
+    colleagues: Colleagues | None = None
+    ledger: VoteLedger | None = None
+    learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
+    weights: Given | None = None
+
+
+def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
+    """Make the services of the peer that holds ``state`` and connect them. Before the transport
+    starts: they add themselves to its server."""
+    o, m, p, t = ports, manifest.model, manifest.pipeline, manifest.training
     pipeline = Pipeline(
-        transport,
+        o.transport,
         state.module,
-        thread,
+        o.thread,
         p,
-        limits,
+        o.limits,
         stage=state.stage,
         model=m,
-        telemetry=meter,
-        clock=clock,
-        autocast=autocast,
-        math=math,
-        gradients=gradients,
+        telemetry=o.meter,
+        clock=o.clock,
+        autocast=o.autocast,
+        math=o.math,
+        gradients=o.gradients,
         usual_s=t.epoch_timeout_s,
         document_mask=manifest.data.document_mask,
-        machine=pipeline_machine,
+        machine=o.machines.pipeline,
     )
 
     cell = CellRound(
-        transport,
+        o.transport,
         manifest.averaging,
-        executor=thread,
-        journal=journal,
-        clock=clock,
-        on_error=on_error,
-        machine=round_machine(),
+        executor=o.thread,
+        journal=o.journal,
+        clock=o.clock,
+        on_error=o.on_error,
+        machine=o.machines.round(),
     )
     engines = Engines(
-        transport,
+        o.transport,
         pipeline,
         cell,
-        owner,
-        store,
-        heavy,
-        journal,
-        metrics,
-        meter,
-        text,
+        o.owner,
+        o.store,
+        o.heavy,
+        o.journal,
+        o.metrics,
+        o.meter,
+        o.text,
     )
     work = StageRuntime(
         state,
@@ -330,93 +337,69 @@ def compose(
         t,
         manifest.optimizer,
         m.seq_len,
-        transport.peer_id,
-        on_error,
+        o.transport.peer_id,
+        o.on_error,
         manifest.outer,
-        read or reader(manifest),
-        parts[state.stage],
-        colleagues,
+        o.read or reader(manifest),
+        o.parts[state.stage],
+        o.colleagues,
         manifest.scheduler,
     )
     StateService(
-        transport,
+        o.transport,
         work,
-        store.settings,
-        clock=clock,
+        o.store.settings,
+        clock=o.clock,
         on_served=work.state_export.served,
-        weights=weights,
+        weights=o.weights,
     )
     training = Training(
-        identity,
+        o.identity,
         state.stage,
-        facts(run_facts(manifest, work, parts)),
-        transport,
+        o.facts(run_facts(manifest, work, o.parts)),
+        o.transport,
         work,
-        lambda: presence.view,
-        clock,
-        journal,
-        on_error,
-        member=member,
-        leader=leader,
-        search=search,
-        ledger=ledger,
+        lambda: o.presence.view,
+        o.clock,
+        o.journal,
+        o.on_error,
+        member=o.machines.member,
+        leader=o.machines.leader,
+        search=o.machines.search,
+        ledger=o.ledger,
     )
-    meter.accuse, meter.timer = training.accuse, thread.now
-    transport.on_lost(training.accuse)
-    transport.on_lost(cell.gone)
-    training.cell, training.on_cell = presence.cell, presence.enter
-    meetings = None
-    if manifest.outer.windows:
-        meetings = _meetings(
-            manifest,
-            training,
-            identity,
-            transport,
-            presence,
-            clock,
-            journal,
-            meter,
-            learn,
-            on_error,
-        )
-    training.on_lead = presence.changed
-    presence.seeks = lambda: training.seeks
-    return Services(state, meter, pipeline, cell, work, training, meetings)
+    o.meter.accuse, o.meter.timer = training.accuse, o.thread.now
+    o.transport.on_lost(training.accuse)
+    o.transport.on_lost(cell.gone)
+    training.cell, training.on_cell = o.presence.cell, o.presence.enter
+    meetings = _meetings(manifest, o, training) if manifest.outer.windows else None
+    training.on_lead = o.presence.changed
+    o.presence.seeks = lambda: training.seeks
+    return Services(state, o.meter, pipeline, cell, work, training, meetings)
 
 
-def _meetings(
-    manifest: Manifest,
-    training: Training,
-    identity: Signer,
-    transport: PeerTransport,
-    presence: Presence,
-    clock: Clock,
-    journal: Journal,
-    meter: PipelineMeter,
-    learn: Callable[[PeerId, Sequence[str]], None],
-    on_error: Callable[[str, BaseException], None],
-) -> CellMeetings:
+def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
     """How the cell meets others, while this peer leads it."""
     pace = min(1.0, manifest.outer.window_s / USUAL_S)
-    board = WindowBoard(presence.directory, clock, journal, TIMES.scaled(pace))
+    board = WindowBoard(o.presence.directory, o.clock, o.journal, TIMES.scaled(pace))
     finder = (
-        EdgeFinder(board, learn)
+        EdgeFinder(board, o.learn)
         if manifest.outer.strategy in DIRECTED
-        else GroupFinder(identity, manifest.run_id, transport, board, learn, on_error)
+        else GroupFinder(o.identity, manifest.run_id, o.transport, board, o.learn, o.on_error)
     )
 
     def record() -> CellRecord | None:
         plan = training.work.plan
         if training.leader is None or plan is None or plan.cell_id != training.cell:
             return None
-        count = Counter([training.stage, *presence.view.stages()])
+        count = Counter([training.stage, *o.presence.view.stages()])
         replicas = tuple(count[stage] for stage in range(manifest.pipeline.stages + 1))
-        return CellRecord(training.cell, plan.base, replicas, training.works, meter.tokens_per_s)
+        return CellRecord(training.cell, plan.base, replicas, training.works, o.meter.tokens_per_s)
 
     register = CellRegister(
-        transport.peer_id,
-        presence.directory,
-        clock,
+        o.transport.peer_id,
+        o.presence.directory,
+        o.clock,
         record,
         lambda: training.cell,
         pace,
@@ -428,16 +411,18 @@ def _meetings(
     return CellMeetings(
         finder,
         training,
-        clock,
-        journal,
+        o.clock,
+        o.journal,
         register=register,
-        changes=ChangeBoard(presence.directory, clock, training, register, pace),
-        addresses=presence.addresses,
-        learn=learn,
-        mass=MassExchange(identity, manifest.run_id, transport, clock, journal, mass, on_error)
+        changes=ChangeBoard(o.presence.directory, o.clock, training, register, pace),
+        addresses=o.presence.addresses,
+        learn=o.learn,
+        mass=MassExchange(
+            o.identity, manifest.run_id, o.transport, o.clock, o.journal, mass, o.on_error
+        )
         if manifest.outer.strategy == "push-sum"
         else None,
-        on_error=on_error,
+        on_error=o.on_error,
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from node.app.assembly import Services, compose
+from node.app.assembly import Machines as Deciding
+from node.app.assembly import Ports, Services, compose
 from node.app.catchup import catch_up
 from node.app.peer import Peer
 from node.checkpoint.settings import CheckpointSettings
@@ -218,36 +219,37 @@ class SimPeer(Peer[Services]):
         def math(module: Any, wire: str, autocast: Any) -> ValueMath:
             return ValueMath(module, wire, device, setup.work.forward_s, setup.work.ends_s)
 
-        self.assembled = made = compose(
-            manifest,
-            state,
-            identity=self.identity,
-            transport=self.transport,
-            presence=presence,
-            clock=self.clock,
-            journal=self.journal,
-            metrics=swarm.metrics,
-            on_error=self._failed,
-            thread=device,
-            heavy=Inline(),
-            meter=meter,
-            store=store,
-            owner=self.owner,
-            parts=setup.parts,
-            limits=PipelineLimits(stash, setup.in_flight),
-            text=None if stage else SampleText(manifest.model.seq_len, setup.micro_batch),
+        ports = Ports(
+            self.identity,
+            self.transport,
+            presence,
+            self.clock,
+            self.journal,
+            swarm.metrics,
+            self._failed,
+            device,
+            Inline(),
+            meter,
+            store,
+            self.owner,
+            setup.parts,
+            PipelineLimits(stash, setup.in_flight),
+            None if stage else SampleText(manifest.model.seq_len, setup.micro_batch),
             math=math,
             gradients=ValueSum(partial(watch.gave, self)),
-            pipeline_machine=self._watched(make.pipeline, watch.pipeline),
-            round_machine=self._watched(make.round, watch.round),
-            member=self._watched(make.member, watch.member),
-            leader=self._watched(make.leader, watch.leader),
-            search=self._search,
+            machines=Deciding(
+                self._watched(make.pipeline, watch.pipeline),
+                self._watched(make.round, watch.round),
+                self._watched(make.member, watch.member),
+                self._watched(make.leader, watch.leader),
+                self._search,
+            ),
             read=swarm.read,
             facts=swarm.facts,
             colleagues=Colleagues(self.name, RIPE_S),
             ledger=self.disk.votes,
         )
+        self.assembled = made = compose(manifest, ports, state)
         self.transport.serving = True
         watch.services(self)
         make.services(self)

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.swarm import Reference
-from node.app.assembly import compose, parts_of_stages
+from node.app.assembly import Ports, compose, parts_of_stages
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.clock import SystemClock
@@ -96,27 +96,26 @@ class Peer:
             coming={},
         )
         presence: Any = SimpleNamespace(view=view, cell=NO_CELL, enter=None, changed=lambda: None)
-        module = build(m.model, m.pipeline.stages, stage, parameters)
-        made = compose(
-            m,
-            StageState(module, stage),
-            identity=identity,
-            transport=self.transport,
-            presence=presence,
-            clock=SystemClock(),
-            journal=self.journal,
-            metrics=metrics,
-            on_error=failed,
-            thread=self.thread,
-            heavy=self.thread,
-            meter=PipelineMeter(self.journal, metrics),
-            store=CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id),
-            owner=Owner(m.optimizer, m.training.epochs),
-            parts=parts_of_stages(m),
-            limits=limits or PipelineLimits(),
-            text=text,
-            autocast=partial(Device(torch.device("cpu")).autocast, parameters),
+        ports = Ports(
+            identity,
+            self.transport,
+            presence,
+            SystemClock(),
+            self.journal,
+            metrics,
+            failed,
+            self.thread,
+            self.thread,
+            PipelineMeter(self.journal, metrics),
+            CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id),
+            Owner(m.optimizer, m.training.epochs),
+            parts_of_stages(m),
+            limits or PipelineLimits(),
+            text,
+            partial(Device(torch.device("cpu")).autocast, parameters),
         )
+        module = build(m.model, m.pipeline.stages, stage, parameters)
+        made = compose(m, ports, StageState(module, stage))
         self.work, self.training = made.work, made.training
         self.services = made.training, made.work, made.pipeline, made.cell, self.transport
 
