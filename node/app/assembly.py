@@ -97,8 +97,9 @@ class Services:
 
 @dataclass(frozen=True)
 class Assembled(Services):
-    """One stage, ready to take part."""
+    """One stage of the run of ``manifest``, ready to take part."""
 
+    manifest: Manifest
     ends: Ends | None
     tokenizer: Tokenizer | None
     device: Device
@@ -108,7 +109,6 @@ class Assembled(Services):
     main_memory: int
     """Bytes beside the device's own; 0 where they are the same."""
     layers: str
-    seq_len: int
     thread: DeviceThread
     local: LocalStage | None
     """The devices the stage is cut over; None for one."""
@@ -136,9 +136,9 @@ async def assemble(
     set_threads(threads)
     device = Device.pick(devices[0])
     # Processes on the CPU share its memory.
-    room = room_on(config, [*map(Device.pick, devices)] if device.is_cuda else [device])
+    limit, said = room_on(config, [*map(Device.pick, devices)] if device.is_cuda else [device])
     main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
-    verdict = check_memory(config, manifest, stage, room.limit, main, room.said)
+    verdict = check_memory(config, manifest, stage, limit, main, said)
     verdict.require()
     # Main memory is taken in holes too, where there is room for them.
     keep_freed(LARGEST if device.is_cuda or verdict.available > 2 * verdict.needed else SCARCE)
@@ -213,15 +213,15 @@ async def assemble(
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     return Assembled(
         **vars(services),
+        manifest=manifest,
         ends=module if isinstance(module, Ends) else None,
         tokenizer=tokenizer,
         device=device,
         device_said=told,
         memory=verdict,
-        memory_limit=room.limit,
+        memory_limit=limit,
         main_memory=main,
         layers=f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head",
-        seq_len=m.seq_len,
         thread=thread,
         local=local,
     )
@@ -235,8 +235,7 @@ def split_between(config: NodeConfig, manifest: Manifest) -> dict[int, str]:
     several = len(names) == 1 and names[0] == "auto" and gpus() > 1
     if several or not devices[0].is_cuda:
         return {}
-    room = room_on(config, devices)
-    found = shares(config, manifest, room.limit)
+    found = shares(config, manifest, room_on(config, devices)[0])
     return {stage: f"{size // len(devices)}B" for stage, size in found.items()}
 
 

@@ -4,7 +4,7 @@ it is loaded. Arithmetic only."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from node.averaging.exchange.groups import LET_IN
@@ -31,17 +31,9 @@ if TYPE_CHECKING:
     from node.model.device import Device
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that a stage may take of its devices together; ``said``: of what, for people, where
-    that is not all of a device."""
-
-    limit: int
-    said: str = ""
-
-
-def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> Room:
-    """What a stage on these devices, all alike, may take. Of a GPU that is no more than is free
+def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> tuple[int, str]:
+    """Bytes that a stage on these devices, all alike, may take of them together; and of what, for
+    people, where that is not all of a device. Of a GPU that is no more than is free
     now, so that what others use, a desktop for instance, is not planned; ``held`` bytes of each are
     taken by this peer itself, and count as free."""
     gpu, reserve, said = devices[0].is_cuda, config.reserve, list[str]()
@@ -53,7 +45,7 @@ def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> Roo
     if reserve:
         said.append(f"{human(reserve)} are reserved for others")
     limit = max(0, min(config.memory_limit(total), free - reserve))
-    return Room(limit * len(devices), " and ".join(said))
+    return limit * len(devices), " and ".join(said)
 
 
 def shares(config: NodeConfig, manifest: Manifest, limit: int) -> dict[int, int]:

@@ -1,6 +1,6 @@
-"""Which cell this daemon belongs to. Enters: the directory, what was kept of an earlier start.
-Leaves: a cell for presence and for what is built; later perhaps a change of cell. Never: the choice
-itself; that is :mod:`node.scheduler.cells`.
+"""Which cells a peer sees, and which one it enters. Enters: the directory, what was kept of an
+earlier start. Leaves: a cell for presence and for what is built. Never: the choice itself; that is
+:mod:`node.scheduler.cells`.
 
 Of the cells of a run a peer reads a sample: who chooses a cell chooses the one of these that needs
 it most.
@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from math import floor
 
-from node.app.placing import PlacedPeer
 from node.cells.register import CellReader
 from node.core.ids import CellId, first_cell
 from node.dht.port import DirectoryPort
 from node.dht.topics import cell_topic
 from node.manifest import Manifest
-from node.scheduler.cells import Dissolution, choose_cell
+from node.scheduler.cells import choose_cell
 from node.scheduler.choosing import LOOK_S
 from node.training.presence import HASTE_S, Presence, View
 
-EVERY_S = 1.0
-"""Between two looks at whether the own cell can go on."""
 SAMPLE_S = 10.0
-"""Between two looks at other cells while it cannot."""
+"""Between two looks at other cells while the own one cannot go on."""
 ASKED = 4
 """Of the cells in a sample, those that need peers most: how many are looked at closely."""
 
@@ -67,35 +63,3 @@ async def find_cell(
             return choose_cell(seen, stages, presence.me, first=first, working=working)
         await asyncio.sleep(HASTE_S)
     return first
-
-
-async def watch_cell(daemon: PlacedPeer, presence: Presence, stages: int, first: CellId) -> None:
-    """For ever: leave the own cell for another one where it cannot go on."""
-    d, machine = daemon, Dissolution(presence.me, stages, daemon.clock.now())
-    sampled = 0.0
-    others: Sight = {}, set()
-    while True:
-        await asyncio.sleep(EVERY_S)
-        a = d.assembled
-        if a is None or d.mover.going or d.draining or d.ending:
-            continue
-        training, now = a.training, d.clock.now()
-        goes = training.works or presence.view.led()
-        if not goes and now - sampled >= SAMPLE_S:
-            sampled = now
-            # Who leaves the same cell draws the same sample, and they spread over it.
-            text = f"{training.cell}/{floor(d.clock.wall() / SAMPLE_S)}"
-            others = await cells_in_sight(presence.directory, text, first, stages)
-        seen, working = others if not goes else ({}, set())
-        own = {training.cell} if goes else set[CellId]()
-        to = machine.look(
-            training.cell,
-            training.member.term,
-            presence.view.hosts,
-            {**seen, training.cell: presence.view.stages()},
-            working - {training.cell} | own,
-            d.clock.now(),
-            coming=bool(presence.view.coming),
-        )
-        if to is not None:
-            d.mover.joins(to)

@@ -8,23 +8,24 @@ no setting or key is changed. Never hivemind: these run in the command line, bes
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from node.app.joining import opened, who
 from node.config import NodeConfig
 from node.control.client import ControlClient
-from node.control.diagnose import CLOCK_S, Diagnosis, wrong_clock
+from node.control.diagnose import CLOCK_S, Diagnosis, clock_of, wrong_clock
 from node.control.doctor import Checkup
 from node.control.sockets import listener
 from node.control.text import incompatible_peers
@@ -33,37 +34,50 @@ from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS
 from node.core.numbers import human
 from node.core.version import PROTOCOLS, VERSION
-from node.identity.keys import Identity
 from node.manifest import Manifest
 
 MIN_FREE = 256 << 20
 """Bytes of disk that every peer needs, for its log and what the system writes."""
-_EFFECTS = {
-    ExitCode.VERSIONS_UNFIT: "a daemon does not start here, or works with others only by chance",
-    ExitCode.DEVICE_UNFIT: "this machine cannot hold a stage of the run",
-    ExitCode.DISK_UNFIT: "what was trained here is lost when the daemon ends, or it does not start",
-    ExitCode.DATA_UNFIT: "this machine cannot hold the ends of the run; a block stage needs no "
-    "data",
+_FAULTS = {
+    "versions": (
+        ExitCode.VERSIONS_UNFIT,
+        "a daemon does not start here, or works with others only by chance",
+    ),
+    "device": (ExitCode.DEVICE_UNFIT, "this machine cannot hold a stage of the run"),
+    "disk": (
+        ExitCode.DISK_UNFIT,
+        "what was trained here is lost when the daemon ends, or it does not start",
+    ),
+    "data": (
+        ExitCode.DATA_UNFIT,
+        "this machine cannot hold the ends of the run; a block stage needs no data",
+    ),
 }
+"""Of each check that finds faults: exit code and effect."""
+Mend = tuple[Callable[[], object], str]
+"""What mends a fault, and what is said when that is done."""
 
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One finding of the check ``name``. ``mend``: does what mends it and says what that was; None
-    where people must."""
+    """One finding of the check ``name``. ``mend`` is None where people must do it; ``mended``: what
+    was done."""
 
     name: str
     finding: Diagnosis
-    mend: Callable[[], str] | None = None
+    mend: Mend | None = None
     mended: str = ""
 
     def document(self) -> dict[str, Any]:
         """As JSON-ready values."""
         f = self.finding
-        said = {"ok": f.ok, "cause": f.cause, "effect": f.effect, "fix": f.fix, "code": int(f.code)}
         return {
             "check": self.name,
-            **said,
+            "ok": f.ok,
+            "cause": f.cause,
+            "effect": f.effect,
+            "fix": f.fix,
+            "code": int(f.code),
             "can_mend": self.mend is not None,
             "mended": self.mended,
         }
@@ -75,20 +89,12 @@ def passed(name: str, said: str) -> DoctorCheck:
 
 
 def fault(
-    name: str,
-    code: ExitCode,
-    cause: str,
-    fix: str,
-    mend: Callable[[], str] | None = None,
-    *,
-    warning: bool = False,
+    name: str, cause: str, fix: str, mend: Mend | None = None, *, warning: bool = False
 ) -> DoctorCheck:
     """Something is; ``warning``: this peer can take part all the same."""
-    return DoctorCheck(
-        name,
-        Diagnosis("", name, warning, clean(cause, 500), _EFFECTS[code], clean(fix, 500), code),
-        mend,
-    )
+    code, effect = _FAULTS[name]
+    finding = Diagnosis("", name, warning, clean(cause, 500), effect, clean(fix, 500), code)
+    return DoctorCheck(name, finding, mend)
 
 
 def blocked(name: str, why: LocalFault) -> DoctorCheck:
@@ -112,15 +118,16 @@ def run(
         "clock": partial(clock, checkup=checkup),
     }[name]
     found = look(ours)
-    if not fix or not any(one.mend for one in found if not one.finding.ok):
+    mends = [one.mend for one in found if fix and one.mend is not None and not one.finding.ok]
+    if not mends:
         return found
     done = []
-    for one in found:
-        if one.mend is not None and not one.finding.ok:
-            try:
-                done.append(one.mend())
-            except (OSError, LocalFault, subprocess.SubprocessError) as e:
-                done.append(f"could not be mended: {e}")
+    for mend, said in mends:
+        try:
+            mend()
+            done.append(said)
+        except (OSError, LocalFault, subprocess.SubprocessError) as e:
+            done.append(f"could not be mended: {e}")
     again = look(ours)
     return [replace(again[0], mended="; ".join(done)), *again[1:]]
 
@@ -131,28 +138,28 @@ def run(
 def versions(ours: NodeConfig) -> list[DoctorCheck]:
     """Python and libraries as the project asks for them, the p2p daemon, the daemon that runs here,
     the run's protocol."""
-    code, found = ExitCode.VERSIONS_UNFIT, list[DoctorCheck]()
+    found = list[DoctorCheck]()
     for wanted, there in unfit_packages():
         cause = f"{wanted} is needed, {f'{there} is here' if there else 'it is not installed'}"
-        found.append(fault("versions", code, cause, f'pip install "{wanted}"'))
+        found.append(fault("versions", cause, f'pip install "{wanted}"'))
     binary = p2p_daemon()
     if binary is None:
         found.append(
             fault(
                 "versions",
-                code,
                 "hivemind has no p2pd beside it",
                 "pip install --force-reinstall hivemind",
             )
         )
     elif not os.access(binary, os.X_OK):
-
-        def executable() -> str:
-            binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-            return f"made {binary} executable"
-
+        mode = binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
         found.append(
-            fault("versions", code, f"{binary} is not executable", f"chmod +x {binary}", executable)
+            fault(
+                "versions",
+                f"{binary} is not executable",
+                f"chmod +x {binary}",
+                (partial(binary.chmod, mode), f"made {binary} executable"),
+            )
         )
     try:
         ours.remembered()
@@ -160,19 +167,18 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
         found.append(
             fault(
                 "versions",
-                code,
                 f"the swarm used last cannot be read: {e.what}",
                 e.next_step or "install its tutti",
             )
         )
-    try:
-        with ControlClient(ours.control_socket, home=ours.home) as client:
-            running = client.status().version
-            if running != VERSION:
-                cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
-                step = "tutti drain , then  tutti start"
-                found.append(fault("versions", code, cause, step, warning=True))
-            answer = client.peers()
+    # Where none runs, or it does not answer, that is for  tutti status  to say.
+    with suppress(LocalFault), ControlClient(ours.control_socket, home=ours.home) as client:
+        running = client.status().version
+        if running != VERSION:
+            cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
+            step = "tutti drain , then  tutti start"
+            found.append(fault("versions", cause, step, warning=True))
+        answer = client.peers()
         apart = incompatible_peers(answer)
         live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
         for theirs, peers in apart.items():
@@ -180,11 +186,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
                 f"{len(peers)} of {len(live)} other peers speak {theirs}, this tutti {PROTOCOLS}"
             )
             alone = len(live) == sum(map(len, apart.values()))
-            found.append(
-                fault("versions", code, cause, PROTOCOLS.advice(theirs), warning=not alone)
-            )
-    except LocalFault:
-        pass  # none runs, or it does not answer, which is for  tutti status  to say
+            found.append(fault("versions", cause, PROTOCOLS.advice(theirs), warning=not alone))
     torch = _installed("torch") or "?"
     said = f"tutti {VERSION}, {PROTOCOLS}, python {sys.version.split()[0]}, torch {torch}"
     return found if any(not one.finding.ok for one in found) else [passed("versions", said), *found]
@@ -242,7 +244,6 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
     from node.app.capacity import check_memory, hosted, room_on
     from node.model.device import Device
 
-    code = ExitCode.DEVICE_UNFIT
     try:
         chosen = Device.pick(ours.node.device)
         devices = [chosen]
@@ -252,34 +253,32 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
             names = device_names(str(chosen.device), ours.node.local_devices)
             devices = [Device.pick(name) for name in names]
     except LocalFault as e:
-        return [fault("device", code, e.what, e.next_step)]
+        return [fault("device", e.what, e.next_step)]
     manifest, said = _manifest(ours), chosen.describe()
     if manifest is None:
         return [passed("device", said)]
-    room = room_on(ours, devices, _held(ours))
+    limit, words = room_on(ours, devices, _held(ours))
     main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
     verdicts = [
-        check_memory(ours, manifest, stage, room.limit, main, room.said)
-        for stage in hosted(ours, manifest, room.limit)
+        check_memory(ours, manifest, stage, limit, main, words)
+        for stage in hosted(ours, manifest, limit)
     ]
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):
-        return [fault("device", code, f"{said}: {bad[-1].text}", bad[-1].next_step)]
+        return [fault("device", f"{said}: {bad[-1].text}", bad[-1].next_step)]
     found = [passed("device", said), *(passed("device", v.text) for v in verdicts if v.ok)]
     if bad:
         next_step = "nothing, if somebody else holds that stage; else " + bad[0].next_step
-        found.append(fault("device", code, bad[0].text, next_step, warning=True))
+        found.append(fault("device", bad[0].text, next_step, warning=True))
     return found
 
 
 def _held(ours: NodeConfig) -> int:
     """Bytes of the device that the daemon of this home has, which a start in its place would find
     free; 0 when none runs."""
-    try:
-        with ControlClient(ours.control_socket, home=ours.home) as client:
-            return client.status().memory_used
-    except LocalFault:
-        return 0
+    with suppress(LocalFault), ControlClient(ours.control_socket, home=ours.home) as client:
+        return client.status().memory_used
+    return 0
 
 
 # ------------------------------------------------------------ disk
@@ -288,23 +287,13 @@ def _held(ours: NodeConfig) -> int:
 def disk(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether this home can be written, has room for checkpoints, a sound key and sound
     checkpoints."""
-    code, home = ExitCode.DISK_UNFIT, ours.home
+    home = ours.home
     trouble = _writable(home)
     if trouble is not None:
-        mend = (
-            None
-            if home.is_dir() and home.stat().st_uid != os.getuid()
-            else lambda: _make_writable(home)
-        )
-        return [
-            fault(
-                "disk",
-                code,
-                f"{home}: {trouble}",
-                f"make it a directory you may write:  chmod u+rwx {home}",
-                mend,
-            )
-        ]
+        foreign = home.is_dir() and home.stat().st_uid != os.getuid()
+        mend = partial(_make_writable, home), f"made {home} a directory that you may read and write"
+        step = f"make it a directory you may write:  chmod u+rwx {home}"
+        return [fault("disk", f"{home}: {trouble}", step, None if foreign else mend)]
     found = [*_key(ours), *_room_on_disk(ours), *_checkpoints(ours)]
     free = human(shutil.disk_usage(_existing(home)).free)
     if any(not one.finding.ok for one in found):
@@ -325,7 +314,7 @@ def _writable(home: Path) -> str | None:
     except OSError as e:
         return e.strerror or str(e)
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             probe.unlink(missing_ok=True)
     return None
 
@@ -335,35 +324,28 @@ def _existing(home: Path) -> Path:
     return next((place for place in (home, *home.parents) if place.exists()), home)
 
 
-def _make_writable(home: Path) -> str:
+def _make_writable(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     home.chmod(0o700)
-    return f"made {home} a directory that you may read and write"
 
 
 def _key(ours: NodeConfig) -> list[DoctorCheck]:
-    path, code = ours.identity_path, ExitCode.DISK_UNFIT
-    if not path.exists():
-        return []
+    path = ours.identity_path
     try:
-        Identity.load(path)
+        who(ours)
     except LocalFault as e:
         status = path.stat()
         mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
         open_to_others = mine and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-
-        def close() -> str:
-            path.chmod(0o600)
-            return f"took the rights of others from {path}"
-
-        return [fault("disk", code, e.what, e.next_step, close if open_to_others else None)]
+        mend = partial(path.chmod, 0o600), f"took the rights of others from {path}"
+        return [fault("disk", e.what, e.next_step, mend if open_to_others else None)]
     return []
 
 
 def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
     """Room for the checkpoints of the largest stage of the swarm used last, beside those that are
     kept."""
-    code, home, manifest = ExitCode.DISK_UNFIT, ours.home, _manifest(ours)
+    home, manifest = ours.home, _manifest(ours)
     place = _existing(home)
     free, need = shutil.disk_usage(place).free, MIN_FREE
     if manifest is not None:
@@ -379,17 +361,15 @@ def _room_on_disk(ours: NodeConfig) -> list[DoctorCheck]:
     step = "free some space, or choose a --home on a larger disk"
     if gain:
         step += f"; --fix removes {human(gain)} that is made again"
-    busy = listener(ours.control_socket) is not None
+    names = ", ".join(str(p.relative_to(home)) for p in spare[:4])
+    mend = partial(_remove, spare), f"removed {human(gain)} that is made again: {names}"
+    rests = listener(ours.control_socket) is None
+    return [fault("disk", cause, step, mend if gain and rests else None)]
 
-    def free_some() -> str:
-        for path in spare:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return (
-            f"removed {human(gain)} that is made again: "
-            f"{', '.join(str(p.relative_to(home)) for p in spare[:4])}"
-        )
 
-    return [fault("disk", code, cause, step, free_some if gain and not busy else None)]
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _state_bytes(manifest: Manifest) -> int:
@@ -422,14 +402,14 @@ def _made_again(home: Path) -> list[tuple[Path, int]]:
     ]
 
 
-def _checkpoints(ours: NodeConfig) -> list[DoctorCheck]:
+def _checkpoints(ours: NodeConfig) -> Iterator[DoctorCheck]:
     """Every stage whose newest checkpoint cannot be used, and what else lies there unusable."""
     from node.checkpoint.store import CheckpointStore
 
     manifest = _manifest(ours)
     if manifest is None:
-        return []
-    root, found = ours.checkpoint_dir(manifest.run_id), list[DoctorCheck]()
+        return
+    root, aside = ours.checkpoint_dir(manifest.run_id), ours.home / "damaged"
     store = CheckpointStore(root, ours.checkpoint, manifest.run_id)
     for folder in sorted(root.glob("stage-*")):
         number = folder.name.removeprefix("stage-")
@@ -444,32 +424,25 @@ def _checkpoints(ours: NodeConfig) -> list[DoctorCheck]:
             except LocalFault as e:
                 bad[store.path(stage, epoch).name] = e.what
         if bad:
-            found.append(_damaged(ours, folder, bad))
-    return found
+            name, why = next(iter(bad.items()))
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            said = f"moved {len(bad)} damaged from {folder} to {aside}"
+            mend = partial(_set_aside, folder, bad, aside), said
+            yield fault(
+                "disk",
+                f"the checkpoint {folder.name}/{name}{more} cannot be used: {why}",
+                "nothing, for older ones and other peers are asked; to have it out of the way:  "
+                f"tutti doctor disk --fix  (to {aside})",
+                mend if listener(ours.control_socket) is None else None,
+            )
 
 
-def _damaged(ours: NodeConfig, folder: Path, bad: dict[str, str]) -> DoctorCheck:
-    name, why = next(iter(bad.items()))
-    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-    aside = ours.home / "damaged"
-    busy = listener(ours.control_socket) is not None
-
-    def set_aside() -> str:
-        aside.mkdir(mode=0o700, exist_ok=True)
-        for one in bad:
-            if (folder / one).exists():
-                os.replace(
-                    folder / one,
-                    aside / f"{folder.parent.parent.name}-{folder.name}-{one}-{time.time_ns()}",
-                )
-        return f"moved {len(bad)} damaged from {folder} to {aside}"
-
-    cause = f"the checkpoint {folder.name}/{name}{more} cannot be used: {why}"
-    step = (
-        "nothing, for older ones and other peers are asked; to have it out of the way:  tutti "
-        f"doctor disk --fix  (to {aside})"
-    )
-    return fault("disk", ExitCode.DISK_UNFIT, cause, step, None if busy else set_aside)
+def _set_aside(folder: Path, bad: Collection[str], aside: Path) -> None:
+    aside.mkdir(mode=0o700, exist_ok=True)
+    for one in bad:
+        if (folder / one).exists():
+            name = f"{folder.parent.parent.name}-{folder.name}-{one}-{time.time_ns()}"
+            os.replace(folder / one, aside / name)
 
 
 # ------------------------------------------------------------ data
@@ -478,8 +451,6 @@ def _damaged(ours: NodeConfig, folder: Path, bad: dict[str, str]) -> DoctorCheck
 def data(ours: NodeConfig) -> list[DoctorCheck]:
     """Whether the data and the tokenizer of the swarm used last can be opened and are those of the
     run."""
-    from node.data.sources import open_source
-
     manifest = _manifest(ours)
     if manifest is None:
         return [passed("data", "no swarm is remembered here, so none is needed")]
@@ -487,24 +458,19 @@ def data(ours: NodeConfig) -> list[DoctorCheck]:
     if ours.node.role in ("stage", "rendezvous") or (ours.stage or ENDS) != ENDS:
         return [passed("data", "a block stage needs none")]
     try:
-        m = manifest.model
-        places, cap = ours.places(manifest.run_id), ours.node.data_disk
-        found, _ = open_source(d, m.seq_len, m.vocab, ours.home, places, cap)
+        found, _ = opened(ours, manifest, ours.places(manifest.run_id))
     except LocalFault as e:
         needed = ours.node.role == "ends" or _founded(ours, manifest)
-        return [fault("data", ExitCode.DATA_UNFIT, e.what, e.next_step, warning=not needed)]
+        return [fault("data", e.what, e.next_step, warning=not needed)]
     told = "as the run asks" if d.sha256 else "the run asks for no hash"
     return [passed("data", f"{d.source}: {found.said}, sha256 {found.sha256[:12]}, {told}")]
 
 
 def _founded(ours: NodeConfig, manifest: Manifest) -> bool:
-    try:
-        return (
-            ours.identity_path.exists()
-            and Identity.load(ours.identity_path).peer_id == manifest.swarm.owner
-        )
-    except LocalFault:
-        return False  # a key that cannot be read is for the check of the disk to report
+    # A key that cannot be read is for the check of the disk to report.
+    with suppress(LocalFault):
+        return who(ours) == manifest.swarm.owner
+    return False
 
 
 # ------------------------------------------------------------ clock
@@ -513,11 +479,8 @@ def _founded(ours: NodeConfig, manifest: Manifest) -> bool:
 def clock(ours: NodeConfig, checkup: Checkup | None) -> list[DoctorCheck]:
     """This clock beside those of the peers that answered, and beside the times that are written in
     this home."""
-    ahead = checkup.clock_s if checkup is not None else None
+    ahead, peers = clock_of(checkup.findings if checkup is not None else ())
     if ahead is not None and abs(ahead) > CLOCK_S:
-        peers = (
-            len({f.address for f in checkup.findings if f.clock_s is not None}) if checkup else 0
-        )
         return [DoctorCheck("clock", wrong_clock(ahead, peers), _synchronise())]
     if ahead is not None:
         way = "ahead of" if ahead > 0 else "behind"
@@ -542,16 +505,14 @@ def _written(ours: NodeConfig) -> list[Path]:
     return [path for path in places if path.is_file()]
 
 
-def _synchronise() -> Callable[[], str] | None:
+def _synchronise() -> Mend | None:
     tool = shutil.which("timedatectl")
     if tool is None or os.geteuid() != 0:
         return None
 
-    def set_clock() -> str:
-        subprocess.run([tool, "set-ntp", "true"], check=True, capture_output=True, timeout=10)
-        return "told the system to set its clock by NTP; it takes a moment"
-
-    return set_clock
+    command = [tool, "set-ntp", "true"]
+    tell = partial(subprocess.run, command, check=True, capture_output=True, timeout=10)
+    return tell, "told the system to set its clock by NTP; it takes a moment"
 
 
 # ------------------------------------------------------------ for people

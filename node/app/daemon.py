@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,18 +20,14 @@ import uvloop
 
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.catchup import catch_up, keep_base
-from node.app.cells import find_cell, watch_cell
-from node.app.launch import Child, as_flags, for_child, stop_all
-from node.app.moving import Mover, again, refusal
+from node.app.launch import Child, again, as_flags, for_child, stop_all
+from node.app.node import Node
 from node.app.operator_service import OperatorService
-from node.app.placing import Placing
-from node.app.posting import body_of
 from node.app.tuning import tune_meanwhile, worth
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
 from node.core.addresses import Scope
-from node.core.clock import Since, SystemClock
 from node.core.errors import (
     ExitCode,
     LocalFault,
@@ -43,31 +38,25 @@ from node.core.errors import (
     UsageFault,
     WireError,
 )
-from node.core.ids import ENDS, CellId, PeerId, RunId, first_cell
+from node.core.ids import ENDS, CellId, PeerId
 from node.core.memory import keep_freed
-from node.core.tasks import Tasks
-from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION, Protocols
+from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
-from node.dht.record import PeerBody
-from node.identity.admission import Gate, admission_token, shown
+from node.identity.admission import admission_token
 from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
 from node.inference.forwarding import EndsService
 from node.manifest import Manifest
 from node.model.settings import DIGEST
 from node.reach.standing import Standing
-from node.telemetry.events import Journal, JournalHandler
-from node.telemetry.metrics import Metrics
-from node.telemetry.sinks import JsonlSink, StreamSink, say
+from node.telemetry.events import JournalHandler
+from node.telemetry.sinks import say
 from node.training.presence import Presence
 from node.transport.addresses import multiaddr
-from node.transport.handshake import Facts
-from node.transport.service import Transport
-from protos.ask_pb2 import Answer, Ask, AskManifest
-from protos.handshake_pb2 import Hello
+from protos.ask_pb2 import Ask, AskManifest
 
 if TYPE_CHECKING:
-    from node.reach.nearby import Nearby
+    pass
 
 FIND_S = 60.0
 """How long a joiner looks for a peer that has the manifest before it gives up."""
@@ -87,50 +76,16 @@ CHILD_ADMITTED_S = 365 * 86400.0
 _STANDINGS = {s.value for s in Standing}
 
 
-class Daemon:
+class Daemon(Node):
     """One peer."""
 
     def __init__(
         self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
     ) -> None:
-        self.config, self.manifest, self.invite = config, manifest, invite
-        self.clock, self.started = SystemClock(), time.monotonic()
-        self._since = Since(self.clock)
         self._new_key = not config.identity_path.exists()
-        self.identity = Identity.load_or_create(config.identity_path)
-        self.name = config.node.name or self.identity.name
-        sinks = [
-            JsonlSink(config.events_path),
-            StreamSink(sys.stderr, config.node.log_format, level=config.node.log_level),
-        ]
-        self.journal, self.metrics = Journal(sinks), Metrics()
-        self.tasks = Tasks("daemon", self._failed)
-        self.role = config.node.role
-        self.transport = Transport(
-            self.identity,
-            config.transport,
-            self.journal,
-            self.metrics,
-            self._facts,
-            self._admit,
-            self._failed,
-            config.reach,
-            self._serves,
-        )
-        self.view, self.mover = OperatorService(self), Mover(self, self._refuses)
-        self.placing = Placing(self)
-        self.presence: Presence | None = None
-        self.assembled: Assembled | None = None
-        self.metrics_url = ""
-        self.draining = False
+        super().__init__(config, manifest, invite)
+        self.view = OperatorService(self)
         self.children: list[Child] = []
-        self.child_trouble: dict[str, str] = {}
-        self.lan: Nearby | None = None
-        self._gate: Gate | None = None
-        self._shown: tuple[bytes, RunId, bytes] | None = None
-        self._ending = asyncio.Event()
-        self._why = ""
-        self.fault: LocalFault | None = None
 
     # ----------------------------------------------------------- life
 
@@ -151,7 +106,7 @@ class Daemon:
             await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())
             self.config.keep_ports(*self.transport.ports)
             self.tasks.spawn(self._take_part(), "start")
-            await self._ending.wait()
+            await self._end.wait()
         finally:
             await self._close(control)
         if self.fault is not None:
@@ -179,14 +134,13 @@ class Daemon:
             admission=self.admission(self.manifest.run_id),
         )
         bootstrap = self._bootstrap()
-
-        async def attach(p2p: object) -> None:
-            await directory.attach(p2p, bootstrap)  # type: ignore[arg-type]
-
+        attach = partial(directory.attach, initial_peers=bootstrap)
         told: set[str] = set()
 
         def moved() -> None:
-            public = {a for a in self.addresses() if scope_of(a) is Scope.PUBLIC}
+            public = {
+                a for a in self.transport.reachable.multiaddrs() if scope_of(a) is Scope.PUBLIC
+            }
             if public - told:
                 told.update(public)
                 where = ", ".join(sorted(a.partition("/p2p/")[0] for a in public))
@@ -222,13 +176,14 @@ class Daemon:
             )
             return
         ends = solo or self.role == "ends"
-        if self.manifest.averaging.peers:
-            kept, company = self.config.cell(self.manifest.run_id), bool(bootstrap)
-            self.presence.enter(
-                await find_cell(self.presence, self.manifest, kept=kept, company=company)
-            )
-        stages, company = self.manifest.pipeline.stages, bool(bootstrap)
-        stage = await self.placing.take(self.presence, stages, ends=ends, company=company)
+        stage = await self.take(
+            self.presence,
+            self.manifest,
+            named=self.config.stage,
+            ends=ends,
+            kept=self.config.cell(self.manifest.run_id),
+            company=bool(bootstrap),
+        )
         split = split_between(self.config, self.manifest) if solo else {}
         config = self.config
         if split:
@@ -250,16 +205,16 @@ class Daemon:
         try:
             a = await build(stage)
         except LocalFault as e:
-            stage = await self.placing.instead(self.presence, e)
+            stage = await self.instead(self.presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         await self.transport.serve()
         self.assembled = a
-        self.tasks.spawn(self.placing.watch(self.presence), "placing", eternal=True)
+        self.tasks.spawn(self.watch_stage(self.presence), "placing", eternal=True)
         a.training.on_plan = self.view.planned
-        a.training.on_move = self.mover.asked
+        a.training.on_move = self.asked
         a.training.on_cell = self._enters
         if a.training.cell:
             self._keep_cell(a.training.cell)
@@ -283,14 +238,7 @@ class Daemon:
         if fetches and a.work.stage.frozen is not None:
             where = self.config.base_dir(self.manifest.run_id, stage)
             self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
-        a.training.start()
-        if a.meetings is not None:
-            a.meetings.start()
-        if self.manifest.averaging.peers:
-            first = first_cell(self.manifest.run_id)
-            watch = watch_cell(self, self.presence, stages, first)
-            self.tasks.spawn(watch, "cell", eternal=True)
-        self.presence.changed()
+        self.start(a, self.presence, self.manifest)
 
     def _enters(self, cell: CellId) -> None:
         """The cell has divided, and this peer is in the new one."""
@@ -438,56 +386,25 @@ class Daemon:
             a.thread.close()
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)
-        if self.mover.cell is not None and self.manifest is not None:
+        if self.to_cell is not None and self.manifest is not None:
             try:
-                self.config.change_cell(self.manifest.run_id, self.mover.cell)
+                self.config.change_cell(self.manifest.run_id, self.to_cell)
             except LocalFault as e:
                 text = f"{e}; {e.next_step}; begins again in the cell it was in"
                 self.journal.emit("daemon", "cell-not-left", text, "error")
         if self.presence is not None:
-            moved = self.mover.done and self.mover.cell is None
-            await self.presence.close(stays=moved)
+            await self.presence.close(stays=self.moved and self.to_cell is None)
         await self.transport.close()
         await control.close()
         self.metrics.close()
         self.journal.close()
         self.identity.unlock()
 
-    @property
-    def ending(self) -> bool:
-        """Whether this daemon has been told to end."""
-        return self._ending.is_set()
-
-    def stop(self, why: str) -> None:
-        """End the daemon soon, in order. The first reason counts."""
-        if not self._ending.is_set():
-            self._why = why
-            self._ending.set()
-
     def _signalled(self, number: int) -> None:
-        if self._ending.is_set():
+        if self.ending:
             # Asked twice: skip the clean-up.
             os._exit(int(ExitCode.INTERRUPTED))
         self.stop(f"signal {signal.Signals(number).name}")
-
-    def _failed(self, name: str, error: BaseException) -> None:
-        """A task raised an unexpected error: log it and shut down; never run with a failed
-        component."""
-        text = f"{name}: {type(error).__name__}: {error}"
-        if self._ending.is_set():
-            # What breaks while everything is taken down is no news, and not why this daemon ends.
-            self.journal.emit("daemon", "task-failed", text, "debug")
-            return
-        if isinstance(error, LocalFault):
-            self.fault = error
-            self.stop(str(error))
-            return
-        self.journal.emit("daemon", "task-failed", text, "error")
-        logging.getLogger("tutti").error("task %s failed", name, exc_info=error)
-        self.fault = LocalFault(
-            f"internal error in {text}", f"the log has more: {self.config.events_path}"
-        )
-        self.stop(text)
 
     # ----------------------------------------------------------- the swarm
 
@@ -514,61 +431,57 @@ class Daemon:
     async def _find_manifest(self, invite: Invite) -> Manifest:
         """Ask the peers of the invite for the manifest; hash and signature decide, not the peer
         that gave it."""
-        deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
-        incompatible: dict[PeerId, Protocols] = {}
-        question = Ask(
-            manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id))
-        )
+        deadline = time.monotonic() + FIND_S
+        said: dict[PeerId, LocalFault | str] = {}
         peers = {peer_of_address(a) for a in invite.addresses}
         for peer in peers:
             self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
-        while time.monotonic() < deadline and refused.keys() != peers:
-            for peer, answer in zip(
-                peers, await asyncio.gather(*(self._put(p, question) for p in peers)), strict=True
-            ):
-                if isinstance(answer, str):
-                    reasons[peer] = answer
-                    continue
-                try:
-                    theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
-                    if not PROTOCOLS.common(theirs):
-                        incompatible[peer] = theirs
-                        raise Refused(f"speaks {theirs}")
-                    if answer.WhichOneof("answer") != "manifest":
-                        raise Refused(answer.refusal.reason or "answered something else")
-                    manifest = Manifest.parse(answer.manifest.toml)
-                    manifest.verify(invite.run_id, invite.owner)
-                except (UsageFault, Refused, WireError) as e:
-                    refused[peer] = str(e)[:200]
-                else:
-                    self.config.remember(manifest, invite.encode())
-                    return manifest
+        while time.monotonic() < deadline:
+            asked = (self._ask_manifest(peer, invite) for peer in peers)
+            for peer, found in zip(peers, await asyncio.gather(*asked), strict=True):
+                if isinstance(found, Manifest):
+                    self.config.remember(found, invite.encode())
+                    return found
+                if peer not in said or isinstance(found, LocalFault):
+                    said[peer] = found
+            if all(isinstance(said.get(peer), LocalFault) for peer in peers):
+                break
             await asyncio.sleep(RETRY_S)
-        if refused and refused.keys() == incompatible.keys():
-            theirs = next(iter(incompatible.values()))
-            raise ProtocolMismatch(
-                f"cannot join: who answered speaks {theirs}, this tutti {PROTOCOLS}",
-                PROTOCOLS.advice(theirs),
-            )
+        refused = [fault for fault in said.values() if isinstance(fault, LocalFault)]
+        if refused and all(isinstance(fault, ProtocolMismatch) for fault in refused):
+            raise refused[0]
+        listed = "".join(f"\n  {peer}: {why}" for peer, why in said.items())
         if refused:
             raise Refused(
-                "cannot join: who answered does not have this run's manifest"
-                + "".join(f"\n  {a}: {why}" for a, why in refused.items()),
+                f"cannot join: who answered does not have this run's manifest{listed}",
                 "ask for a fresh invite; the swarm may have moved",
             )
-        listed = "".join(f"\n  {a}: {why}" for a, why in reasons.items())
         raise NetworkFault(
             f"cannot join: none of {len(peers)} peers of the invite answered ({FIND_S:.0f} "
             f"s){listed}",
             "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
         )
 
-    async def _put(self, peer: PeerId, question: Ask) -> Answer | str:
-        """The peer's answer, or why there is none."""
+    async def _ask_manifest(self, peer: PeerId, invite: Invite) -> Manifest | LocalFault | str:
+        """The manifest from one peer, what is wrong with its answer, or why there is none."""
+        token = self.admission(invite.run_id)
+        question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=token))
         try:
-            return await self.transport.ask(peer, question)
+            answer = await self.transport.ask(peer, question)
         except (PeerFault, WireError) as e:
             return str(e)
+        try:
+            theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
+            if not PROTOCOLS.common(theirs):
+                what = f"cannot join: who answered speaks {theirs}, this tutti {PROTOCOLS}"
+                return ProtocolMismatch(what, PROTOCOLS.advice(theirs))
+            if answer.WhichOneof("answer") != "manifest":
+                return Refused(answer.refusal.reason[:200] or "answered something else")
+            manifest = Manifest.parse(answer.manifest.toml)
+            manifest.verify(invite.run_id, invite.owner)
+        except (UsageFault, Refused, WireError) as e:
+            return Refused(str(e)[:200])
+        return manifest
 
     async def _keep_dht_mode(self, directory: Directory, company: bool) -> None:
         while True:
@@ -587,79 +500,6 @@ class Daemon:
         others = self.presence.view.everybody.values() if self.presence else ()
         return not any(e.body.reach == Standing.OPEN.value for e in others)
 
-    def _refuses(self, manifest: Manifest, stage: int) -> str:
-        """Why this peer will not host ``stage`` instead of its own; empty when it will."""
-        a = self.assembled
-        return refusal(self.config, manifest, a, stage, self.placing.open_to) if a else ""
-
-    def _learn(self, peer: PeerId, body: PeerBody) -> None:
-        standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
-        relays = [PeerId(r) for r in body.relays]
-        self.transport.learn(
-            peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate
-        )
-
-    def _serves(self) -> str:
-        return str(self.manifest.run_id) if self.manifest is not None else ""
-
-    def _facts(self) -> Facts:
-        run_id = self.manifest.run_id if self.manifest and self.role != "rendezvous" else ""
-        shown = self.admission(RunId(run_id))
-        return Facts(str(run_id), self.name, VERSION, shown, self.protocols())
-
-    def protocols(self) -> Protocols:
-        """The protocol versions spoken here, as far as the run allows them."""
-        oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
-        return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
-
-    def _admit(self, peer: PeerId, hello: Hello) -> float:
-        m = self.manifest
-        if m is None or hello.run_id != m.run_id:
-            raise ProtocolMismatch("we are of another run")
-        return self.gate().admit(peer, hello.admission, self.clock.wall())
-
-    def gate(self) -> Gate:
-        """Who may take part in the run. Raises Refused while there is none yet."""
-        if self._gate is None:
-            if self.manifest is None:
-                raise Refused("this node serves no run")
-            s = self.manifest.swarm
-            run_id, private = self.manifest.run_id, s.admission == "invite"
-            self._gate = Gate(run_id, s.owner, private, s.lead == "admitted")
-            if not private:
-                self._gate.admit(self.identity.peer_id, self.admission(run_id), self.clock.wall())
-        return self._gate
-
-    def may_lead(self, peer: PeerId) -> bool:
-        """Whether plans of this peer may be followed here."""
-        return self.gate().may_lead(peer, self.clock.wall())
-
-    def admission(self, run_id: RunId) -> bytes:
-        """What this peer shows to be let into a private run; empty for nothing."""
-        given = self.invite.admission if self.invite else self.config.admission
-        if self._shown is None or self._shown[:2] != (given, run_id):
-            self._shown = given, run_id, shown(given, self.identity, run_id)
-        return self._shown[2]
-
-    # ----------------------------------------------------------- what others see
-
-    def addresses(self) -> list[str]:
-        """Multiaddrs with the PeerId, for --join; the most likely to work first."""
-        return self.transport.reachable.multiaddrs()
-
-    def open_peers(self) -> list[str]:
-        """A multiaddr of every other peer that everybody can dial, rendezvous first."""
-        entries = sorted(
-            self.presence.view.everybody.items() if self.presence else (),
-            key=lambda e: (e[1].body.role != "rendezvous", e[0]),
-        )
-        there = [
-            [a for a in e.body.maddrs if a.endswith(p)]
-            for p, e in entries
-            if e.body.reach == Standing.OPEN.value
-        ]
-        return [addresses[0] for addresses in there if addresses]
-
     async def _keep_acquaintances(self, manifest: Manifest) -> None:
         kept: list[str] = []
         while True:
@@ -668,20 +508,6 @@ class Daemon:
             if found and found != kept:
                 kept = found
                 await asyncio.to_thread(self.config.keep_acquaintances, manifest.run_id, found)
-
-    def body(self) -> PeerBody:
-        """This peer's record in the directory."""
-        t, spoken = self.transport, self.protocols()
-        return replace(
-            body_of(self),
-            started=self._since.wall(),
-            protocols=(spoken.oldest, spoken.newest),
-            maddrs=tuple(self.addresses()),
-            reach=t.reachable.standing.value,
-            relays=t.relays.held,
-            room=t.relay.room,
-            rate=t.relay.rate_left,
-        )
 
     def _banner(self, solo: bool) -> None:
         m = self.manifest
@@ -698,7 +524,7 @@ class Daemon:
             parameters=m.parameter_count() if m else 0,
             swarm=m.swarm.name if m else "",
             run_id=m.run_id if m else "",
-            listening=self.addresses()[:2],
+            listening=self.transport.reachable.multiaddrs()[:2],
             metrics_url=self.metrics_url,
             invite=self.view.invite().invite if m and m.swarm.admission == "open" else "",
             everywhere=not self.config.transport.host,
@@ -713,15 +539,15 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 
-    async def body() -> Mover:
+    async def body() -> Daemon:
         daemon = Daemon(config, manifest, invite)
         await daemon.run()
-        return daemon.mover
+        return daemon
 
     try:
-        mover = uvloop.run(body())
-        if mover.done:
-            again(mover.target)
+        daemon = uvloop.run(body())
+        if daemon.moved:
+            again(daemon.to_stage)
         return int(ExitCode.OK)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)

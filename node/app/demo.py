@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.app.launch import OWN_PORTS, Child, as_flags, stop_all
-from node.config import NodeConfig
 from node.control.client import ControlClient
 from node.control.snapshot import compare_digests
 from node.control.text import swarm_picture
 from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
+from node.core.home import control_socket
 from node.core.ids import ENDS
 from node.identity.keys import Identity
 from node.manifest import Manifest
@@ -130,7 +130,6 @@ class DemoSwarm:
         self.join = f"/ip4/127.0.0.1/tcp/{self._port}/p2p/{host.peer_id}"
         self.children: list[Child] = []
         self.snapshots: dict[str, Snapshot] = {}
-        self.clients: dict[str, ControlClient] = {}
         if options.rendezvous:
             meet = (
                 "bootstrap",
@@ -167,32 +166,19 @@ class DemoSwarm:
         self.children.append(child)
         return child
 
+    def client(self, label: str) -> ControlClient:
+        """A conversation with a daemon that runs. Raises NotRunning."""
+        return ControlClient(control_socket(self.home / label), timeout_s=5.0)
+
     def poll(self) -> list[Snapshot]:
         """Ask every daemon for its snapshot; one that has died is remembered as lost."""
         for child in self.children:
-            if not child.running:
-                if (client := self.clients.pop(child.label, None)) is not None:
-                    client.close()
-                if child.label in self.snapshots:
-                    self.snapshots[child.label].state = "lost"
-                continue
-            try:
-                client = self.clients.get(child.label)
-                if client is None:
-                    client = ControlClient(
-                        NodeConfig.load({"home": str(child.home)}).control_socket, timeout_s=5.0
-                    )
-                    self.clients[child.label] = client
-                self.snapshots[child.label] = client.status()
-            except LocalFault:
-                self.clients.pop(child.label, None)
+            if child.running:
+                with contextlib.suppress(LocalFault), self.client(child.label) as client:
+                    self.snapshots[child.label] = client.status()
+            elif child.label in self.snapshots:
+                self.snapshots[child.label].state = "lost"
         return [self.snapshots[c.label] for c in self.children if c.label in self.snapshots]
-
-    def close(self) -> None:
-        """End every daemon, in order."""
-        for client in self.clients.values():
-            client.close()
-        stop_all(self.children)
 
 
 def run(options: DemoOptions) -> int:
@@ -228,7 +214,7 @@ def play(options: DemoOptions) -> DemoOutcome:
             _say("stopping every daemon")
             raise
         finally:
-            swarm.close()
+            stop_all(swarm.children)
         _summary(outcome)
     return outcome
 
@@ -286,17 +272,14 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: S
             replacement = swarm.add(int(victim.label.split("-")[1]), 9)
             replacement.start()
             _say(f"a fresh daemon, {replacement.label}, takes its place")
-        if (
-            replacement is not None
-            and not outcome.replaced_in_s
-            and (s := swarm.snapshots.get(replacement.label))
-        ):
-            if s.epoch >= epoch - 1 and s.state == "training" and s.micro_batches > 0:
-                outcome.replaced_in_s = round(now - killed_at, 1)
-                _say(
-                    f"{replacement.label} fetched its state and is in a plan again, "
-                    f"{outcome.replaced_in_s} s after the kill"
-                )
+        s = swarm.snapshots.get(replacement.label, Snapshot()) if replacement else Snapshot()
+        works = s.epoch >= epoch - 1 and s.state == "training" and s.micro_batches > 0
+        if works and not outcome.replaced_in_s:
+            outcome.replaced_in_s = round(now - killed_at, 1)
+            _say(
+                f"{s.name} fetched its state and is in a plan again, "
+                f"{outcome.replaced_in_s} s after the kill"
+            )
         show(
             snapshots,
             f"{now - began:.0f} s" + (f"   killed {outcome.killed}" if outcome.killed else ""),
@@ -341,13 +324,14 @@ def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
     )
     sys.stderr.write(f"  {PROMPT}")
     label = next(c.label for c in swarm.children if c.label.startswith("ends-") and c.running)
-    for piece in swarm.clients[label].generate(request, 120.0):
-        outcome.sample += piece.text
-        # The model may say anything, terminal commands included.
-        sys.stderr.write(
-            "".join(c if c.isprintable() else "\n  " if c == "\n" else " " for c in piece.text)
-        )
-        sys.stderr.flush()
+    with swarm.client(label) as client:
+        for piece in client.generate(request, 120.0):
+            outcome.sample += piece.text
+            # The model may say anything, terminal commands included.
+            sys.stderr.write(
+                "".join(c if c.isprintable() else "\n  " if c == "\n" else " " for c in piece.text)
+            )
+            sys.stderr.flush()
     _say("\n")
     return outcome
 

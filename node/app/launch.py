@@ -1,5 +1,5 @@
-"""Daemons on this machine as child processes: for the demo, and for a solo swarm that hosts every
-stage itself."""
+"""Daemons on this machine as processes: children, for the demo and for a solo swarm that hosts
+every stage itself, and a fresh image of one that has changed its place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from node.config import MOVED, NodeConfig, config_document
 from node.transport import parent_watch
@@ -108,3 +108,13 @@ def stop_all(children: Sequence[Child], patience_s: float = PATIENCE_S) -> None:
             child.process.wait(patience_s)
         except subprocess.TimeoutExpired:
             child.kill()
+
+
+def again(stage: int | None) -> NoReturn:
+    """Become this program anew, with the arguments it was started with, to host ``stage``; None: as
+    these say. The process id, the identity, the ports, the parent that it ends with and the event
+    file stay. Close everything before."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.environ[MOVED] = "-" if stage is None else str(stage)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

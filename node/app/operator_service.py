@@ -7,22 +7,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from node.app.snapshot import ShownDaemon, SnapshotBuilder
+from node.app.assembly import Assembled
+from node.app.export import gather
+from node.app.node import Node
+from node.app.snapshot import SnapshotBuilder
 from node.cells.register import CellReader
 from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
 from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses
+from node.inference import evaluate, forwarding, generate
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
-
-if TYPE_CHECKING:
-    from node.app.assembly import Assembled
-
 
 SHOWN = 16
 """Prefixes of cells, of 64, that are read for the operator."""
@@ -34,7 +33,7 @@ this peer call others much."""
 class OperatorService(SnapshotBuilder, Window):
     """The daemon behind the unix socket. ``stop`` and ``drain`` end it through its ``stop``."""
 
-    def __init__(self, daemon: ShownDaemon) -> None:
+    def __init__(self, daemon: Node) -> None:
         super().__init__(daemon)
         self._calling = asyncio.Lock()
 
@@ -141,33 +140,23 @@ class OperatorService(SnapshotBuilder, Window):
 
     async def drain(self, timeout_s: float) -> None:
         """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
-        await self._d.mover.drained(timeout_s)
+        await self._d.drain(timeout_s)
 
     # ----------------------------------------------------------- the model
 
-    async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
+    def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
         """Text through the live swarm, a piece a token."""
-        from node.inference import forwarding
-        from node.inference.generate import speak
-
         a, transport = self._assembled(), self._d.transport
-        own = speak(a, transport, request) if a.ends is not None else None
-        async for piece in own or forwarding.generate(
-            transport, self._ends(a), a.pipeline.settings.stages, request
-        ):
-            yield piece
+        if a.ends is not None:
+            return generate.speak(a, transport, request)
+        return forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request)
 
-    async def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
+    def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
-        from node.inference import forwarding
-        from node.inference.evaluate import answer
-
         a, transport = self._assembled(), self._d.transport
-        own = answer(a, transport, request) if a.ends is not None else None
-        async for found in own or forwarding.evaluate(
-            transport, self._ends(a), a.pipeline.settings.stages, request
-        ):
-            yield found
+        if a.ends is not None:
+            return evaluate.answer(a, transport, request)
+        return forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request)
 
     def _assembled(self) -> Assembled:
         """What this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before it has
@@ -197,46 +186,15 @@ class OperatorService(SnapshotBuilder, Window):
 
     async def export(self, directory: str) -> AsyncIterator[pb.Event]:
         """Gather every stage at one epoch and write a Hugging Face directory."""
-        from node.app.export import gather
-
-        a, m = self._d.assembled, self._d.manifest
-        if a is None or m is None:
-            raise NetworkFault(
-                "the daemon has not joined yet", "try again when tutti status says ready"
-            )
-        feed: asyncio.Queue[Event | None] = asyncio.Queue()
-
-        def say(kind: str, text: str, **fields: object) -> None:
-            feed.put_nowait(Event(self._d.clock.wall(), "info", "export", kind, text, dict(fields)))
-
-        async def work() -> LocalFault | PeerFault | None:
-            """Its fault belongs to whoever asked for the export; raised here it would be one of the
-            daemon's own tasks."""
-            try:
-                await gather(
-                    a, m, self._d.transport, Path(directory), self._d.config.places(m.run_id), say
-                )
-            except (LocalFault, PeerFault) as fault:
-                return fault
-            finally:
-                feed.put_nowait(None)
-            return None
-
-        task = self._d.tasks.spawn(work(), "export")
-        with contextlib.suppress(asyncio.CancelledError):
-            while (event := await feed.get()) is not None:
-                yield as_event(event)
-            if (fault := await task) is not None:
-                raise fault
+        d, a = self._d, self._assembled()
+        places = d.config.places(a.manifest.run_id)
+        async for kind, text, fields in gather(a, d.transport, Path(directory), places):
+            yield as_event(Event(d.clock.wall(), "info", "export", kind, text, fields))
 
     def switch(self, change: str) -> pb.SwitchReply:
         """A change to how cells average, to everybody. Raises Refused when the owner did not sign
         it, UsageFault for an old one."""
-        a = self._d.assembled
-        if a is None:
-            raise NetworkFault(
-                "this daemon takes no part in a run yet", "try again when tutti status says ready"
-            )
+        a = self._assembled()
         if a.training.finished.is_set():
             raise UsageFault(
                 "the run is complete, so nothing averages any more",
@@ -256,11 +214,9 @@ class OperatorService(SnapshotBuilder, Window):
     def invite(self) -> pb.InviteReply:
         """The line another machine needs: how to reach this peer, and others of the run for when it
         is not there."""
-        d = self._d
-        if d.manifest is None:
+        d, m = self._d, self._d.manifest
+        if m is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
-        addresses = fitting_addresses(d.addresses() + d.open_peers())
-        text = Invite(
-            d.manifest.run_id, d.manifest.swarm.owner, addresses, d.config.admission
-        ).encode()
+        addresses = fitting_addresses(d.transport.reachable.multiaddrs() + d.open_peers())
+        text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)

@@ -8,33 +8,25 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from node.app.posting import PostedPeer, state_of
+from node.app.assembly import Assembled
+from node.app.node import Node
+from node.cells.service import CellMeetings
 from node.cells.tally import CellTally
 from node.control.text import doing
-from node.core.errors import LocalFault
 from node.core.ids import ENDS, PeerId, short, stage_name
 from node.core.journey import Plan
 from node.core.version import VERSION
+from node.dht.record import PeerBody
 from node.manifest import Manifest
-from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
+from node.training.leader.leader import Leader
+from node.training.service import Training
 from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
-
-if TYPE_CHECKING:
-    from node.app.assembly import Assembled
-    from node.cells.service import CellMeetings
-    from node.config import NodeConfig
-    from node.identity.admission import Gate
-    from node.identity.keys import Identity
-    from node.reach.nearby import Nearby
-    from node.telemetry.metrics import Metrics
-    from node.training.service import Training
-    from node.transport.service import Transport
 
 HISTORY = 256
 """Losses kept for the picture."""
@@ -51,77 +43,36 @@ MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
 
 
-class ShownDaemon(PostedPeer, Protocol):
-    """What is shown to the operator, and asked by the operator's service; see
-    :class:`node.app.daemon.Daemon`."""
-
-    started: float
-    metrics: Metrics
-    metrics_url: str
-    fault: LocalFault | None
-    child_trouble: dict[str, str]
-    lan: Nearby | None
-    transport: Transport
-
-    @property
-    def config(self) -> NodeConfig: ...
-    @property
-    def identity(self) -> Identity: ...
-    @property
-    def assembled(self) -> Assembled | None: ...
-    def gate(self) -> Gate: ...
-    def addresses(self) -> list[str]: ...
-    def open_peers(self) -> list[str]: ...
-
-
-@dataclass
 class Tally:
-    """What plans have told so far, for the screen."""
+    """What plans have told so far. ``shown``: what the screen has of it, the losses, the tokens and
+    their rate."""
 
-    loss: float = 0.0
-    loss_first: float = 0.0
-    loss_val: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    tokens: int = 0
-    tokens_per_s: float = 0.0
-    seen_epoch: int = -1
-    last_plan_at: float = 0.0
-    cpu_began: float = -1.0
-    forecast_s: float = 0.0
-    last_said_s: float = 0.0
-    last_took_s: float = 0.0
+    def __init__(self) -> None:
+        self.shown = pb.Snapshot()
+        self.cpu_began = -1.0
+        self.forecast_s = self.last_said_s = self.last_took_s = 0.0
+        self._epoch, self._at = -1, 0.0
 
-    def planned(
-        self,
-        epoch: int,
-        loss: float,
-        loss_val: float,
-        tokens: int,
-        now: float,
-        forecast_s: float = 0.0,
-    ) -> float:
+    def planned(self, plan: Plan, now: float) -> float:
         """News that travels with every plan: the epoch before it, as the whole swarm saw it.
         Seconds that one took, 0 for unknown."""
-        if epoch <= self.seen_epoch:
+        s, since = self.shown, now - self._at if self._at else 0.0
+        if plan.epoch <= self._epoch:
             return 0.0
-        seconds = (
-            now - self.last_plan_at if self.last_plan_at and epoch == self.seen_epoch + 1 else 0.0
-        )
         if self.cpu_began < 0:
             self.cpu_began = time.process_time()
-        if loss > 0:
-            self.loss, self.loss_first = loss, self.loss_first or loss
-            self.losses = [*self.losses, loss][-HISTORY:]
-        self.loss_val = loss_val or self.loss_val
-        if self.last_plan_at and now > self.last_plan_at and tokens > self.tokens > 0:
-            rate = (tokens - self.tokens) / (now - self.last_plan_at)
-            self.tokens_per_s = (
-                rate if not self.tokens_per_s else 0.7 * self.tokens_per_s + 0.3 * rate
-            )
+        if plan.loss > 0:
+            s.loss, s.loss_first = plan.loss, s.loss_first or plan.loss
+            s.loss_history[:] = [*s.loss_history, plan.loss][-HISTORY:]
+        s.loss_val = plan.loss_val or s.loss_val
+        if since > 0 and plan.tokens > s.tokens > 0:
+            rate = (plan.tokens - s.tokens) / since
+            s.tokens_per_s = rate if not s.tokens_per_s else 0.7 * s.tokens_per_s + 0.3 * rate
+        seconds = since if plan.epoch == self._epoch + 1 else 0.0
         if seconds:
             self.last_said_s, self.last_took_s = self.forecast_s, seconds
-        self.forecast_s = forecast_s
-        self.tokens, self.seen_epoch, self.last_plan_at = tokens, epoch, now
+        self.forecast_s = sum(plan.forecast)
+        s.tokens, self._epoch, self._at = plan.tokens, plan.epoch, now
         return seconds
 
 
@@ -138,7 +89,7 @@ def _allowed(a: Assembled, m: Manifest | None) -> float:
 class SnapshotBuilder:
     """Of one daemon."""
 
-    def __init__(self, daemon: ShownDaemon) -> None:
+    def __init__(self, daemon: Node) -> None:
         self._d = daemon
         self.tally, self._cell = Tally(), CellTally()
         self._told: dict[Any, float] = {}
@@ -158,18 +109,12 @@ class SnapshotBuilder:
             name=d.name,
             version=VERSION,
             up_s=time.monotonic() - d.started,
-            state=state_of(d),
+            state=d.state,
             home=str(d.config.home),
             metrics_url=d.metrics_url,
-            addresses=d.addresses(),
+            addresses=d.transport.reachable.multiaddrs(),
             p2pd_restarts=transport.p2p.restarts,
             role=d.role,
-            loss=t.loss,
-            loss_val=t.loss_val,
-            loss_first=t.loss_first,
-            tokens=t.tokens,
-            tokens_per_s=t.tokens_per_s,
-            loss_history=t.losses,
             swarm=self._swarm(manifest) if manifest is not None else None,
             cpu_s=time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0,
             bytes_sent=traffic.sent,
@@ -182,15 +127,17 @@ class SnapshotBuilder:
             reachable=transport.reachable.words(len(transport.relays.held)),
             warnings=d.child_trouble.values(),
         )
+        s.MergeFrom(t.shown)
         if d.assembled is not None and manifest is not None:
             s.MergeFrom(self._work(d.assembled, manifest))
-        s.healthy, s.reason, s.next_step = self._health(s)
+        s.reason, s.next_step = self._health(s)
+        s.healthy = not s.reason
         return s
 
     def _work(self, a: Assembled, m: Manifest) -> pb.Snapshot:
         """What there is to say of the stage that is hosted."""
         d, work, training, here = self._d, a.work, a.training, a.stage.stage
-        leader, to = training.leader, d.mover.target
+        leader, to, plan = training.leader, d.to_stage, work.plan
         s = pb.Snapshot(
             stage=here,
             layers=a.layers,
@@ -229,14 +176,10 @@ class SnapshotBuilder:
             momentum_lost=work.state_export.taking.lost,
             momentum_age=work.state_export.taking.age,
             optimizer_bytes=work.engines.owner.nbytes,
+            paths=self._paths(plan, m, leader) if plan is not None and plan.paths else None,
+            cell=self._cell_line(a, a.meetings, m) if a.meetings is not None else None,
+            change=change_line(training) if training.standing.known.revision else None,
         )
-        if work.plan is not None and work.plan.paths:
-            costs = leader.routing.costs if leader else None
-            s.paths.CopyFrom(self._paths(work.plan, m, costs))
-        if a.meetings is not None:
-            s.cell.CopyFrom(self._cell_line(a, a.meetings, m))
-        if training.standing.known.revision:
-            s.change.CopyFrom(change_line(training))
         if given_up := training.past.given_up_epochs:
             tokens = training.past.given_up_tokens
             s.warnings.append(
@@ -271,7 +214,7 @@ class SnapshotBuilder:
             line.next_s, line.alone = 0.0, False
         return line
 
-    def _paths(self, plan: Plan, m: Manifest, costs: Costs | None) -> pb.PathsLine:
+    def _paths(self, plan: Plan, m: Manifest, leader: Leader | None) -> pb.PathsLine:
         t = self.tally
         return pb.PathsLine(
             how=m.scheduler.paths,
@@ -279,54 +222,35 @@ class SnapshotBuilder:
             round_s=plan.forecast[1],
             last_said_s=t.last_said_s,
             last_took_s=t.last_took_s,
-            why=reasons(plan, m.pipeline.stages, costs),
+            why=reasons(plan, m.pipeline.stages, leader.routing.costs if leader else None),
         )
 
-    def _health(self, s: pb.Snapshot) -> tuple[bool, str, str]:
-        d = self._d
+    def _health(self, s: pb.Snapshot) -> tuple[str, str]:
+        """What is wrong, "" for nothing, and what to do about it."""
+        d, a, now = self._d, self._d.assembled, time.monotonic()
         if d.fault is not None:
-            return False, d.fault.what, d.fault.next_step
-        if d.role == "rendezvous":
-            up = d.transport.p2p.up
-            return (
-                up,
-                "" if up else "the p2p daemon is not running",
-                "" if up else "it is started again by itself; see tutti logs",
-            )
-        if s.state in ("finished", "draining", "moving", "stopping"):
-            return True, "", ""
-        a = d.assembled
+            return d.fault.what, d.fault.next_step
+        if d.role == "rendezvous" and not d.transport.p2p.up:
+            return "the p2p daemon is not running", "it is started again by itself; see tutti logs"
+        if d.role == "rendezvous" or s.state in ("finished", "draining", "moving", "stopping"):
+            return "", ""
         if a is None:
-            if s.up_s < START_S:
-                return True, "", ""
-            return False, f"still starting after {s.up_s:.0f} s", "see tutti logs"
-        now = time.monotonic()
+            late = s.up_s >= START_S
+            return (f"still starting after {s.up_s:.0f} s", "see tutti logs") if late else ("", "")
         if s.state == "joining":
             still = now - a.work.fetched_at
-            if still < STALL_S:
-                return True, "", ""
-            return (
-                False,
-                f"nothing of the state has come for {still:.0f} s ({s.progress:.0%} is here)",
-                "see tutti logs",
-            )
+            why = f"nothing of the state has come for {still:.0f} s ({s.progress:.0%} is here)"
+            return (why, "see tutti logs") if still >= STALL_S else ("", "")
         unproven = a.training.unproven()
         waiting = a.training.waiting_for()
         if waiting:
-            return (
-                False,
-                f"waiting for {waiting}{self._no_way(unproven)}",
-                _waiting_step(waiting, bool(unproven)),
-            )
+            why = f"waiting for {waiting}{self._no_way(unproven)}"
+            return why, _waiting_step(waiting, bool(unproven))
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         idle = 0.0 if 0.0 < a.thread.busy_for < JOB_S else s.last_work_s
         if idle > max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)):
-            return (
-                False,
-                f"no useful work for {idle:.0f} s{self._no_way(unproven)}",
-                "see tutti logs",
-            )
-        return True, "", ""
+            return f"no useful work for {idle:.0f} s{self._no_way(unproven)}", "see tutti logs"
+        return "", ""
 
     def _no_way(self, peers: Sequence[PeerId]) -> str:
         if not peers or self._d.presence is None:
@@ -347,7 +271,7 @@ class SnapshotBuilder:
             run_id=m.run_id,
             epoch=max(0, epoch),
             epochs=m.training.epochs,
-            loss=self.tally.loss,
+            loss=self.tally.shown.loss,
             stages=m.pipeline.stages,
         )
 
@@ -396,17 +320,14 @@ class SnapshotBuilder:
 
     def planned(self, plan: Plan) -> None:
         """A new plan reached this peer."""
-        t, config, m = self.tally, self._d.config, self._d.manifest
-        known = t.loss_first
+        s, config, m = self.tally.shown, self._d.config, self._d.manifest
+        known = s.loss_first
         if not known and m is not None:
-            t.loss_first = known = config.reference(m.run_id)
-        seconds = self.tally.planned(
-            plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic(), sum(plan.forecast)
-        )
-        if t.loss_first and not known and m is not None:
-            self._d.tasks.spawn(
-                asyncio.to_thread(config.keep_reference, m.run_id, t.loss_first), "reference loss"
-            )
+            s.loss_first = known = config.reference(m.run_id)
+        seconds = self.tally.planned(plan, time.monotonic())
+        if s.loss_first and not known and m is not None:
+            keep = asyncio.to_thread(config.keep_reference, m.run_id, s.loss_first)
+            self._d.tasks.spawn(keep, "reference loss")
         if seconds:
             self._d.metrics.epoch_seconds.observe(seconds)
         if m is not None and m.outer.windows:
@@ -484,68 +405,52 @@ class SnapshotBuilder:
         if d.manifest is not None:
             answer.swarm.CopyFrom(self._swarm(d.manifest))
         now = d.clock.wall()
-        me = d.body()
         answer.peers.append(
-            ask.PeerLine(
-                peer=d.identity.peer_id,
-                name=d.name,
-                state=me.state,
-                stage=me.stage,
-                role=me.role,
+            _peer_line(
+                d.identity.peer_id,
+                d.body(),
                 path="self",
-                epoch=me.epoch,
-                tokens_per_s=me.tokens_per_s,
                 up_s=time.monotonic() - d.started,
-                version=VERSION,
-                oldest_protocol=me.protocols[0],
-                newest_protocol=me.protocols[1],
                 progress=d.assembled.work.fetching if d.assembled else 0.0,
-                cell=me.cell,
             )
         )
         if d.presence is None:
             return answer
         links = d.transport.peers()
         for peer, entry in sorted(d.presence.view.everybody.items()):
-            b, link = entry.body, links.get(peer)
+            link = links.get(peer, PeerLink())
             answer.peers.append(
-                ask.PeerLine(
-                    peer=peer,
-                    name=b.name,
-                    state=b.state,
-                    stage=b.stage,
-                    role=b.role,
-                    path=link.path if link else "",
-                    via=link.via if link else "",
-                    rtt_s=link.rtt if link else 0.0,
-                    tokens_per_s=b.tokens_per_s,
-                    epoch=b.epoch,
-                    up_s=max(0.0, now - b.started),
-                    version=b.version,
-                    oldest_protocol=b.protocols[0],
-                    newest_protocol=b.protocols[1],
+                _peer_line(
+                    peer,
+                    entry.body,
+                    path=link.path,
+                    via=link.via,
+                    rtt_s=link.rtt,
+                    up_s=max(0.0, now - entry.body.started),
                     seen_s=max(0.0, now - entry.refreshed),
-                    cell=b.cell,
                 )
             )
         for peer, (entry, since) in sorted(d.presence.lost.items()):
-            b = entry.body
-            answer.peers.append(
-                ask.PeerLine(
-                    peer=peer,
-                    name=b.name,
-                    state="lost",
-                    stage=b.stage,
-                    role=b.role,
-                    epoch=b.epoch,
-                    version=b.version,
-                    oldest_protocol=b.protocols[0],
-                    newest_protocol=b.protocols[1],
-                    seen_s=max(0.0, now - since),
-                    cell=b.cell,
-                )
-            )
+            body = replace(entry.body, state="lost", tokens_per_s=0.0)
+            answer.peers.append(_peer_line(peer, body, seen_s=max(0.0, now - since)))
         return answer
+
+
+def _peer_line(peer: PeerId, body: PeerBody, **seen: Any) -> ask.PeerLine:
+    return ask.PeerLine(
+        peer=peer,
+        name=body.name,
+        state=body.state,
+        stage=body.stage,
+        role=body.role,
+        tokens_per_s=body.tokens_per_s,
+        epoch=body.epoch,
+        version=body.version,
+        oldest_protocol=body.protocols[0],
+        newest_protocol=body.protocols[1],
+        cell=body.cell,
+        **seen,
+    )
 
 
 def _waiting_step(waiting: str, unproven: bool) -> str:

@@ -42,7 +42,7 @@ async def speak(
             lambda turn, tokens: way.take(turn, lambda hops: pipeline.logits(hops, tokens)),
             a.tokenizer,
             request,
-            a.seq_len,
+            a.manifest.model.seq_len,
         ):
             now = way.reroute
             if now.missing != missing:

@@ -299,9 +299,9 @@ def _slow_peer(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
 
 def _skew(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """A peer's wall clock runs ``size`` seconds beside the others'."""
-    victim.clock.skew += f.size
+    victim.machine_clock.skew += f.size
     yield f.seconds
-    victim.clock.skew -= f.size
+    victim.machine_clock.skew -= f.size
 
 
 def _corrupt(swarm: SimSwarm, f: Fault, victim: SimPeer) -> None:

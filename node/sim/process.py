@@ -19,16 +19,12 @@ from torch import Tensor
 from node.app.assembly import Machines as Deciding
 from node.app.assembly import Ports, Services, compose
 from node.app.catchup import catch_up
-from node.app.cells import find_cell, watch_cell
-from node.app.moving import Mover, no_way
-from node.app.placing import Placing
-from node.app.posting import body_of
+from node.app.peer import Peer
 from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import Clock
 from node.core.errors import Refused, TimedOut
-from node.core.ids import CellId, PeerId, first_cell
+from node.core.ids import CellId, PeerId
 from node.core.journey import Plan
-from node.core.tasks import Tasks
 from node.core.version import PROTOCOL
 from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
@@ -147,11 +143,9 @@ class Config:
     stage: int | None
 
 
-class SimPeer:
+class SimPeer(Peer[Services]):
     """One machine: its disk and clock stay, its process may begin anew (:meth:`boot`). Where
     ``stage`` is None it chooses one among others who choose."""
-
-    role = "auto"
 
     def __init__(
         self,
@@ -162,10 +156,9 @@ class SimPeer:
         open_to: str = "auto",
     ) -> None:
         self.swarm, self.world, self.name = swarm, swarm.world, name
-        self.manifest = swarm.manifest
         self.slowness = slowness
         self.disk = SimDisk(swarm.setup.work.checkpoint_s)
-        self.clock = SimClock(swarm.world)
+        self.machine_clock = SimClock(swarm.world)
         self.identity = SimSigner(name)
         self.config = Config(open_to, stage)
         self.alive = False
@@ -175,9 +168,13 @@ class SimPeer:
     def _new(self) -> None:
         """What a process has in memory."""
         swarm = self.swarm
+        self._failed = partial(swarm.watch.crashed, self)
+        journal = Journal((swarm.watch,), clock=self.machine_clock, keep=1)
+        super().__init__(
+            self.config.open_to, self.machine_clock, journal, swarm.manifest, self._failed
+        )
         self.loop = ProcessLoop(self.world)
         self.device = SimDevice(self.loop, self.slowness)
-        self.journal = Journal((swarm.watch,), clock=self.clock, keep=1)
         self.transport = SimTransport(
             swarm.net,
             self.name,
@@ -186,18 +183,8 @@ class SimPeer:
             partial(swarm.watch.banned, self),
             partial(swarm.watch.fault, self),
         )
-        self._failed = partial(swarm.watch.crashed, self)
-        self.tasks = Tasks("daemon", self._failed)
-        self.presence: Presence | None = None
-        self.assembled: Services | None = None
         self.owner: ValueOwner | None = None
-        self.draining = self.ending = self.told_to_leave = False
-        # There is room for every stage.
-        self.mover = Mover(
-            self,
-            lambda agreed, to: no_way(self.stage, to, agreed.pipeline.stages, self.placing.open_to),
-        )
-        self.placing = Placing(self)
+        self.told_to_leave = False
 
     # ----------------------------------------------------------- life
 
@@ -213,7 +200,7 @@ class SimPeer:
         self.world.push(0.0, do, *args, loop=self.loop)
 
     async def _take_part(self) -> None:
-        swarm, manifest = self.swarm, self.manifest
+        swarm, manifest = self.swarm, self.swarm.manifest
         self.presence = presence = Presence(
             self.name,
             SimDirectory(swarm.record_store, self.name, self.clock),
@@ -223,14 +210,13 @@ class SimPeer:
             self._failed,
         )
         presence.start()
-        if manifest.averaging.peers:
-            presence.enter(await find_cell(presence, manifest, kept=self.disk.cell, company=True))
-        stages = manifest.pipeline.stages
-        stage = await self.placing.take(presence, stages, ends=False, company=True)
+        stage = await self.take(
+            presence, manifest, named=self.config.stage, kept=self.disk.cell, company=True
+        )
         a = self._assemble(stage, presence)
-        self.tasks.spawn(self.placing.watch(presence), "placing", eternal=True)
+        self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
         a.training.on_plan = self._planned
-        a.training.on_move = self.mover.asked
+        a.training.on_move = self.asked
         a.training.on_change = partial(setattr, self.disk, "change")
         a.training.on_cell = self._enters
         self.disk.cell = a.training.cell
@@ -238,17 +224,11 @@ class SimPeer:
             a.work.anchor.follow(a.training.change(self.disk.change).outer)
         presence.changed()
         await catch_up(a.work, presence, None, self.journal)
-        a.training.start()
-        if a.meetings is not None:
-            a.meetings.start()
-        if manifest.averaging.peers:
-            first = first_cell(manifest.run_id)
-            self.tasks.spawn(watch_cell(self, presence, stages, first), "cell", eternal=True)
-        presence.changed()
+        self.start(a, presence, manifest)
 
     def _assemble(self, stage: int, presence: Presence) -> Services:
         swarm, setup, device = self.swarm, self.swarm.setup, self.device
-        manifest, watch, make = self.manifest, self.swarm.watch, self.swarm.make
+        manifest, watch, make = swarm.manifest, swarm.watch, swarm.make
         self.config.stage = stage
         meter = PipelineMeter(self.journal, swarm.metrics, self.clock)
         store = DiskStore(
@@ -339,7 +319,7 @@ class SimPeer:
 
     async def _drain(self) -> None:
         try:
-            await self.mover.drained(DRAIN_S)
+            await self.drain(DRAIN_S)
         except TimedOut:
             self.stop("drained in haste")
 
@@ -352,19 +332,19 @@ class SimPeer:
         self._later(self._left)
 
     def _left(self) -> None:
-        swarm, mover = self.swarm, self.mover
+        swarm = self.swarm
         self.kill()
-        if not mover.done:
+        if not self.moved:
             swarm.record_store.withdraw(self.name, self.clock.wall())
             swarm.watch.note(f"{self.name} has left")
             return
-        where = mover.target if mover.cell is None else f"cell {mover.cell}"
+        where = self.to_stage if self.to_cell is None else f"cell {self.to_cell}"
         swarm.watch.note(f"{self.name} has moved to {where}")
-        if mover.cell is not None:
-            self.disk.change_cell(mover.cell)
+        if self.to_cell is not None:
+            self.disk.change_cell(self.to_cell)
         # Whose stage is fixed keeps it in another cell too.
-        if mover.cell is None or self.config.open_to:
-            self.config.stage = mover.target
+        if self.to_cell is None or self.config.open_to:
+            self.config.stage = self.to_stage
         self.boot()
 
     def kill(self) -> None:
@@ -389,14 +369,15 @@ class SimPeer:
 
     def body(self) -> Any:
         """Its record."""
-        return replace(body_of(self), protocols=(PROTOCOL, PROTOCOL), reach=Standing.OPEN.value)
+        spoken, reach = (PROTOCOL, PROTOCOL), Standing.OPEN.value
+        return replace(super().body(), name=self.name, protocols=spoken, reach=reach)
 
     # ----------------------------------------------------------- what is asked of it from outside
 
     @property
     def stage(self) -> int:
         """Where it is, or is to be; -1 while that is open."""
-        stage = self.placing.stage if self.assembled is None else self.assembled.stage.stage
+        stage = self.place if self.assembled is None else self.assembled.stage.stage
         if stage is None:
             stage = self.config.stage
         return -1 if stage is None else stage
@@ -409,7 +390,7 @@ class SimPeer:
 
     @property
     def leaving(self) -> bool:
-        return self.told_to_leave or self.draining or self.mover.going
+        return self.told_to_leave or self.draining or self.moving
 
     @property
     def work(self) -> StageRuntime:

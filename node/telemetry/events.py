@@ -86,19 +86,16 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         self._unread: deque[Event] = deque(maxlen=size)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._asleep = self._closed = False
+        self._closed = False
 
     async def __anext__(self) -> Event:
-        while True:
-            if self._unread:
-                return self._unread.popleft()
+        while not self._unread:
             if self._closed:
                 raise StopAsyncIteration
+            # Set in this loop only, so what comes from now on sets it after this.
             self._wake.clear()
-            self._asleep = True
-            # something may have come between the first look and this line
-            if not self._unread and not self._closed:
-                await self._wake.wait()
+            await self._wake.wait()
+        return self._unread.popleft()
 
     def put(self, event: Event) -> None:
         """For the journal, under its lock, from any thread."""
@@ -117,9 +114,6 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         self.close()
 
     def _rouse(self) -> None:
-        if not self._asleep:  # one wake-up for a burst of events
-            return
-        self._asleep = False
         try:
             self._loop.call_soon_threadsafe(self._wake.set)
         except RuntimeError:  # the reader's loop is gone, and the reader with it
@@ -211,7 +205,11 @@ class JournalHandler(logging.Handler):
             return  # a sink that logs while it accepts must not call itself for ever
         self._inside.busy = True
         try:
-            text = _message(record)
+            try:
+                text = record.getMessage()
+            except (TypeError, ValueError, KeyError):
+                # arguments that do not fit the format are the caller's mistake, not ours
+                text = str(record.msg)
             level = next(
                 (name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug"
             )
@@ -222,18 +220,6 @@ class JournalHandler(logging.Handler):
             )
         finally:
             self._inside.busy = False
-
-
-def _message(record: logging.LogRecord) -> str:
-    try:
-        return record.getMessage()
-    except (
-        TypeError,
-        ValueError,
-        KeyError,
-    ):
-        # arguments that do not fit the format are the caller's mistake, not ours
-        return str(record.msg)
 
 
 def _plain(value: Any) -> Any:

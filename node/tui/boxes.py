@@ -32,41 +32,38 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
         if s.stage == ENDS
         else f"{s.stage}/{s.swarm.stages}"
     )
-    lines.append(
+    last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
+    return [
+        *lines,
         _row(
             "stage", f"{place} {clean(s.layers, 18)}  {s.replicas} replica{'s' * (s.replicas != 1)}"
-        )
-    )
-    last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
-    lines.append(_row("work", f"{count(s.micro_batches)} mb here{last}"))
-    lines.append(
+        ),
+        _row("work", f"{count(s.micro_batches)} mb here{last}"),
         _row(
             "net",
             f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} "
             f"↓{_brief(s.bytes_received)}",
-        )
-    )
-    return [*lines, _row("time", "").append_text(time_bar(s.time_s, max(8, width - 7)))]
+        ),
+        _row("time", "").append_text(time_bar(s.time_s, max(8, width - 7))),
+    ]
 
 
 def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
     """The swarm in five lines, or six where cells lead themselves."""
-    lines = [
-        _row(
-            "epoch",
-            f"{s.epoch:,} of {s.swarm.epochs:,}   {clean(s.swarm.name, 14)} {s.swarm.run_id[:6]}",
-        )
-    ]
     loss = f"{s.loss:.3f}" if s.loss else "-"
     if s.loss and s.loss_first:
         loss += f" {'↓' if s.loss < s.loss_first else '↑'} {s.loss_first:.3f}"
-    lines.append(_row("loss", loss + (f" held out {s.loss_val:.3f}" if s.loss_val else "")))
-    lines.append(_row("speed", f"{count(s.tokens_per_s)} tok/s   {count(s.tokens)} tokens"))
-    lines.append(
-        _row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed")
-    )
-    holes = _row("cover", "").append_text(cover_words(answer))
-    return [*lines, holes, *([_row("cell", _cell(s.cell))] if s.HasField("cell") else ())]
+    return [
+        _row(
+            "epoch",
+            f"{s.epoch:,} of {s.swarm.epochs:,}   {clean(s.swarm.name, 14)} {s.swarm.run_id[:6]}",
+        ),
+        _row("loss", loss + (f" held out {s.loss_val:.3f}" if s.loss_val else "")),
+        _row("speed", f"{count(s.tokens_per_s)} tok/s   {count(s.tokens)} tokens"),
+        _row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed"),
+        _row("cover", "").append_text(cover_words(answer)),
+        *([_row("cell", _cell(s.cell))] if s.HasField("cell") else ()),
+    ]
 
 
 def _cell(c: CellLine) -> str:

@@ -9,7 +9,7 @@ from node.app import daemon
 from node.app.joining import ask_peers, check, choose, examined, invite_text, look
 from node.config import NodeConfig
 from node.control.diagnose import Diagnosis, identity_in_use, silent
-from node.core.errors import ExitCode, Refused, UsageFault
+from node.core.errors import ExitCode, PeerFault, Refused, UsageFault
 from node.core.ids import RunId
 from node.core.version import PROTOCOL
 from node.identity.admission import check_admission
@@ -186,18 +186,21 @@ async def test_one_bad_answer_does_not_end_the_search(ours, monkeypatch):
 
     bad = gives(b"["), gives(fake), gives(good, PROTOCOL + 1)
     said = {Identity.ephemeral().peer_id: itertools.repeat(answer) for answer in bad}
-    said[OWNER.peer_id] = iter(("no answer", gives(good)))
+    said[OWNER.peer_id] = iter((None, gives(good)))
 
-    async def put(peer, question):
-        return next(said[peer])
+    async def ask(peer, question):
+        if answer := next(said[peer]):
+            return answer
+        raise PeerFault(peer, "no answer")
 
     monkeypatch.setattr(daemon, "RETRY_S", 0.0)
-    transport = SimpleNamespace(learn=lambda *_: None)
-    seeker = SimpleNamespace(config=ours, transport=transport, _put=put, admission=lambda _: b"")
+    seeker = daemon.Daemon.__new__(daemon.Daemon)
+    transport = SimpleNamespace(learn=lambda *_: None, ask=ask)
+    vars(seeker).update(config=ours, transport=transport, admission=lambda _: b"")
     manifest = Manifest.parse(good)
     invite = Invite(manifest.run_id, OWNER.peer_id, tuple(ADDRESS + peer for peer in said))
-    assert await daemon.Daemon._find_manifest(seeker, invite) == manifest
+    assert await seeker._find_manifest(invite) == manifest
     assert ours.remembered() == (manifest, invite.encode())
     said[OWNER.peer_id] = itertools.repeat(bad[0])
     with pytest.raises(Refused, match="is of run"):
-        await daemon.Daemon._find_manifest(seeker, invite)
+        await seeker._find_manifest(invite)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.app.assembly import split_between
-from node.app.capacity import Room, check_memory, room_on, shares
+from node.app.capacity import check_memory, room_on, shares
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest
@@ -78,13 +78,13 @@ FREE, KEPT = "20.0 GiB of 24.0 GiB were free", "2.0 GiB are reserved for others"
 def test_a_device_gives_what_is_free_and_not_reserved(
     tmp_path: Path, flags, cards, held: int, limit: int, said: str
 ) -> None:
-    assert room_on(config(tmp_path, **flags), cards, held) == Room(limit, said)
+    assert room_on(config(tmp_path, **flags), cards, held) == (limit, said)
 
 
 def test_a_refusal_says_what_was_free(tmp_path: Path) -> None:
     ours = config(tmp_path, reserve="20GiB")
-    room = room_on(ours, [Card(20 * GIB + 9)])
-    verdict = check_memory(ours, DEMO, 1, room.limit, said=room.said)
+    limit, said = room_on(ours, [Card(20 * GIB + 9)])
+    verdict = check_memory(ours, DEMO, 1, limit, said=said)
     with pytest.raises(
         OutOfResources, match=r"20.0 GiB of 24.0 GiB were free and 20.0 GiB are res"
     ):

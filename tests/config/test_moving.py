@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from node.app import moving
+from benchmarks.lab.virtual_clock import VirtualClock
+from node.app import launch, peer
 from node.app.assembly import check_room
-from node.app.moving import Mover, refusal
+from node.app.node import Node
+from node.app.peer import Peer
 from node.averaging.strategies.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.ids import CellId
 from node.core.journey import Version
-from node.core.tasks import Tasks
 from node.manifest import Manifest
 from node.telemetry.events import Journal
 from node.training.protocol.rules import ChangeStatus, Rules
@@ -109,32 +110,23 @@ DILOCO = replace(MANIFEST, outer=OuterSettings("butterfly", "deltas", "nesterov"
 def test_reasons_to_stay(
     tmp_path: Path, manifest: Manifest, here: Any, there: int, open_to: str, says: str
 ) -> None:
-    found = refusal(config(tmp_path), manifest, here, there, open_to)
+    d = FakeDaemon(config(tmp_path))
+    d.assembled, d.open_to = here, open_to
+    found = d.refuses(manifest, there)
     assert says in found if says else not found
 
 
-class FakeDaemon:
-    """What a mover sees of its daemon, and what it did to it."""
+class FakeDaemon(Node):
+    """A daemon that builds and runs nothing, and what it did."""
 
     def __init__(self, ours: NodeConfig, stage: int = 1) -> None:
-        self.config, self.manifest, self.journal, self.tasks = (
-            ours,
-            MANIFEST,
-            Journal(),
-            Tasks("test"),
-        )
-        self.draining = self.ending = False
-        self.presence: Any = None
-        self.placing = SimpleNamespace(open_to=ours.open_to)
-        self.log: list[str] = []
+        clock, journal = VirtualClock(), Journal()
+        Peer.__init__(self, ours.open_to, clock, journal, MANIFEST, lambda *_: None)
+        self.config, self.log = ours, list[str]()
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
         self.assembled.training = SimpleNamespace(leave=self.leave, standing=ChangeStatus(Rules()))
         self.assembled.work = SimpleNamespace(local_checkpoints=SimpleNamespace(saved=self.saved))
-        self.mover = Mover(self, self.refuses)  # type: ignore[arg-type]
-
-    def refuses(self, manifest: Manifest, stage: int) -> str:
-        return refusal(self.config, manifest, self.assembled, stage, self.placing.open_to)
 
     async def leave(self, reason: str) -> None:
         self.log.append(f"leave: {reason}")
@@ -170,29 +162,29 @@ def test_a_change_exceeding_memory_is_reported(d: FakeDaemon) -> None:
     assert (said.kind, said.fields["revision"]) == ("change-out-of-memory", 3)
     assert "main memory" in said.text
     assert "a machine with more" in said.text
-    assert "main memory" in d.mover.asked(2)
+    assert "main memory" in d.asked(2)
 
 
 async def test_a_move_leaves_first_and_stops_last(d: FakeDaemon) -> None:
-    assert d.mover.asked(2) == ""
-    assert d.mover.target == 2
-    assert "on its way to stage 2" in d.mover.asked(3)
+    assert d.asked(2) == ""
+    assert d.to_stage == 2
+    assert "on its way to stage 2" in d.asked(3)
     await asyncio.sleep(0)
     assert d.log == ["leave: moves to stage 2"]
-    assert not d.mover.done, "nothing is over before the epoch is"
+    assert not d.moved, "nothing is over before the epoch is"
     d.calm.set()
     await d.idle()
     assert d.log == ["leave: moves to stage 2", "saved", "stop: moving to stage 2"]
-    assert (d.mover.done, d.mover.target) == (True, 2)
+    assert (d.moved, d.to_stage) == (True, 2)
 
 
 async def test_an_epoch_that_hangs_does_not_keep_it(
     d: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "MOVE_S", 0.01)
-    d.mover.asked(2)
+    monkeypatch.setattr(peer, "MOVE_S", 0.01)
+    d.asked(2)
     await d.idle()
-    assert (d.mover.done, d.mover.target) == (True, 2)
+    assert (d.moved, d.to_stage) == (True, 2)
     assert [e.kind for e in d.journal.recent()] == ["moving", "move-hasty"]
 
 
@@ -200,44 +192,44 @@ async def test_nobody_goes_to_the_ends_beside_somebody_there(d: FakeDaemon) -> N
     d.presence = SimpleNamespace(
         view=SimpleNamespace(ends={"somebody": None}), changed=lambda: None
     )
-    assert "somebody else" in d.mover.asked(0)
+    assert "somebody else" in d.asked(0)
     d.presence.view.ends = {}
     d.calm.set()
-    assert d.mover.asked(0) == ""
+    assert d.asked(0) == ""
     await d.idle()
-    assert (d.mover.done, d.mover.target) == (True, 0)
+    assert (d.moved, d.to_stage) == (True, 0)
     assert d.log[0] == "leave: moves to the ends"
 
 
 async def test_a_drain_meanwhile_wins(d: FakeDaemon) -> None:
-    d.mover.asked(2)
+    d.asked(2)
     d.draining = True
     d.calm.set()
     await d.idle()
-    assert not d.mover.done
+    assert not d.moved
     assert not any(line.startswith("stop") for line in d.log)
 
 
 async def test_who_changes_its_cell_stops_at_once(d: FakeDaemon) -> None:
-    d.mover.joins(CELL)
-    assert (d.mover.cell, d.mover.target, d.mover.done) == (CELL, None, True)
+    d.joins(CELL)
+    assert (d.to_cell, d.to_stage, d.moved) == (CELL, None, True)
     assert [line.split(":")[0] for line in d.log] == ["stop"]
     assert [e.kind for e in d.journal.recent()] == ["cell-left"]
-    assert "coming or going" in d.mover.asked(2)
-    d.mover.joins(CellId("c" * 16))
-    assert d.mover.cell == CELL
+    assert "coming or going" in d.asked(2)
+    d.joins(CellId("c" * 16))
+    assert d.to_cell == CELL
 
 
 async def test_who_drains_or_changes_its_stage_stays_in_its_cell(tmp_path: Path) -> None:
     for name in ("draining", "ending"):
         d = FakeDaemon(config(tmp_path))
         setattr(d, name, True)
-        d.mover.joins(CELL)
-        assert (d.mover.cell, d.log) == (None, [])
+        d.joins(CELL)
+        assert (d.to_cell, d.log) == (None, [])
     d = FakeDaemon(config(tmp_path))
-    assert d.mover.asked(2) == ""
-    d.mover.joins(CELL)
-    assert (d.mover.cell, d.mover.target) == (None, 2)
+    assert d.asked(2) == ""
+    d.joins(CELL)
+    assert (d.to_cell, d.to_stage) == (None, 2)
     d.calm.set()
     await d.idle()
 
@@ -262,25 +254,25 @@ async def test_who_comes_or_goes_is_not_moved(tmp_path: Path) -> None:
         d = FakeDaemon(config(tmp_path))
         for name, value in change.items():
             setattr(d, name, value)
-        assert "coming or going" in d.mover.asked(2)
-        assert d.mover.target is None
+        assert "coming or going" in d.asked(2)
+        assert d.to_stage is None
     d = FakeDaemon(config(tmp_path, may_move=False))
-    assert "operator" in d.mover.asked(2)
-    assert d.mover.target is None
+    assert "operator" in d.asked(2)
+    assert d.to_stage is None
     assert [e.kind for e in d.journal.recent()] == ["move-refused"]
 
 
 def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
     monkeypatch.setattr(
-        moving.sys, "orig_argv", ["/usr/bin/python3", "-m", "cli", "start", "--name", "x"]
+        launch.sys, "orig_argv", ["/usr/bin/python3", "-m", "cli", "start", "--name", "x"]
     )
-    monkeypatch.setattr(moving.os, "execv", lambda *a: called.append(a))
+    monkeypatch.setattr(launch.os, "execv", lambda *a: called.append(a))
     monkeypatch.setenv(MOVED, "")
-    moving.again(2)
+    launch.again(2)
     assert called == [
-        (moving.sys.executable, [moving.sys.executable, "-m", "cli", "start", "--name", "x"])
+        (launch.sys.executable, [launch.sys.executable, "-m", "cli", "start", "--name", "x"])
     ]
-    assert moving.os.environ[MOVED] == "2"
-    moving.again(None)
-    assert moving.os.environ[MOVED] == "-"
+    assert launch.os.environ[MOVED] == "2"
+    launch.again(None)
+    assert launch.os.environ[MOVED] == "-"

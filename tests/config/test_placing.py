@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 
 from benchmarks.lab.virtual_clock import VirtualClock
-from node.app import placing
-from node.app.placing import Placing
+from node.app import peer
+from node.app.peer import Peer
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
+from node.manifest import Manifest, amended
 from node.scheduler.choosing import SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
 
 STAGES = 2
+MANIFEST = amended(Manifest.default_demo(), {"pipeline.stages": STAGES})
 
 
 class FakePresence:
@@ -46,51 +48,47 @@ class FakePresence:
         self.changed()
 
     def changed(self) -> None:
-        self.posted.append((self._d.placing.stage, self._d.placing.settled))
+        self.posted.append((self._d.place, self._d.settled))
 
 
-class FakeDaemon:
-    """What placing sees of its daemon."""
+class FakeDaemon(Peer):
+    """One that builds nothing, and is asked to move."""
 
     def __init__(self, home: Path, environ: dict[str, str] | None = None, **flags: Any) -> None:
         self.config = NodeConfig.load({"home": str(home), **flags}, environ or {})
-        self.clock, self.journal = VirtualClock(), Journal()
-        self.assembled: Any = None
-        self.mover = SimpleNamespace(target=None, cell=None, going=False, asked=self.asked)
-        self.draining = self.ending = False
-        self.asks, self.refuses = list[int](), ""
-        self.placing = Placing(self)  # type: ignore[arg-type]
+        super().__init__(self.config.open_to, VirtualClock(), Journal(), MANIFEST, lambda *_: None)
+        self.asks, self.why = list[int](), ""
 
     def body(self) -> Any:
         return SimpleNamespace(reach="unknown")
 
     def asked(self, stage: int) -> str:
         self.asks.append(stage)
-        return self.refuses
+        return self.why
 
     def hosts(self, waiting_for: str = "", epoch: int = 0) -> None:
-        stage = SimpleNamespace(stage=self.placing.stage, version=Version(epoch))
+        stage = SimpleNamespace(stage=self.place, version=Version(epoch))
         training = SimpleNamespace(waiting_for=lambda: waiting_for)
         self.assembled = SimpleNamespace(stage=stage, training=training)
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "HASTE_S", 0.0)
+    monkeypatch.setattr(peer, "HASTE_S", 0.0)
 
 
 async def take(d: FakeDaemon, presence: Any, ends: bool = False) -> int:
-    return await d.placing.take(presence, STAGES, ends=ends, company=True)
+    return await d.take(presence, MANIFEST, named=d.config.stage, ends=ends, company=True)
 
 
 async def instead(d: FakeDaemon, presence: Any, why: str) -> int:
-    return await d.placing.instead(presence, UsageFault(why, ""))
+    return await d.instead(presence, UsageFault(why, ""))
 
 
 async def watch(d: FakeDaemon, presence: Any, seconds: float) -> None:
     """Let it watch for so long."""
     presence.until, presence.over = d.clock.now() + seconds, asyncio.Event()
-    task = asyncio.create_task(d.placing.watch(presence))
+    task = asyncio.create_task(d.watch_stage(presence))
     await presence.over.wait()
     task.cancel()
 
@@ -107,7 +105,7 @@ async def test_who_was_named_a_stage_shows_it_before_it_is_built(tmp_path: Path)
         assert await take(d, presence, ends) == stage
         assert presence.posted == [(stage, True)]
         assert not presence.hasty
-        assert d.placing.open_to == ("auto" if environ else "")
+        assert d.open_to == ("auto" if environ else "")
     d = FakeDaemon(tmp_path, stage="3")
     with pytest.raises(UsageFault, match="not in this swarm"):
         await take(d, FakePresence(d, {}))
@@ -132,7 +130,7 @@ async def test_a_joiner_unfit_for_the_ends_takes_a_block_stage(tmp_path: Path) -
     presence = FakePresence(d, {"a": Placed(1), "b": Placed(2), "c": Placed(2)})
     assert await take(d, presence) == ENDS
     assert await instead(d, presence, "no data") == 1
-    assert d.placing.open_to == "stage"
+    assert d.open_to == "stage"
     assert [e.level for e in d.journal.recent() if e.kind == "ends-not-hosted"] == ["warning"]
     with pytest.raises(UsageFault, match="too large"):
         await instead(d, presence, "too large")
@@ -159,8 +157,8 @@ async def test_only_a_peer_awaiting_a_first_epoch_moves_to_the_ends(tmp_path: Pa
 
 async def test_who_cannot_go_to_the_ends_stays_and_is_not_named_again(tmp_path: Path) -> None:
     d = FakeDaemon(tmp_path, {MOVED: "1"})
-    presence, d.refuses = FakePresence(d, {"b": Placed(1), "c": Placed(2)}), "does not fit"
+    presence, d.why = FakePresence(d, {"b": Placed(1), "c": Placed(2)}), "does not fit"
     await take(d, presence)
     d.hosts("an ends peer")
     await watch(d, presence, 5 * WITHOUT_ENDS_S)
-    assert (d.asks, (d.placing.stage, d.placing.open_to)) == ([ENDS], (1, "stage"))
+    assert (d.asks, (d.place, d.open_to)) == ([ENDS], (1, "stage"))

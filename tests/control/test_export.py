@@ -29,8 +29,8 @@ async def test_an_export_that_fails_fetches_nothing_more(tmp_path: Path, monkeyp
     monkeypatch.setattr(export, "ATTEMPTS", 1)
     engines = SimpleNamespace(store=SimpleNamespace(settings=None))
     work = SimpleNamespace(plan=SimpleNamespace(stage=lambda stage: []), engines=engines)
-    a: Any = SimpleNamespace(work=work, tokenizer=object())
+    a: Any = SimpleNamespace(manifest=manifest, work=work, tokenizer=object())
     a.stage = SimpleNamespace(stage=-1)
     with pytest.raises(NetworkFault, match=f"stage {manifest.pipeline.stages}"):
-        await export.gather(a, manifest, None, tmp_path, None, print)  # type: ignore[arg-type]
+        await anext(export.gather(a, None, tmp_path, None))  # type: ignore[arg-type]
     assert not under_way

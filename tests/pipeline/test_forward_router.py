@@ -233,7 +233,7 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
         pipeline=pipeline,
         work=SimpleNamespace(plan=plan),
         tokenizer=Letters(),
-        seq_len=swarm.model.seq_len,
+        manifest=SimpleNamespace(model=swarm.model),
     )  # pyright: ignore
 
     async def said(request: GenerateRequest, dies: int = -1) -> tuple[str, list]:

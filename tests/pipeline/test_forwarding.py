@@ -78,7 +78,7 @@ class Peers:
                     pipeline=self.pipelines[member.peer],
                     work=SimpleNamespace(plan=self.plan),
                     tokenizer=ByteTokenizer(),
-                    seq_len=8,
+                    manifest=SimpleNamespace(model=SimpleNamespace(seq_len=8)),
                 )
                 self.services[member.peer] = EndsService(
                     host, transport, lambda: {m.peer for m in self.plan.members}

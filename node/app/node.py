@@ -1,0 +1,188 @@
+"""A daemon's node as others see it: its key, its network, who is let in, what its record says. What
+it does with them is in :mod:`node.app.daemon`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from node.app.assembly import Assembled
+from node.app.capacity import check_memory
+from node.app.peer import Peer
+from node.config import NodeConfig
+from node.core.clock import Since, SystemClock
+from node.core.errors import LocalFault, ProtocolMismatch, Refused
+from node.core.ids import PeerId, RunId
+from node.core.version import OLDEST_PROTOCOL, PROTOCOL, VERSION, Protocols
+from node.dht.record import PeerBody
+from node.identity.admission import Gate, shown
+from node.identity.invites import Invite
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from node.reach.standing import Standing
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.telemetry.sinks import JsonlSink, StreamSink
+from node.transport.handshake import Facts
+from node.transport.service import Transport
+from protos.handshake_pb2 import Hello
+
+if TYPE_CHECKING:
+    from node.reach.nearby import Nearby
+
+_STANDINGS = {s.value for s in Standing}
+
+
+class Node(Peer[Assembled]):
+    """``fault``: what ends it; ``child_trouble``: what is wrong with its children, by their
+    labels."""
+
+    def __init__(
+        self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
+    ) -> None:
+        sinks = [
+            JsonlSink(config.events_path),
+            StreamSink(sys.stderr, config.node.log_format, level=config.node.log_level),
+        ]
+        super().__init__(config.open_to, SystemClock(), Journal(sinks), manifest, self._failed)
+        self.config, self.invite, self.role = config, invite, config.node.role
+        self.started, self._since = time.monotonic(), Since(self.clock)
+        self.identity = Identity.load_or_create(config.identity_path)
+        self.name = config.node.name or self.identity.name
+        self.metrics, self.metrics_url = Metrics(), ""
+        self.transport = Transport(
+            self.identity,
+            config.transport,
+            self.journal,
+            self.metrics,
+            self._facts,
+            self._admit,
+            self._failed,
+            config.reach,
+            self._serves,
+        )
+        self.lan: Nearby | None = None
+        self.child_trouble: dict[str, str] = {}
+        self.fault: LocalFault | None = None
+        self._gate: Gate | None = None
+        self._shown: tuple[bytes, RunId, bytes] | None = None
+        self._end = asyncio.Event()
+        self._why = ""
+
+    def stop(self, why: str) -> None:
+        """End soon, in order. The first reason counts."""
+        if not self.ending:
+            self.ending, self._why = True, why
+            self._end.set()
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        """A task raised an unexpected error: log it and shut down; never run with a failed
+        component."""
+        text = f"{name}: {type(error).__name__}: {error}"
+        if self.ending:
+            # What breaks while everything is taken down is no news, and not why this daemon ends.
+            self.journal.emit("daemon", "task-failed", text, "debug")
+            return
+        if isinstance(error, LocalFault):
+            self.fault = error
+            self.stop(str(error))
+            return
+        self.journal.emit("daemon", "task-failed", text, "error")
+        logging.getLogger("tutti").error("task %s failed", name, exc_info=error)
+        self.fault = LocalFault(
+            f"internal error in {text}", f"the log has more: {self.config.events_path}"
+        )
+        self.stop(text)
+
+    def refuses(self, manifest: Manifest, stage: int) -> str:
+        """Where it is the memory that is missing, too."""
+        a, why = self.assembled, super().refuses(manifest, stage)
+        if why or a is None:
+            return why
+        verdict = check_memory(self.config, manifest, stage, a.memory_limit, a.main_memory)
+        return "" if verdict.ok else verdict.text
+
+    # ----------------------------------------------------------- who is let in
+
+    def _serves(self) -> str:
+        return str(self.manifest.run_id) if self.manifest is not None else ""
+
+    def _facts(self) -> Facts:
+        run_id = self._serves() if self.role != "rendezvous" else ""
+        shown = self.admission(RunId(run_id))
+        return Facts(run_id, self.name, VERSION, shown, self.protocols())
+
+    def protocols(self) -> Protocols:
+        """The protocol versions spoken here, as far as the run allows them."""
+        oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
+        return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
+
+    def _admit(self, peer: PeerId, hello: Hello) -> float:
+        m = self.manifest
+        if m is None or hello.run_id != m.run_id:
+            raise ProtocolMismatch("we are of another run")
+        return self.gate().admit(peer, hello.admission, self.clock.wall())
+
+    def gate(self) -> Gate:
+        """Who may take part in the run. Raises Refused while there is none yet."""
+        if self._gate is None:
+            if self.manifest is None:
+                raise Refused("this node serves no run")
+            s = self.manifest.swarm
+            run_id, private = self.manifest.run_id, s.admission == "invite"
+            self._gate = Gate(run_id, s.owner, private, s.lead == "admitted")
+            if not private:
+                self._gate.admit(self.identity.peer_id, self.admission(run_id), self.clock.wall())
+        return self._gate
+
+    def may_lead(self, peer: PeerId) -> bool:
+        """Whether plans of this peer may be followed here."""
+        return self.gate().may_lead(peer, self.clock.wall())
+
+    def admission(self, run_id: RunId) -> bytes:
+        """What this peer shows to be let into a private run; empty for nothing."""
+        given = self.invite.admission if self.invite else self.config.admission
+        if self._shown is None or self._shown[:2] != (given, run_id):
+            self._shown = given, run_id, shown(given, self.identity, run_id)
+        return self._shown[2]
+
+    # ----------------------------------------------------------- what others see, and what it sees
+
+    def open_peers(self) -> list[str]:
+        """A multiaddr of every other peer that everybody can dial, rendezvous first."""
+        entries = sorted(
+            self.presence.view.everybody.items() if self.presence else (),
+            key=lambda e: (e[1].body.role != "rendezvous", e[0]),
+        )
+        there = [
+            [a for a in e.body.maddrs if a.endswith(p)]
+            for p, e in entries
+            if e.body.reach == Standing.OPEN.value
+        ]
+        return [addresses[0] for addresses in there if addresses]
+
+    def body(self) -> PeerBody:
+        """Its whole record in the directory."""
+        t, spoken = self.transport, self.protocols()
+        return replace(
+            super().body(),
+            name=self.name[:64],
+            started=self._since.wall(),
+            protocols=(spoken.oldest, spoken.newest),
+            maddrs=tuple(self.transport.reachable.multiaddrs()),
+            reach=t.reachable.standing.value,
+            relays=t.relays.held,
+            room=t.relay.room,
+            rate=t.relay.rate_left,
+        )
+
+    def _learn(self, peer: PeerId, body: PeerBody) -> None:
+        standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
+        relays = [PeerId(r) for r in body.relays]
+        self.transport.learn(
+            peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate
+        )

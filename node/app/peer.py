@@ -1,0 +1,358 @@
+"""One peer of a run, a daemon or a simulated one: which cell and stage it takes, how it changes
+them, and what its record says of that.
+
+Enters: the directory, what its operator, its leader or the rule wants. Leaves: a claim for all to
+see, later perhaps a change of stage or of cell. Never: the choice itself; that is
+:mod:`node.scheduler.choosing` and :mod:`node.scheduler.cells`.
+
+A stage is changed by leaving as one that drains, a cell, which cannot go on, at once. After either
+the peer ends and begins anew (:func:`node.app.launch.again`): everything that was built for the old
+place is gone with certainty, because nothing of it is carried over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from math import floor
+from typing import Generic, TypeVar
+
+from node.app.assembly import Services
+from node.app.cells import SAMPLE_S, Sight, cells_in_sight, find_cell
+from node.app.change import under
+from node.core.clock import Clock
+from node.core.errors import LocalFault, TimedOut, UsageFault
+from node.core.ids import ENDS, CellId, first_cell, stage_name
+from node.core.tasks import Tasks
+from node.core.version import VERSION
+from node.dht.record import PeerBody
+from node.manifest import Manifest
+from node.reach.standing import Standing
+from node.scheduler.cells import Dissolution
+from node.scheduler.choosing import LOOK_S, Choosing, able
+from node.telemetry.events import Journal
+from node.training.member import MemberState
+from node.training.presence import HASTE_S, Presence
+
+DRAIN_S = 120.0
+"""For an operator's drain that names no time."""
+MOVE_S = 60.0
+"""For the epoch under way and the hand-over, before a peer changes its stage all the same."""
+CELL_S = 1.0
+"""Between two looks at whether the own cell can go on."""
+_POSTED = {"waiting": "ready", "moving": "starting"}
+"""What others need to know of a state that is this peer's own business; a mover is one to come."""
+
+S = TypeVar("S", bound=Services, covariant=True)
+
+
+class Peer(Generic[S]):
+    """``open_to``: the stages that it would host, as in its record
+    (:class:`~node.dht.record.PeerBody`). ``to_stage`` is the stage this peer is changing to,
+    ``to_cell`` the cell, where it chooses one; ``moved``: all is handed over, and it begins anew
+    there. ``draining``: its operator wants it to leave; ``ending``: it has been told to end."""
+
+    role = "auto"
+
+    def __init__(
+        self,
+        open_to: str,
+        clock: Clock,
+        journal: Journal,
+        manifest: Manifest | None,
+        on_error: Callable[[str, BaseException], None],
+    ) -> None:
+        self.open_to, self.clock, self.journal, self.manifest = open_to, clock, journal, manifest
+        self.tasks = Tasks("daemon", on_error)
+        self.presence: Presence | None = None
+        self.assembled: S | None = None
+        self.draining = self.ending = self.moved = False
+        self.to_stage: int | None = None
+        self.to_cell: CellId | None = None
+        self._choosing: Choosing | None = None
+        self._stages = 0
+
+    def stop(self, why: str) -> None:
+        """End soon, in order."""
+        raise NotImplementedError
+
+    def refuses(self, manifest: Manifest, stage: int) -> str:
+        """Why this peer will not host ``stage`` instead of its own, under the manifest in force;
+        empty when it will."""
+        if not self.open_to:
+            return "its operator wants it where it is"
+        here = self.assembled.stage.stage if self.assembled else stage
+        if stage == here or not {here, stage} <= set(able(self.open_to, manifest.pipeline.stages)):
+            return f"there is no way from {stage_name(here)} to {stage_name(stage)}"
+        return ""
+
+    # ----------------------------------------------------------- what its record says
+
+    @property
+    def place(self) -> int | None:
+        """Where this peer is, or will be; None while that is open."""
+        if self.to_cell is not None:
+            return None
+        if self.to_stage is not None and not self.draining:
+            return self.to_stage
+        if self.assembled is not None:
+            return self.assembled.stage.stage
+        return self._choosing.stage if self._choosing else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether it gives way to nobody who has claimed the same place."""
+        return self._choosing is not None and self._choosing.settled
+
+    @property
+    def moving(self) -> bool:
+        """A change of stage or of the cell has begun."""
+        return self.to_stage is not None or self.to_cell is not None
+
+    @property
+    def state(self) -> str:
+        """One word for the screen and for the record."""
+        a = self.assembled
+        if self.ending and not self.moved:
+            return "stopping"
+        if self.draining:
+            return "draining"
+        if self.moving:
+            return "moving"
+        if self.role == "rendezvous":
+            return "ready"
+        if a is None:
+            return "choosing" if self.manifest and self.place is None else "starting"
+        if a.work.fetching < 1.0:
+            return "joining"
+        state, waits = a.training.member.state, a.training.waiting_for()
+        if state is MemberState.FINISHED:
+            return "finished"
+        if waits and (state is MemberState.IDLE or a.training.leader is not None):
+            return "waiting"
+        return "ready" if state is MemberState.IDLE else "training"
+
+    def body(self) -> PeerBody:
+        """This peer's record in the directory; without its name, its start, its protocols and how
+        it is reached, which others add."""
+        a, state, stage, to = self.assembled, self.state, self.place, self.to_cell
+        return PeerBody(
+            stage=stage or ENDS,
+            role=self.role if stage is None else "stage" if stage else "ends",
+            state="choosing" if to is not None else _POSTED.get(state, state),
+            open_to=self.open_to,
+            settled=self.settled,
+            epoch=max(0, a.stage.version.epoch) if a else 0,
+            name="",
+            version=VERSION,
+            tokens_per_s=a.meter.tokens_per_s if a else 0.0,
+            speed=a.work.speed() if a else 0.0,
+            leads=a is not None and a.training.leader is not None and to is None,
+            follows=(a.training.following or "") if a and to is None else "",
+            cell=to or (self.presence.cell if self.presence else ""),
+        )
+
+    # ----------------------------------------------------------- coming
+
+    async def take(
+        self,
+        presence: Presence,
+        manifest: Manifest,
+        *,
+        named: int | None,
+        ends: bool = False,
+        kept: str = "",
+        company: bool,
+    ) -> int:
+        """Enter a cell, and claim the stage to build; the directory shows it already.
+
+        ``named``: the stage that the operator or the leader wants; ``ends``: the operator wants the
+        ends; ``kept``: the cell it was in before it was started again; ``company``: somebody else
+        should come into sight, and is waited for at most :data:`LOOK_S` seconds. Raises UsageFault
+        for a stage that the swarm has not.
+        """
+        if manifest.averaging.peers:
+            presence.enter(await find_cell(presence, manifest, kept=kept, company=company))
+        self._stages = manifest.pipeline.stages
+        if ends:
+            self.open_to, named = "", ENDS
+        if named is None:
+            return await self._choose(presence, company)
+        if named > self._stages:
+            what = f"stage {named} is not in this swarm"
+            raise UsageFault(what, f"it has block stages 1 to {self._stages}")
+        self._begin(presence, named)
+        presence.announce(self.body)
+        return named
+
+    async def instead(self, presence: Presence, why: LocalFault) -> int:
+        """A block stage for who went to the ends by itself and cannot host them.
+
+        Raises ``why`` for everybody else.
+        """
+        if self.place != ENDS or self.open_to != "auto":
+            raise why
+        text = f"chooses a block stage instead of the ends: {why}"
+        self.journal.emit("daemon", "ends-not-hosted", text, "warning")
+        self.open_to, self._choosing = "stage", None
+        return await self._choose(presence, False)
+
+    async def _choose(self, presence: Presence, company: bool) -> int:
+        presence.hasty = True
+        presence.announce(self.body)
+        if company:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await presence.company.wait()
+        machine = self._begin(presence, None)
+        while not machine.may_build or machine.stage is None:
+            seen = presence.view.placed(self._stages)
+            closed = self.body().reach == Standing.CLOSED.value
+            if (stage := machine.look(seen, self.clock.now(), closed=closed)) is not None:
+                self.journal.emit("daemon", "claimed", f"claims {stage_name(stage)}", stage=stage)
+                presence.changed()
+            if not machine.may_build:
+                await asyncio.sleep(HASTE_S)
+        return machine.stage
+
+    def _begin(self, presence: Presence, stage: int | None) -> Choosing:
+        stages, now = able(self.open_to, self._stages), self.clock.now()
+        self._choosing = Choosing(presence.me, stages, self._stages, now, stage)
+        return self._choosing
+
+    def start(self, a: Services, presence: Presence, manifest: Manifest) -> None:
+        """Train, and meet other cells where there are several."""
+        a.training.start()
+        if a.meetings is not None:
+            a.meetings.start()
+        if manifest.averaging.peers:
+            watch = self.watch_cell(presence, first_cell(manifest.run_id))
+            self.tasks.spawn(watch, "cell", eternal=True)
+        presence.changed()
+
+    # ----------------------------------------------------------- staying, or going elsewhere
+
+    async def watch_stage(self, presence: Presence) -> None:
+        """For ever: see what others claim, until the own claim is settled; where nobody is at the
+        ends, and so nobody leads, do what the rule says."""
+        machine = self._choosing
+        while machine is not None:
+            # Where nothing changes for long, there is nothing new to see every half second.
+            await asyncio.sleep(HASTE_S * presence.times)
+            a = self.assembled
+            if a is None or self.moving or self.draining or self.ending:
+                continue
+            settled = machine.settled
+            waits = a.stage.version.epoch <= 0 and bool(a.training.waiting_for())
+            to = machine.look(presence.view.placed(self._stages), self.clock.now(), waits=waits)
+            if to is not None and self.asked(to):
+                machine.stays(a.stage.stage)
+                self.open_to = "stage" if to == ENDS else ""
+            presence.hasty = not machine.settled
+            if machine.settled != settled:
+                presence.changed()
+
+    async def watch_cell(self, presence: Presence, first: CellId) -> None:
+        """For ever: leave the own cell for another one where it cannot go on."""
+        machine = Dissolution(presence.me, self._stages, self.clock.now())
+        sampled = 0.0
+        others: Sight = {}, set()
+        while True:
+            await asyncio.sleep(CELL_S)
+            a = self.assembled
+            if a is None or self.moving or self.draining or self.ending:
+                continue
+            training, now = a.training, self.clock.now()
+            goes = training.works or presence.view.led()
+            if not goes and now - sampled >= SAMPLE_S:
+                sampled = now
+                # Who leaves the same cell draws the same sample, and they spread over it.
+                text = f"{training.cell}/{floor(self.clock.wall() / SAMPLE_S)}"
+                others = await cells_in_sight(presence.directory, text, first, self._stages)
+            seen, working = others if not goes else ({}, set())
+            own = {training.cell} if goes else set[CellId]()
+            to = machine.look(
+                training.cell,
+                training.member.term,
+                presence.view.hosts,
+                {**seen, training.cell: presence.view.stages()},
+                working - {training.cell} | own,
+                self.clock.now(),
+                coming=bool(presence.view.coming),
+            )
+            if to is not None:
+                self.joins(to)
+
+    def asked(self, stage: int) -> str:
+        """The leader, or the rule where there is none, wants this peer at ``stage``: "" when it
+        goes, else why not."""
+        a = self.assembled
+        if self.to_stage is not None:
+            return f"it is on its way to {stage_name(self.to_stage)}"
+        if self.moving or a is None or self.manifest is None or self.draining or self.ending:
+            return "it is coming or going itself"
+        why = self.refuses(under(self.manifest, a.training.standing.known), stage)
+        if stage == ENDS and self.presence is not None and self.presence.view.ends:
+            why = "somebody else is at the ends"
+        if why:
+            text = f"asked to host {stage_name(stage)}: {why}"
+            self.journal.emit("daemon", "move-refused", text, stage=stage)
+            return why
+        self.to_stage = stage
+        self.tasks.spawn(self._move(a, stage_name(stage)), "move")
+        return ""
+
+    async def _move(self, a: Services, to: str) -> None:
+        text = f"moving to {to}: finishes the epoch under way and hands over what it owns"
+        self.journal.emit("daemon", "moving", text, stage=self.to_stage, source=a.stage.stage)
+        if self.presence is not None:
+            self.presence.changed()
+        try:
+            await _leave(a, f"moves to {to}", MOVE_S)
+        except TimeoutError:
+            why = f"the epoch did not end in {MOVE_S:.0f} s; moving all the same"
+            self.journal.emit("daemon", "move-hasty", why, "warning")
+        if not self.draining:  # else its operator wants it to end, and whoever drains it ends it
+            self.moved = True
+            self.stop(f"moving to {to}")
+
+    def joins(self, cell: CellId) -> None:
+        """The own cell cannot go on: this peer begins anew in that one, without parameters."""
+        if self.moving or self.draining or self.ending:
+            return
+        self.to_cell = cell
+        epoch = self.assembled.stage.version.epoch if self.assembled is not None else 0
+        text = (
+            f"no leader works in this cell, and others do: joins cell {cell} and gives up what is "
+            f"here, epoch {epoch}"
+        )
+        self.journal.emit("daemon", "cell-left", text, "warning", cell=cell, epoch=epoch)
+        if self.presence is not None:
+            self.presence.changed()
+        self.moved = True
+        self.stop(f"moving to cell {cell}")
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
+        self.draining = True
+        if self.presence is not None:
+            self.presence.changed()
+        self.journal.emit("daemon", "draining", "finishing the epoch under way, then leaving")
+        if (a := self.assembled) is not None:
+            try:
+                await _leave(a, "drain", timeout_s or DRAIN_S)
+            except TimeoutError as e:
+                self.draining = False
+                a.training.stay()
+                raise TimedOut(
+                    f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop"
+                ) from e
+        self.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
+        self.stop("drained")
+
+
+async def _leave(a: Services, why: str, seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        await a.training.leave(why)
+        await a.work.local_checkpoints.saved()
