@@ -325,7 +325,7 @@ def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
     sys.stderr.write(f"  {PROMPT}")
     label = next(c.label for c in swarm.children if c.label.startswith("ends-") and c.running)
     with swarm.client(label) as client:
-        for piece in client.generate(request, 120.0):
+        for piece in client.generate(request):
             outcome.sample += piece.text
             # The model may say anything, terminal commands included.
             sys.stderr.write(
