@@ -34,13 +34,12 @@ from node.core.tables import (
     meanings,
     settings_of,
     show,
-    toml_entry,
     unknown,
 )
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
-from node.manifest import Manifest, read_manifest
+from node.manifest import Manifest, read_manifest, toml_entry
 from node.pipeline.settings import PipelineLimits
 from node.reach.settings import ReachSettings
 from node.transport.settings import TransportSettings

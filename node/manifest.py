@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +37,6 @@ from node.core.tables import (
     from_text,
     meanings,
     settings_of,
-    toml_entry,
     unknown,
 )
 from node.core.version import PROTOCOL, UPDATE
@@ -57,6 +57,8 @@ FORMAT = 2
 MAX_MANIFEST = 64 * 1024
 """Bytes of a manifest; a longer one is refused unread."""
 BYTE_VOCAB = 259
+WIDTH = 96
+"""Of a comment in a file, without its mark."""
 HEADER = "# What every peer of this swarm agreed on."
 """How every signed manifest that is written here begins; a file that begins so and has no signature
 was cut."""
@@ -641,3 +643,12 @@ def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
     result = dataclasses.replace(manifest, signature=None, **changed)
     result.check()
     return result
+
+
+def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]:
+    """A setting as lines of a TOML file, below what it means; ``behind`` a # or not."""
+    import tomlkit
+
+    item = tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
+    comment = [f"# {line}" for line in textwrap.wrap(meaning, WIDTH)]
+    return [*comment, f"{'# ' if behind else ''}{key} = {item}"]

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 from node.core.errors import UsageFault
 
 T = TypeVar("T")
-WIDTH = 96
-"""Of a comment in a file, without its mark."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,12 +242,3 @@ def meanings(kind: type) -> dict[str, str]:
         ):
             found[line.target.id] = " ".join(str(below.value.value).replace("``", "").split())
     return found
-
-
-def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]:
-    """A setting as lines of a TOML file, below what it means; ``behind`` a # or not."""
-    import tomlkit
-
-    item = tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
-    comment = [f"# {line}" for line in textwrap.wrap(meaning, WIDTH)]
-    return [*comment, f"{'# ' if behind else ''}{key} = {item}"]

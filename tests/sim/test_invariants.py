@@ -62,7 +62,9 @@ class Peer:
     placed: str = ""
     member: Any = field(default_factory=lambda: SimpleNamespace(dropped=()))
     work: Any = field(
-        default_factory=lambda: SimpleNamespace(version=Version(0), cell=0, plan=None)
+        default_factory=lambda: SimpleNamespace(
+            stage=SimpleNamespace(version=Version(0)), cell=0, plan=None
+        )
     )
 
     def in_place(self) -> str:
