@@ -173,7 +173,7 @@ class Internet:
         Raises FileNotFoundError when miniupnpd is not installed, TimeoutError when it does not come
         up.
         """
-        binary = shutil.which("miniupnpd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        binary = miniupnpd()
         if binary is None:
             raise FileNotFoundError(
                 "miniupnpd is not installed (Debian: apt install miniupnpd-nftables)"
@@ -415,6 +415,11 @@ table ip6 t {{
         if done.returncode:
             raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
+
+
+def miniupnpd() -> str | None:
+    """Where it is installed; None where it is not."""
+    return shutil.which("miniupnpd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def why_not(kind: str = "home") -> str:

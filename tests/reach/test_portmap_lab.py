@@ -1,7 +1,5 @@
 """The mapper behind miniupnpd in network namespaces: every way alone, and one that comes late."""
 
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lab.internet import Internet, why_not
+from benchmarks.lab.internet import Internet, miniupnpd, why_not
 from tests.reach.program import Program
 
 PORTS = ["tcp:31337", "udp:31337", "tcp:31338"]
@@ -22,7 +20,7 @@ print(socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).recv(9).decod
 
 @pytest.fixture(scope="module", autouse=True)
 def possible() -> None:
-    if shutil.which("miniupnpd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
+    if miniupnpd() is None:
         pytest.skip("miniupnpd is not installed")
     if why := why_not():
         pytest.skip(why)

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.lab.fleet import START_S, WORKING, Box
 from benchmarks.lab.hosts import HostPeer
-from benchmarks.lab.internet import Internet, why_not
+from benchmarks.lab.internet import Internet, miniupnpd, why_not
 from benchmarks.reach import ROUTERS, boxed, daemon, founded, hosting, printed, to_it
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
@@ -99,6 +99,8 @@ def test_a_swarm_behind_routers_outlives_its_rendezvous(tmp_path) -> None:
         )
         assert to_it(one, two.key) == "relayed"
 
+        if miniupnpd() is None:
+            return  # nothing here maps ports
         net.map_ports("ends", ["upnp"])
         wait("the mapped port to be used", lambda: to_it(one, members[0].key) == "mapped")
         before = min(p.status().epoch for p in members)
