@@ -50,6 +50,16 @@ def keeps_slots_and_turns(problem: PathProblem, tasks: list[ReplayTask]) -> bool
     return True
 
 
+def holds(problem: PathProblem, routes: rules.Paths) -> bool:
+    """No rule is broken, and played, all micro-batches come home within slots and turns."""
+    played = replay(problem, routes)
+    return (
+        rules.broken(problem, routes) is None
+        and len(played.done) == len(routes)
+        and keeps_slots_and_turns(problem, played.tasks)
+    )
+
+
 def test_the_published_plan_takes_what_is_stored():
     problem = load("A")
     played = replay(problem, published())

@@ -154,7 +154,7 @@ def safe(problem: PathProblem, paths: Paths) -> str | None:
 OF_PATHS = (counted, ends_kept, equal_visits, bounded_swaps, bounded_jumps, owed_kept, safe)
 
 
-def broken(problem: PathProblem, paths: Paths, debts: bool = True) -> str | None:
+def broken(problem: PathProblem, paths: Paths, *, debts: bool = True) -> str | None:
     """The first rule that does not hold, as a sentence; without ``debts``, some may stay unpaid."""
     rules = (rule for rule in OF_PATHS if debts or rule is not owed_kept)
     return _first(rule(problem, paths) for rule in rules)
