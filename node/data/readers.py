@@ -153,8 +153,10 @@ def parquet(
 
 
 def _check_column(types: Any, schema: Any, name: str, column: str) -> None:
-    kind = schema.field(column).type if column in schema.names else None
+    # Of several columns of one name, which pyarrow does not find by it, the first.
+    kind = schema.field(schema.names.index(column)).type if column in schema.names else None
     kind = kind.value_type if kind and types.is_dictionary(kind) else kind
+    text = (types.is_string, types.is_large_string, types.is_string_view)
     refuse(
         (
             kind is None,
@@ -162,7 +164,7 @@ def _check_column(types: Any, schema: Any, name: str, column: str) -> None:
             f"it has {', '.join(schema.names[:8])}; of a stream  data.column  names one",
         ),
         (
-            kind is not None and not (types.is_string(kind) or types.is_large_string(kind)),
+            kind is not None and not any(is_text(kind) for is_text in text),
             f"{name} holds {kind} in {column!r}, not text",
             "name a column of strings; of a stream by  data.column",
         ),

@@ -281,13 +281,20 @@ AGAIN = ["again", "and", "again"] * 400
     [
         (NO_UTF8, [b"\xff\xfe abc", b"fine"]),
         (pyarrow.array(AGAIN).dictionary_encode(), [t.encode() for t in AGAIN]),
+        (pyarrow.array(AGAIN, pyarrow.string_view()), [t.encode() for t in AGAIN]),
     ],
-    ids=["no UTF-8", "coded by dictionary"],
+    ids=["no UTF-8", "coded by dictionary", "views"],
 )
 def test_columns_of_parquet_as_libraries_write_them(tmp_path, column, texts):
     path = tmp_path / "a.parquet"
     pq.write_table(pyarrow.table({"text": column}), path)
     assert given(opened(tmp_path), Shard(str(path), path.stat().st_size)) == texts
+
+
+def test_of_two_columns_of_one_name_the_first_is_read(tmp_path):
+    path, columns = tmp_path / "a.parquet", [pyarrow.array(["a", "b"]), pyarrow.array(["c", "d"])]
+    pq.write_table(pyarrow.table(columns, names=["text", "text"]), path)
+    assert given(opened(tmp_path), Shard(str(path), path.stat().st_size)) == [b"a", b"b"]
 
 
 def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch, caplog):
