@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
-from node.local.step import whole_at_first
+from node.local.step import Made, whole_at_first
 from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
 from node.optim.newton_schulz import followed, newton_schulz_all
@@ -48,6 +48,7 @@ class LocalStage:
         self.ranks, self.program, self.module, self.settings = ranks, program, module, settings
         self._least_flops = least_flops
         self.gradients = CutSum(ranks, program)
+        self._steps: Made = {}
 
     def math(self, module: nn.Module, wire: str, autocast: Autocast) -> StageMath:
         """What the pipeline computes with; ``autocast`` is each rank's own."""
@@ -78,7 +79,7 @@ class LocalStage:
         ):
             found: dict[str, Tensor] = {}
             named = {str(i): m for i, m in enumerate(matrices)}
-            whole_at_first(self.program.here, shapes, steps, stack).run(
+            whole_at_first(self.program.here, shapes, steps, stack, self._steps).run(
                 named,
                 lambda name, update: found.update({name: update.to(named[name].device, copy=True)}),
             )

@@ -9,7 +9,7 @@ is that of Canzona (arXiv 2602.06079).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -143,14 +143,20 @@ def _views(buffer: Tensor, order: Iterable[tuple[Sharded, int]]) -> list[tuple[S
     return found
 
 
-@lru_cache(1)
+Made: TypeAlias = dict[tuple[object, ...], TensorParallelStep]
+
+
 def whole_at_first(
-    here: Rank, shapes: tuple[tuple[int, int], ...], steps: int, stack: bool
+    here: Rank, shapes: tuple[tuple[int, int], ...], steps: int, stack: bool, made: Made
 ) -> TensorParallelStep:
-    """The executor for matrices "0", "1", … that rank 0 has whole and the others nothing of; the
-    last one is kept."""
-    matrices = [
-        Sharded(str(i), rows, cols, 0, (rows, *(0,) * (here.size - 1)))
-        for i, (rows, cols) in enumerate(shapes)
-    ]
-    return TensorParallelStep(here, matrices, steps, stack=stack)
+    """The executor for matrices "0", "1", … that rank 0 has whole and the others nothing of.
+    ``made`` keeps the last one, whose buffers are let go of before there are others."""
+    key = (shapes, steps, stack)
+    if key not in made:
+        made.clear()
+        matrices = [
+            Sharded(str(i), rows, cols, 0, (rows, *(0,) * (here.size - 1)))
+            for i, (rows, cols) in enumerate(shapes)
+        ]
+        made[key] = TensorParallelStep(here, matrices, steps, stack=stack)
+    return made[key]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from node.local.program import Program
 from node.local.rank import Rank
-from node.local.step import whole_at_first
+from node.local.step import Made, whole_at_first
 from node.model.device import Device, set_threads
 from node.model.settings import ModelSettings
 from node.optim.kernel_rule import KernelRule
@@ -37,6 +37,7 @@ class Worker:
         self._device = program.here.device.device
         self._kept: dict[int, Any] = {}
         self._sum, self._round = GradientSum(), 0
+        self._steps: Made = {}
 
     def do(self, words: dict[str, Any]) -> None:
         """Rank 0's command, this rank's part of it."""
@@ -66,7 +67,8 @@ class Worker:
             case "step":
                 follow(KernelRule(**words["rule"]))
                 shapes = tuple((rows, cols) for rows, cols in words["shapes"])
-                step = whole_at_first(self._here, shapes, words["steps"], words["stack"])
+                how = words["steps"], words["stack"]
+                step = whole_at_first(self._here, shapes, *how, self._steps)
                 step.run({}, lambda name, update: None)
             case other:
                 raise ValueError(f"no command is called {other!r}")
