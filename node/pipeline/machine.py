@@ -444,13 +444,7 @@ class PipelineMachine:
         ]
         if waits:
             self.suspects.add(peer, now)
-        turned = (Turned(key, way, peer, Trouble.FAILED) for key, way in waits)
-        return [
-            a
-            for event in turned
-            if (visit := self.visits.get(event.key)) is not None
-            for a in self._turned(event, visit, now)
-        ]
+        return [a for k, w in waits for a in self.handle(Turned(k, w, peer, Trouble.FAILED), now)]
 
     # Standing in for a dead replica
     # ------------------------------------------------------------

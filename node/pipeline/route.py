@@ -46,8 +46,11 @@ def beside(journey: Sequence[Hop], position: int, way: Direction) -> int:
 
 def current(plan: Plan) -> dict[int, list[PlanMember]]:
     """By stage the members that hold it in the plan's parameters, in PeerId order."""
-    stages = {m.stage for m in plan.members if m.current}
-    return {stage: [m for m in plan.stage(stage) if m.current] for stage in stages}
+    found: dict[int, list[PlanMember]] = {}
+    for m in sorted(plan.members, key=lambda m: m.peer):
+        if m.current:
+            found.setdefault(m.stage, []).append(m)
+    return found
 
 
 def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:

@@ -139,8 +139,8 @@ class ExchangeServer:
         me, tokens = self._transport.peer_id, request.tokens if norms else 0
         groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, EpochState())
-        until, settled = started + request.deadline_s, asyncio.get_running_loop().create_future()
-        attempt = RoundAttempt(request, step, groups, until, settled)
+        until, ended = started + request.deadline_s, asyncio.get_running_loop().create_future()
+        attempt = RoundAttempt(request, step, groups, until, ended)
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
         for older in epoch.attempts.values():

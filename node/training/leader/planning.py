@@ -81,11 +81,10 @@ class Planning:
         sampler = Sampler(past.cursor)
         cursor = sampler.cursor()
         paths: tuple[Path, ...] = ()
-        current = [m for m in members if m.current]
-        by_stage = {
-            stage: [(m.peer, m.speed) for m in current if m.stage == stage]
-            for stage in dict.fromkeys(m.stage for m in current)
-        }
+        by_stage: dict[int, list[tuple[PeerId, float]]] = {}
+        for m in members:
+            if m.current:
+                by_stage.setdefault(m.stage, []).append((m.peer, m.speed))
         if not finished and not outer:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
