@@ -210,8 +210,9 @@ class Training(rpc.TrainingServicer):
 
     async def close(self) -> None:
         """Stop taking part at once. :meth:`leave` is the polite way."""
-        for tasks in (self.tasks, self._epoch_tasks, self._hearing):
-            await tasks.close()
+        # All are cancelled before any goes on: what ends one may begin another.
+        groups = self.tasks, self._epoch_tasks, self._hearing
+        await asyncio.gather(*(tasks.close() for tasks in groups))
 
     async def leave(self, reason: str) -> None:
         """Finish the epoch under way, let the next one be planned without this peer, hand over what

@@ -389,11 +389,7 @@ class WindowRound:
             elif (
                 m is not None
                 and m.mean is not None
-                and (m.number, m.digest)
-                == (
-                    plan.outer,
-                    wanted,
-                )
+                and (m.number, m.digest) == (plan.outer, wanted)
             ):
                 fresh, m.applied = await self._engines.aside(self._moved, m), True
                 m.news.number, m.news.peers = plan.outer, len(members)
