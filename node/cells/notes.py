@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from node.averaging.strategies.outer import MOST_MEMBERS
+from node.averaging.strategies.outer import MOST_MEMBERS, MOST_STAGES
 from node.cells.postings import PEER, CellFacts, Hosts, checked_hosts, cut
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
@@ -18,7 +18,7 @@ from node.dht.topics import outer_topic
 from node.identity.keys import SIGNATURE_BYTES, Signer, is_signed
 from protos import cells_pb2 as pb
 
-MAX_STAGES = 256
+MAX_STAGES = MOST_STAGES + 1
 MAX_PEERS, MAX_MADDRS = 8, 4
 """Peers that a cell names for a stage, addresses of each."""
 MAX_HOSTS = 96 << 10

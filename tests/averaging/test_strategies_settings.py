@@ -116,6 +116,8 @@ def test_cells_meet_in_windows_and_windows_need_cells(
     assert says in refused.value.what
     with pytest.raises(UsageFault, match="stages = 25 while"):
         carried(OuterSettings("ring", "parameters", window_s=60.0), 2, 25)
+    with pytest.raises(UsageFault, match="stages = 256 while"):
+        carried(DILOCO, cell or 2, 256)
     carried(OuterSettings(), 0)
     carried(DILOCO, cell or 2)
 

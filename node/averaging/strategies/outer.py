@@ -26,9 +26,11 @@ STRATEGIES: dict[str, str] = {
     "bound",
     "hogwild": "as the parameter server, with neither barrier nor lock",
 }
-DIRECTED, MOST_EDGE_STAGES = ("ring", "push-sum"), 24
-"""Those along edges: each member makes a mean of its own; and for how many block stages a cell's
-posting can name a host."""
+DIRECTED = ("ring", "push-sum")
+"""Those along edges: each member makes a mean of its own."""
+MOST_EDGE_STAGES, MOST_STAGES = 24, 255
+"""For how many block stages cells can name a host to each other: in a posting, which is how edges
+are found, and in an answer."""
 MOST_MEMBERS = 32
 """Cells of a group."""
 PARTIAL = (*DIRECTED, "gossip", "moshpit")
@@ -250,6 +252,7 @@ def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
         )
     check(s)
     able = IN_WINDOWS[s.strategy]
+    most = MOST_EDGE_STAGES if s.strategy in DIRECTED else MOST_STAGES
     refuse(
         (
             not cell,
@@ -262,10 +265,10 @@ def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
             f"no axis longer than {MOST_MEMBERS}, because so many cells make one group",
         ),
         (
-            s.strategy in DIRECTED and stages > MOST_EDGE_STAGES,
+            stages > most,
             f"pipeline.stages = {stages} while outer.strategy = {s.strategy!r}",
-            f"at most {MOST_EDGE_STAGES}, because what a cell posts names a host of each; or "
-            "another strategy",
+            f"at most {most}, because what a cell tells others names a host of each"
+            + ("; or another strategy" if s.strategy in DIRECTED else ""),
         ),
         (
             s.pushes and s.feedback,
