@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import grpc
 
@@ -36,7 +37,8 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         self.pid = pid
         """Process id of the daemon, 0 when the system does not tell."""
         options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
-        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
+        # A URI, which "#" or "?" in a home's path would end.
+        self._channel = grpc.insecure_channel(f"unix:{quote(str(path))}", options=options)
         self._stub = ControlStub(self._channel)
 
     def __exit__(self, *_: object) -> None:

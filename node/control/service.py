@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import grpc
 
@@ -39,7 +40,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         )
         control_pb2_grpc.add_ControlServicer_to_server(self, server)
         try:
-            server.add_insecure_port(f"unix:{self.path}")
+            server.add_insecure_port(f"unix:{quote(str(self.path))}")
             os.chmod(self.path, 0o600)
             self._inode = self.path.stat().st_ino
         except (RuntimeError, OSError) as e:

@@ -95,7 +95,8 @@ async def test_a_second_daemon_is_refused_with_the_pid_of_the_first(socket, wind
 
 
 async def test_a_socket_left_by_a_dead_daemon_is_replaced(tmp_path):
-    path = tmp_path / "ctl.sock"
+    path = tmp_path / "#1?%41" / "ctl.sock"  # none of which may be taken for part of a URI
+    path.parent.mkdir()
     with sockets.socket(sockets.AF_UNIX) as dead:
         dead.bind(str(path))
         dead.listen()
