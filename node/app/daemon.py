@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -55,9 +54,6 @@ from node.training.presence import Presence
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
-if TYPE_CHECKING:
-    pass
-
 FIND_S = 60.0
 """How long a joiner looks for a peer that has the manifest before it gives up."""
 RETRY_S = 1.0
@@ -73,7 +69,6 @@ CHILD_PAUSE_S, CHILD_STEADY_S = 60.0, 30.0
 runs so long is well."""
 CHILD_ADMITTED_S = 365 * 86400.0
 """A child of a private solo swarm is admitted for so long after its start."""
-_STANDINGS = {s.value for s in Standing}
 
 
 class Daemon(Node):
@@ -442,7 +437,7 @@ class Daemon(Node):
                 if isinstance(found, Manifest):
                     self.config.remember(found, invite.encode())
                     return found
-                if peer not in said or isinstance(found, LocalFault):
+                if isinstance(found, LocalFault) or not isinstance(said.get(peer), LocalFault):
                     said[peer] = found
             if all(isinstance(said.get(peer), LocalFault) for peer in peers):
                 break
@@ -450,7 +445,8 @@ class Daemon(Node):
         refused = [fault for fault in said.values() if isinstance(fault, LocalFault)]
         if refused and all(isinstance(fault, ProtocolMismatch) for fault in refused):
             raise refused[0]
-        listed = "".join(f"\n  {peer}: {why}" for peer, why in said.items())
+        shown = {p: why for p, why in said.items() if not refused or isinstance(why, LocalFault)}
+        listed = "".join(f"\n  {peer}: {why}" for peer, why in shown.items())
         if refused:
             raise Refused(
                 f"cannot join: who answered does not have this run's manifest{listed}",
