@@ -86,15 +86,17 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         self._unread: deque[Event] = deque(maxlen=size)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._closed = False
+        self._asleep = self._closed = False
 
     async def __anext__(self) -> Event:
         while not self._unread:
             if self._closed:
                 raise StopAsyncIteration
-            # Set in this loop only, so what comes from now on sets it after this.
             self._wake.clear()
-            await self._wake.wait()
+            self._asleep = True
+            # Something may have come between the first look and this line.
+            if not self._unread and not self._closed:
+                await self._wake.wait()
         return self._unread.popleft()
 
     def put(self, event: Event) -> None:
@@ -114,6 +116,9 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         self.close()
 
     def _rouse(self) -> None:
+        if not self._asleep:  # one wake-up for a burst of events
+            return
+        self._asleep = False
         try:
             self._loop.call_soon_threadsafe(self._wake.set)
         except RuntimeError:  # the reader's loop is gone, and the reader with it
