@@ -173,9 +173,9 @@ async def exchange(request: bytes, accept: Callable[[bytes], T | None], host: st
     came or the port is closed.
     """
     loop = asyncio.get_running_loop()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connected:
-        connected.setblocking(False)
-        try:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connected:
+            connected.setblocking(False)
             # Nothing comes in but from that address and port, and a closed port is told.
             connected.connect((host, port))
             for wait in WAITS_S:
@@ -188,10 +188,10 @@ async def exchange(request: bytes, accept: Callable[[bytes], T | None], host: st
                                 if (answer := accept(came)) is not None:
                                     return answer
                             await asyncio.sleep(0)  # a flood must not keep the loop to itself
-        except ConnectionRefusedError as e:
-            raise RouterFault(f"the router has port {port} closed") from e
-        except OSError as e:
-            raise RouterFault(f"the router cannot be asked: {e.strerror or e}") from e
+    except ConnectionRefusedError as e:
+        raise RouterFault(f"the router has port {port} closed") from e
+    except OSError as e:  # no descriptor is free, for one
+        raise RouterFault(f"the router cannot be asked: {e.strerror or e}") from e
     raise RouterFault(f"the router does not answer on port {port}")
 
 

@@ -132,7 +132,8 @@ class PortMapper:
         self._gateway, self._used, self.tried, self._renew_at = gateway, None, {}, math.inf
 
     async def _choose(self) -> None:
-        """Probe all ways at once; the first of them, in their order, that maps is used."""
+        """Probe all ways at once; the first of them, in their order, that maps is used. Ends when
+        all have answered or given up (UPnP: some 4 s, 20 s at most)."""
         self._used, self._renew_at = None, math.inf
         ways = self._ways if self._wanted else ()
         probes = [self._tasks.spawn(_trouble(w.probe()), f"probe-{w.name}") for w in ways]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator
 
@@ -171,6 +172,17 @@ async def test_a_closed_port() -> None:
 async def test_no_way_to_the_router() -> None:
     with pytest.raises(RouterFault, match="cannot be asked"):
         await exchange(pmp_address(), read_pmp, "255.255.255.255", 5351)
+
+
+async def test_without_a_free_descriptor_the_router_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_is_free(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(natpmp.socket, "socket", none_is_free)
+    with pytest.raises(RouterFault, match="Too many open files"):
+        await exchange(pmp_address(), read_pmp, "127.0.0.1", 5351)
 
 
 async def test_only_the_gateway_is_heard(router: FakeRouter, quick: None) -> None:
