@@ -318,14 +318,13 @@ class P2pDaemon:
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Left alone p2pd prefers QUIC, which carries half as much and notices a dead peer late; so
         TCP goes first."""
-        who, everywhere = PeerID.from_base58(peer), [Multiaddr(a) for a in addresses]
-        tcp = [Multiaddr(a) for a in addresses if "/tcp/" in a]
-        if 0 < len(tcp) < len(everywhere):
+        who, tcp = PeerID.from_base58(peer), [a for a in addresses if "/tcp/" in a]
+        if 0 < len(tcp) < len(addresses):
             with contextlib.suppress(ControlFailure, TimeoutError):
                 async with asyncio.timeout(TCP_FIRST_S):
-                    await self.p2p._client.connect(who, tcp)
+                    await self.p2p._client.connect(who, [Multiaddr(a) for a in tcp])
                 return
-        await self.p2p._client.connect(who, everywhere)
+        await self.p2p._client.connect(who, [Multiaddr(a) for a in addresses])
 
     async def _open(
         self, peer: PeerId, name: str, limit: int
