@@ -552,14 +552,15 @@ def left_out(raw: bytes) -> list[str]:
 
 
 def named(raw: bytes) -> list[tuple[str, str]]:
-    """Section and key of every setting that a manifest file gives a value, by today's names.
+    """Section and key of every setting that a manifest file gives a value.
     ``raw`` has been parsed."""
     _, table = _read(raw)
     return [(section, key) for section in SECTIONS for key in table.get(section, {})]
 
 
 def _read(raw: bytes) -> tuple[int, dict[str, Any]]:
-    """The format of a manifest file, and its tables with today's names. Raises UsageFault."""
+    """The format of a manifest file, and its tables, without settings that are gone. Raises
+    UsageFault."""
     if len(raw) > MAX_MANIFEST:
         raise UsageFault(f"the manifest is {len(raw)} bytes long", f"allowed: {MAX_MANIFEST}")
     try:

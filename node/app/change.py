@@ -9,14 +9,13 @@ worth nothing in another.
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from node.averaging.strategies.outer import OuterSettings
-from node.core.errors import Refused, UsageFault, WireError
+from node.core.errors import Refused, UsageFault
 from node.core.tables import build, check
 from node.identity.keys import verify
 from node.manifest import MANIFEST_RULES, Manifest, named
@@ -129,7 +128,7 @@ def read(manifest: Manifest, change: str) -> Rules:
             manifest, cell, build(OuterSettings, table["outer"], "outer", MANIFEST_RULES)
         )
         revoked = frozenset(map(_marked, table.get("revoked", ())))
-    except (UsageFault, WireError, binascii.Error, ValueError, TypeError, RecursionError) as e:
+    except (UsageFault, ValueError, TypeError, RecursionError) as e:
         raise Refused(
             f"not a change that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e

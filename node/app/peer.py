@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import floor
 from typing import Generic, TypeVar
@@ -47,7 +48,7 @@ _POSTED = {"waiting": "ready", "moving": "starting"}
 S = TypeVar("S", bound=Services, covariant=True)
 
 
-class Peer(Generic[S]):
+class Peer(ABC, Generic[S]):
     """``open_to``: the stages that it would host, as in its record
     (:class:`~node.dht.record.PeerBody`). ``to_stage`` is the stage this peer is changing to,
     ``to_cell`` the cell, where it chooses one; ``moved``: all is handed over, and it begins anew
@@ -73,9 +74,9 @@ class Peer(Generic[S]):
         self._choosing: Choosing | None = None
         self._stages = 0
 
+    @abstractmethod
     def stop(self, why: str) -> None:
         """End soon, in order."""
-        raise NotImplementedError
 
     def refuses(self, manifest: Manifest, stage: int) -> str:
         """Why this peer will not host ``stage`` instead of its own, under the manifest in force;

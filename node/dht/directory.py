@@ -409,7 +409,7 @@ def _by_peer(multiaddrs: Iterable[str]) -> dict[PeerId, list[Multiaddr]]:
         where, _, who = text.rpartition("/p2p/")
         try:
             address, peer = Multiaddr(where), peer_id_of(public_key_of(who))
-        except (ValueError, LookupError, WireError) as e:
+        except (ValueError, LookupError) as e:
             raise UsageFault(
                 f"not a multiaddr with /p2p/: {text}",
                 "copy it from `tutti peers` of a running peer",
