@@ -305,8 +305,8 @@ class SimPeer(Peer[Services]):
     def _placed(self, tensors: Mapping[str, Tensor]) -> None:
         """A bit flips on the way into its place, where that is to happen: of what is new, not of
         what was kept to go back to."""
-        back = self.assembled is not None and tensors is self.assembled.stage._before
-        if self.flip and isinstance(tensors, dict) and not back:
+        kept = self.assembled.stage._before if self.assembled is not None else None
+        if self.flip and isinstance(tensors, dict) and (kept is None or tensors is not kept[0]):
             self.flip = False
             name = min(tensors)
             tensors[name] = tensors[name] + 0.125

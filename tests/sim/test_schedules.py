@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from node.averaging.strategies.outer import OuterSettings
-from node.sim.faults import Fault, Schedule
+from node.sim.faults import Fault, Schedule, strike
 from node.sim.names import SCENARIOS
 from node.sim.run import run
 from node.sim.scenarios import LAYS, lay
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
+from node.sim.swarm import SimSwarm
 from tests.sim.outcomes import finished, held
 
 RANDOM, BATCH = 12, 4
@@ -183,6 +184,23 @@ def test_a_killed_peer_is_noticed_and_the_epoch_commits() -> None:
     assert [kind for _, kind, *_ in outcome.struck] == ["kill"]
     assert 0 < outcome.detections[0] < 5.0
     assert not outcome.counts.get("epoch-abandoned")
+
+
+def test_a_bit_flips_in_what_is_new_not_in_what_is_gone_back_to() -> None:
+    flips = [Fault(5.0 + 0.15 * i, "corrupt", who=i) for i in range(8)]
+    given_up = [Fault(5.4 + 0.5 * i, ("broken-step", "kill-leader")[i % 2]) for i in range(6)]
+    for seed in (1, 3, 4, 5):
+        held(Setup(), Schedule(seed, tuple(sorted(flips + given_up, key=lambda f: f.at))))
+
+
+def test_a_kill_of_one_replica_forgives_no_epoch() -> None:
+    swarm = SimSwarm(Setup(), 3)
+    swarm.world.run(6.0)
+    strike(swarm, Fault(6.0, "kill", who=1, stage=2))
+    running = swarm.watch.one_fault._running.values()
+    assert [r.faults for r in running] == [["kill"]]
+    assert not any(r.forgiven for r in running)
+    swarm.world.close()
 
 
 def test_the_last_holder_of_a_stage_is_not_killed() -> None:
