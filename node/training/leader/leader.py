@@ -613,7 +613,10 @@ class Leader:
                 at=epoch.makes,
                 digest=e.digest,
                 speed=e.speed or c.speed,
-                reachable=tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable,
+                # In order, as the member says them: in another one they would be news.
+                reachable=tuple(sorted({*c.reachable, epoch.plan.base}))
+                if member.current
+                else c.reachable,
                 tokens=epoch.plan.tokens + epoch.tokens,
                 orphan=epoch.plan.electorate.orphan,
             )
