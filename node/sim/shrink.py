@@ -32,28 +32,32 @@ def shrink(
     """
     if outcome.violation is None:
         return outcome
-    wanted, best, candidates = outcome.violation.id, outcome, _smaller(outcome.schedule.faults)
+    wanted, best, faults = outcome.violation.id, outcome, outcome.schedule.faults
+    candidates = _smaller(faults, max(1, len(faults) // 2), 0)
     for _ in range(most):
-        faults = next(candidates, None)
+        faults, size, start = next(candidates, (None, 0, 0))
         if faults is None:
             break
         tried = run(setup, replace(best.schedule, faults=faults), make)
         if tried.violation is not None and tried.violation.id == wanted:
-            best, candidates = tried, _smaller(faults)
+            best, candidates = tried, _smaller(faults, size, start)
     return best
 
 
-def _smaller(faults: tuple[Fault, ...]) -> Iterator[tuple[Fault, ...]]:
-    """Without many of them, then without each, then with one of them plainer."""
-    size = max(1, len(faults) // 2)
+def _smaller(
+    faults: tuple[Fault, ...], size: int, begin: int
+) -> Iterator[tuple[tuple[Fault, ...], int, int]]:
+    """Without ``size`` of them from ``begin`` on, then without fewer, then with one of them
+    plainer; and where to go on from there."""
     while size:
-        for start in range(0, len(faults), size):
-            yield faults[:start] + faults[start + size :]
-        size //= 2
+        for start in range(begin, len(faults), size):
+            yield faults[:start] + faults[start + size :], size, start
+        size, begin = size // 2, 0
     for i, fault in enumerate(faults):
         for plainer in _plainer(fault):
             if plainer != fault:
-                yield tuple(sorted((*faults[:i], plainer, *faults[i + 1 :]), key=lambda f: f.at))
+                changed = (*faults[:i], plainer, *faults[i + 1 :])
+                yield tuple(sorted(changed, key=lambda f: f.at)), 1, 0
 
 
 def _plainer(fault: Fault) -> Iterator[Fault]:

@@ -105,7 +105,7 @@ class SimDht:
 
     def under(self, topic: str) -> list[Any]:
         """The newest record of every writer that is stored under a topic now."""
-        newest = [held[0].entry for held in self._topics[topic].values()]
+        newest = [held[0].entry for held in self._topics.get(topic, {}).values()]
         return [entry for entry in newest if entry.not_after > self.now()]
 
     def _room(self, topic: str, peer: PeerId) -> bool:
@@ -137,7 +137,7 @@ class SimDht:
     def _seen(self, topic: str, reader: PeerId, wall: float) -> dict[PeerId, Any]:
         self.reads[reader, topic] += 1
         now, longest, seen = self.now(), wall + self.settings.max_ttl_s, dict[PeerId, Any]()
-        for peer, held in sorted(self._topics[topic].items()):
+        for peer, held in sorted(self._topics.get(topic, {}).items()):
             for r in held:
                 if peer == reader or (
                     r.visible <= now and not any(w.parts(peer, reader) for w in r.walls)
