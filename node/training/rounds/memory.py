@@ -14,13 +14,12 @@ from node.averaging.strategies.outer import OuterSettings
 
 @dataclass(frozen=True, slots=True)
 class OuterBytes:
-    """Main memory but for ``device``: ``anchor`` with outer momentum, ``undone``: what takes their
-    place until a version is settled, ``residual``: debts of error feedback, ``sent``: what a cell
-    gives in a window, ``served``: the partners' and the mean. ``device``: the parameters that what
-    is given was taken from."""
+    """Main memory but for ``device``: ``anchor`` with outer momentum, and what takes their place
+    until a version is settled, ``residual``: debts of error feedback, ``sent``: what a cell gives in
+    a window, ``served``: the partners' and the mean. ``device``: the parameters that what is given
+    was taken from."""
 
     anchor: int = 0
-    undone: int = 0
     residual: int = 0
     sent: int = 0
     served: int = 0
@@ -28,7 +27,7 @@ class OuterBytes:
 
     @property
     def main(self) -> int:
-        return self.anchor + self.undone + self.residual + self.sent + self.served
+        return self.anchor + self.residual + self.sent + self.served
 
 
 def outer_bytes(s: OuterSettings, sizes: Mapping[str, int]) -> OuterBytes:
@@ -44,10 +43,8 @@ def outer_bytes(s: OuterSettings, sizes: Mapping[str, int]) -> OuterBytes:
     most = {**groups, "push-sum": s.fanout + 1}.get(s.strategy, 2)
     state = s.carries in ("state", "deltas")
     tensors = stage * (2 if state else 1)
-    anchor = 2 * stage if state else 0
     return OuterBytes(
-        anchor=anchor,
-        undone=anchor,
+        anchor=4 * stage if state else 0,
         residual=3 * stage if s.feedback else 0,
         sent=tensors,
         served=most * tensors,
