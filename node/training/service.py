@@ -211,8 +211,7 @@ class Training(rpc.TrainingServicer):
     async def close(self) -> None:
         """Stop taking part at once. :meth:`leave` is the polite way."""
         # All are cancelled before any goes on: what ends one may begin another.
-        groups = self.tasks, self._epoch_tasks, self._hearing
-        await asyncio.gather(*(tasks.close() for tasks in groups))
+        await asyncio.gather(self.tasks.close(), self._epoch_tasks.close(), self._hearing.close())
 
     async def leave(self, reason: str) -> None:
         """Finish the epoch under way, let the next one be planned without this peer, hand over what
