@@ -15,9 +15,9 @@ from node.averaging.strategies.outer import OuterSettings
 @dataclass(frozen=True, slots=True)
 class OuterBytes:
     """Main memory but for ``device``: ``anchor`` with outer momentum, and what takes their place
-    until a version is settled, ``residual``: debts of error feedback, ``sent``: what a cell gives in
-    a window, ``served``: the partners' and the mean. ``device``: the parameters that what is given
-    was taken from."""
+    until a version is settled, ``residual``: debts of error feedback, ``sent``: what a cell gives
+    in a window, ``served``: the partners' and the mean. ``device``: the parameters that what is
+    given was taken from."""
 
     anchor: int = 0
     residual: int = 0
