@@ -62,6 +62,9 @@ class FakeDaemon(Peer):
     def body(self) -> Any:
         return SimpleNamespace(reach="unknown")
 
+    def stop(self, why: str) -> None:
+        raise AssertionError(f"nobody stops it here: {why}")
+
     def asked(self, stage: int) -> str:
         self.asks.append(stage)
         return self.why
