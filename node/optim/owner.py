@@ -116,8 +116,8 @@ class Owner:
         """A step that takes the memory of one part at a time. Fresh parameters leave the device."""
         fresh, staged = dict[str, Tensor](), dict[str, State]()
         self.singly += 1
+        free_cached()
         for name in sorted(gradients):
-            free_cached()
             new, state = self._step(parameters, {name: gradients[name]}, epoch)
             fresh[name], staged[name] = new[name].cpu(), state[name]
         return fresh, staged

@@ -69,16 +69,15 @@ class Swarm(PlayedSwarm):
         return found
 
 
-@pytest.mark.parametrize("strategy", ["ring", "push-sum"])
-def test_cells_along_edges_stay_together(strategy: str) -> None:
+def test_cells_along_edges_stay_together() -> None:
     """Beside cells that never meet, whose values walk away from each other."""
     apart: list[float] = []
-    for every in (20.0, 100_000.0):
+    for strategy, every in (("ring", 20.0), ("push-sum", 20.0), ("ring", 100_000.0)):
         swarm = Swarm(setup(strategy, 3, every=every), 3)
-        swarm.world.run(200.0, None)
+        swarm.world.run(160.0, None)
         apart.append(swarm.apart())
         assert bool(sum(swarm.rounds().values())) == (every == 20.0)
-    assert apart[0] < apart[1] / 2
+    assert max(apart[:2]) < apart[2] / 2
 
 
 def whole(books: dict[CellId, Books]) -> bool:

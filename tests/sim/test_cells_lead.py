@@ -9,7 +9,7 @@ import pytest
 import cli
 from node.averaging.strategies.outer import OuterSettings
 from node.sim.faults import Schedule
-from node.sim.setup import LinkProfile, Setup, toy_parts
+from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.show import svg, timeline
 from node.sim.swarm import SimSwarm
 from tests.sim.outcomes import finished
@@ -86,7 +86,8 @@ def test_cells_that_give_differences_keep_equal_anchors(codec: str) -> None:
         codec=codec,
         feedback=codec == "top-k",
     )
-    swarm = SimSwarm(replace(NEAR, ends=3, replicas=3, epochs=1000, outer=deltas), 1)
+    slow = replace(NEAR, work=WorkTimes(ends_s=0.1, forward_s=0.3, step_s=0.1))
+    swarm = SimSwarm(replace(slow, ends=3, replicas=3, epochs=1000, outer=deltas), 1)
     anchors: list[set[str]] = []
     for second in range(20, 75):
         swarm.world.run(float(second), None)

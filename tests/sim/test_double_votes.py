@@ -12,7 +12,7 @@ from node.core.errors import PeerFault, WireError
 from node.core.ids import NO_CELL, PeerId
 from node.core.journey import Version
 from node.sim.process import SimPeer
-from node.sim.setup import LinkProfile, Setup
+from node.sim.setup import LinkProfile, Setup, WorkTimes
 from node.sim.swarm import MachineFactory, SimSwarm
 from node.sim.world.signing import SimSigner
 from node.training.protocol import notes
@@ -22,11 +22,17 @@ from protos import training_pb2 as pb
 pytestmark = pytest.mark.usefixtures("silence")
 
 LIAR = PeerId("s01-001")
-SETUP = Setup(ends=2, epochs=100_000, replicas=3, links=LinkProfile(0.002, 0.002))
+SETUP = Setup(
+    ends=2,
+    epochs=100_000,
+    replicas=3,
+    links=LinkProfile(0.002, 0.002),
+    work=WorkTimes(ends_s=0.05, forward_s=0.15, step_s=0.05),
+)
 
 
 def votes_twice(peer: SimPeer) -> None:
-    """LIAR tells the leader of another digest too, once the first is there, from epoch 12 on."""
+    """LIAR tells the leader of another digest too, once the first is there, from epoch 4 on."""
     if peer.name != LIAR:
         return
     training = peer.training
@@ -34,7 +40,7 @@ def votes_twice(peer: SimPeer) -> None:
 
     async def tell(plan: Any, note: Any) -> None:
         await true(plan, note)
-        if note.WhichOneof("say") != "committed" or plan.epoch < 12:
+        if note.WhichOneof("say") != "committed" or plan.epoch < 4:
             return
         other, attempt = "f" * 64, note.committed.attempt
         voted = training.leader is None and _vote(training, plan, attempt, other)
@@ -59,7 +65,7 @@ def test_who_votes_twice_is_barred_and_votes_no_more() -> None:
     others = [p for p in swarm.live() if p.name != LIAR]
     assert all(LIAR in p.training.trust.doubles for p in others), "the leader tells the rest"
     plan = others[0].member.plan
-    assert plan.epoch > 40
+    assert plan.epoch > 20
     assert LIAR not in plan.electorate.voters
     assert set(plan.electorate.voters) == {p.name for p in others}
     assert not any(p.name in q.training.trust.doubles for p in others for q in others)

@@ -10,14 +10,20 @@ from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.scheduler.near import leavers
 from node.sim.process import SimPeer
-from node.sim.setup import LinkProfile, Setup, toy_parts
-from node.sim.swarm import MachineFactory, SimSwarm
+from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
+from node.sim.swarm import MachineFactory
 from node.training.leader import division
 from node.training.protocol.facts import RunFacts
+from tests.sim.outcomes import PlayedSwarm
 
 pytestmark = pytest.mark.usefixtures("silence")
 
-ONE = Setup(ends=4, epochs=100_000, links=LinkProfile(0.002, 0.002))
+ONE = Setup(
+    ends=4,
+    epochs=100_000,
+    links=LinkProfile(0.002, 0.002),
+    work=WorkTimes(ends_s=0.05, forward_s=0.15, step_s=0.05),
+)
 CELLS = replace(
     ONE,
     cell=2,
@@ -28,7 +34,7 @@ CELLS = replace(
 )
 
 
-class Chosen(SimSwarm):
+class Chosen(PlayedSwarm):
     """Only ``leaders`` may lead."""
 
     def __init__(
@@ -67,7 +73,7 @@ def test_only_those_lead_who_may() -> None:
     swarm = chosen(ONE, 1, 3)
     swarm.world.run(15.0, None)
     assert swarm.led() == {"": {"e00-001"}}
-    swarm.peers[PeerId("e00-001")].kill()
+    swarm.loses(swarm.peers[PeerId("e00-001")])
     swarm.world.run(40.0, None)
     assert swarm.led(20.0) == {"": {"e00-003"}}
 
@@ -75,7 +81,7 @@ def test_only_those_lead_who_may() -> None:
 def test_nobody_leads_where_none_of_them_is_left() -> None:
     swarm = chosen(ONE, 0)
     swarm.world.run(15.0, None)
-    swarm.peers[PeerId("e00-000")].kill()
+    swarm.loses(swarm.peers[PeerId("e00-000")])
     swarm.world.run(40.0, None)
     assert swarm.led(20.0) == {}
 

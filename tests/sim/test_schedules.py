@@ -42,12 +42,14 @@ NEAR = Setup(
     stages=1,
     replicas=3,
     parts=toy_parts(1, 3),
-    epochs=60,
+    epochs=25,
     cell=1,
     spread_s=0.05,
     links=LinkProfile(0.002, 0.002),
+    work=WorkTimes(ends_s=0.1, forward_s=0.3, step_s=0.1),
 )
-"""Becomes three cells. A directory and lines that are quick enough for so short windows."""
+"""Becomes three cells. A directory and lines that are quick enough for so short windows, and epochs
+that are not much shorter."""
 DELTAS = OuterSettings("butterfly", "deltas", "nesterov", momentum=0.3, window_s=10.0)
 CELLS = {
     "butterfly": replace(DELTAS, codec="top-k", feedback=True),
