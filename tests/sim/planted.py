@@ -221,14 +221,14 @@ class Bug:
 
 
 BUGS = (
-    Bug("no latch", MachineFactory(round=NoLatch), ("broken-step",), frozenset({"I8"}), first=16),
+    Bug("no latch", MachineFactory(round=NoLatch), ("broken-step",), frozenset({"I8"}), first=18),
     Bug(
         "no plan hash",
         MachineFactory(pipeline=AnyPlanPipeline, round=AnyPlanRound),
         ("leader-kill",),
         frozenset({"I3", "I5"}),
         CROWDED,
-        first=45,
+        first=52,
     ),
     Bug(
         "applied twice",
@@ -236,7 +236,13 @@ BUGS = (
         ("each-stage", "one-way"),
         frozenset({"I5", "I8"}),
     ),
-    Bug("counted twice", MachineFactory(pipeline=CountsUnnamed), ("one-way",), frozenset({"I3"})),
+    Bug(
+        "counted twice",
+        MachineFactory(pipeline=CountsUnnamed),
+        ("one-way",),
+        frozenset({"I3"}),
+        first=20,
+    ),
     Bug(
         "no digests",
         MachineFactory(leader=leads_with(DigestsDoNotMatter), member=AnyParameters),
@@ -252,7 +258,7 @@ BUGS = (
         # committed again by an older plan (I11).
         frozenset({"I1", "I5", "I8", "I10", "I11"}),
         Setup(epochs=60, stages=1, replicas=4, parts=toy_parts(1, 3), checkpoint_every=2),
-        first=130,
+        first=131,
     ),
 )
 
@@ -286,7 +292,7 @@ IN_SERVICES = (
         ("slow-peer", "one-way"),
         frozenset({"I3", "I5"}),
         CROWDED,
-        first=45,
+        first=52,
     ),
 )
 ALL_BUGS = BUGS + IN_SERVICES

@@ -27,7 +27,7 @@ def test_a_failing_schedule_becomes_smaller_and_still_fails() -> None:
             break
     else:
         pytest.fail("nothing broke")
-    small = shrink(setup, big, bug.make, most=20)
+    small = shrink(setup, big, bug.make, most=12)
     assert len(small.schedule.faults) < len(big.schedule.faults)
     again = run(setup, small.schedule, bug.make)
     assert again.violation is not None
