@@ -16,7 +16,7 @@ from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
 from tests.sim.outcomes import finished, held
 
-RANDOM, BATCH = 12, 4
+RANDOM, BATCH = 8, 2
 
 
 def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:

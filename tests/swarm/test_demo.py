@@ -26,7 +26,7 @@ def tiny() -> Manifest:
     )
 
 
-EPOCHS = 200
+EPOCHS = 150
 """Enough for a fresh daemon to come back in before the end, on a machine a few times as fast or as
 slow as usual."""
 
