@@ -77,7 +77,7 @@ class AnySwarm(RuleBasedStateMachine):
 
 TestAnySwarm = AnySwarm.TestCase
 TestAnySwarm.settings = settings(
-    max_examples=4,
+    max_examples=6,
     stateful_step_count=12,
     # To explain a failure hypothesis traces every line, which costs ten times the test.
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
