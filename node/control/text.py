@@ -231,8 +231,8 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
     if not p.how:
         return []
     said = f"   should take {p.run_s:.2f} s + round {p.round_s:.2f} s" if p.run_s else ""
-    took = f"   last took {p.last_took_s:.2f} s" if p.last_took_s else ""
-    took += f" of {p.last_said_s:.2f} s" if p.last_took_s and p.last_said_s else ""
+    of = f" of {p.last_said_s:.2f}" if p.last_said_s else ""
+    took = f"   last took {p.last_took_s:.2f}{of} s" if p.last_took_s else ""
     return [
         ("paths", f"{clean(p.how, 16)}{said}{took}"),
         *(("", clean(why, 100)) for why in p.why),
