@@ -370,7 +370,7 @@ def growth(report: Report, sizes: Sequence[int]) -> None:
         count = next(c for c in range(4 * size // ends, 8 * size) if ends * c * hops % blocks == 0)
         problem = swarm("wan", random.Random(size), stages, ends, each, hops + 1, count, 3)
         began = time.process_time()
-        plan = timed(problem, 12.0 if size >= 200 else LIMIT)
+        plan = timed(problem, 30.0 if size >= 200 else LIMIT)
         took = time.process_time() - began
         simple = min(
             makespan(problem, routes)
