@@ -118,6 +118,8 @@ class Owner:
         self.singly += 1
         free_cached()
         for name in sorted(gradients):
+            # Solvers of CUDA take memory beside what torch keeps of the part before.
+            torch.cuda.empty_cache()
             new, state = self._step(parameters, {name: gradients[name]}, epoch)
             fresh[name], staged[name] = new[name].cpu(), state[name]
         return fresh, staged
