@@ -81,8 +81,10 @@ def test_a_killed_p2p_daemon_comes_back_as_the_same_peer(swarm):
         "others know it by this port and this PeerId"
     )
     # Micro-batches may go to the other replica for minutes: a way that was slow once is left alone.
-    begin = peer.status().epoch
-    swarm.wait("three more steps of it", lambda: peer.status().epoch >= begin + 3, must_run=(peer,))
+    begin = peer.status().round.done
+    swarm.wait(
+        "three more rounds of it", lambda: peer.status().round.done >= begin + 3, must_run=(peer,)
+    )
     seen = swarm.wait(
         "a stranger to reach it",
         lambda: (
