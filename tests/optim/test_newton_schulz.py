@@ -114,7 +114,7 @@ def test_every_way_gives_the_same_matrices_in_order(rule, stack):
 @pytest.mark.parametrize("stack", [False, True])
 @matrix_by_matrix()
 def test_a_matrix_steps_to_the_same_bits_in_any_company(rule, stack):
-    # bf16 is a hundred times slower than fp32 on a processor without instructions for it.
+    # bf16 is some fifty times slower than fp32 on a processor without instructions for it.
     large = 256 if rule.bf16_from else 512
     shapes = [(64, 64), (48, 128), (256, 64), (24, 40), (5, 3), (8, 8), (130, 130), (large, large)]
     ms = [matrix(shape, i) for shape in shapes for i in range(3 if min(shape) > 200 else 6)]
