@@ -1,5 +1,5 @@
 """What grows with the number of cells: the services of the daemon in virtual time, in swarms of 10
-and 1,000 cells with ten peers each (some 9 GB of memory and two hours of a core).
+and 1,000 cells with ten peers each (two processes of some 9 GB that take an hour or more).
 Cells are there from the beginning, as after a restart of all.
 
 Every peer is a whole one: it trains, leads, averages with other cells, reads and posts. Bytes of
@@ -15,8 +15,10 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -52,8 +54,8 @@ SEAL = 180
 """Bytes of a record beside its body: signature, key, numbers, admission."""
 GROWTH = 1.25
 Measure = Callable[..., None]
-Sampled = tuple[str, PeerId]
-"""A run and one of its peers."""
+Sampled = tuple[int, PeerId]
+"""A swarm's seed and one of its peers."""
 
 
 @dataclass
@@ -140,9 +142,15 @@ class CellSwarm(SimSwarm):
 
 
 def rows(report: Report, root: Path, sizes: Sequence[int] = SIZES) -> None:
-    """A row for each quantity: its growth from the smallest to the largest swarm."""
-    found = [play(cells) for cells in sizes]
-    _times(report, found, time_among(sizes[0], sizes[-1] // sizes[0]))
+    """A row for each quantity: its growth from the smallest to the largest swarm.
+
+    The largest swarm and the small ones it is compared with run at once, a process each, so that
+    both meet the same load of the machine."""
+    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as processes:
+        among = processes.submit(time_among, sizes[0], sizes[-1] // sizes[0])
+        playing = [processes.submit(play, cells) for cells in reversed(sizes)]
+        found = [one.result() for one in reversed(playing)]
+        _times(report, found, among.result())
     for what, unit, of in QUANTITIES:
         values = [of(counts) for counts in found]
         growth = values[-1] / values[0] if values[0] else 1.0
@@ -326,15 +334,14 @@ def _count(swarm: SimSwarm, counts: Counts) -> None:
 
 def _sample(swarm: SimSwarm, counts: Counts) -> None:
     """Take the processor time and the calls of some peers from now on."""
-    world, run = swarm.world, swarm.manifest.run_id
-    push = world.push
+    world, push = swarm.world, swarm.world.push
     cells = sorted({p.training.cell for p in swarm.live()})[:SAMPLED]
     sampled: dict[Any, Measure] = {}
     for number, cell in enumerate(cells):
         there = [p for p in swarm.live() if p.training.cell == cell]
         measure = _calls if number % 2 else _time
         for peer in (*(p for p in there if p.leader is not None), there[-1]):
-            sampled[peer.loop] = partial(measure, counts, (run, peer.name))
+            sampled[peer.loop] = partial(measure, counts, (swarm.seed, peer.name))
 
     def measured(handle: Any) -> Any:
         measure = sampled.get(handle.loop)
