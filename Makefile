@@ -11,6 +11,8 @@ TESTS ?= tests
 # libp2p and hivemind cannot be loaded by one process, so the observer's tests have one of their own.
 APART := tests/control/test_observer.py
 BENCH ?=
+# Tests start some hundred processes of the same program: what one has compiled is there for the next.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo test apart check format protos bench clean
 
@@ -32,8 +34,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
 	$(BIN)/tutti demo $(DEMO)
 
-# Checks need one core, and so do the observer's tests. Tests with whole daemons come after the others, and
-# nothing else beside them: two files at a time.
+# Checks need one core, and so do the observer's tests, after which all other test files are read once and so compiled
+# for the four that read them then. Tests with whole daemons come last, with nothing else beside them: two files at a
+# time.
 test: setup  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
 ifeq ($(TESTS),tests)
 	@$(MAKE) --no-print-directory -j 2 -O check apart
@@ -46,6 +49,7 @@ endif
 
 apart: setup
 	$(BIN)/python -m pytest $(APART)
+	$(BIN)/python -m pytest --collect-only --ignore=$(APART) | tail -1
 
 check: setup  ## style, types, import contracts
 	$(BIN)/ruff check .

@@ -3,6 +3,8 @@
 `pytest --hypothesis-profile search` draws new ones, ten times as many where a test names no number.
 """
 
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -21,3 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     assert {item.path.parent.name for item in daemons} <= {"swarm"}
     order = {f"test_{name}": n for n, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)) if daemons else 0)
+
+
+def pytest_collection_finish() -> None:
+    """What all tests share is not looked through when garbage is collected: the simulator's tests
+    do so after each."""
+    gc.freeze()

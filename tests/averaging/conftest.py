@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -121,11 +121,11 @@ class Cell:
         return dict(zip(requests, outcomes, strict=True))
 
     def expected(
-        self, contributors: list[PeerId], names: list[str] | None = None
+        self, contributors: list[PeerId], names: Iterable[str] = tuple(SHAPES)
     ) -> dict[str, torch.Tensor]:
         """What everybody must hold: the weighted mean, summed in PeerId order, stepped."""
         total, fresh = sum(self.tokens(p) for p in contributors), {}
-        for name in names or SHAPES:
+        for name in names:
             summed = torch.zeros(SHAPES[name])
             for peer in sorted(contributors):
                 summed = summed + gradients_of(peer)[name]

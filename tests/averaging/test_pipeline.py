@@ -229,6 +229,7 @@ async def test_an_owner_that_stops_answering_fails_by_the_deadline(cut, bits):
         cell.run(cell.request(p0, owners=owners, deadline_s=3.0), p0), 300
     )
     gates.open()
+    cell.rounds[p1].gone(p0)
     await running
     assert outcome.failed == {p1: "gave no fresh parts in time"}
     assert len(outcome.fresh) <= 1
