@@ -18,7 +18,15 @@ from typer import Argument, Option
 
 from node.control.sockets import clear_stale
 from node.control.usage import PANELS, App, what_was_wrong
-from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, UsageFault, WireError
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    NotRunning,
+    PeerFault,
+    UsageFault,
+    WireError,
+    writing,
+)
 from node.core.ids import PeerId
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
 from node.sim.names import SCENARIOS
@@ -785,10 +793,8 @@ def swarm_init(
         made, corpus = joining.with_hashes(ours, made, places)
     raw = made.sign(identity)
     manifest = Manifest.parse(raw)
-    try:
+    with writing(out, "choose another place"):
         write_atomically(out, raw)
-    except OSError as e:
-        raise LocalFault(f"cannot write {out}: {e.strerror}", "choose another place") from e
     ours.keep_places(manifest.run_id, places)
     invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     if as_json:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import errno
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from node.checkpoint.settings import CheckpointSettings
-from node.core.errors import OutOfResources, Refused, TooNew, UsageFault
+from node.core.errors import Refused, TooNew, UsageFault, writing
 from node.core.home import control_socket, expanded, home_named, user_dir
 from node.core.ids import is_cell
 from node.core.tables import (
@@ -68,6 +67,7 @@ _RATE = FieldRule(
 )
 LEAST_CAP = 16_000
 """Bytes a second; the directory, heartbeats and plans alone take a part of it."""
+_RIGHTS = "check the disk and the rights of --home"
 _CAPS = ("transport.max_up", "transport.max_down")
 NODE_RULES: dict[str, FieldRule] = {
     "name": FieldRule(
@@ -439,7 +439,7 @@ class NodeConfig:
         of the cell that was left, and are set aside in the place of those set aside before. Raises
         Refused and OutOfResources."""
         kept, aside = self.checkpoint_dir(run_id), self.left_dir(run_id)
-        with _writing(aside):
+        with writing(aside, _RIGHTS, Refused):
             if kept.is_dir():
                 if aside.is_dir():
                     shutil.rmtree(aside)
@@ -573,26 +573,13 @@ def _kept(path: Path) -> str:
         return ""
 
 
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """What keeps ``path`` from being written is raised as Refused, or OutOfResources for a full
-    disk."""
-    try:
-        yield
-    except OSError as e:
-        kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
-        raise kind(
-            f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home"
-        ) from e
-
-
 def _keep(path: Path, content: bytes) -> None:
     """:func:`write_atomically`, unless that is there already: on a full disk a daemon starts again
-    with what it has. Raises as :func:`_writing` does."""
+    with what it has. Raises Refused and OutOfResources."""
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
             return
-    with _writing(path):
+    with writing(path, _RIGHTS, Refused):
         write_atomically(path, content)
 
 

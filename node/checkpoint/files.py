@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from node.core.errors import LocalFault, OutOfResources, Refused
+from node.core.errors import DISK_FULL, LocalFault, OutOfResources, Refused
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -100,7 +99,7 @@ def remove_tree(name: str, at: int) -> None:
 def local_fault(doing: str, where: Path, error: OSError) -> LocalFault:
     """What to raise when the disk says no: OutOfResources when it is full, LocalFault otherwise."""
     reason = error.strerror or str(error)
-    if error.errno in _FULL:
+    if error.errno in DISK_FULL:
         return OutOfResources(
             f"no room to {doing} under {where}: {reason}",
             "free space on that disk or keep fewer checkpoints, then go on; what is already under "

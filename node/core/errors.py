@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -136,6 +138,27 @@ class OutOfResources(LocalFault):
     """Disk full, memory too small for the stage, no device."""
 
     code = ExitCode.RESOURCES
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def writing(
+    what: object,
+    next_step: str,
+    kind: type[LocalFault] = LocalFault,
+    errors: tuple[type[Exception], ...] = (OSError,),
+) -> Iterator[None]:
+    """What keeps ``what`` from being written is raised as OutOfResources when the disk is full, as
+    ``kind`` with ``next_step`` otherwise. ``errors``: what the writer raises."""
+    try:
+        yield
+    except errors as e:
+        # safetensors tells the number in its text only
+        if any(getattr(e, "errno", 0) == n or f"os error {n})" in str(e) for n in DISK_FULL):
+            raise OutOfResources(f"no space to write {what}", "free some space on that disk") from e
+        raise kind(f"cannot write {what}: {getattr(e, 'strerror', 0) or e}", next_step) from e
 
 
 class StepFault(LocalFault):

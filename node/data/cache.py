@@ -7,7 +7,6 @@ wrong in it would be trained on.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from node.core.errors import OutOfResources, UsageFault
+from node.core.errors import UsageFault, writing
 from node.data.token_file import TokenFile
 from node.data.tokenizer import Tokenizer
 
@@ -45,17 +44,9 @@ def cached(
     if not whole(path):
         if path.exists():
             _log.warning("the tokenised text %s is damaged and made anew", path)
-        try:
+        what = f"tokenised text in {path.parent}"
+        with writing(what, "choose a home you may write to", UsageFault):
             _write(path, documents, tokenizer, end, dtype)
-        except OSError as e:
-            if e.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OutOfResources(
-                    f"no space to keep tokenised text in {path.parent}", "free some space"
-                ) from e
-            raise UsageFault(
-                f"cannot keep tokenised text in {path.parent}: {e}",
-                "choose a home you may write to",
-            ) from e
     return TokenFile(path, dtype, (path.stat().st_size - SUM) // dtype.itemsize)
 
 

@@ -8,7 +8,6 @@ The file is the libp2p protobuf of an Ed25519 private key, so p2pd reads the sam
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
@@ -20,7 +19,7 @@ from typing import Protocol
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from node.core.errors import LocalFault, OutOfResources, Refused, WireError
+from node.core.errors import Refused, WireError, writing
 from node.core.ids import PeerId
 from node.identity.peers import KEY_BYTES, name_of, peer_id_of, public_key_of
 
@@ -101,26 +100,23 @@ class Identity:
         """
         made = cls(Ed25519PrivateKey.generate(), path)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        try:
+        with writing(path, _elsewhere(path), Refused):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError as e:
-            raise _cannot_write(path, e) from e
-        try:
-            with os.fdopen(fd, "wb") as file:
-                os.fchmod(fd, 0o600)  # a strange umask must not lock us out
-                file.write(made.key_file_bytes())
-                file.flush()
-                os.fsync(fd)
-            os.link(draft, path)  # unlike a rename, refuses to replace a key that is there
-            _sync_directory(path.parent)
-        except FileExistsError as e:
-            raise Refused(f"{path} exists already", "use that key, or move it away first") from e
-        except OSError as e:
-            raise _cannot_write(path, e) from e
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    os.fchmod(fd, 0o600)  # a strange umask must not lock us out
+                    file.write(made.key_file_bytes())
+                    file.flush()
+                    os.fsync(fd)
+                os.link(draft, path)  # unlike a rename, refuses to replace a key that is there
+                _sync_directory(path.parent)
+            except FileExistsError as e:
+                step = "use that key, or move it away first"
+                raise Refused(f"{path} exists already", step) from e
+            finally:
+                with contextlib.suppress(OSError):
+                    draft.unlink()
         return made
 
     @classmethod
@@ -182,10 +178,8 @@ class Identity:
         if self.path is None or self._lock_fd is not None:
             return
         beside = self.path.with_name(self.path.name + ".lock")
-        try:
+        with writing(beside, _elsewhere(beside), Refused):
             fd = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as e:
-            raise _cannot_write(beside, e) from e
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
@@ -250,15 +244,8 @@ def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:
     return key
 
 
-def _cannot_write(path: Path, error: OSError) -> LocalFault:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutOfResources(
-            f"no space left to write {path}", "free some disk space and start again"
-        )
-    return Refused(
-        f"cannot write {path}: {error.strerror}",
-        f"make {path.parent} writable, or choose another home",
-    )
+def _elsewhere(path: Path) -> str:
+    return f"make {path.parent} writable, or choose another home"
 
 
 def _sync_directory(directory: Path) -> None:

@@ -6,7 +6,6 @@ generation_config.json and, when there is a tokenizer, tokenizer.json and tokeni
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -20,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from node.core.errors import OutOfResources, Refused, UsageFault, refuse
+from node.core.errors import Refused, UsageFault, refuse, writing
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, head_dim, parameter_shapes
 from node.wire.tensors import dtype_of
@@ -136,21 +135,15 @@ def _write(directory: Path, fill: Callable[[Path], None]) -> Path:
             f"{directory} is not empty and not an earlier export", "choose a new directory"
         )
     staged = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
+    step, errors = "choose a directory you may write to", (OSError, SafetensorError)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        staged.mkdir()
-        fill(staged)
-        for file in staged.iterdir():
-            _sync(file)
-        _swap(staged, directory)
-    except (OSError, SafetensorError) as e:
-        if _disk_full(e):
-            raise OutOfResources(
-                f"no space for the model at {directory}", "free some space, or choose another disk"
-            ) from e
-        raise UsageFault(
-            f"cannot write {directory}: {e}", "choose a directory you may write to"
-        ) from e
+        with writing(directory, step, UsageFault, errors):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            staged.mkdir()
+            fill(staged)
+            for file in staged.iterdir():
+                _sync(file)
+            _swap(staged, directory)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return directory
@@ -249,14 +242,6 @@ def _fill_adapter(
     }
     _json(staged / "adapter_config.json", config)
     _json(staged / "tutti.json", {MARK: {"format": 1}})
-
-
-def _disk_full(error: OSError | SafetensorError) -> bool:
-    full = (errno.ENOSPC, errno.EDQUOT)
-    if isinstance(error, OSError):
-        return error.errno in full
-    # safetensors tells the number in its text only
-    return any(f"os error {number})" in str(error) for number in full)
 
 
 _ROLES = {

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from node.control.words import several
-from node.core.errors import ExitCode, LocalFault, UsageFault
+from node.core.errors import ExitCode, UsageFault, writing
 from node.manifest import Manifest, read_manifest
 from node.sim.faults import Schedule
 from node.sim.run import ScheduleOutcome, run
@@ -178,7 +178,5 @@ def _read(path: Path, setup: Setup) -> Schedule:
 def _write(path: Path | None, text: str) -> None:
     if path is None:
         return
-    try:
+    with writing(path, "choose another place"):
         path.write_text(text)
-    except OSError as e:
-        raise LocalFault(f"cannot write {path}: {e.strerror}", "choose another place") from e

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from node.core.errors import LocalFault, UsageFault
+from node.core.errors import UsageFault, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,16 +49,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def write(path: Path, svg: Callable[[], str], figure: Callable[[], Figure]) -> None:
-    """Draw in the kind that the name ends in; the other is not made. Raises UsageFault, LocalFault
-    for a file that cannot be written."""
+    """Draw in the kind that the name ends in; the other is not made. Raises UsageFault, and for
+    a file that cannot be written LocalFault or OutOfResources."""
     check(path)
-    try:
+    with writing(path, "name a file in a directory that can be written"):
         if path.suffix.lower() == ".svg":
             path.write_text(svg())
         else:
             figure().savefig(path, format="png")
-    except OSError as e:
-        raise LocalFault(
-            f"cannot write {path}: {e.strerror or e}",
-            "name a file in a directory that can be written",
-        ) from e

@@ -141,7 +141,7 @@ def test_on_a_full_disk_what_is_remembered_is_remembered_again(
     monkeypatch.setattr("node.config.write_atomically", full)
     ours.remember(one, invite_to(one).encode())
     ours.keep_reference(one.run_id, 5.5)
-    with pytest.raises(OutOfResources, match="No space left"):
+    with pytest.raises(OutOfResources, match="no space to write"):
         ours.remember(a_run("two"))
     assert ours.remembered() == (one, invite_to(one).encode())
 
