@@ -2,7 +2,7 @@
 operations behind our own cost."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reference.buckets import (
@@ -127,6 +127,7 @@ def test_micro_group_counts():
         published_groups(units, 8, 16 * MI)
 
 
+@settings(max_examples=30)
 @given(numels, st.integers(1, 6), st.integers(5000, 20_000))
 def test_groups_keep_every_unit_within_the_bound(values, slots, most):
     units = [Unit(name, 1, v, v, 4 * v) for name, v in named(values)]
@@ -140,6 +141,7 @@ def test_groups_keep_every_unit_within_the_bound(values, slots, most):
             assert all(sum(u.cost for u in slot) <= most for g in groups for slot in g)
 
 
+@settings(max_examples=30)
 @given(numels, st.integers(1, 6), st.integers(5000, 20_000))
 def test_our_groups_are_bounded_in_bytes_whatever_units_cost(values, ranks, most):
     units = [Unit(name, 1, v, v**2, 4 * v) for name, v in named(values)]
