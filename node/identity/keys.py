@@ -27,6 +27,7 @@ SIGNATURE_BYTES = 64
 _HEADER = bytes((0x08, 0x01, 0x12, 0x40))
 _FILE_BYTES = len(_HEADER) + 2 * KEY_BYTES
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OR_ELSEWHERE = "writable, or choose another home"
 
 
 class Signer(Protocol):
@@ -100,7 +101,7 @@ class Identity:
         """
         made = cls(Ed25519PrivateKey.generate(), path)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        with writing(path, _elsewhere(path), Refused):
+        with writing(path, f"make {path.parent} {_OR_ELSEWHERE}", Refused):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -178,7 +179,7 @@ class Identity:
         if self.path is None or self._lock_fd is not None:
             return
         beside = self.path.with_name(self.path.name + ".lock")
-        with writing(beside, _elsewhere(beside), Refused):
+        with writing(beside, f"make {beside.parent} {_OR_ELSEWHERE}", Refused):
             fd = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,10 +243,6 @@ def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:
     if raw[: len(_HEADER)] != _HEADER or key.public_key().public_bytes_raw() != public:
         raise Refused(f"the identity key {path} is damaged: its two halves do not match", again)
     return key
-
-
-def _elsewhere(path: Path) -> str:
-    return f"make {path.parent} writable, or choose another home"
 
 
 def _sync_directory(directory: Path) -> None:

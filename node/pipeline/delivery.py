@@ -71,6 +71,9 @@ class Delivery:
     refused: set[PeerId] = field(default_factory=set)
     asked: set[PeerId] = field(default_factory=set)
     pauses: int = 0
+    patient: bool = False
+    """Whoever was chosen last is to be waited for when it has no room: all others were asked, or
+    there are none."""
 
     def turned(self, peer: PeerId, trouble: Trouble) -> None:
         """Record what came of asking ``peer``."""
@@ -107,6 +110,7 @@ class Delivery:
         ]
         if not able:
             return None
+        self.patient = self.pauses > 0 or len(able) == 1
         fresh = [p for p in able if p not in self.asked]
         if fresh:
             return min(

@@ -281,10 +281,11 @@ class Fetch(OfVisit):
 @dataclass(frozen=True, slots=True)
 class Send(OneWay):
     """Stream what was computed to ``journey[position]``; replaces an attempt that is still under
-    way."""
+    way. ``patient``: the peer is to be waited for when it has no room."""
 
     journey: tuple[Hop, ...]
     position: int
+    patient: bool = False
 
     @property
     def peer(self) -> PeerId:

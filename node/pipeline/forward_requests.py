@@ -247,8 +247,8 @@ class ForwardRequests:
                 document_ends,
             )
 
-            def held(seconds: float, peer: PeerId = choice) -> None:
-                if len(buffer) == pipeline.shape.nbytes(
+            def held(seconds: float | None, peer: PeerId = choice) -> None:
+                if seconds is not None and len(buffer) == pipeline.shape.nbytes(
                     pipeline.shape.sequences, pipeline.shape.length
                 ):
                     pipeline.timing.sent(peer, seconds, pipeline.clock.now())

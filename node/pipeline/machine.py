@@ -390,7 +390,8 @@ class PipelineMachine:
                         choice, 0.0
                     )
                 visit.journey[position] = Hop(there.stage, choice)
-                return [*left_out, Send(key, way, tuple(visit.journey), position)]
+                patient = way is FORWARD and leg.delivery.patient  # no gradient is turned away
+                return [*left_out, Send(key, way, tuple(visit.journey), position, patient)]
             if way is BACKWARD or there.stage == ENDS or visited(visit.journey) <= self.fewest:
                 return [
                     *left_out,

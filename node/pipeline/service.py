@@ -136,8 +136,7 @@ class Pipeline(PipelineBase):
             self._stretch = min(max(1.0, plan.deadline_s / self._usual_s), STRETCH_MOST)
         self._idle_seen = self.device.idle_s
         self.sender.forget()
-        self.plan_changed.set()
-        self.plan_changed = asyncio.Event()
+        self.look_again()
 
     def reset(self, epoch: int) -> None:
         """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing when another

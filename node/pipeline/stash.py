@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from node.pipeline.events import Key
 from node.pipeline.visit_buffers import VisitBuffers
 
@@ -9,14 +11,15 @@ from node.pipeline.visit_buffers import VisitBuffers
 class Stash:
     """What this peer keeps for micro-batches that are not finished.
 
-    ``limit`` is in bytes. A forward is charged (:meth:`charge`) before its tensor is read, so that
-    frames which are still arriving count too; backward work and the origin's own micro-batches go
-    in with :meth:`put` alone and are never turned away. One micro-batch always fits into an empty
-    stash, however small the limit, otherwise a stage with a tiny limit would never finish anything.
+    ``limit`` is in bytes; ``on_room()`` is called when there is more room. A forward is charged
+    (:meth:`charge`) before its tensor is read, so that frames which are still arriving count too;
+    backward work and the origin's own micro-batches go in with :meth:`put` alone and are never
+    turned away. One micro-batch always fits into an empty stash, however small the limit, otherwise
+    a stage with a tiny limit would never finish anything.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
+    def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
+        self.limit, self.used, self._on_room = limit, 0, on_room
         self._entries: dict[Key, VisitBuffers] = {}
 
     def room(self, nbytes: int) -> bool:
@@ -27,6 +30,8 @@ class Stash:
         """Set ``nbytes`` aside for a frame that starts to arrive, where there is :meth:`room`; as
         many less than 0 when it is here, or will not come."""
         self.used += nbytes
+        if nbytes < 0:
+            self._on_room()
 
     def put(self, key: Key, work: VisitBuffers, nbytes: int) -> None:
         """Keep ``work`` until popped; after its deadline :meth:`expired` names it."""
@@ -49,7 +54,7 @@ class Stash:
         """Free an entry; None when it is not there."""
         work = self._entries.pop(key, None)
         if work is not None:
-            self.used -= work.nbytes
+            self.charge(-work.nbytes)
         return work
 
     def expired(self, now: float) -> list[Key]:

@@ -115,3 +115,17 @@ def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
     assert 7 <= got.count(B) <= 8, (
         "so that it and the idle one are done at the same time, before C is"
     )
+
+
+def test_only_who_is_asked_last_is_waited_for() -> None:
+    delivery = Delivery(0)
+    for asked in (A, B):
+        assert delivery.choose(A, (A, B), Suspects(), 0.0) == asked
+        assert not delivery.patient, "somebody else may have room"
+        delivery.turned(asked, Trouble.BUSY)
+    assert isinstance(delivery.choose(A, (A, B), Suspects(), 0.0), Pause)
+    assert delivery.choose(A, (A, B), Suspects(), 0.0) == A
+    assert delivery.patient
+    alone = Delivery(0)
+    assert alone.choose(A, (A,), Suspects(), 0.0) == A
+    assert alone.patient

@@ -128,6 +128,22 @@ async def test_an_impossible_head_is_refused_and_counted(swarm, plan):
     assert swarm.pipelines["s1a"].stash.used == 0
 
 
+async def test_a_patient_frame_waits_for_room_and_no_longer_than_it_may(swarm, plan, monkeypatch):
+    monkeypatch.setattr("node.pipeline.hops.inbound.ROOM_WAIT", 0.005)
+    messages = [pb.Frame(head=head(plan, patient=True)), pb.Frame(chunk=bytes(2048))]
+    stash = swarm.pipelines["s1a"].stash
+    stash.charge(stash.limit)
+    impatient = [pb.Frame(head=head(plan)), *messages[1:]]
+    assert await answers(swarm, "s0a", "s1a", impatient) == [(pb.BUSY, "my stash is full")]
+    assert await answers(swarm, "s0a", "s1a", messages) == [(pb.BUSY, "my stash is full")]
+    monkeypatch.setattr("node.pipeline.hops.inbound.ROOM_WAIT", 1.0)
+    waiting = asyncio.ensure_future(verdicts(swarm, "s0a", "s1a", messages))
+    while not swarm.pipelines["s1a"].changed._waiters:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    stash.charge(-stash.limit)
+    assert (await waiting)[0] == pb.ACCEPTED
+
+
 async def test_a_stream_without_head_or_of_another_length_is_refused(swarm, plan):
     streams = [[pb.Frame(chunk=b"abc")]]
     for chunks in ([2049], [2000, 49], [0], [2047]):

@@ -51,11 +51,12 @@ class PipelineBase(ABC):
         self.settings, self.limits, self.telemetry = settings, limits, telemetry
         self.clock, self.plan_wait_s, self.shape = clock, plan_wait_s, shape
         self.machine = machine
-        self.stash = Stash(limits.stash_bytes or STASH)
+        self.stash = Stash(limits.stash_bytes or STASH, self.look_again)
         self.tasks = Tasks("pipeline", self._on_error)
         self.timing = Timing()
         """What work and ways cost, as measured here."""
-        self.plan_changed = asyncio.Event()
+        self.changed = asyncio.Event()
+        """Set, and a new one in its place, when there is another plan or more room."""
         self._handled = asyncio.Event()
         self._plan_until = 0.0
         self._stretch = 1.0
@@ -144,6 +145,11 @@ class PipelineBase(ABC):
         for key in self.stash.expired(self.clock.now()):
             self.do(ev.Expired(key))
         return self.stash.room(nbytes)
+
+    def look_again(self) -> None:
+        """Let the frames be looked at that wait for a plan or for room."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def time_left(self, path: Path) -> float:
         """Seconds a micro-batch that starts now may take."""

@@ -112,6 +112,7 @@ def frames(
     buffer: Buffer,
     shape: FrameShape,
     document_ends: Sequence[int] = (),
+    patient: bool = False,
 ) -> Iterator[pb.Frame]:
     """One activation or gradient as messages: the head, then chunks cut only when they are sent."""
     yield pb.Frame(
@@ -125,6 +126,7 @@ def frames(
             tensor=expected_head("", tensor_shape, shape.wire),
             deadline_s=min(max(deadline_s, 0.001), DEADLINE_MAX_S),
             document_ends=document_ends,
+            patient=patient,
         )
     )
     for chunk in chunks(buffer, CHUNK):

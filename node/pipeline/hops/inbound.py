@@ -31,6 +31,9 @@ from node.pipeline.route import beside
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
 
+ROOM_WAIT = 0.25
+"""Share of the time that a hop has for its answer, in which a patient frame waits for room: what is
+left must do for the tensor and the work."""
 ForwardOnly = Callable[[Direction, PeerId, Incoming, Any], Awaitable[None]]
 """Takes a frame that belongs to no micro-batch of a plan."""
 
@@ -121,20 +124,23 @@ class Inbound(PipelineServicer):
     async def _patient(
         self, way: Direction, caller: PeerId, incoming: Incoming
     ) -> tuple[Answer, int]:
-        """The machine's answer to a head, and the bytes there was room for or not; a frame that is
-        ahead of the plan waits for it, for a bounded time."""
+        """The machine's answer to a head, and the bytes there was room for or not. For a bounded
+        time a frame that is ahead of the plan waits for it, and a patient one for room."""
         pipeline, claim, answer = self._pipeline, incoming.claim, Answer(Say.AWAIT_PLAN)
+        until = asyncio.get_running_loop().time() + ROOM_WAIT * pipeline.hop_s
         try:
-            async with asyncio.timeout(pipeline.plan_wait_s):
+            async with asyncio.timeout(pipeline.plan_wait_s) as patience:
                 while True:
-                    changed, cost = pipeline.plan_changed, pipeline.cost(claim.index)
+                    changed, cost = pipeline.changed, pipeline.cost(claim.index)
                     answer = pipeline.ask(Arrived(way, claim, caller, pipeline.make_room(cost)))
-                    if answer.say is not Say.AWAIT_PLAN:
+                    if answer.say is Say.BUSY and incoming.head.patient:
+                        patience.reschedule(until)
+                    elif answer.say is not Say.AWAIT_PLAN:
                         return answer, cost
                     await changed.wait()
         except TimeoutError:
             plan = pipeline.machine.plan
-            ahead = plan is None or claim.epoch > plan.epoch
+            ahead = answer.say is Say.BUSY or plan is None or claim.epoch > plan.epoch
             return Answer(Say.BUSY if ahead else Say.REFUSED, answer.reason), 0
 
     async def Fetch(self, request: pb.FetchInput, context: Any) -> None:

@@ -27,6 +27,10 @@ from protos.pipeline_pb2_grpc import PipelineStub
 
 EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
 
+WAITED = 0.1
+"""Share of the way to ACCEPTED; after a longer wait at the other end some of the tensor was there
+before, and the way's time says little about the line."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamOutcome:
@@ -53,10 +57,10 @@ class Outbound:
         messages: Iterable[pb.Frame],
         nbytes: int,
         timeout: float,
-        accepted: Callable[[float], None],
+        accepted: Callable[[float | None], None],
     ) -> StreamOutcome:
         """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds
-        that the way took. Never raises for the peer's failures."""
+        that the way took, None where that is not known. Never raises for the peer's failures."""
         name = "Forward" if way is Direction.FORWARD else "Backward"
         try:
             async with self._call(peer, name, messages, timeout) as call:
@@ -92,7 +96,7 @@ class Outbound:
                 call.cancel()
 
     async def _receipts(
-        self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float], None]
+        self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float | None], None]
     ) -> StreamOutcome:
         began, held = self._clock.now(), False
         while True:
@@ -107,7 +111,8 @@ class Outbound:
                     took = self._clock.now() - began
                     self._telemetry.spent("wire", took)
                     self._transport.count(peer, sent=nbytes, plane="pipeline")
-                    accepted(took - max(0.0, receipt.waited_s))
+                    waited = receipt.waited_s > WAITED * took
+                    accepted(None if waited else took - max(0.0, receipt.waited_s))
                 case pb.DONE:
                     return StreamOutcome(None)
                 case pb.BUSY:

@@ -90,10 +90,12 @@ class Sender:
             buffer,
             pipeline.shape,
             work.document_ends if way is Direction.FORWARD else (),
+            action.patient,
         )
 
-        def accepted(seconds: float) -> None:
-            pipeline.timing.sent(peer, seconds, pipeline.clock.now())
+        def accepted(seconds: float | None) -> None:
+            if seconds is not None:
+                pipeline.timing.sent(peer, seconds, pipeline.clock.now())
             if pipeline.machine.plan is plan:
                 pipeline.do(ev.Passed(key, way, peer))
 
