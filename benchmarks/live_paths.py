@@ -220,7 +220,7 @@ def measure(changes: dict[str, Any], epochs: int) -> Measured:
             )
         )
         wan = stack.enter_context(Wan(sum(NODES)))
-        shape(wan, range(sum(NODES)))
+        shape(wan, PLACES[: sum(NODES)])
         box = Box(root, tuple(wan.host(i) for i in range(sum(NODES))), NODE)
         stack.callback(box.clean_up)
         peers = {p.label: p for p in box.swarm(NODES, **{**MODEL, **changes})}
@@ -266,12 +266,12 @@ def digest(commits: Sequence[Told]) -> Measured:
     )
 
 
-def shape(wan: Wan, hosts: Sequence[int]) -> None:
-    """The published links, slower by ``SCALE``: the first of the hosts is at the first place."""
-    for i, one in enumerate(hosts):
-        for j, other in enumerate(hosts[:i]):
-            delay_ms, rate = link(PLACES[j % len(PLACES)], PLACES[i % len(PLACES)])
-            wan.shape(one, other, delay_s=delay_ms / 1000, rate_bps=rate * 2**20 * 8 / SCALE)
+def shape(wan: Wan, places: Sequence[str], scale: float = SCALE) -> None:
+    """The published links between the places of all hosts, their bandwidths over ``scale``."""
+    for i, here in enumerate(places):
+        for j, there in enumerate(places[:i]):
+            delay_ms, rate = link(there, here)
+            wan.shape(i, j, delay_s=delay_ms / 1000, rate_bps=rate * 2**20 * 8 / scale)
 
 
 @contextlib.contextmanager

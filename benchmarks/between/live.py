@@ -1,12 +1,12 @@
 """Fourteen daemons in three cells of four, four and six over a wide-area network: epochs of every
 cell with planned paths and a third of the block stages left out, beside all stages, planned and in
 turns, and beside one cell of all fourteen in turns; windows between the cells; the optimizer's
-bytes of a peer. Daemon i is at place i of SkipPipe's setting A, its bandwidths over
-``live_paths.SCALE``, and a block stage has memory for two micro-batches. Needs root.
+bytes of a peer. The fourteen places are those of SkipPipe's setting A, with its bandwidths over
+``SCALE``, and a block stage has memory for two micro-batches. Needs root.
 
-Cells that divide keep near peers together, so what is compared cell by cell would depend on how
-they have formed: there every cell is moved to the places that its peers have in the list. Once the
-cells stay where they have formed."""
+Cells that divide keep near peers together, but which of two that are equally near is chance. So
+that the same cells are compared with each other, every cell is moved to its places of ``CELLS``
+when it has formed, but for once, when the cells stay where they are."""
 
 from __future__ import annotations
 
@@ -16,25 +16,35 @@ import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
+from benchmarks import live_paths
 from benchmarks.lab.books import COMMITTED, PLANNED
 from benchmarks.lab.fleet import Box, Hang, Peer
-from benchmarks.lab.places import PLACES
 from benchmarks.lab.told import Chronicle, Told
 from benchmarks.lab.wan import Wan, why_not
-from benchmarks.live_paths import NODE, shape
 from benchmarks.report import ROOT, Report
 from node.manifest import Manifest
 from node.model.cost import stash_bytes
 
-NODES = (3, 4, 4, 3)
-"""With one replica a cell: two cells of four divide off, and one of six is left."""
-SIZES = [4, 4, 6]
+CELLS = (
+    (("Canada",), ("Iowa",), ("LA",), ("Canada",)),
+    (("Belgium",), ("London",), ("NL",), ("Belgium",)),
+    (("Taiwan",), ("Oregon", "Australia"), ("Singapore", "Germany"), ("Japan",)),
+)
+"""By cell and stage: the fourteen places of setting A so that near ones have all stages, as far as
+there are any, and the shortest plans of cells with a third of the stages left out. Two cells divide
+off, and one is left."""
+SIZES = [sum(map(len, cell)) for cell in CELLS]
+NODES = tuple(sum(map(len, stage)) for stage in zip(*CELLS, strict=True))
+SCALE = 160.0
+"""Published bandwidth over ours, once the cells have formed: so slow that two cores are mostly
+idle."""
 HELD, IN_FLIGHT = 2, 8
 """Micro-batches that a block stage has memory for, and that an ends peer, which keeps no
 activations of layers, has under way at most. Where each of three stages has one peer, two visit all
@@ -72,7 +82,7 @@ SMALL: dict[str, Any] = {
     "optimizer.warmup": 2,
     "data.source": "builtin:pydoc",
 }
-"""So that two cores are mostly idle: 24 micro-batches of 128 KiB in an epoch of a cell."""
+"""24 micro-batches of 128 KiB in an epoch of a cell."""
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "planned-33": (
         "planned, a third left out",
@@ -100,7 +110,7 @@ BUSY = 0.6
 SHARE = 0.75
 MEASURED, WATCHED_S = 6, 75.0
 """Epochs of every cell at least; seconds, in which a window of 60 s begins."""
-LOAD_S, EPOCH_S = 420.0, 40.0
+LOAD_S, EPOCH_S = 420.0, 100.0
 """Bounds: fourteen daemons that load torch on two busy cores and divide twice; an epoch."""
 
 
@@ -237,14 +247,16 @@ def measure(
     root: Path, settings: Mapping[str, Any], sizes: Sequence[int], *, moved: bool
 ) -> Measured:
     """Start a swarm on the shaped network, let every cell of ``sizes`` commit, take it down.
-    ``moved``: to the places that its peers have in the list, cell by cell. Raises Hang when a cell
-    does not commit."""
+    ``moved``: to the places of ``CELLS``, cell by cell. Raises Hang when a cell does not
+    commit."""
     root.mkdir()
     with contextlib.ExitStack() as stack:
         count = sum(NODES)
         wan = stack.enter_context(Wan(count))
-        shape(wan, range(count))
-        node = (*(s for s in NODE if "in_flight" not in s), f"limits.in_flight={IN_FLIGHT}")
+        at = [place for stage in zip(*CELLS, strict=True) for here in stage for place in here]
+        live_paths.shape(wan, at)
+        node = tuple(s for s in live_paths.NODE if "in_flight" not in s)
+        node += (f"limits.in_flight={IN_FLIGHT}",)
         box = Box(root, tuple(wan.host(i) for i in range(count)), node)
         stack.callback(box.clean_up)
         box.swarm(NODES, **settings)
@@ -256,7 +268,6 @@ def measure(
             for peer in [box.member(stage, str(n), *(room if stage else ()))]
         }
         labels = list(peers)
-        order = labels
         chronicle = Chronicle()
         stack.callback(chronicle.close)
         for label, peer in peers.items():
@@ -287,8 +298,10 @@ def measure(
         try:
             cells = box.wait(f"cells of {sizes}", divided, LOAD_S)
             if moved and len(sizes) > 1:
-                order = [label for cell in cells for label in cell]
-                shape(wan, [labels.index(label) for label in order])
+                for cell, stages in zip(cells, CELLS, strict=True):
+                    for label, place in zip(cell, chain(*stages), strict=True):
+                        at[labels.index(label)] = place
+            live_paths.shape(wan, at, SCALE)
             begun = time.time()
             psutil.cpu_percent()
             worked = _worked(peers.values())
@@ -304,8 +317,7 @@ def measure(
         met = sum(e.kind == "window" for e in events)
         placed = sum(e.kind == COMMITTED and not e.get("tokens") for e in events)
         seconds = tuple(found[next(who for who in cell if who in found)] for cell in cells)
-        at = {label: PLACES[n % len(PLACES)] for n, label in enumerate(order)}
-        places = tuple([at[label] for label in cell] for cell in cells)
+        places = tuple([at[labels.index(label)] for label in cell] for cell in cells)
         return Measured(seconds, busy, everything, (met, placed), tuple(owned), places)
 
 
