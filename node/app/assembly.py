@@ -244,7 +244,7 @@ class Machines:
     """What decides in a peer's services, and who searches paths for its leader: those of the
     product, unless a simulation watches them."""
 
-    pipeline: Callable[[PeerId, int], PipelineMachine] = PipelineMachine
+    pipeline: Callable[[PeerId, int, bool], PipelineMachine] = PipelineMachine
     round: Callable[[], RoundMachine] = RoundMachine
     member: Callable[..., Member] = Member
     leader: Callable[..., Leader] = Leader
@@ -306,6 +306,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         gradients=o.gradients,
         usual_s=t.epoch_timeout_s,
         document_mask=manifest.data.document_mask,
+        planned=manifest.scheduler.paths == "planned",
         machine=o.machines.pipeline,
     )
 

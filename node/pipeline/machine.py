@@ -80,11 +80,12 @@ class PipelineMachine:
     """The decisions of one peer. :meth:`handle` is the only way in.
 
     ``fewest``: block stages a journey visits at least; a hop is left out only beyond that. By
-    default no hop ever is.
+    default no hop ever is. ``planned``: paths are planned around the memory of every peer, so one
+    that has no room is waited for, unless it is slower than another, before others are asked.
     """
 
-    def __init__(self, me: PeerId, fewest: int = sys.maxsize) -> None:
-        self.me, self.fewest = me, fewest
+    def __init__(self, me: PeerId, fewest: int = sys.maxsize, planned: bool = False) -> None:
+        self.me, self.fewest, self.planned = me, fewest, planned
         self.plan: Plan | None = None
         self.closed = False
         self.visits: dict[Key, Visit] = {}
@@ -390,7 +391,9 @@ class PipelineMachine:
                         choice, 0.0
                     )
                 visit.journey[position] = Hop(there.stage, choice)
-                patient = way is FORWARD and leg.delivery.patient  # no gradient is turned away
+                patient = way is FORWARD and (  # no gradient is turned away
+                    leg.delivery.patient or (self.planned and choice not in self.suspects.slow)
+                )
                 return [*left_out, Send(key, way, tuple(visit.journey), position, patient)]
             if way is BACKWARD or there.stage == ENDS or visited(visit.journey) <= self.fewest:
                 return [

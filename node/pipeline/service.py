@@ -58,7 +58,7 @@ class Pipeline(PipelineBase):
     ``math`` and ``gradients``: what computes and what adds up, where that is not one device.
     ``usual_s``: the least that a plan gives an epoch; where it gives more, hops have as many times
     as long; 0: never. ``document_mask``: targets say where documents end, and blocks keep them
-    apart.
+    apart. ``planned``: paths are planned by measured costs.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class Pipeline(PipelineBase):
         gradients: GradientSum | None = None,
         usual_s: float = 0.0,
         document_mask: bool = False,
-        machine: Callable[[PeerId, int], PipelineMachine] = PipelineMachine,
+        planned: bool = False,
+        machine: Callable[[PeerId, int, bool], PipelineMachine] = PipelineMachine,
     ) -> None:
         super().__init__(
             transport,
@@ -97,7 +98,7 @@ class Pipeline(PipelineBase):
                 settings.stages,
                 masked=document_mask,
             ),
-            machine(transport.peer_id, fewest_hops(settings.stages, settings.may_skip)),
+            machine(transport.peer_id, fewest_hops(settings.stages, settings.may_skip), planned),
         )
         self._usual_s = usual_s
         self._autocast, self._math = autocast, math
