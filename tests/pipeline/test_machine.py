@@ -67,6 +67,24 @@ def play(machine: PipelineMachine, *script: tuple[ev.Event, object]) -> None:
 ANYTHING = ...
 
 
+def test_a_planned_hop_is_waited_for_unless_it_is_slow() -> None:
+    plan = make_plan(1, 2)
+    claim = left_out(plan, 1)
+    planned = claim.journey[2].peer
+
+    def patient(*, paths_planned: bool, slow: bool) -> bool:
+        machine = PipelineMachine(claim.journey[1].peer, 99, paths_planned)
+        machine.handle(ev.AdoptPlan(plan), 0.0)
+        machine.suspects.slow = frozenset({planned} if slow else ())
+        (sent,) = (a for a in forwarded(machine, claim, ORIGIN) if isinstance(a, ev.Send))
+        assert sent.peer == planned, "the plan has reckoned with slow ones"
+        return sent.patient
+
+    assert patient(paths_planned=True, slow=False)
+    assert not patient(paths_planned=True, slow=True)
+    assert not patient(paths_planned=False, slow=False), "the other replica may have room"
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_a_share_counts_when_the_origin_names_us_and_not_before(early):
     machine, plan = at("s2a")
