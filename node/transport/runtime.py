@@ -12,7 +12,7 @@ from pathlib import Path
 
 SOCKET_PATH = 104
 """Longest unix socket path on every system; the names in our directory need 30 of it."""
-_PREFIX, _LOCK = "tutti-rt-", "lock"
+_PREFIX, _LOCK, _NEW = "tutti-rt-", "lock", "lock.new"
 
 
 class RuntimeDirectory:
@@ -27,10 +27,12 @@ class RuntimeDirectory:
         self.path = Path(made)
         # The lock goes when its holder does, however that ends, so a directory that can be locked
         # belongs to nobody. A child process may not inherit it: os.open makes descriptors that are
-        # closed on exec.
-        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        # closed on exec. It gets its name once it is locked: another daemon that starts meanwhile
+        # would sweep it.
+        self._lock = os.open(self.path / _NEW, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        _sweep(self.path)
+        os.rename(self.path / _NEW, self.path / _LOCK)
+        _sweep(self.path.parent)
 
     def close(self) -> None:
         """Remove the directory. Safe to call twice."""
@@ -40,15 +42,14 @@ class RuntimeDirectory:
             self._lock = -1
 
 
-def _sweep(mine: Path) -> None:
-    for other in mine.parent.glob(f"{_PREFIX}*"):
+def _sweep(directory: Path) -> None:
+    for other in directory.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if other == mine or other.is_symlink() or other.stat().st_uid != os.getuid():
-                continue
-            # Without a lock file it is just being made, or none of ours.
-            lock = os.open(other / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(other, ignore_errors=True)
-            finally:
-                os.close(lock)
+            if not other.is_symlink() and other.stat().st_uid == os.getuid():
+                # Without a lock file it is just being made, or none of ours.
+                lock = os.open(other / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(other, ignore_errors=True)
+                finally:
+                    os.close(lock)

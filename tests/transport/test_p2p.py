@@ -101,6 +101,19 @@ async def test_the_runtime_directory_is_private_and_goes_away(swarm):
     assert not a.p2p.runtime.exists()
 
 
+def test_a_directory_that_is_being_made_is_not_swept(monkeypatch):
+    def swept(lock, how, flock=runtime.fcntl.flock):
+        monkeypatch.undo()
+        runtime.RuntimeDirectory().close()
+        flock(lock, how)
+
+    monkeypatch.setattr(runtime.fcntl, "flock", swept)
+    made = runtime.RuntimeDirectory()
+    assert made.path.exists()
+    made.close()
+    assert not made.path.exists()
+
+
 async def test_a_call_that_is_cancelled_as_its_answer_comes_ends_no_other_call(swarm):
     a, b = await swarm(), await swarm()
     introduce(a, b)
