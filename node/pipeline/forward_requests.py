@@ -248,7 +248,7 @@ class ForwardRequests:
             )
 
             def held(seconds: float | None, peer: PeerId = choice) -> None:
-                if seconds is not None and len(buffer) == pipeline.shape.nbytes(
+                if len(buffer) == pipeline.shape.nbytes(
                     pipeline.shape.sequences, pipeline.shape.length
                 ):
                     pipeline.timing.sent(peer, seconds, pipeline.clock.now())

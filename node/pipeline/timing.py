@@ -66,10 +66,11 @@ class Timing:
         self._trips: dict[PeerId, RunningAverage] = {}
         self._failed: dict[PeerId, tuple[int, float]] = {}
 
-    def sent(self, peer: PeerId, seconds: float, now: float) -> None:
+    def sent(self, peer: PeerId, seconds: float | None, now: float) -> None:
         """A tensor was held by ``peer`` so long after it was offered, less what it waited there for
-        the plan."""
-        self._tensors.setdefault(peer, RunningAverage()).add(seconds, now)
+        the plan or for room; None where that is not known."""
+        if seconds is not None:
+            self._tensors.setdefault(peer, RunningAverage()).add(seconds, now)
         self._failed.pop(peer, None)
 
     def probed(self, peer: PeerId, seconds: float, now: float) -> None:

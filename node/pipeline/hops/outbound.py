@@ -27,9 +27,9 @@ from protos.pipeline_pb2_grpc import PipelineStub
 
 EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
 
-WAITED = 0.1
-"""Share of the way to ACCEPTED; after a longer wait at the other end some of the tensor was there
-before, and the way's time says little about the line."""
+WAITED = 0.5
+"""Share of the time to ACCEPTED; after a longer wait at the other end much of the tensor was there
+before, and the rest of the time says little about the line."""
 
 
 @dataclass(frozen=True, slots=True)

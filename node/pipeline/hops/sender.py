@@ -94,8 +94,7 @@ class Sender:
         )
 
         def accepted(seconds: float | None) -> None:
-            if seconds is not None:
-                pipeline.timing.sent(peer, seconds, pipeline.clock.now())
+            pipeline.timing.sent(peer, seconds, pipeline.clock.now())
             if pipeline.machine.plan is plan:
                 pipeline.do(ev.Passed(key, way, peer))
 
