@@ -27,7 +27,6 @@ SIGNATURE_BYTES = 64
 _HEADER = bytes((0x08, 0x01, 0x12, 0x40))
 _FILE_BYTES = len(_HEADER) + 2 * KEY_BYTES
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_OR_ELSEWHERE = "writable, or choose another home"
 
 
 class Signer(Protocol):
@@ -101,7 +100,7 @@ class Identity:
         """
         made = cls(Ed25519PrivateKey.generate(), path)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        with writing(path, f"make {path.parent} {_OR_ELSEWHERE}", Refused):
+        with writing(path, f"make {path.parent} writable, or choose another home", Refused):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
@@ -179,7 +178,7 @@ class Identity:
         if self.path is None or self._lock_fd is not None:
             return
         beside = self.path.with_name(self.path.name + ".lock")
-        with writing(beside, f"make {beside.parent} {_OR_ELSEWHERE}", Refused):
+        with writing(beside, f"make {beside.parent} writable, or choose another home", Refused):
             fd = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -392,7 +392,8 @@ class PipelineMachine:
                     )
                 visit.journey[position] = Hop(there.stage, choice)
                 patient = way is FORWARD and (  # no gradient is turned away
-                    leg.delivery.patient or (self.planned and choice not in self.suspects.slow)
+                    leg.delivery.patient
+                    or (self.planned and choice == there.peer and choice not in self.suspects.slow)
                 )
                 return [*left_out, Send(key, way, tuple(visit.journey), position, patient)]
             if way is BACKWARD or there.stage == ENDS or visited(visit.journey) <= self.fewest:

@@ -129,18 +129,19 @@ async def test_an_impossible_head_is_refused_and_counted(swarm, plan):
 
 
 async def test_a_patient_frame_waits_for_room_and_no_longer_than_it_may(swarm, plan, monkeypatch):
-    monkeypatch.setattr("node.pipeline.hops.inbound.ROOM_WAIT", 0.005)
+    s1a, room_wait = swarm.pipelines["s1a"], "node.pipeline.hops.inbound.ROOM_WAIT"
+    monkeypatch.setattr(room_wait, 0.0)
+    s1a.plan_wait_s = 60.0
     messages = [pb.Frame(head=head(plan, patient=True)), pb.Frame(chunk=bytes(2048))]
-    stash = swarm.pipelines["s1a"].stash
-    stash.charge(stash.limit)
+    s1a.stash.charge(s1a.stash.limit)
     impatient = [pb.Frame(head=head(plan)), *messages[1:]]
     assert await answers(swarm, "s0a", "s1a", impatient) == [(pb.BUSY, "my stash is full")]
     assert await answers(swarm, "s0a", "s1a", messages) == [(pb.BUSY, "my stash is full")]
-    monkeypatch.setattr("node.pipeline.hops.inbound.ROOM_WAIT", 1.0)
+    monkeypatch.setattr(room_wait, 1.0)
+    s1a.plan_wait_s = 0.05
     waiting = asyncio.ensure_future(verdicts(swarm, "s0a", "s1a", messages))
-    while not swarm.pipelines["s1a"].changed._waiters:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    stash.charge(-stash.limit)
+    await asyncio.sleep(0.3)
+    s1a.stash.charge(-s1a.stash.limit)
     assert (await waiting)[0] == pb.ACCEPTED
 
 

@@ -76,8 +76,14 @@ def test_a_planned_hop_is_waited_for_unless_it_is_slow() -> None:
         machine = PipelineMachine(claim.journey[1].peer, 99, paths_planned)
         machine.handle(ev.AdoptPlan(plan), 0.0)
         machine.suspects.slow = frozenset({planned} if slow else ())
-        (sent,) = (a for a in forwarded(machine, claim, ORIGIN) if isinstance(a, ev.Send))
+        sent = forwarded(machine, claim, ORIGIN)[-1]
+        assert isinstance(sent, ev.Send)
         assert sent.peer == planned, "the plan has reckoned with slow ones"
+        busy = ev.Turned(claim.key, Direction.FORWARD, planned, Trouble.BUSY)
+        other = machine.handle(busy, 0.0)[-1]
+        assert isinstance(other, ev.Send)
+        assert other.peer != planned
+        assert not other.patient, "its room is planned for others"
         return sent.patient
 
     assert patient(paths_planned=True, slow=False)

@@ -51,6 +51,15 @@ def test_the_shortest_of_the_first_probes_counts() -> None:
     assert 0.1 < t.ways(0.0)[A][1] < 0.3
 
 
+def test_a_tensor_of_unknown_time_proves_a_way() -> None:
+    t = Timing()
+    t.probed(A, 0.1, 0.0)
+    t.unanswered(A, 10.0)
+    t.sent(A, None, 13.0)
+    t.unanswered(A, 14.0)
+    assert t.ways(14.0) == {A: (0.0, 0.1)}
+
+
 def test_a_way_is_lost_after_two_failed_probes() -> None:
     t = Timing()
     t.probed(A, 0.1, 0.0)

@@ -18,6 +18,9 @@ from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
 from protos import pipeline_pb2 as pb
 
+PATIENT = 32
+"""Attempts under way up to which they wait for room: each is a call that stays open, and a peer
+takes ``transport.peer_streams`` from another, of which its leader needs some."""
 NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
 """A hop that cannot be told that it counts loses that count: worth asking again, not worth waiting
 long."""
@@ -90,7 +93,7 @@ class Sender:
             buffer,
             pipeline.shape,
             work.document_ends if way is Direction.FORWARD else (),
-            action.patient,
+            action.patient and len(self._sending) <= PATIENT,
         )
 
         def accepted(seconds: float | None) -> None:
