@@ -37,9 +37,9 @@ CELLS = (
     (("Belgium",), ("London",), ("NL",), ("Belgium",)),
     (("Taiwan",), ("Oregon", "Australia"), ("Singapore", "Germany"), ("Japan",)),
 )
-"""By cell and stage: the fourteen places of setting A so that near ones have all stages, as far as
-there are any, and the shortest plans of cells with a third of the stages left out. Two cells divide
-off, and one is left."""
+"""The fourteen places of setting A, by cell and stage. Near ones are in a cell; which of them hosts
+which stage was searched for short plans with a third of the stages left out. Two cells divide off,
+and one is left."""
 SIZES = [sum(map(len, cell)) for cell in CELLS]
 NODES = tuple(sum(map(len, stage)) for stage in zip(*CELLS, strict=True))
 SCALE = 160.0

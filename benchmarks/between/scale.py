@@ -1,5 +1,5 @@
 """What grows with the number of cells: the services of the daemon in virtual time, in swarms of 10
-and 1,000 cells with ten peers each (two processes of some 9 GB that take an hour or more).
+and 1,000 cells with ten peers each (two processes of some 6 GB that take an hour or more).
 Cells are there from the beginning, as after a restart of all.
 
 Every peer is a whole one: it trains, leads, averages with other cells, reads and posts. Bytes of
