@@ -85,10 +85,12 @@ GrpcPort = Annotated[
     int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")
 ]
 Announce = Annotated[
-    list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")
+    list[str] | None,
+    Option("--announce", metavar="HOST:PORT", help="Address that others should dial for gRPC."),
 ]
 Joins = Annotated[
-    list[str] | None, Option("--join", metavar="INVITE|MULTIADDR", help="Whom to start from.")
+    list[str] | None,
+    Option("--join", metavar="INVITE|MULTIADDR", help="Peers to connect to first; repeatable."),
 ]
 Data = Annotated[
     str | None,
@@ -249,7 +251,7 @@ def join(
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
-    """Look at a swarm, accept it, remember it, and start. Nothing of it runs before you said
+    """Show a swarm, ask for your consent, remember it, and start. Nothing runs before you say
     yes."""
     flags = dict(
         name=name,
@@ -362,24 +364,24 @@ def simulate(
     stages: Annotated[int, Option(min=0, max=512, help="Block stages; 0: the manifest's.")] = 0,
     epochs: Annotated[int, Option(min=0, help="Epochs of the run; 0: the manifest's.")] = 0,
     scenario: Annotated[
-        list[str] | None, Option("--scenario", help="What goes wrong; may be given again.")
+        list[str] | None, Option("--scenario", help="Faults to simulate; may be repeated.")
     ] = None,
-    seed: Annotated[int, Option(min=0, help="Of everything that is left to chance.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of all random choices.")] = 0,
     replay: Annotated[
-        Path | None, Option("--replay", metavar="FILE", help="The faults in this file instead.")
+        Path | None, Option("--replay", metavar="FILE", help="Replay the faults in this file.")
     ] = None,
     save: Annotated[
-        Path | None, Option("--save", metavar="FILE", help="Write the faults that struck.")
+        Path | None, Option("--save", metavar="FILE", help="Write the faults to this file.")
     ] = None,
     picture: Annotated[
         Path | None,
         Option("--svg", "--png", metavar="FILE", help="Draw the time line: .svg, or .png."),
     ] = None,
     small: Annotated[
-        bool, Option("--small", help="The little swarm of the tests, whatever else is said.")
+        bool, Option("--small", help="The small swarm of the tests; sizes are ignored.")
     ] = False,
     averaging: Annotated[
-        str | None, Option(metavar="NAME|all", help="No swarm: how fast this strategy averages.")
+        str | None, Option(metavar="NAME|all", help="Simulate averaging alone, by this strategy.")
     ] = None,
     grid: Annotated[
         str, Option(metavar="M,M[,M]", help="With --averaging: axes of the Moshpit grid.")
@@ -951,13 +953,13 @@ def swarm_switch(
 @swarm_app.command("revoke")
 def swarm_revoke(
     peers: Annotated[
-        list[str], Argument(metavar="PEERID...", help="Whom, as  tutti peers  shows them.")
+        list[str], Argument(metavar="PEERID...", help="As  tutti peers --json  shows them.")
     ],
     back: Annotated[bool, Option("--back", help="Let them take part again.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Put peers out of a running swarm, or let them back in. Only its owner can. Every peer that
-    hears of it refuses them at once; whom a private run revokes needs no token taken back."""
+    """Put peers out of a running swarm, or let them back in. Only its owner can do this. Every peer
+    that learns of it refuses them at once, also in a private run and whatever token they hold."""
     from node.app.change import under
     from node.identity.keys import Identity
     from node.identity.peers import public_key_of
@@ -1030,8 +1032,8 @@ def generate(
     first: First = 0,
     as_json: Json = False,
 ) -> int:
-    """Let the model speak, through the live swarm. A stage nobody serves is left out if the run's
-    skip ratio allows."""
+    """Generate text with the live swarm. A stage that no peer serves is left out if the run's skip
+    ratio allows it."""
     from node.control import commands
     from protos.control_pb2 import GenerateRequest, LeaveOut
 
@@ -1101,7 +1103,7 @@ def partition(
     asked = command.read(file)
     plan = command.planned(asked)
     for field in command.unknown(asked):
-        _say(f"nothing reads the field {field!r}")
+        _say(f"unknown field {field!r} is ignored")
     if as_json:
         _json(command.document(plan))
     else:
@@ -1116,7 +1118,7 @@ def schedule(
     ],
     gantt: Annotated[
         Path | None,
-        Option("--gantt", metavar="FILE", help="Draw who computes what when: .svg, or .png."),
+        Option("--gantt", metavar="FILE", help="Draw a Gantt chart: .svg, or .png."),
     ] = None,
     replan: Annotated[
         Path | None,
@@ -1340,7 +1342,7 @@ def _hoist_home(words: list[str]) -> list[str]:
 
 
 def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The last resort: the whole story into a file, one sentence to the person."""
+    """For an unexpected error: the traceback into a file, one sentence on stderr."""
     import traceback
 
     story = "".join(traceback.format_exception(kind, error, trace))
@@ -1349,7 +1351,7 @@ def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackTy
         (folder / "log").mkdir(parents=True, exist_ok=True)
         path = folder / "log" / "crash.log"
         path.write_text(story)
-        where = f"the whole story is in {path}; please send it with your report"
+        where = f"the traceback is in {path}; please send it with your report"
     except OSError:
         where = story
     _say(f"tutti: unexpected {kind.__name__}: {error}\n  {where}")

@@ -1,2 +1,2 @@
-"""tutti: the training daemon. One sub-package for each subject; see docs/architecture.md for the
-floors."""
+"""tutti: the training daemon. One sub-package for each subject; docs/architecture.md has the
+layers."""

@@ -457,8 +457,9 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
 
 
 def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Journal) -> None:
-    """Say so when what is hosted here does not fit beside what the owner's newest change keeps: it
-    is followed all the same, and the kernel would be the one to say it."""
+    """Report when the stage hosted here no longer fits into memory under the owner's newest change.
+    The change is followed all the same; without this line the first sign would be the kernel
+    killing the process."""
     rules = a.training.standing.known
     verdict = check_memory(
         config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory

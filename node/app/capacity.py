@@ -49,9 +49,10 @@ def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> tup
 
 
 def shares(config: NodeConfig, manifest: Manifest, limit: int) -> dict[int, int]:
-    """Bytes for each stage of a run whose stages are all on one device, of which they may take
-    ``limit``: the least that each needs, and of the rest in proportion to what they take where
-    there is enough. Where the least of all is more than there is, each gets as much too little."""
+    """Bytes for each stage when all stages of a run share one device and may take ``limit``
+    together: first the minimum of each, then the rest in proportion to what each takes when memory
+    is ample. If ``limit`` is less than all minima together, every minimum is cut by the same
+    factor."""
     stages = range(manifest.pipeline.stages + 1)
     least = [check_memory(config, manifest, s, 0).needed / (1 - RESERVE) for s in stages]
     ample = [check_memory(config, manifest, s, limit).needed for s in stages]

@@ -163,6 +163,6 @@ def _amended(manifest: Manifest, cell: int | str, outer: OuterSettings) -> Manif
 def _lasts(name: str, value: object, wanted: object) -> None:
     if value != wanted:
         raise UsageFault(
-            f"{name} is {value!r} for good in this run, not {wanted!r}",
+            f"{name} is {value!r} and cannot change during a run (asked for: {wanted!r})",
             "another value makes another run:  tutti swarm init --from FILE",
         )

@@ -449,7 +449,7 @@ class Daemon(Node):
         listed = "".join(f"\n  {peer}: {why}" for peer, why in shown.items())
         if refused:
             raise Refused(
-                f"cannot join: who answered does not have this run's manifest{listed}",
+                f"cannot join: the peers that answered do not have this run's manifest{listed}",
                 "ask for a fresh invite; the swarm may have moved",
             )
         raise NetworkFault(
@@ -469,7 +469,7 @@ class Daemon(Node):
         try:
             theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
             if not PROTOCOLS.common(theirs):
-                what = f"cannot join: who answered speaks {theirs}, this tutti {PROTOCOLS}"
+                what = f"cannot join: the peer speaks {theirs}, this tutti {PROTOCOLS}"
                 return ProtocolMismatch(what, PROTOCOLS.advice(theirs))
             if answer.WhichOneof("answer") != "manifest":
                 return Refused(answer.refusal.reason[:200] or "answered something else")

@@ -275,8 +275,8 @@ def lan_lines(found: Sequence[Found]) -> list[str]:
         )
     return [
         *lines,
-        "nobody but those who announce them vouches for these: compare the run with whoever runs "
-        "it",
+        "anybody on this LAN can announce a swarm: before you join, compare the run with the "
+        "person who runs it",
     ]
 
 
@@ -320,8 +320,8 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
         manifest = Manifest.parse(answer.manifest.toml)
         manifest.verify()
         print(
-            f"run {manifest.run_id[:12]} is taken on the word of {places[0]}: an address proves no "
-            "swarm, an invite does",
+            f"only {places[0]} says that this is run {manifest.run_id[:12]}: an address does not "
+            "prove which run you join, an invite does",
             file=sys.stderr,
         )
         return manifest, Invite(

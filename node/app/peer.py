@@ -5,9 +5,9 @@ Enters: the directory, what its operator, its leader or the rule wants. Leaves: 
 see, later perhaps a change of stage or of cell. Never: the choice itself; that is
 :mod:`node.scheduler.choosing` and :mod:`node.scheduler.cells`.
 
-A stage is changed by leaving as one that drains, a cell, which cannot go on, at once. After either
-the peer ends and begins anew (:func:`node.app.launch.again`): everything that was built for the old
-place is gone with certainty, because nothing of it is carried over.
+To change its stage a peer first drains; a cell that cannot go on it leaves at once. Then the
+process replaces its own image (:func:`node.app.launch.again`), so nothing that was built for the
+old place is left over.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Peer(ABC, Generic[S]):
             return "its operator wants it where it is"
         here = self.assembled.stage.stage if self.assembled else stage
         if stage == here or not {here, stage} <= set(able(self.open_to, manifest.pipeline.stages)):
-            return f"there is no way from {stage_name(here)} to {stage_name(stage)}"
+            return f"this peer does not change from {stage_name(here)} to {stage_name(stage)}"
         return ""
 
     # ----------------------------------------------------------- what its record says
@@ -325,8 +325,8 @@ class Peer(ABC, Generic[S]):
         self.to_cell = cell
         epoch = self.assembled.stage.version.epoch if self.assembled is not None else 0
         text = (
-            f"no leader works in this cell, and others do: joins cell {cell} and gives up what is "
-            f"here, epoch {epoch}"
+            f"no leader is at work in this cell, but one is in cell {cell}: joins it and gives up "
+            f"the parameters here (epoch {epoch})"
         )
         self.journal.emit("daemon", "cell-left", text, "warning", cell=cell, epoch=epoch)
         if self.presence is not None:

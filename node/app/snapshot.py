@@ -87,7 +87,7 @@ def _allowed(a: Assembled, m: Manifest | None) -> float:
 
 
 class SnapshotBuilder:
-    """Of one daemon."""
+    """Builds the snapshots of one daemon for its operator."""
 
     def __init__(self, daemon: Node) -> None:
         self._d = daemon
@@ -183,8 +183,8 @@ class SnapshotBuilder:
         if given_up := training.past.given_up_epochs:
             tokens = training.past.given_up_tokens
             s.warnings.append(
-                f"{given_up} epochs ({tokens} tokens) of this side were given up when the network "
-                "healed"
+                f"{given_up} epochs ({tokens} tokens) of this side were discarded when the two "
+                "sides of a partition met"
             )
         s.warnings.extend(self._troubles)
         if n := a.pipeline.math.slice:
@@ -239,7 +239,7 @@ class SnapshotBuilder:
             return (f"still starting after {s.up_s:.0f} s", "see tutti logs") if late else ("", "")
         if s.state == "joining":
             still = now - a.work.fetched_at
-            why = f"nothing of the state has come for {still:.0f} s ({s.progress:.0%} is here)"
+            why = f"no state received for {still:.0f} s ({s.progress:.0%} received so far)"
             return (why, "see tutti logs") if still >= STALL_S else ("", "")
         unproven = a.training.unproven()
         waiting = a.training.waiting_for()

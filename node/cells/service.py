@@ -1,7 +1,7 @@
-"""Cells meet: while this peer leads one, it looks for partners in every window and tells its leader
-whom it has found. Enters: the wall clock, what the leader knows of its cell. Leaves: a group.
-Never: a parameter; what a group gives each other is
-:class:`node.training.rounds.window.WindowRound`'s."""
+"""Finds partners for a cell: while this peer leads one, it looks for a group in every window and
+tells its leader which cells it has found. Enters: the wall clock, what the leader knows of its
+cell. Leaves: a group. Never: a parameter; :class:`node.training.rounds.window.WindowRound` moves
+these."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from node.training.protocol import events as ev
 from node.training.service import Training
 
 USUAL_S = 240.0
-"""A window of so many seconds has room for two attempts to find a group, and for as much again to
-average in. In shorter ones everything is as much faster."""
+"""A window of so many seconds has time for two attempts to find a group, and for averaging after
+that. In shorter windows all times are scaled down."""
 ASK_SHARE = 0.25
 """Of a window, in which the shares of a push-sum are asked for before the cell gives."""
 OPEN_SHARE = 0.5
 """Of a window: what has not come by then is left out."""
 NO_ANCHOR = 64 * "0"
-"""What a cell posts of whose stages one lacks its anchor."""
+"""Posted in place of its anchor by a cell in which some stage has none."""
 HOSTS, MADDRS = 4, 4
 """Of a stage, and of a host, that partners are told."""
 POSTERS = 4
@@ -67,7 +67,7 @@ class CellMeetings:
 
     @property
     def _settings(self) -> OuterSettings:
-        """Those in force."""
+        """The settings in force."""
         return self._training.standing.in_force.outer
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ class CellMeetings:
             if about.change != self._training.standing.in_force.revision:
                 continue  # these partners go by other settings now
             if met is None or until <= 0:
-                who = "no other cell" if met is None else "partners, but too late,"
+                who = "no other cell" if met is None else "partners too late"
                 text = f"found {who} to average with in this window"
                 level = "debug" if alone else "info"
                 self._journal.emit("training", "window-alone", text, level, window=window)
@@ -110,9 +110,9 @@ class CellMeetings:
             alone = False
             # With no partner of the same anchor this cell steps by itself, and the others of the
             # group take what comes of it.
-            names = ", ".join(short_cell(p.cell) for p in met.partners) or "no other"
+            names = ", ".join(f"cell {short_cell(p.cell)}" for p in met.partners) or "no other cell"
             does = "takes the anchor of" if met.copies else "averages with"
-            text = f"{does} cell {names} in this window"
+            text = f"{does} {names} in this window"
             cells = [p.cell for p in met.partners]
             self._journal.emit("training", "window", text, window=window, cells=cells)
             self._training.lead(ev.Grouped(met, self._clock.now() + until))
@@ -192,9 +192,9 @@ class CellMeetings:
 
 
 def common_anchor(anchors: Collection[str]) -> str:
-    """The anchor that counts in a group: the one that most have, of equally many the last in order,
-    none at all only where nobody has any. All members come to the same, and who has another one
-    copies."""
+    """The anchor that a group averages from: the most common one, of equally common ones the last
+    in sort order; NO_ANCHOR only if no member has one. All members choose the same, and a cell with
+    another anchor copies the result."""
     count = Counter(anchors)
     return max(count, key=lambda anchor: (anchor != NO_ANCHOR, count[anchor], anchor))
 

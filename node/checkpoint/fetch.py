@@ -50,10 +50,12 @@ _GONE = {
 
 @dataclass(frozen=True)
 class FetchTimeouts:
-    """Seconds. ``describe_s``: a donor hashes its whole state for the first who asks. ``stall_s``:
-    between two messages. ``request_s``: one request, slow lines included. ``tries``: failures in a
-    row, of one of the requests that a donor has at a time, that end its turn. ``again_s``: when
-    nothing else is left, a piece that was asked for so long ago is asked of another donor too.
+    """Seconds, but for ``tries``. ``describe_s``: for a donor's description; for the first one it
+    hashes its whole state. ``stall_s``: between two messages. ``request_s``: for one request, slow
+    lines included. ``tries``: failed requests in a row after which a donor is asked for nothing
+    more; each of its parallel requests counts for itself. ``pause_s``: pause after a failed
+    request, times the failures in a row. ``again_s``: when nothing else is left, a piece that one
+    donor has been asked for this long is asked of another one too.
     """
 
     describe_s: float = 120.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """Of this peer."""
+    """Settings of this peer; a manifest cannot change them."""
 
     every: int = 20
     """Epochs between checkpoints; 0 never writes one."""

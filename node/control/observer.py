@@ -155,8 +155,9 @@ def survey(
 
 
 class _Flat(QuicConnection):
-    """Of an IPv6 datagram the system tells the sender in four parts, of which py-libp2p gave
-    aioquic two: it took every answer to be from somebody else."""
+    """Reduces a sender's address to (host, port). For IPv6 the system gives four values, while
+    py-libp2p dials aioquic with two; aioquic compared them and took every answer for a
+    stranger's."""
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         super().receive_datagram(data, addr[:2], now)

@@ -473,7 +473,7 @@ def banner(
         heard = "listening on all addresses; tutti status says how others reach this peer"
     rows = (
         ("identity", f"{name}  {short(PeerId(peer))}" + ("   a new key" if new_key else "")),
-        ("key", f"{key_path}   keep a backup: without it nobody is this peer again"),
+        ("key", f"{key_path}   keep a backup: without it this PeerId is lost"),
         ("home", home),
         ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""),
         ("model", f"{count(parameters)} parameters: {model}" if model else ""),

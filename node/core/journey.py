@@ -18,8 +18,8 @@ from node.core.samples import WHOLE, Cursor, parse_cursor, rows
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """Parameters after ``epoch`` updates, and by which history: two sides of a parted network make
-    different ones.
+    """Parameters after ``epoch`` updates, and the history that led to them: two sides of a
+    partitioned network make different versions of the same epoch.
 
     ``lineage`` is :func:`lineage_after` of the plan that made it, "" for the parameters a run
     begins with.
@@ -60,7 +60,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
-    """A peer as one epoch's view sees it.
+    """A peer as a plan lists it.
 
     ``speed``: micro-batches per second its stage can do, quantised by the leader, 0 for unknown.
     ``current``: holds the parameters of the plan's base; a member that does not is a *listener*: it
@@ -126,10 +126,11 @@ NO_WINDOW = Window()
 
 @dataclass(frozen=True)
 class Electorate:
-    """Whose commits decide what a plan comes to. ``voters``: of this plan, the one first whose side
-    goes on where they part in two halves, and all in the order in which they may lead. ``elders``:
-    those of the plan before, of whom as many are needed. ``orphan``: too few of them were left, and
-    who was there went on without: ``elders`` are then those who could end that."""
+    """Whose votes commit the version that a plan makes. ``voters``: of this plan, in the order in
+    which they take over the lead; of two exact halves the one with the first voter decides.
+    ``elders``: the voters of the plan before; a majority of them is needed too. ``orphan``: too few
+    voters were left, and the others went on without a majority; a majority of ``elders`` ends
+    that."""
 
     voters: tuple[PeerId, ...] = ()
     elders: tuple[PeerId, ...] = ()
@@ -141,27 +142,29 @@ NOBODY = Electorate()
 
 @dataclass(frozen=True)
 class Plan:
-    """The leader's decision for one epoch: views, quotas, paths, owners; named by ``(epoch, term)``
-    and its hash.
+    """The leader's decision for one epoch: members, paths and owners; named by ``(epoch, term)``
+    and its hash. Its *base* is the version of the parameters that it starts from.
 
-    ``epoch`` is the version of the parameters the plan starts from; committing it makes ``epoch +
-    1``. ``owners`` maps every parameter of every stage to the peer that reduces and steps it;
-    ``moved`` names, for parts whose owner changed, the peer that holds the optimizer state.
-    ``digests`` are those of the base, by stage. ``outer``: 0, or the window of the outer round that
-    this epoch is: it has no micro-batches, and the mean with other cells is put in place.
-    ``stood``: for stages whose parameters at the base are those of an older version, because nobody
-    had them in the epochs between, that version; it has members again, or the paths go around it.
-    ``change``: the owner's signed change to how cells average, "" for none. ``cursor`` is the
-    sampler before this epoch took its samples, of the positions that its cell may take. ``lineage``
-    is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
-    with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and
-    of the last evaluation (0: none yet): news that every member shows its operator; so is
-    ``forecast``, what paths and round should take, seconds, 0 for unknown. ``cell_id``: where a run
-    has several cells, the name of this one. ``parent``: in a plan that founds the cell, the cell
-    whose leader signs it; its members are those of the new cell, its owners those of the parent,
-    and nobody trains by it. ``founds``: a cell that has been founded from the same version, whose
-    members take over optimizer state from this one. ``window``: see :class:`Window`;
-    ``electorate``: see :class:`Electorate`.
+    ``epoch``, ``lineage``   the base; committing the plan makes a version of ``epoch + 1``
+    ``owners``      for every parameter of every stage the peer that reduces and steps it
+    ``moved``       for parts with another owner than before, the peer that has their state
+    ``digests``     of the base, by stage
+    ``cursor``      the sampler before this epoch takes its samples, over the cell's positions
+    ``tokens``      counted in the whole history of the base
+    ``stood``       stage to version: where nobody had a stage in the epochs before the base, its
+                    parameters are those of that older version; it has members again, or paths
+                    still go around it
+    ``outer``       0, or the window whose mean this epoch puts in place, without micro-batches
+    ``window``      the rounds with other cells, see :class:`Window`
+    ``electorate``  who votes, see :class:`Electorate`
+    ``change``      the owner's signed change to how cells average, "" for none
+    ``cell_id``     this cell, where a run has several
+    ``parent``      only in a plan that founds a cell: the cell whose leader signs it; members are
+                    those of the new cell, owners those of the parent, and nobody trains by it
+    ``founds``      a cell founded from the same base; its members fetch optimizer state from here
+
+    For operators: ``loss`` of the epoch before and ``loss_val`` of the last evaluation in nats per
+    token (0: none yet), ``forecast``: expected seconds of paths and of the round (0: unknown).
     """
 
     epoch: int

@@ -54,10 +54,15 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """``held``: units of each stage; below 0 where others have taken what these books had
-    forgotten. ``serial`` grows with every change. ``given`` and ``taken``: by the other cell.
-    Accounts of ``given`` that began in window ``floor`` or before and are not here were closed, and
-    so were those of ``taken`` until ``low``: what their givers know to be taken was taken."""
+    """What a cell holds, has granted and has taken. ``held``: units of each stage; negative where
+    others took units whose grant these books had lost. ``serial`` grows with every change.
+    ``given`` and ``taken``: accounts by the other cell.
+
+    Closed accounts are dropped after a while. One of ``given`` that began in window ``floor`` or
+    before, and is missing, was closed: receipts for it are ignored. One of ``taken`` that began in
+    window ``low`` or before, and is missing, was closed too: all that its giver has confirmed was
+    taken.
+    """
 
     held: Units
     serial: int = 0
@@ -90,8 +95,8 @@ class Books:
         )
 
     def receipt(self, taker: CellId, window: int, since: int, units: Units) -> Books:
-        """``taker`` says that it has taken so much since ``since``. What these books know nothing
-        of was granted by books that are lost, and is paid now."""
+        """``taker`` reports that it has taken ``units`` since window ``since``. Units that these
+        books have not granted were granted by lost books, and are deducted now."""
         old = self.given.get(taker)
         if old is None and (since <= self.floor or not _positive(units)):
             return self
@@ -156,8 +161,8 @@ class Books:
         return self._next(held=held, taken=taken)
 
     def divided(self, me: CellId, child: CellId, window: int) -> tuple[Books, Books]:
-        """Of this cell and of one that is founded from it, with half of the mass. The parent has
-        granted it, so what becomes of it is known by the child's name."""
+        """The books of this cell and of a new one that gets half of the mass. The half counts as
+        granted by the parent, so its books name the child that has it."""
         half = {stage: max(0, n // 2) for stage, n in self.held.items()}
         since = max(window, self.floor + 1)
         given = {**self.given, child: Account(since, since, half, half)}

@@ -53,7 +53,8 @@ class Took:
 
 
 class Patience:
-    """Of one process. ``what`` names a kind of answer: a word, or a word and a peer."""
+    """The waiting times of one process. ``what`` names a kind of answer: a word, or a word and a
+    peer."""
 
     def __init__(self) -> None:
         self._took: Newest[Hashable, Took] = Newest(KNOWN)

@@ -62,8 +62,8 @@ class FieldRule:
 
 
 _ALIKE = 0.65
-"""Ratio of equal characters above which a name is a slip of the pen: "layer" for "layers", not
-"hiden" for "tied"."""
+"""Ratio of equal characters from which a name counts as a typo of another: "layer" of "layers", not
+"hiden" of "tied"."""
 Rules = Mapping[str, FieldRule]
 """Field name, with its section in front ("model.layers"), to the rule of that field."""
 
@@ -144,9 +144,8 @@ def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
 
 
 def _meant(name: str, known: list[str]) -> str:
-    """The name that ``name`` is a slip of the pen for; "" where none is near. What two names share
-    by standing in one section says nothing: keys are compared within the section, sections by
-    themselves."""
+    """The known name that ``name`` is probably a typo of; "" if none is close. Keys are compared
+    within a section and sections by themselves: a common section makes two names no more alike."""
     section, _, key = name.rpartition(".")
     keys: dict[str, list[str]] = {}
     for one in known:

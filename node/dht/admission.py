@@ -63,7 +63,7 @@ class AdmissionFilter:
         if self._rate.allow(peer, self._clock.now()):
             return True
         self._tell(
-            peer, "rate-limited", f"{short(peer)} asks the directory too much and is put off"
+            peer, "rate-limited", f"{short(peer)} sends too many DHT requests; some are refused"
         )
         return False
 

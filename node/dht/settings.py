@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DirectorySettings:
-    """Of this peer."""
+    """Settings of this peer; a manifest cannot change them."""
 
     refresh_s: float = 5.0
     """Seconds between two publications of the own record, and between two readings of the

@@ -33,8 +33,8 @@ but training comes first, and then the evaluation that the leader waits for."""
 
 
 class ForwardRequests:
-    """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is
-    resumed."""
+    """Both sides of forward-only work. Work that is lost is an error for the peer that asked;
+    nothing is resumed."""
 
     def __init__(self, pipeline: PipelineBase, outbound: Outbound) -> None:
         self._pipeline, self._outbound = pipeline, outbound
@@ -62,7 +62,7 @@ class ForwardRequests:
         if not hops or not (
             1 <= sequences <= pipeline.shape.sequences and 1 <= length <= pipeline.shape.length
         ):
-            raise ValueError(f"an errand of {len(hops)} hops and {sequences}x{length} tokens")
+            raise ValueError(f"no forward work of {len(hops)} hops and {sequences}x{length} tokens")
         shape = (sequences, length, pipeline.shape.width)
         index, me = next(self._numbers), Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)

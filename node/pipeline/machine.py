@@ -458,13 +458,13 @@ class PipelineMachine:
         key = event.key
         visit = self.visits.get(key)
         if visit is None or event.position >= len(visit.journey):
-            return [Answer(Say.REFUSED, "I have not been there")]
+            return [Answer(Say.REFUSED, "this micro-batch is not here")]
         here = key.position
         if skipped(visit.journey, here) != tuple(i for i in event.skipped if i < here):
             return [Answer(Say.REFUSED, "mine came over other stages")]
         stage = visit.journey[event.position].stage
         if event.caller not in self._allowed(self.paths[event.index], stage):
-            return [Answer(Say.REFUSED, "not yours to ask")]
+            return [Answer(Say.REFUSED, "only a replica of that stage may ask")]
         if visit.backward.step is not Step.ABSENT:
             return [Answer(Say.SETTLED, "its gradient is here")]
         if visit.forward.step < Step.COMPUTED:
@@ -528,7 +528,7 @@ class PipelineMachine:
     def _counted(self, event: Counted) -> list[Action]:
         path = self.paths.get(event.index)
         if path is None or event.caller != path.origin:
-            return [Answer(Say.REFUSED, "not yours to say")]
+            return [Answer(Say.REFUSED, "only the origin says that a micro-batch counts")]
         here = next(
             (i for i, hop in enumerate(path.journey) if hop.stage == self._stage != ENDS), 0
         )
@@ -553,5 +553,5 @@ class PipelineMachine:
     def _lost(self, event: Lost) -> list[Action]:
         path = self.paths.get(event.index)
         if path is None or not any(event.caller in self.replicas(hop.stage) for hop in path.hops):
-            return [Answer(Say.REFUSED, "not yours to say")]
+            return [Answer(Say.REFUSED, "only a peer of its stages reports a micro-batch lost")]
         return [Answer(Say.TAKE), *self._drop(event.index, event.reason)]

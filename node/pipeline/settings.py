@@ -32,7 +32,7 @@ STASH = 1 << 30
 
 @dataclass(frozen=True)
 class PipelineLimits:
-    """Of this peer."""
+    """Limits of this peer; a manifest cannot change them."""
 
     stash_bytes: int = 0
     """Activations kept for backward; a forward beyond it is answered BUSY. 0: room for

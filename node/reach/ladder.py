@@ -58,7 +58,7 @@ _LEADS_TO = {
 
 @dataclass
 class Climb:
-    """Of one peer. ``punch``: whether hole punching is allowed."""
+    """When to try a better way to one peer. ``punch``: whether hole punching is allowed."""
 
     punch: bool = True
     rung: Rung = Rung.NONE

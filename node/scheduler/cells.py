@@ -48,8 +48,9 @@ def choose_cell(
 def spread(
     leavers: Collection[PeerId], seen: Mapping[CellId, Iterable[int]], stages: int
 ) -> dict[PeerId, CellId]:
-    """By leaver the cell it goes to: one after another, in an order that no peer chooses, each goes
-    where it is needed most after those before it. Who sees the same finds the same."""
+    """The cell that each leaver goes to. One after another, in the order of a hash, which no peer
+    can choose, each goes where it is needed most, given those before it. Peers that see the same
+    cells compute the same."""
     here = {cell: Counter(of) for cell, of in seen.items()}
     found: dict[PeerId, CellId] = {}
     for peer in sorted(leavers, key=lambda p: hashlib.sha256(p.encode()).digest()):
@@ -69,8 +70,8 @@ def _neediest(seen: Mapping[CellId, Counter[int]], stages: int, me: PeerId) -> C
 
 
 class Dissolution:
-    """When peer ``me`` leaves its cell, in a run of ``stages`` block stages. A cell dissolves
-    because each of its peers finds, by itself, that nobody can go on in it."""
+    """When peer ``me`` leaves its cell, in a run of ``stages`` block stages. A cell dissolves when
+    each of its peers finds, for itself, that the cell has no leader at work and another one has."""
 
     def __init__(self, me: PeerId, stages: int, now: float) -> None:
         self._me, self._stages, self._since = me, stages, now

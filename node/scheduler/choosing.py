@@ -1,4 +1,4 @@
-"""How a peer comes to its stage when nobody has named one: the patience around ``placement.py``.
+"""How a peer chooses its stage when its operator named none: the waiting for ``placement.py``.
 
     CHOOSING  the same peers have been in sight for a while    -> a claim            -> CLAIMED
     CLAIMED   the others' claims stand as well                 -> it may build       -> BUILDING
@@ -90,8 +90,7 @@ class Choosing:
         """What the directory shows now: the stage to claim or to change to, None for no change.
 
         ``waits``: this peer takes part, and no epoch has been under way yet; ``closed``: nobody
-        can dial it. Raises ValueError
-        when it could host no stage.
+        can dial it. Raises ValueError when it could host no stage.
         """
         # Who claims a place changes nothing for who has none yet; that somebody comes does.
         choosing = self.stage is None

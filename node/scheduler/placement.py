@@ -108,15 +108,16 @@ def level(
 ) -> list[Move]:
     """The changes of stage after which none of the ``free`` peers could make the stages more even.
 
-    Again and again the stage with the least total speed gets a peer of the one with the most that
-    stays faster without it, so a stage keeps one peer at least; faster by half of what the peer
-    brings, for speeds are never quite equal, or by anything where nobody was. Where all speeds are
-    unknown, the stages that could give and take end with numbers of replicas that differ by one at
-    most. With ``lacking``, only these stages get somebody, and each of them one peer.
+    Repeatedly, the stage with the least total speed gets a peer from the fastest stage that can
+    spare one. A stage can spare a peer if it is faster without it than the other stage is now, by
+    at least half of the peer's speed (measured speeds are never equal), or by anything if the other
+    stage is empty; so every stage keeps a peer. Where all speeds are unknown, the stages that can
+    give and take end with numbers of replicas that differ by at most one. With ``lacking``, only
+    these stages get peers, one each.
 
-    ``free``: the peers that may move, each once, and the stages that they could host. Of a stage
-    the slowest goes first, unknown as the slowest of all, then who comes last in the order of
-    :func:`spread`.
+    ``free``: the peers that may move, each once, and the stages that they could host. Of a stage's
+    peers the slowest goes first, an unknown speed counting as slowest; then the one that is last in
+    the order of :func:`spread`.
     """
     cells = {stage: dict(replicas) for stage, replicas in _speeds(view).items()}
     for stage in lacking or ():

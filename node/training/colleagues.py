@@ -1,7 +1,7 @@
-"""Whom a peer has worked with. Pure: plans and time in.
+"""The colleagues of a peer: the peers that it has worked with. Pure: plans and time in.
 
-A key costs nothing, so a peer that nobody has worked with says nothing that counts against those
-who have worked together: not who leads (:mod:`node.training.election`), not which history goes on
+A key costs nothing. So the claims of strangers do not outweigh those of colleagues: neither about
+who leads (:mod:`node.training.election`) nor about which history goes on
 (:mod:`node.training.leader.roster`).
 """
 
@@ -12,17 +12,17 @@ from collections.abc import Collection
 from node.core.ids import PeerId
 
 RIPE_S = 30.0
-"""Who has been a current member of plans followed here for so long is a colleague. In the first
-moments of a run nobody is one: peers that start together may begin as two swarms, and neither is to
-be a stranger to the other for good. So whom a peer meets until it has its first colleagues is one
-of them then, though a network parted them meanwhile: a stranger among them would have been one by
-staying."""
+"""A peer that has been a current member of the plans followed here for so many seconds is a
+colleague. At the start of a run there are none, and peers that start together may begin as two
+swarms that should not stay strangers. So when the first peer becomes a colleague, all peers met
+until then become colleagues too, even if a partition has separated them meanwhile. That admits no
+stranger who could not have become a colleague by staying."""
 KNOWN = 4096
 """Peers remembered, those seen last."""
 
 
 class Colleagues:
-    """Of one peer, itself not among them."""
+    """The colleagues of one peer, itself not included."""
 
     def __init__(self, me: PeerId, ripe_s: float = RIPE_S, most: int = KNOWN) -> None:
         self._me, self._ripe_s, self._most = me, ripe_s, most
@@ -42,8 +42,7 @@ class Colleagues:
         """These are the current members of a plan that is followed here."""
         if not self._ripe:
             self._early.update(p for p in peers if p != self._me)
-        # Who is missing from a plan begins anew: a stranger that comes back after a while has not
-        # worked meanwhile.
+        # A peer that is missing from one plan starts from zero again.
         self._since = {
             p: self._since.get(p, now) for p in peers if p not in self._ripe and p != self._me
         }

@@ -1,14 +1,15 @@
-"""Whom a peer takes for the leader of the epochs. Pure: sightings and time in, a PeerId out.
+"""Which peer this peer takes for the leader of the epochs. Pure: sightings and time in, a PeerId
+out.
 
-Who leads stays the leader while it lives, so that a newcomer with a smaller PeerId costs nobody an
-epoch. Where nobody leads it is the first live ends peer among the voters of the newest plan, in its
-order, which is that of how long they have taken part; before the first plan it is the smallest, of
-those this peer has worked with if there is one. After a healed partition two lead: the one that
-more peers follow goes on, of two with as many the one with the smaller PeerId.
+A leader stays the leader while it lives, so a newcomer with a smaller PeerId does not cost an
+epoch. When no peer leads, the first live ends peer in the newest plan's list of voters takes over;
+the list is ordered by how long they have voted. Before the first plan it is the smallest PeerId,
+colleagues first. When a partition heals there are two leaders: the one with more followers stays;
+with equally many, the one with the smaller PeerId.
 
-To say that one leads costs nothing, and neither does a small PeerId. So followers count, and
-strangers among them at most as many as those this peer has worked with
-(:mod:`node.training.colleagues`): no number of keys makes a leader of who has nobody.
+A claim to lead costs nothing, and neither does a small PeerId. So followers are counted, and
+strangers among them count for at most as many as colleagues (:mod:`node.training.colleagues`): a
+peer that no colleague follows cannot win by making keys.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from node.core.ids import PeerId
 from node.training.colleagues import Colleagues
 
 SHUN_S = 10.0
-"""An ends peer that did not answer is not taken for the leader for so long, and then only after a
-new sign of life."""
+"""An ends peer that did not answer cannot be the leader for so many seconds, and after that only
+once a newer record of it is seen."""
 DOUBT_S = 3.0
 """One that answered that it does not lead comes after all others for so long."""
 KEEP_S = 60.0
-"""Who has taken our word as the leader leads for so long, whatever the directory shows: on a busy
-machine records come late."""
+"""A peer that accepted our heartbeat as the leader counts as leading for so many seconds, whatever
+the directory shows: on a busy machine records come late."""
 LOOK_S = 2.0
 """A peer that has just started and sees other ends peers waits so long for one of them to say that
 it leads."""
 TOLD_S = 60.0
-"""A leader plans with who told it that it is there, once a second. Its plan is followed for so long
-afterwards."""
+"""A leader plans with the peers that send it heartbeats. Its plans are followed for so many seconds
+after the last heartbeat that we sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class Election:
         following: PeerId | None = None,
         order: Sequence[PeerId] = (),
     ) -> None:
-        """The other ends peers the directory shows now, and of all other peers whose plan each says
-        that it follows; :attr:`following` and :attr:`order`."""
+        """What the directory shows now. ``ends``: other ends peers; ``follows``: by peer, the
+        leader whose plan it says it follows. Sets :attr:`following` and :attr:`order` too."""
         self._seen, self.following, self.order = ends, following, order
         if follows is not self._follows:
             self._follows, self._behind = follows, {}
@@ -81,29 +82,30 @@ class Election:
         self._shunned = {p: (until, seq) for p, (until, seq) in self._shunned.items() if p in ends}
 
     def tells(self, peer: PeerId, now: float) -> None:
-        """This peer tells that one, as its leader, that it is there."""
+        """This peer sends ``peer`` a heartbeat as to its leader."""
         self._told = {p: at for p, at in self._told.items() if now - at < TOLD_S} | {peer: now}
 
     def heeds(self, peer: PeerId, now: float) -> bool:
-        """Whether a plan of that peer is one to follow: it was taken for the leader a moment ago,
-        and told so."""
+        """Whether to follow a plan of ``peer``: this peer sent it a heartbeat, as to its leader,
+        within :data:`TOLD_S`."""
         return now - self._told.get(peer, -TOLD_S) < TOLD_S
 
     def shun(self, peer: PeerId, now: float) -> None:
-        """It did not answer."""
+        """``peer`` did not answer: do not take it for the leader for :data:`SHUN_S`."""
         self._no_longer(peer)
         seen = self._seen.get(peer)
         self._shunned[peer] = (now + SHUN_S, seen.seq if seen else 0)
 
     def doubt(self, peer: PeerId, now: float) -> None:
-        """It answered that it does not lead: it has just stopped, or not yet begun."""
+        """``peer`` answered that it does not lead (it has just stopped, or not yet begun): prefer
+        others for :data:`DOUBT_S`."""
         self._no_longer(peer)
         self._doubted = {p: until for p, until in self._doubted.items() if now < until} | {
             peer: now + DOUBT_S
         }
 
     def answered(self, peer: PeerId, now: float) -> None:
-        """It took what a leader is told."""
+        """``peer`` accepted a heartbeat as the leader."""
         self._answered = peer, now
 
     def _no_longer(self, peer: PeerId) -> None:
@@ -120,7 +122,7 @@ class Election:
         }
 
     def forgive(self, peer: PeerId) -> None:
-        """It sent what only a leader sends."""
+        """``peer`` sent a plan, so it lives and leads: forget :meth:`shun` and :meth:`doubt`."""
         self._shunned.pop(peer, None)
         self._doubted.pop(peer, None)
 
@@ -144,8 +146,9 @@ class Election:
         return self._next(others if waits else {*others, self._me})
 
     def _next(self, able: Collection[PeerId]) -> PeerId | None:
-        """Who takes over where nobody leads: the first of those who vote, in the order of the
-        newest plan. Who has worked with nobody takes all others for equal, itself too."""
+        """Which of ``able`` takes over when nobody leads: the first in the newest plan's order of
+        voters; among peers that are not in it colleagues first, then by PeerId. A peer without
+        colleagues treats all alike, itself too."""
         mine = {*self._colleagues.all, self._me} if self._colleagues.all else set[PeerId]()
         place = {p: i for i, p in enumerate(self.order)}
         return min(able, key=lambda p: (place.get(p, len(place)), p not in mine, p), default=None)
@@ -165,7 +168,7 @@ class Election:
             return False
         until, seq = self._shunned[peer]
         if now < until:
-            # its last words reach us a little later
+            # a record that it posted before it died may arrive only now
             self._shunned[peer] = (
                 until,
                 max(seq, seen.seq),

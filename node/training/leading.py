@@ -22,7 +22,7 @@ from node.training.service import Training, Unheard
 from protos import training_pb2 as pb
 
 MOST_SUPPORT = 4096
-"""Words of support that are kept before those of peers that do not vote are let go."""
+"""Signed support that is kept; when there is more, that of peers that do not vote is dropped."""
 Search = Callable[[SearchJob], Awaitable[tuple[Routes, float]]]
 """A search for better paths: a job to what :func:`node.scheduler.router.search` gives."""
 
@@ -33,7 +33,7 @@ async def in_thread(job: SearchJob) -> tuple[Routes, float]:
 
 
 class LeaderService:
-    """Of one peer, whose ``training`` gives it its events from now on."""
+    """Carries out the leader's decisions at one peer. Takes the place of ``training.lead``."""
 
     def __init__(self, training: Training, search: Search) -> None:
         self._training, self._search_paths = training, search
@@ -67,7 +67,7 @@ class LeaderService:
                         self._tasks.spawn(self._take_over(plan, note), "take over")
                         continue
                     for m in plan.members:
-                        # Who has to load an older version first takes as long as that takes.
+                        # A member may have to load an older version before it answers.
                         self._tasks.spawn(
                             self._deliver(m.peer, note, ev.PlanArrived(plan), plan.deadline_s),
                             "plan",
@@ -101,15 +101,15 @@ class LeaderService:
                     self._journal.emit("training", kind, text, level, **facts)
 
     def _supporters(self, plan: Plan) -> tuple[Supporter, ...]:
-        """Of those whose word may count."""
+        """The support of this plan's voters and elders, and of those who voted last."""
         voters = {*plan.electorate.voters, *plan.electorate.elders, *self._training.trust.voters}
         if len(self._support) > MOST_SUPPORT:
             self._support = {p: s for p, s in self._support.items() if p in voters}
         return tuple(s for p, s in self._support.items() if p in voters)
 
     async def _take_over(self, plan: Plan, note: pb.Note) -> None:
-        """The first plan of a new leader: its own member follows it when enough of the voters do,
-        for the leader before may live, and they follow that one still."""
+        """Send the first plan of a new leader. Its own member follows the plan only when enough of
+        the voters do: the previous leader may live, and the voters may still follow that one."""
         event, following = ev.PlanArrived(plan), {self._me}
         others = [
             self._tasks.spawn(self._deliver(m.peer, note, event, plan.deadline_s), "plan")
@@ -124,12 +124,12 @@ class LeaderService:
         if decide(plan.electorate, following):
             await self._deliver(self._me, note, event)
         else:
-            self.lead(ev.Declined(plan.hash, "too few of the voters follow it"))
+            self.lead(ev.Declined(plan.hash, "too few voters follow it"))
 
     async def _deliver(
         self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S
     ) -> PeerId | None:
-        """The peer if it has taken the note."""
+        """Deliver a note; the peer if it accepted, else None."""
         t = self._training
         try:
             reason = (
@@ -178,7 +178,7 @@ class LeaderService:
             else:
                 refused = await t.tell(peer, pb.Note(move=pb.MoveNote(stage=stage)), TELL_TIMEOUT_S)
         except PeerFault as e:
-            # It may have heard the question and be on its way: it counts as one that is.
+            # It may have received the request and be moving: it counts as moving.
             self._journal.emit(
                 "training", "move-unanswered", f"peer {short(peer)}: {e.reason}", "info", peer=peer
             )

@@ -33,9 +33,9 @@ class MemberState(Enum):
 
 
 class Member:
-    """The machine. ``at`` is the version in place, and ``tokens`` what was counted in its history;
-    ``before`` is the version it can still be undone to, ``checkpoints``
-    those it can go to at once."""
+    """The state machine of one member. ``at``: the version in place; ``tokens``: counted in its
+    history; ``before``: the version that an undo returns to, None without one; ``checkpoints``:
+    versions on the disk that can be put in place."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Member:
         return tuple(sorted({*self.checkpoints, *undo} - {self.at}))
 
     def remembers(self, version: Version) -> tuple[Plan | None, tuple[int, ...]]:
-        """The newest plan from or to ``version``, and what of it does not count; None when it is
-        not known here.
+        """The newest plan known here that starts from ``version`` or made it, with its dropped
+        micro-batches; (None, ()) if there is none.
 
-        Of every version this peer can put in place, unless it came from the disk or from others:
-        what it can go back to it must be able to explain, because a leader of another side knows
-        nothing of it.
+        A peer keeps the plan of every version that it can put in place, unless the version came
+        from the disk or from other peers: a leader from another side of a partition does not know
+        these plans and asks for them.
         """
         known = [] if self.plan is None else [(self.plan, self.dropped)]
         return next(
@@ -84,8 +84,9 @@ class Member:
         )
 
     def _remember(self) -> None:
-        """Another plan comes: keep the last one, because what it made may be on its way to the
-        disk, and of every version that can be put in place the newest that explains it."""
+        """Before a new plan replaces the current one: keep the current one, whose result may still
+        be on its way to the disk, and the newest plan of every version that can be put in
+        place."""
         kept = {} if self.plan is None else {self.plan.term: (self.plan, self.dropped)}
         for version in (self.at, *self.checkpoints):
             plan, dropped = self.remembers(version)
@@ -94,8 +95,9 @@ class Member:
         self._older = [kept[term] for term in sorted(kept, reverse=True)]
 
     def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> None:
-        """The version in place came from the disk or from others, not from an epoch, or is there
-        because that of the plan in force cannot be put in place: this peer has no part in it."""
+        """The version in place did not come from the epoch under way: it was read from the disk or
+        fetched, or the version of the plan in force could not be put in place. This peer takes no
+        part in that plan."""
         self.at, self.checkpoints, self.tokens, self.before = at, checkpoints, tokens, None
         self.state = MemberState.IDLE
 

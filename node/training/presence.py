@@ -21,9 +21,9 @@ from node.training.election import Sighting
 LOST_FOR_S = 300.0
 """A peer whose record has expired is still shown, as lost, for so long."""
 QUIET_AFTER, QUIET_MOST, LOOK_S = 3, 4.0, 1.0
-"""After so many readings in which nothing has changed the pause between two doubles with each, up
-to so many times as long; meanwhile newcomers are known by the DHT's own traffic, which is looked at
-every LOOK_S."""
+"""After QUIET_AFTER readings without a change each further one doubles the pause, up to QUIET_MOST
+times the usual one. Newcomers are noticed meanwhile by the number of DHT neighbours, which is
+checked every LOOK_S."""
 SEEK_S = 2.0
 """Between two readings, at most, while this peer waits for others, who may be in sight again."""
 HASTE_S = 0.5
@@ -41,8 +41,8 @@ each other."""
 
 
 class View:
-    """What one reading says of ``everybody`` else whose record was read, and of the other peers of
-    ``cell``. It is asked many times before the next one: each answer is made once."""
+    """What one reading of the directory shows of ``everybody`` else, and of the other peers of
+    ``cell``. Answers are computed once, because they are used many times until the next reading."""
 
     def __init__(self, everybody: Mapping[PeerId, PeerEntry], cell: str = "") -> None:
         self.everybody = everybody
@@ -155,7 +155,8 @@ class Presence:
         self._tasks.spawn(self._watch(), "watch", eternal=True)
 
     async def close(self, *, stays: bool = False) -> None:
-        """Take the record down and stop reading. ``stays``: leave it, for who follows at once."""
+        """Withdraw the record and stop reading. ``stays``: leave the record, because this peer
+        starts again at once."""
         await self._tasks.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
@@ -239,8 +240,8 @@ class Presence:
 
     @property
     def times(self) -> float:
-        """How many times as rarely as at the start it reads and posts now: 1 while anything
-        changes."""
+        """Factor by which the pauses between readings and posts are longer than at the start; 1
+        while anything changes."""
         return min(QUIET_MOST, 2.0 ** max(0, self._same - QUIET_AFTER))
 
     async def _pause(self, seconds: float) -> None:

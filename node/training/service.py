@@ -131,7 +131,7 @@ class Training(rpc.TrainingServicer):
         self.leaving = False
         self.tasks, self._epoch_tasks = Tasks("training", on_error), Tasks("training", on_error)
         self._hearing = Tasks("training")
-        """Errors in these are for who told."""
+        """Errors in these go to the caller that awaits them."""
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
         self._moved = self._said_at = clock.now()
@@ -139,7 +139,7 @@ class Training(rpc.TrainingServicer):
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
         self._known: tuple[PeerId, Version] | None = None
-        """Who was told last that it leads, and which version is here."""
+        """The leader that accepted our last heartbeat, and the version that it reported."""
         self._broken: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
         self.standing = ChangeStatus(facts.make.read(""))
@@ -246,29 +246,30 @@ class Training(rpc.TrainingServicer):
         Raises Refused when the owner did not sign it for this run."""
         rules = self.facts.make.read(text)
         if self.standing.learns(rules):
-            self._is_known(rules)
+            self._keep_change(rules)
             self._hurry.set()
             if self.leader is not None:
                 self.lead(ev.Changed(rules))
         return rules
 
-    def _is_known(self, rules: Rules) -> None:
-        """Keep a newer change; whom it revokes is refused at once, before any plan is under it."""
+    def _keep_change(self, rules: Rules) -> None:
+        """Keep a newer change, refuse the peers that it revokes, at once and not only with the next
+        plan, and pass it on to the members of the plan in force."""
         self.on_change(rules.change)
         self.transport.expel(rules.revokes)
         if rules.revoked:
-            # Not through the leader alone: it may be the one that is put out.
-            word = notes.ready_note(replace(self._heard(), change=rules.change))
+            # Not only through the leader, which may be a revoked peer.
+            word = notes.ready_note(replace(self._heartbeat(), change=rules.change))
             plan = self.work.plan
             for peer in (m.peer for m in plan.members) if plan is not None else ():
                 if peer != self.me and not rules.revokes(peer):
-                    # Who does not lead hears the change in it and no more.
+                    # A peer that does not lead takes the change from it and refuses the rest.
                     self.tasks.spawn(self.inform(peer, word), "change")
 
     def _goes_by(self, plan: Plan) -> None:
         rules = self.work.read(plan.change)
         if self.standing.follows(plan.leader, rules):
-            self._is_known(rules)
+            self._keep_change(rules)
 
     # ----------------------------------------------------------- who leads
 
@@ -327,8 +328,8 @@ class Training(rpc.TrainingServicer):
                     await self._hurry.wait()
 
     def _beat_s(self) -> float:
-        """Until the next word to the leader: in a swarm that waits, where this peer stands as it
-        stood, it can wait too."""
+        """Seconds until the next heartbeat: more in a swarm that waits, while this peer has nothing
+        new to report."""
         m, now = self.member, self.clock.now()
         says = (
             m.at,
@@ -358,8 +359,9 @@ class Training(rpc.TrainingServicer):
                     return
 
     async def _say_ready_to(self, leader: PeerId) -> bool:
-        """False when it is no leader that listens: the next may be."""
-        heard = self._heard(leader)
+        """Send a heartbeat; False when ``leader`` does not answer or does not lead, so that another
+        peer may be the leader."""
+        heard = self._heartbeat(leader)
         # A new one begins where this peer enters another cell before it is answered.
         election = self._election
         if leader == self.me:
@@ -387,8 +389,8 @@ class Training(rpc.TrainingServicer):
         self._known = leader, heard.at
         return True
 
-    def _heard(self, leader: PeerId | None = None) -> ev.Heartbeat:
-        """What this peer says of itself, to ``leader`` (None: to itself)."""
+    def _heartbeat(self, leader: PeerId | None = None) -> ev.Heartbeat:
+        """This peer's heartbeat to ``leader``, None: to itself."""
         m = self.member
         return ev.Heartbeat(
             self.me,
@@ -554,7 +556,7 @@ class Training(rpc.TrainingServicer):
         if not self._election.heeds(peer, self.clock.now()):
             return "this peer follows another leader"
         if not self._may_lead(peer):
-            return "this run lets only those lead that its owner admitted"
+            return "in this run only peers that its owner has admitted may lead"
         if not is_signed(self.identity, peer, note.plan, note.signature, self._domain):
             raise WireError("a plan whose signature is wrong")
         if self.cell not in (plan.cell_id, plan.parent) or (plan.parent and not plan.cell_id):
@@ -586,9 +588,9 @@ class Training(rpc.TrainingServicer):
         return why
 
     def _undoes(self, plan: Plan) -> str:
-        """Why a plan of a new leader is not followed that would undo what this peer has committed
-        to the leader before: the new one has to know of it first, because others may have committed
-        the same, and that was enough."""
+        """Why a new leader's plan is refused if it would undo what this peer has reported as
+        committed to the previous leader; "" otherwise. Others may have committed the same version,
+        and together that may be a commit, so the new leader must hear of it first."""
         m = self.member
         if m.plan is None or m.state is not MemberState.DONE or plan.leader == m.plan.leader:
             return ""
@@ -614,10 +616,10 @@ class Training(rpc.TrainingServicer):
     async def word(
         self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
     ) -> str | None:
-        """As :meth:`tell`, with the patience that fits: a connection that stands is that of a
-        process that lives, so there the answer may take ``stands_s``; where there is none, or it
-        breaks, a new one has to bring it within ``floor_s``, or as much more as this peer's answers
-        were measured to take. Raises Unheard when that did not.
+        """As :meth:`tell`, with a time limit that depends on the connection. An open connection
+        shows that the process lives, so over it the answer may take ``stands_s``. If there is none,
+        or it breaks, a new connection has ``floor_s``, or longer if this peer's answers were
+        measured to take longer. Raises Unheard when no answer came.
         """
         patience, what = self.transport.patience, ("word", peer)
         if self.transport.path(peer):
@@ -639,7 +641,7 @@ class Training(rpc.TrainingServicer):
         async with answers(peer, timeout):
             stub = rpc.TrainingStub(await self.transport.channel(peer))
             reply = await stub.Tell(note, timeout=timeout)
-        # others take what there is to be done about them
+        # Answers to other notes take as long as the work that they ask for.
         if note.WhichOneof("say") in (
             None,
             "ready",
@@ -648,8 +650,7 @@ class Training(rpc.TrainingServicer):
         return None if reply.accepted else reply.reason
 
     async def inform(self, peer: PeerId, note: pb.Note) -> None:
-        """Good to know and no more, with the patience of :meth:`word`: who misses it finds out by
-        itself."""
+        """Send a note that may get lost: a peer that misses it finds out by itself."""
         with contextlib.suppress(PeerFault):
             await self.word(peer, note, PROBE_TIMEOUT_S)
 
@@ -690,8 +691,8 @@ class Training(rpc.TrainingServicer):
     # ----------------------------------------------------------- taking part
 
     async def _told(self, event: Any) -> str | None:
-        """As :meth:`happens`, to its end, also where who told us hangs up meanwhile: half of a plan
-        would be taken for the whole, when it is told again."""
+        """As :meth:`happens`, but completed even if the sender hangs up meanwhile: otherwise a plan
+        that was carried out by half would count as known when it is sent again."""
         return await asyncio.shield(self._hearing.spawn(self.happens(event), "told"))
 
     async def happens(self, event: Any) -> str | None:
@@ -713,8 +714,8 @@ class Training(rpc.TrainingServicer):
             return refused
 
     async def _go_to(self, action: ev.GoTo) -> str | None:
-        """Put another version in place; why it cannot be, once everybody who plans with this peer
-        knows what it has instead."""
+        """Put another version in place. If that fails, report what this peer holds instead and
+        return why it failed."""
         await self._epoch_tasks.close()
         work = self.work
         try:
@@ -726,7 +727,7 @@ class Training(rpc.TrainingServicer):
             self.member.stand(work.stage.version, work.local_checkpoints.versions(), work.tokens)
             self._hurry.set()
             if self.leader is not None:
-                self.lead(self._heard())
+                self.lead(self._heartbeat())
             return f"epoch {action.version.epoch} cannot be put in place: {e}"
         return None
 
@@ -797,8 +798,8 @@ class Training(rpc.TrainingServicer):
             self.past.stood(plan.base, plan.tokens)
 
     def _enter(self, plan: Plan) -> None:
-        """The cell that ``plan`` founds is this peer's from now on. It has no leader yet: the first
-        of its ends peers is taken for it until it is seen to be dead."""
+        """This peer now belongs to the cell that ``plan`` founds. The cell has no leader yet: its
+        first ends peer counts as leader until it turns out to be dead."""
         able = [m.peer for m in plan.stage(ENDS) if self._may_lead(m.peer)]
         now, first = self.clock.now(), min(able, default=self.me)
         self.cell, self.leader = plan.cell_id, None

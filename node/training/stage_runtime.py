@@ -47,7 +47,8 @@ from node.training.state.state_import import WAIT_SHARE
 
 
 class StageRuntime:
-    """One stage's labour. Not reentrant: the service calls one member action after another."""
+    """The work of one stage at one peer. Not reentrant: the service calls one member action after
+    another."""
 
     def __init__(
         self,
@@ -265,8 +266,9 @@ class StageRuntime:
             self._save(epoch, plan)
 
     async def go_to(self, version: Version, how: str) -> None:
-        """Put an older version in place: the one before, or one from the disk. Raises Refused when
-        it is unreadable."""
+        """Go to another version: undo the last one (``how``: roll-back), load one from the disk
+        (checkpoint; raises Refused when it is unreadable), or take the parameters in place for
+        those of ``version`` too, because the stage was left out meanwhile (left out)."""
         e, epoch = self.engines, version.epoch
         self.engines.cell.void(epoch)
         if how == "roll-back":

@@ -79,7 +79,7 @@ class Asking:
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
         if not self._rate.allow(peer, time.monotonic()):
             self._limited(peer)
-            return _refuse(ExitCode.RESOURCES, "you ask too much; wait a while")
+            return _refuse(ExitCode.RESOURCES, "too many questions; wait a few seconds")
         kind = question.WhichOneof("question")
         if kind == "ping":
             facts = self._facts()

@@ -129,7 +129,7 @@ class TransportPort(Protocol):
 
 
 class PeerTransport(TransportPort, Protocol):
-    """That also tells of connections that break."""
+    """A transport that also reports connections that break."""
 
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
         """Call it with every peer whose connection breaks."""

@@ -617,7 +617,7 @@ class Transport:
 
     def _limited(self, peer: PeerId) -> None:
         self._rate_limit.emit(
-            peer, "transport", "rate-limited", f"{short(peer)} asks too often and is put off"
+            peer, "transport", "rate-limited", f"{short(peer)} asks too often; some are refused"
         )
 
     def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:

@@ -13,7 +13,7 @@ SERVER_TIMES = 10
 
 @dataclass(frozen=True)
 class TransportSettings:
-    """Of this peer."""
+    """Settings of this peer; a manifest cannot change them."""
 
     host: str = ""
     """Address the p2p daemon and the gRPC server listen on; empty: all, IPv4 and IPv6."""

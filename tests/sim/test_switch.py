@@ -139,7 +139,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     swarm.block().change("moshpit")
     swarm.until(6)
     chief, liar = swarm.chief(), swarm.block()
-    heard = liar.training._heard(chief.name)
+    heard = liar.training._heartbeat(chief.name)
     said: list[str | None] = []
 
     def hear(by: SimPeer, sender: SimPeer, note: Any) -> None:

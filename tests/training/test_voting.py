@@ -5,7 +5,7 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, PlanMember
 from node.training.leader.voting import ALONE_S, FEW, RIPE, Voting, without
-from node.training.protocol.votes import decide, most
+from node.training.protocol.votes import decide, is_majority
 
 A, B, C, D, E, F, G, H = (PeerId(name) for name in "ABCDEFGH")
 ALL = (A, B, C, D, E, F)
@@ -21,7 +21,7 @@ def test_two_sides_of_a_parted_network_never_both_decide() -> None:
         voters = tuple(PeerId(str(i)) for i in range(count))
         for sides in range(1 << count):
             here = {p for i, p in enumerate(voters) if sides >> i & 1}
-            assert most(voters, here) != most(voters, set(voters) - here)
+            assert is_majority(voters, here) != is_majority(voters, set(voters) - here)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
     late = await swarm()
     CLOSED.add(id(late.reachable))
     await late.p2p.connect([relay.p2p.addresses()[0]])
-    with pytest.raises(PeerFault, match="all 1 places are taken"):
+    with pytest.raises(PeerFault, match="all 1 reservations are in use"):
         await late.relays._ask(
             relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve())
         )

@@ -86,8 +86,8 @@ class OuterSettings:
     fragments: int = 1
     """Streaming: pieces of the model, of which each window carries one in its turn."""
     mixing: float = 0.0
-    """Share of the way to the mean that is not gone, so that as much of the local parameters
-    stays."""
+    """Share of the difference to the mean that is not applied, so that as much of the local
+    parameters stays."""
     quorum: int = 0
     """Contributions with which an outer step may be made where some do not come; 0: all."""
     window_s: float = 0.0

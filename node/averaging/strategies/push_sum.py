@@ -94,13 +94,13 @@ NOTHING = Account(0, 0)
 
 
 class PushSum:
-    """Of one cell. ``books``: what its next plan says; None where nothing is known of them."""
+    """The state machine of one cell's leader. ``books``: of the next plan, None while unknown."""
 
     def __init__(self, fanout: int, books: Books | None = None) -> None:
         self._parts = fanout + 1
         self.books = books
         self._sure: Books | None = None
-        """Those of the last plan that was committed."""
+        """The books of the last plan that was committed; None: not known yet."""
         self._window = 0
         self.asks = False
         """A window has begun, and not all is granted and answered."""
@@ -152,8 +152,8 @@ class PushSum:
         return self._questions()
 
     def _questions(self) -> list[Action]:
-        """What has been taken is said by books that are sure, so that no giver counts a share as
-        taken that its taker forgets."""
+        """Questions to the givers. What was taken is reported from committed books, so that no
+        giver counts a share as taken that this cell forgets when its leader changes."""
         sure = self._sure
         if sure is None:
             return []

@@ -1,5 +1,5 @@
-"""One attempt at an epoch as its leader keeps it: what became of every micro-batch, who died, who
-has what. Pure."""
+"""One attempt at an epoch, as its leader tracks it: the result of every micro-batch, dead members,
+what each member holds. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ nothing in this epoch."""
 
 @dataclass
 class EpochAttempt:
-    """``results`` by micro-batch, ``outcomes`` by member; ``attempts`` counts the rounds of each
-    stage, ``owners`` are those that differ from the plan's, named as there. Times are the leader's
-    clock."""
+    """``results``: by micro-batch; ``outcomes``: by member; ``attempts``: number of the current
+    round of each stage, from 0; ``owners``: by part, only those that differ from the plan's. Times
+    are by the leader's clock."""
 
     plan: Plan
     started: float
@@ -40,7 +40,8 @@ class EpochAttempt:
     stuck: dict[PeerId, int] = field(default_factory=dict)
     """Rounds in a row in which a living owner did not get its parts stepped."""
     copied: set[PeerId] = field(default_factory=set)
-    """Who took what others had whole, and bears no witness to whether it is right."""
+    """Members that copied their parameters in the last round: their digest is no evidence of which
+    parameters are right."""
 
     @property
     def dropped(self) -> tuple[int, ...]:
@@ -111,24 +112,24 @@ class EpochAttempt:
         return Certificate(self.plan.cell_id, self.plan.term, self.makes, e.voters, ballots)
 
     def report(self, e: ev.MicroBatchesReported, most_tokens: int) -> None:
-        """An ends peer's word on its own micro-batches. The first word counts, for a micro-batch
-        contributes at most once; more than ``most_tokens`` (0: no bound) is not heard."""
+        """Take an ends peer's results for its own micro-batches. The first result of each counts,
+        because a micro-batch contributes at most once; one with more than ``most_tokens`` tokens
+        (0: no bound) is ignored."""
         mine = {p.index for p in self.plan.paths if p.origin == e.peer}
         for result in e.results:
             if result.index in mine and not 0 < most_tokens < result.tokens:
                 self.results.setdefault(result.index, result)
 
     def give_up(self, origin: PeerId | None) -> None:
-        """What is not finished of this ends peer (of all: None) does not count."""
+        """Drop the unfinished micro-batches of this ends peer, of all with None."""
         for path in self.plan.paths:
             if origin in (None, path.origin):
                 self.results.setdefault(path.index, MicroBatchDone(path.index, False))
 
     def blame(self, ended: Mapping[PeerId, ev.Incomplete]) -> None:
-        """After a round that nobody completed: which owners, though alive, did not step their
-        parts.
-
-        It says so itself, or most of the others say that it gave them nothing.
+        """After a round that nobody completed, count it in :attr:`stuck` for each living owner that
+        did not step its parts: its own report lacks some of them, or most of the others report that
+        it gave them nothing.
         """
         owners = {**self.plan.owners, **self.owners}
         now: set[PeerId] = set()
@@ -141,8 +142,10 @@ class EpochAttempt:
         self.stuck = others | {p: self.stuck.get(p, 0) + 1 for p in now}
 
     def reown(self, stage: int, holders: Mapping[str, PeerId], assign: Assign) -> dict[str, PeerId]:
-        """Owners of a living stage's parts that differ from the plan's: those of the dead, and of
-        who was stuck for ``STUCK_ROUNDS``, go to whoever holds them fresh, else are repaired."""
+        """Move the parts of dead owners, and of owners stuck for ``STUCK_ROUNDS``, to a peer that
+        holds them fresh, else to the one that ``assign`` chooses. Where all living owners are
+        stuck, only parts of the dead move. Returns the stage's owners that differ from the
+        plan's."""
         peers = {m.peer for m in self.plan.stage(stage)}
         current = {
             part: self.owners.get(part, owner)
@@ -177,7 +180,7 @@ class EpochAttempt:
         sources: tuple[PeerId, ...] = (),
         digest: str = "",
     ) -> ev.SendRound:
-        """The word to these members of a stage that they average (again), or copy from
+        """The note that tells members of a stage to average (again), or to copy from
         ``sources``."""
         self.copied = self.copied | set(to) if sources else self.copied - set(to)
         round = ev.RoundArrived(
@@ -207,8 +210,9 @@ class EpochAttempt:
     def repair(
         self, stage: int, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float
     ) -> ev.SendRound:
-        """Nobody at the stage is averaging any more and some lack parts: copy from who has all,
-        else re-own the dead's."""
+        """The note after a round in which some members of the stage did not get all parts: copy
+        from members that have committed; if there are none, average again with new owners for the
+        parts of dead and stuck ones."""
         said = {p: d for p, d in self._digests(stage).items() if p not in self.dead}
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
         to = tuple(unfinished)

@@ -1,9 +1,9 @@
-"""When peers should change their stage: the bottleneck gets help from whoever can best spare it.
+"""When peers should change their stage: the slowest stage gets a peer from one that can spare it.
 Pure.
 
-The rules are :func:`node.scheduler.placement.choose_moves`, while epochs follow each other, and
-:func:`~node.scheduler.placement.level`, while a stage has too few peers to begin one. Here is the
-patience around them, so that peers do not run to and fro.
+The rules are :func:`node.scheduler.placement.choose_moves` while epochs follow each other, and
+:func:`~node.scheduler.placement.level` while a stage has too few peers to begin one. This file adds
+the waiting times that keep peers from moving back and forth.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Balance:
         self._asked[peer] = now, 0, speed
 
     def look(self, roster: Roster, base: Version | None, now: float) -> list[Move]:
-        """The changes that pay, often none, and none before it is time to look again.
+        """The moves that pay: often none, and none before the next look is due.
 
-        Who was asked and is not here is on its way, and counts where it goes. Who has just come, so
-        that it was not measured or does not hold ``base`` yet, counts as any other where it is, and
-        stays; who does not hold it for long does not count.
+        A peer that was asked to move and is absent is on its way: it counts at its new stage. A
+        newcomer that was not measured yet, or does not hold ``base`` yet, counts where it is and
+        does not move. A peer that has not held ``base`` for long does not count.
         """
         self._looked = min(self._looked, now)
         if not self._every or now - self._looked < self._every or base is None:
@@ -104,13 +104,13 @@ class Balance:
         patience_s: float,
         now: float,
     ) -> Move | None:
-        """The change that brings a peer to a block stage of ``lacking``, which has too few of them
-        to plan an epoch; None while ``patience_s`` is not over, or nobody can be spared.
+        """The move that brings a peer to a block stage of ``lacking``, which has too few peers to
+        plan an epoch; None while ``patience_s`` is not over, or no peer can be spared.
 
-        To be asked again and again while stages lack peers, and with none when they do not. One
-        peer is asked at a time for each stage; not ``me``, nobody who was asked lately, and not
-        the only one of its stage that could start from the version last agreed on. For a stage
-        that somebody is ``coming`` to (None: somebody chooses a stage) it waits longer.
+        Call it repeatedly while stages lack peers, and with an empty ``lacking`` when none does.
+        One peer at a time is asked for each stage: not ``me``, no peer that was asked lately, and
+        not the only one of its stage that can start from the version last agreed on. The wait is
+        longer for a stage that a peer is ``coming`` to (None: a peer is choosing its stage).
         """
         rest = max(SETTLED_MOVES * self._every, REST_S)
         self._asked = {p: told for p, told in self._asked.items() if now - told[0] < rest}

@@ -1,6 +1,6 @@
-"""When a cell divides, and who leaves it. Pure. Enters: who is there and what goes with the version
-they are to start from. Leaves: the plan that founds the new cell, and what is left of the samples.
-Never: whether the others take it: who does not stays where it is."""
+"""When a cell divides, and which peers leave it. Pure. Enters: who is present, and what goes with
+the version to start from. Leaves: the plan that founds the new cell, and the samples that remain.
+Never: whether a peer accepts that plan; one that does not stays in the old cell."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Division:
         return now < self._left.get(peer, 0.0)
 
     def postpone(self, now: float) -> None:
-        """No plan could be made: not for a while."""
+        """No plan could be made with this division: do not try again for a while."""
         self._again = now + POSTPONED_S
 
     def founds(
@@ -59,10 +59,10 @@ class Division:
         rules: Rules,
         now: float,
     ) -> tuple[PlanContext, Plan] | None:
-        """What goes with ``base`` for those who stay, and the plan of those who leave; None while
-        the cell stays whole. ``me`` leads it, and stays. ``losses``: ``loss`` and ``loss_val`` of
-        the plan; ``rules``: those in force, with the most replicas of a stage before it divides; 0:
-        it never does."""
+        """Divide the cell: what goes with ``base`` for the peers that stay, and the founding plan
+        for those that leave; None while the cell stays whole. ``me`` leads and stays. ``losses``:
+        ``loss`` and ``loss_val`` of the plan. ``rules``: those in force; a cell divides above
+        ``rules.cell`` replicas of a stage, never with 0."""
         most = rules.cell
         away = self._leavers(roster, base, me, most) if most and now >= self._again else {}
         if not away:
@@ -100,8 +100,9 @@ class Division:
         return replace(past, cursor=stays), founded
 
     def _leavers(self, roster: Roster, base: Version, me: PeerId, most: int) -> dict[PeerId, int]:
-        """Up to half of every stage and at most a full cell, near ones together; empty unless every
-        stage has two that start from ``base``, and some stage more than enough."""
+        """The peers that leave, with their stages: up to half of every stage, at most a full cell,
+        chosen so that near peers stay together. Empty unless every stage has two peers that can
+        start from ``base``, and some stage has more than ``most``."""
         if not base.epoch:
             return {}
         able = {

@@ -42,18 +42,18 @@ from node.training.protocol.rules import Rules
 from node.training.protocol.votes import Certificate, Trust, Vote
 
 PROOF_AGAIN_S = 60.0
-"""After claims of a version of which nobody had a certificate, none is asked for before so long:
-claims cost nothing, and asking holds the next plan up."""
+"""When nobody had a certificate for a claimed version, no other certificate is asked for during so
+many seconds: claims cost nothing, and asking delays the next plan."""
 UNANSWERED_S = 3 * STANDS_S
-"""A probe of which nothing has come for so long has failed, whatever became of it."""
+"""A probe without any result after so many seconds counts as failed."""
 ROUNDS = 1.5
-"""Deadlines of a round after which its members are no longer waited for: they had the note later
-than it was sent."""
+"""The leader waits this many round deadlines for a member, because the member's deadline starts
+only when the note arrives."""
 SETTLES = 10
-"""Times the moment that a young swarm waits for more peers, while some come and go."""
+"""A young swarm whose peers come and go waits at most so many times ``settle_s`` for more peers."""
 RECOUNTS = 2
-"""Times that an epoch is done again because members of a cell end with different parameters and
-nobody can say whose are right."""
+"""Times that an epoch is repeated because members of a cell ended with different parameters and no
+majority agrees."""
 
 
 class Phase(Enum):
@@ -67,10 +67,11 @@ class Phase(Enum):
 
 
 class Leader:
-    """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped``
-    what of it did not count: they carry cursor and owners over. ``rules``: the owner's newest
-    change that this peer knows; ``known``: whom it has worked with; ``cell``: whose leader this is,
-    where every cell has one of its own; ``trust``: the certificates this peer has seen."""
+    """The state machine of one leader. ``history``: the newest plan this peer took part in, if any;
+    ``dropped``: its micro-batches that did not count. From these come the cursor and the owners of
+    the next plan. ``rules``: the owner's newest change that this peer knows; ``known``: its
+    colleagues; ``cell``: the cell it leads, where a run has several; ``trust``: the certificates
+    this peer has seen."""
 
     def __init__(
         self,
@@ -107,9 +108,9 @@ class Leader:
         self.windows = Windows(known_rules.outer)
         self._voting = Voting(me)
         self._heard_from = 0.0
-        """When a round was last done again without members counted as dead. They may live behind a
-        parted network and finish the round with others, so a voter counts as here only if it was
-        heard since."""
+        """When a round was last repeated without members counted as dead. These may live behind a
+        partition and finish the round with others, so from then on a voter counts as present only
+        once it was heard again."""
         self._certificate: Certificate | None = None
         """Of the version that was committed last, here or as somebody has shown it to the leader.
         One that its own member has seen goes with no plan: newcomers would wait for its voters,
@@ -180,7 +181,7 @@ class Leader:
             case ev.MoveRefused(peer):
                 self._balance.refused(peer, now)
             case ev.Changed(rules):
-                # Whom the owner has put out is gone, and votes no more.
+                # A revoked peer counts as gone, and does not vote.
                 self.planning.learns(rules)
                 gone = [p for p in self.roster.candidates if self.planning.rules.revokes(p)]
                 why = "is revoked by the owner of the run"
@@ -207,13 +208,13 @@ class Leader:
         if before is None:
             self._changed = now
         if self.phase is Phase.FINISHED:
-            # Somebody came for the end, or again, or stands elsewhere: the last plan again, so that
-            # it serves too.
+            # A peer that holds the final version and is not in the last plan: plan once more, so
+            # that it serves too.
             comes = e.at == self.roster.base and e.peer not in self._finished_with
             news = comes and e.peer in self.roster.replicas().get(e.stage, ())
         else:
-            # What only measures again is heard from everybody every second: it waits for the next
-            # look at the clock.
+            # Heartbeats with nothing new but measurements come from every peer every second: they
+            # wait for the next clock tick.
             changed = before is None or e.stands() != before.stands()
             news = changed and self.phase is Phase.GATHER
         return done + (self._try_plan(now) if news else [])
@@ -283,7 +284,7 @@ class Leader:
         done: list[Any] = []
         for peer, heard in list(self.roster.heard.items()):
             if peer not in self.roster.heard:
-                continue  # it left with a cell that another's end has let divide
+                continue  # removed meanwhile: the loss of another peer led to a division
             silent, most = now - heard, self.roster.silence(peer, self.facts.waits.late_s) + slack
             if peer == self.me or silent <= ASK_AFTER * most:
                 continue
@@ -345,7 +346,7 @@ class Leader:
             return self._recall(base, now)
         others = (c.term for c in self.roster.candidates.values())
         if self.memory.history is None and base not in self.memory.forgotten and any(others):
-            # They have followed a plan, which says who votes, and this peer has not.
+            # Others have followed a plan, which names the voters; this leader knows none.
             return self._recall(base, now)
         votes = self._electorate(base, now)
         if isinstance(votes, str):
@@ -387,7 +388,8 @@ class Leader:
             r.unproven.add(base)
 
     def _doubts(self, version: Version, now: float) -> bool:
-        """Whether this version was made elsewhere, and by too few of the voters to count."""
+        """Whether this version was made elsewhere, and too few of the last voters can have
+        committed it (:meth:`Trust.doubts`)."""
         own = self.roster.candidates.get(self.me)
         if version == self.roster.base:
             return False
@@ -525,8 +527,8 @@ class Leader:
         return [reports.cell_divided(founded), self._sends(founded)]
 
     def _next_term(self, now: float) -> int:
-        """Above all that members have seen, as far as plans explain that: one peer's word must not
-        use the numbers up."""
+        """Higher than the terms that members report, as far as the number of plans made since can
+        explain these: one peer's claim must not use up the numbers."""
         said = [c.term for c in self.roster.candidates.values()]
         most = self._terms.most(now, STEP_HEARD)
         if not self.term and said:
@@ -558,7 +560,7 @@ class Leader:
 
     def _mend(self, thin: Sequence[int], now: float) -> list[Any]:
         """A peer of a stage that can spare one, for a stage that has too few to plan an epoch."""
-        # What a stage held is not brought back by who comes from another: who had it may return.
+        # A peer from another stage brings no parameters, so those that had them get time to return.
         begun = any(c.at.epoch for c in self.roster.candidates.values())
         patience = LOST_S if begun else self.facts.waits.lacks_s
         m = self._balance.mend(self.roster, self.me, thin, self._coming, patience, now)
@@ -613,7 +615,7 @@ class Leader:
                 at=epoch.makes,
                 digest=e.digest,
                 speed=e.speed or c.speed,
-                # In order, as the member says them: in another one they would be news.
+                # Sorted, as the member sorts them: another order would look like a change.
                 reachable=tuple(sorted({*c.reachable, epoch.plan.base}))
                 if member.current
                 else c.reachable,
@@ -638,8 +640,8 @@ class Leader:
     def _repair(
         self, epoch: EpochAttempt, stage: int, unfinished: list[PeerId], now: float
     ) -> list[Any]:
-        """Nobody at the stage is averaging any more and some lack parts: copy from who has all,
-        else re-own the dead's."""
+        """Repeat the stage's round for members that did not get all parts; see
+        :meth:`EpochAttempt.repair`. Gives the epoch up after too many attempts."""
         epoch.attempts[stage] += 1
         attempts = epoch.attempts[stage]
         if attempts > 2 * len(epoch.living(stage)) + 2:
@@ -685,7 +687,7 @@ class Leader:
         self.memory.committed(base, epoch.plan, owners, epoch.dropped, self.tokens)
         void = self.trust.doubles
         if not self._voting.committed(epoch.plan, {p for p in epoch.committed if p not in void}):
-            # It was made, and may be gone on from by those who find enough of the voters.
+            # The version exists but is not committed; it may be, once enough voters are back.
             self.phase, self._epoch = Phase.GATHER, None
             return [*done, reports.epoch_uncertain(epoch), *self._try_plan(now)]
         self._certificate = epoch.certificate(void)
@@ -699,9 +701,9 @@ class Leader:
         return done + self._try_plan(now)
 
     def _recounted(self, base: Version) -> bool:
-        """Whether an epoch from ``base`` is done again: where no majority says whose parameters are
-        right, nobody's win, and all go back to the version they agree on. A difference that comes
-        back costs only so many epochs; then what the first of them holds goes on."""
+        """Whether to repeat the epoch from ``base``: when no majority agrees on the result, all go
+        back to ``base``, on which they agree. After :data:`RECOUNTS` repetitions the swarm goes on
+        with one of the results."""
         before, times = self._disputed
         self._disputed = base, times + 1 if before == base else 1
         return self._disputed[1] <= RECOUNTS

@@ -127,9 +127,10 @@ class Planning:
         return plan, said, reports.epoch_planned(plan, self._left_out, about)
 
     def in_force(self, past: PlanContext) -> Rules:
-        """The settings of the plan that goes on from there. What was in force goes with the
-        history: where a newer change is known it comes into force now, also when that was so before
-        on a history that is undone. A stranger's memory of a change is not to be believed."""
+        """The settings of the next plan: a newer change that is known here, else the one in force
+        at ``past``. What was in force belongs to the history, so a change may come into force again
+        after the history in which it first did was undone. A recalled change that the owner did not
+        sign counts as none."""
         try:
             before = self._facts.make.read(past.change)
         except Refused:

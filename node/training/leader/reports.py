@@ -32,8 +32,8 @@ def move_asked(m: Move) -> RecordFact:
     """A peer is asked to change its stage."""
     return RecordFact(
         "move-asked",
-        f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: {m.gain:.2f} "
-        "times as fast",
+        f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: the swarm "
+        f"becomes {m.gain:.2f} times as fast",
         facts={"peer": m.peer, "source": m.source, "target": m.target, "gain": m.gain},
     )
 
@@ -62,7 +62,7 @@ def agreement_lost(stages: Sequence[int]) -> RecordFact:
     return RecordFact(
         "agreement-lost",
         "nobody has the parameters that were agreed on at "
-        f"{', '.join(map(stage_name, stages))}: goes on from what the peers there hold",
+        f"{', '.join(map(stage_name, stages))}: goes on with what the peers there hold",
         "warning",
         {"stages": list(stages)},
     )
@@ -83,8 +83,8 @@ def version_unproven(version: Version, holders: Sequence[PeerId]) -> RecordFact:
     who = ", ".join(map(short, holders[:3])) + (" and others" if len(holders) > 3 else "")
     return RecordFact(
         "version-unproven",
-        f"epoch {version.epoch} that {who} have is not gone on from: most voters do not have it, "
-        "and nobody shows a certificate of it",
+        f"epoch {version.epoch}, held by {who}, is ignored: too few voters can have committed it, "
+        "and no peer showed a certificate",
         "warning",
         {"epoch": version.epoch, "lineage": version.lineage, "peers": list(holders[:16])},
     )
@@ -190,7 +190,7 @@ def round_repaired(stage: int, attempt: int, dead: int) -> RecordFact:
     """A round is tried again; ``dead``: members of the epoch that have died so far."""
     return RecordFact(
         "round-repaired",
-        f"stage {stage} averages again without the dead",
+        f"stage {stage} repeats its round (repair {attempt}, members dead so far: {dead})",
         "warning",
         {"stage": stage, "attempt": attempt, "dead": dead},
     )
@@ -238,8 +238,8 @@ def stage_fell_back(held: Mapping[int, Version]) -> RecordFact:
     what = ", ".join(f"stage {s} from epoch {v.epoch}" for s, v in held.items())
     return RecordFact(
         "stage-fell-back",
-        f"nobody has the newest parameters of every stage any more: {what} goes on, what it "
-        "learned since is lost",
+        f"the newest parameters of some stages are lost: goes on with {what}; what was learned "
+        "there since is lost",
         "error",
         {"stages": {str(s): v.epoch for s, v in held.items()}},
     )
@@ -251,8 +251,8 @@ def epoch_uncertain(a: EpochAttempt) -> RecordFact:
     count = sum(p in by for p in e.voters)
     return RecordFact(
         "epoch-uncertain",
-        f"epoch {a.plan.epoch + 1} is made, and {count} of {len(e.voters)} voters are too few to "
-        "commit it",
+        f"epoch {a.plan.epoch + 1} is computed but not committed: {count} of {len(e.voters)} "
+        "voters hold it, which is too few",
         "warning",
         {
             "epoch": a.plan.epoch + 1,
@@ -267,8 +267,8 @@ def orphaned(e: Electorate) -> RecordFact:
     """Too few voters have come back: those who are here go on alone."""
     return RecordFact(
         "orphaned",
-        f"goes on without more than half of the {len(e.elders)} voters: where these have gone on "
-        "too, what is learned here is given up when both meet",
+        f"goes on without a majority of the {len(e.elders)} voters: if these have gone on too, "
+        "what is learned here is discarded when the two sides meet",
         "warning",
         {"voters": len(e.voters), "elders": len(e.elders)},
     )
@@ -301,7 +301,7 @@ def digest_mismatch(peer: PeerId, stage: int) -> RecordFact:
 def disputed(stages: Sequence[int]) -> str:
     """Members of a cell hold different parameters and no majority the same."""
     where = ", ".join(f"stage {s}" for s in stages)
-    return f"replicas of {where} made different parameters and nobody can say whose are right"
+    return f"replicas of {where} computed different parameters, and no majority agrees"
 
 
 def digests_disputed(stages: Sequence[int], again: bool) -> RecordFact:
@@ -310,7 +310,7 @@ def digests_disputed(stages: Sequence[int], again: bool) -> RecordFact:
     kind, text = (
         ("digest-mismatch", "")
         if again
-        else ("digests-disputed", ", again and again: one of each goes on")
+        else ("digests-disputed", ", after repeats too: goes on with those of one replica")
     )
     return RecordFact(kind, disputed(stages) + text, "error", {"stages": list(stages)})
 

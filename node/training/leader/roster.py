@@ -225,11 +225,12 @@ class Roster:
         return held
 
     def startable(self, spare: int = 0) -> list[Version]:
-        """Versions every stage could start from, the best first: most tokens counted in its
-        history, then the newest. ``spare`` block stages may be missing.
+        """Versions that every stage could start from, the best first: one whose history always had
+        a majority of its voters, then most tokens counted in its history, then the newest.
+        ``spare`` block stages may be missing.
 
-        A history only counts tokens where somebody of every stage stands at its end, so one peer's
-        word makes none.
+        Some peer of every other stage must be able to start from a version, so one peer's claim
+        makes none.
         """
         known = {
             v
@@ -261,9 +262,9 @@ class Roster:
         )
 
     def richer(self, tokens: int, best: Version) -> list[PeerId]:
-        """Peers at the end of another history than that of ``best``, with more than ``tokens``
-        tokens by their own word, or with a majority of voters that ``best`` lacks. Nobody waits for
-        strangers where others are known."""
+        """Peers that claim a better history than that of ``best``: one that always had a majority
+        of its voters where ``best`` has not, or one with more than ``tokens`` tokens. Where the
+        leader has colleagues, only they are listed."""
         others = [
             (p, self.candidates[p]) for p in self._present() if not self.known or p in self.known
         ]
@@ -275,9 +276,9 @@ class Roster:
         ]
 
     def certain(self, version: Version) -> bool | None:
-        """Whether a version is of a lineage that always had a majority of its voters, which goes on
-        before all others, however many tokens these have counted: what most say who take part and
-        stand at it; None when nobody does."""
+        """Whether a version is of a lineage that always had a majority of its voters, as most of
+        the participants that hold it say; None when nobody holds it. Such a lineage comes before
+        all others, however many tokens these have counted."""
         return majority({p: _certain(c) for p, c in self._standing(version)}, None)
 
     def tokens_of(self, version: Version) -> int:
@@ -317,8 +318,9 @@ class Roster:
         self.undone = {version, *(v for v in self.undone if v.epoch == version.epoch)}
 
     def drop_agreement(self) -> tuple[int, ...]:
-        """Forget what was agreed where nobody who would take part holds it, though somebody claims
-        the version: better to go on from what these hold than never again. The stages concerned."""
+        """Forget the agreed digest of each stage in which peers claim the version but none holds
+        these parameters: going on from what they hold is better than never going on. Returns these
+        stages."""
         gone = [
             stage
             for stage, peers in self.replicas().items()
@@ -349,8 +351,8 @@ class Roster:
         return min(self.candidates[peer].speed, self._bound(peer))
 
     def measured(self) -> dict[PeerId, Measured]:
-        """What those who would take part say of their costs; of who got no work for long it is not
-        believed any more."""
+        """The costs that each peer reports, without peers that leave; nothing for a peer that got
+        no work for long, whose measurements are no longer believed."""
         return {
             p: c.costs if self._idle.get(p, 0) < FORGIVE_AFTER else NOTHING
             for p, c in sorted(self.candidates.items())
@@ -418,8 +420,8 @@ def _certain(c: ev.Heartbeat) -> bool:
 
 
 def majority(said: Mapping[PeerId, H], nobody: H) -> H:
-    """What most peers say, ``nobody`` where none says anything; a tie goes to what the smallest
-    PeerId says, for every leader alike."""
+    """What most peers say; ``nobody`` when none says anything. A tie goes to the value of the
+    smallest PeerId, so every leader decides alike."""
     count = Counter(said.values())
     return max(
         ((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))),

@@ -2,9 +2,10 @@
 roster, the tokens counted so far, the time. Leaves: a version, or a few words on what is missing.
 Never: what goes with a version (:mod:`node.training.protocol.plan_context`).
 
-The end of the history with most tokens counts. Going back costs epochs, and what the bigger side of
-a parted network did is not undone because a few of the other side came first: both are waited for,
-for a while.
+Of the versions that every stage can start from, one whose history always had a majority of its
+voters comes first, then the one with the most counted tokens. Going back costs epochs. So before
+the swarm goes back, or drops what the larger side of a partitioned network did because few peers of
+that side are here yet, the leader waits a while for the missing peers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from node.training.leader.roster import Roster
 from node.training.protocol.facts import RunFacts
 
 COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
-"""Once in so long, planning waits for those who claim to have counted more tokens than we."""
+"""Planning waits for peers that claim a better history at most once in so many seconds; the
+interval grows to the second value while such claims come to nothing."""
 NOTHING_IN_COMMON = "stages that hold one version in common"
 MISSED_S = 3.0
 """A stage without anybody for so long is left out, where the run allows it: a new leader may not
@@ -35,18 +37,17 @@ class StartingPoint:
     def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
         self.bare: dict[int, float] = {}
-        """Stages that nobody could go on at, and since when; minus the stage: that somebody holds
-        in an older version."""
+        """Block stages that nobody holds at the version to start from: since when. Under the
+        negative number of the stage: since when somebody there holds an older version."""
         self._stuck_since = math.inf
         self._courtesy = -math.inf
         self._courtesy_every = COURTESY_S / 2
 
     def choose(self, roster: Roster, tokens: int, now: float) -> Version | str:
-        """The version to start from: of those every stage can start from, the end of the history
-        with most tokens; ``tokens`` are counted in ours. Else what is waited for.
+        """The version to start from, the best of :meth:`Roster.startable`; else, in a few words,
+        what the leader waits for. ``tokens``: counted in our history.
 
-        Peers that stand elsewhere at the end of a history with more tokens than that get a moment
-        to bring the rest of their side.
+        Peers that claim a better history get a moment to bring the rest of their side.
         """
         able = roster.startable()
         best = able[0] if able else None
@@ -91,9 +92,9 @@ class StartingPoint:
         return roster.drop_agreement()
 
     def fall_back(self, roster: Roster, now: float) -> dict[int, Version]:
-        """Let the stages that nobody holds at the newest version go on from what most there hold,
-        where every one has something and there is no other way. By stage what each goes on from,
-        mostly nothing."""
+        """Let each stage that nobody holds at the newest version go on from what most of its peers
+        hold, if every such stage has something and nothing else helps. Returns by stage what it
+        goes on from; mostly empty."""
         base = roster.base
         if base is None or now - self._stuck_since < LOST_S or roster.startable():
             return {}

@@ -1,6 +1,6 @@
-"""Who votes on the versions of a swarm, and whether enough of them are there. Pure. Enters: the
-plan before, who would take part, the time. Leaves: the electorate of the next plan, or a few words
-on whom is waited for. Never: a version (:mod:`node.training.leader.starting_point`)."""
+"""Which peers vote on the versions of a cell, and whether enough of them are present. Pure. Enters:
+the plan before, the participants, the time. Leaves: the electorate of the next plan, or a few words
+on what is waited for. Never: a version (:mod:`node.training.leader.starting_point`)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import replace
 
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan
-from node.training.protocol.votes import decide, most
+from node.training.protocol.votes import decide, is_majority
 
 RIPE = 10
-"""Epochs that a peer has taken part in as a current member before it votes: keys cost nothing."""
+"""A peer votes after so many epochs in a row as a current member: keys cost nothing."""
 FEW = 5
 """Where fewer than so many vote, all current members do: the next death must not end the run."""
 ALONE_S, ALONE_EPOCHS = 60.0, 5.0
-"""So long, or so many epochs if that is more, enough voters are waited for. Then who is there goes
-on as an orphan."""
+"""Enough voters are waited for so many seconds, or so many epochs if that is longer. Then the peers
+that are present go on as orphans."""
 
 
 def without(e: Electorate, gone: Collection[PeerId]) -> Electorate:
@@ -31,7 +31,7 @@ def without(e: Electorate, gone: Collection[PeerId]) -> Electorate:
 
 
 class Voting:
-    """Of the leader ``me``."""
+    """Chooses the voters, for the leader ``me``."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
@@ -52,10 +52,10 @@ class Voting:
     def electorate(
         self, before: Plan | None, current: Sequence[PeerId], left: Collection[PeerId]
     ) -> Electorate:
-        """Of the next plan. ``before``: the plan that made the version it starts from, or that
-        started from it too; None where that is not known, or the run begins. ``current``: who could
-        be a current member, in any order; ``left``: who has said that it leaves, and votes no
-        more."""
+        """The electorate of the next plan. ``before``: the plan that made the version which the
+        next plan starts from, or an earlier attempt from the same version; None when it is not
+        known, or the run begins. ``current``: possible current members, in any order; ``left``:
+        peers that leave or were revoked, and do not vote."""
         order = sorted(current, key=lambda p: (p != self._me, p))
         e = before.electorate if before is not None else Electorate()
         if before is None or not e.voters:
@@ -71,18 +71,19 @@ class Voting:
             voters += [p for p in order if p not in voters]
         first = [self._me] if self._me in voters else []
         after = e.elders if e.orphan else e.voters
-        still = e.orphan and not most(e.elders, voters)
+        still = e.orphan and not is_majority(e.elders, voters)
         return Electorate(tuple(dict.fromkeys([*first, *voters])), after, still)
 
     def planned(self) -> None:
-        """A plan was made: who lacks from now on is waited for anew."""
+        """A plan was made: waiting for absent voters starts from zero again."""
         self._lacking = math.inf
 
     def lacks(
         self, e: Electorate, here: Collection[PeerId], now: float, epoch_s: float
     ) -> str | Electorate:
-        """What is waited for, where too few voters are here to decide anything; else the electorate
-        to plan with. ``epoch_s``: what an epoch takes, 0 for unknown."""
+        """The electorate to plan with: ``e`` if enough of its voters are ``here``, or an orphan one
+        after :data:`ALONE_S`; until then, in words, what is waited for. ``epoch_s``: seconds of an
+        epoch, 0 for unknown."""
         if decide(e, here):
             self._lacking = math.inf
             return e
@@ -90,6 +91,6 @@ class Voting:
         if now - self._lacking >= max(ALONE_S, ALONE_EPOCHS * epoch_s):
             voters = tuple(sorted(here, key=lambda p: (p != self._me, p)))
             return Electorate(voters, e.elders if e.orphan else e.voters, True)
-        lacking = e.voters if not most(e.voters, here) else e.elders
+        lacking = e.voters if not is_majority(e.voters, here) else e.elders
         count = sum(p in here for p in lacking)
         return f"more than half of the voters ({count} of {len(lacking)} are here)"

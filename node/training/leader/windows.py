@@ -1,6 +1,6 @@
-"""When the cell gives to its partners of a window, and when what came of it is put in place. Pure.
-Enters: the group that was found, what members hold, what plans were made. Leaves: what the next
-plan says of it. Never: who the partners are, a tensor."""
+"""When the cell gives its parameters to the partners of a window, and when the result is put in
+place. Pure. Enters: the group that was found, what members hold, what plans were made. Leaves: the
+window in the next plan. Never: the choice of partners, a tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from node.training.protocol import events as ev
 from node.training.protocol.plan_context import GENESIS
 
 TRIES = 3
-"""Outer rounds that may be given up before a window is."""
+"""A window is given up after so many outer rounds that failed."""
 
 
 class Windows:
@@ -36,7 +36,7 @@ class Windows:
             self._group, self._given, self._tries = e, None, 0
 
     def forget(self) -> None:
-        """The settings are other ones now: the group was found under those before."""
+        """The settings have changed: drop the group, which was found under the old ones."""
         self._group = None
 
     def recalls(self, books: Books | None, base: Version, stages: int, now: float) -> None:
@@ -79,7 +79,7 @@ class Windows:
         return self._group.window.number if self._group is not None else 0
 
     def committed(self, plan: Plan, now: float) -> None:
-        """What a plan says is done."""
+        """A plan has been committed."""
         books = plan.window.books
         if self.mass is not None and books is not None:
             shares = plan.window.shares if plan.outer else {}

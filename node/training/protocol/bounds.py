@@ -1,9 +1,9 @@
-"""How far the numbers go that others tell: by what the manifest fixes, and by how many plans can
-have been made. Pure. Enters: a word of a peer. Leaves: why no honest peer would say it, empty for
-none. Never: who is to blame: whoever said it, and not who hears of it later. So nothing beyond
-these bounds may be kept or told on.
+"""Bounds on the numbers that peers claim: from what the manifest fixes, and from how many plans can
+have been made. Pure. Enters: a claim. Leaves: why no honest peer makes it, "" for none. Never: who
+is to blame; that is the peer that made the claim, not one that hears of it later. So nothing beyond
+these bounds may be kept or passed on.
 
-These are bounds and no proofs: what is within them can still be a lie.
+These are bounds, not proofs: a claim within them can still be false.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from node.core.journey import Plan
 from node.training.protocol import events as ev
 
 PLANS_PER_S = 10.0
-"""More plans than this no swarm makes for long, however often its leader changes."""
+"""No swarm makes more plans a second than this for long, however often its leader changes."""
 STEP, STEP_HEARD = 1 << 20, 1 << 16
 """By how much the term of a plan may exceed the last one that was followed, for each plan that can
 have been made since; and by how much a leader lets the words of others raise its own. Two sides of

@@ -20,17 +20,24 @@ from node.training.protocol.votes import Certificate, DoubleVote, Supporter
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A peer says it is alive and where it stands: ``at`` is the version of its parameters,
-    ``digest`` theirs, ``reachable`` what it can put in place instead, ``tokens`` what was counted
-    in the history of ``at``. ``leaving``: plan without it; what it holds can still be had from it
-    for a moment. ``speed`` is its own measurement, ``seen`` what it measures of its neighbours,
-    both in micro-batches per second. ``room``: bytes of optimizer state it can keep as an owner; 0:
-    not known. ``costs``: what work and ways cost it. ``change``: of the owner to how cells average,
-    which the leader may not know; it is for the service that hears it, to be checked. ``mean``: the
-    newest window whose mean with the partners is here, and its digest. ``orphan``: ``at`` is of a
-    lineage that went on without a majority of its voters. ``anchor``: digest of its anchor
-    and momentum, where those of all cells must be equal. ``support``: for who hears this, signed,
-    and ``doubles``, whose votes do not count: they are for the service that hears it."""
+    """A peer says that it is alive and what it holds.
+
+    ``at``, ``digest``   version and digest of its parameters; ``tokens``: counted in that history
+    ``reachable``   other versions that it can put in place
+    ``term``        the highest term that it has followed
+    ``leaving``     plan without it; its state can still be fetched for a moment
+    ``speed``       its own measurement, ``seen``: its measurements of neighbours, both in
+                    micro-batches per second
+    ``room``        bytes of optimizer state that it can keep as an owner, 0: unknown
+    ``costs``       measured costs of its work and its connections
+    ``mean``        the newest window whose mean is here, and its digest
+    ``anchor``      digest of anchor and momentum, where those of all cells must be equal
+    ``orphan``      ``at`` is of a lineage that went on without a majority of its voters
+
+    For the service that receives it, not for the leader's state machine: ``change``, the owner's
+    newest change, which is still to be checked; ``support`` for the receiver as leader;
+    ``doubles``: proofs that peers voted twice.
+    """
 
     peer: PeerId
     stage: int
@@ -94,9 +101,9 @@ class MoveRefused:
 
 @dataclass(frozen=True)
 class Unreachable:
-    """A call to this peer failed, or a probe of it did. ``since``: clock when the last attempt at
-    it began, where word from the peer that came later shows that it lives; without, it is useless
-    for the epoch even so."""
+    """A call to this peer failed, or a probe of it did. ``since``: clock when the last attempt
+    began; a later message from the peer shows that it lives. Without ``since`` the peer is of no
+    use for this epoch even if it lives."""
 
     peer: PeerId
     since: float = math.inf
@@ -104,8 +111,8 @@ class Unreachable:
 
 @dataclass(frozen=True)
 class ProbeAnswered:
-    """A probe of this peer was answered: it lives, whatever is not heard of it. ``ours`` False: it
-    follows another leader."""
+    """A probe of this peer was answered: it lives, though its heartbeats are missing. ``ours``
+    False: it follows another leader."""
 
     peer: PeerId
     ours: bool = True
@@ -333,7 +340,8 @@ class Adopted:
 
 @dataclass(frozen=True)
 class GoTo:
-    """Put an older version in place: ``how`` is roll-back or checkpoint."""
+    """Go to another version. ``how``: roll-back, checkpoint, or left out (the stage was left out
+    since the version in place)."""
 
     version: Version
     how: str

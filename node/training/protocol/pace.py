@@ -1,26 +1,25 @@
-"""How often the peers of a run speak to their leader, and the floors of how long they wait for each
+"""How often peers send heartbeats to their leader, and the shortest times that they wait for each
 other, in seconds.
 
-Plain numbers, so that what replays a swarm without sockets keeps the same time. How much longer
-than its floor a wait is follows from what was measured: :mod:`node.core.patience` for words,
-:mod:`node.training.leader.deadlines` for work.
+Only numbers, so that the simulator uses the same ones. How much longer a wait is follows from
+measurements: :mod:`node.core.patience` for answers, :mod:`node.training.leader.deadlines` for work.
 """
 
 from __future__ import annotations
 
 HEARTBEAT_S = 1.0
-"""Between two words to the leader. Who has missed some (Waits.late_s) is probed, and dead when
-that is not answered either."""
+"""Between two heartbeats to the leader. A peer that misses some (Waits.late_s) is probed, and
+counts as dead if the probe is not answered either."""
 ASK_AFTER = 0.6
 """Share of the silence that means death after which a silent peer is asked whether it lives."""
 STANDS_S = 30.0
 """For an answer over a connection that stands: the transport's own probes are answered there by a
 process that is alive, however busy it is, and end the connection of one that is not."""
 CALM_AFTER_S, CALM_BEAT_S = 10.0, 4.0
-"""Where nothing has happened and nothing new is to be said for so long, between two words to the
-leader."""
+"""After so many seconds in which nothing happened and nothing is new: the time between two
+heartbeats then."""
 BEAT_AT_MOST_S = 0.1
-"""However much there is to hurry about, no two words come closer together."""
+"""The shortest time between two heartbeats, however urgent the next one is."""
 TICK_S = 0.25
 """Between two looks at the clock."""
 TELL_TIMEOUT_S = 10.0
@@ -33,8 +32,8 @@ PROBE_TIMEOUT_S = 1.5
 REDIAL_TIMEOUT_S = 1.0
 """For a leader whose connection has just broken to answer over a new one."""
 PROBE_WAYS_S, PROBE_AGAIN_S, PROBE_FAILED_S = 0.5, 120.0, 5.0
-"""Between two looks at whose way is to be measured, two measurements of the same one, and after one
-that failed."""
+"""Between two checks of which connections to measure, between two measurements of one connection,
+and after a measurement that failed."""
 RECALL_FROM, RECALL_S = 4, 2.0
 """Peers that are asked, one after another, for the plan behind a version, and for one of them to
 tell what it remembers."""

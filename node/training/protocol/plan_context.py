@@ -36,8 +36,9 @@ class PlanContext:
 
 
 class Memory:
-    """``history`` is the newest plan known and ``dropped`` what of it did not count; both may be
-    replaced by recalling."""
+    """What the leader knows of plans. ``history``: the newest plan known; ``dropped``: its
+    micro-batches that did not count. :meth:`recalled` replaces both by what other peers
+    remember."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class Memory:
         self._next = version, _after(plan, dropped, owners, tokens)
 
     def past(self, base: Version, tokens: int, batch: int) -> PlanContext | None:
-        """What goes with ``base``; None when it is not known here. ``tokens`` is what others say
-        was counted (-1: nobody says), ``batch`` the samples of an epoch, for the guess when nobody
-        anywhere knows."""
+        """What goes with ``base``, None when this peer does not know. ``tokens``: counted, as other
+        peers report (-1: none does). ``batch``: samples of an epoch, to guess the sampler's
+        position when no peer remembers the plan."""
         if self._next is not None and self._next[0] == base:
             return self._next[1]
         h = self.history
@@ -109,15 +110,15 @@ class Memory:
         )
 
     def asking(self, base: Version, now: float, patience_s: float) -> str:
-        """ "ask" when others are to be asked for ``base`` now, "wait" while they are, "over" when
-        that took too long."""
+        """What to do about the plan behind ``base``: "ask" the others, "wait" for their answers, or
+        "over", ``patience_s`` after they were asked."""
         if self._asked is None or self._asked[0] != base:
             self._asked = (base, now + patience_s)
             return "ask"
         return "wait" if now < self._asked[1] else "over"
 
     def ask_again(self, version: Version) -> bool:
-        """Whether others were asked for ``version``; the next time they are asked anew."""
+        """Forget that others were asked for ``version``; whether they had been."""
         asked = self._asked is not None and self._asked[0] == version
         if asked:
             self._asked = None
@@ -135,8 +136,8 @@ class Memory:
         return True
 
     def _explains(self, version: Version, plan: Plan, dropped: Sequence[int]) -> bool:
-        """Whether a plan that others recall goes with the version, and its samples with its place
-        in their order."""
+        """Whether a recalled plan starts from the version or made it, and has exactly the samples
+        that its cursor gives."""
         samples = [s for path in plan.paths for s in path.samples]
         if sorted(samples) != sorted(Sampler(plan.cursor).take(len(samples))):
             return False
@@ -151,8 +152,8 @@ def makes(plan: Plan, dropped: Sequence[int]) -> Version:
 def _after(
     plan: Plan, dropped: Sequence[int], owners: dict[str, PeerId], tokens: int
 ) -> PlanContext:
-    """When ``plan`` is done: the sampler has taken its samples, those of dropped micro-batches are
-    back."""
+    """What goes with the version that ``plan`` makes: its samples are taken, and those of dropped
+    micro-batches handed back."""
     sampler, lost = Sampler(plan.cursor), set(dropped)
     for path in plan.paths:
         sampler.take(len(path.samples))

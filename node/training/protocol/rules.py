@@ -1,8 +1,8 @@
-"""Which averaging settings a plan is under: the manifest's, or the owner's newest change to them.
-Pure. Enters: changes that were read, plans. Leaves: what a peer tells and refuses. Never: a
-signature: who reads a change has checked it.
+"""The averaging settings that a plan is made under: the manifest's, or those of the owner's newest
+change. Pure. Enters: changes that were read, plans. Leaves: what this peer passes on, which plans
+it refuses. Never: a signature; the reader of a change has checked it.
 
-A change holds from the first plan that names it. Cells meet only with others that are under the
+A change is in force from the first plan that carries it. Cells average only with cells under the
 same change.
 """
 
@@ -21,7 +21,7 @@ MAX_CHANGE = 2000
 
 
 def mark(peer: PeerId) -> str:
-    """16 hex digits for a peer: a change has room for many."""
+    """The short name of a peer in a change: 16 hex digits, so that many fit."""
     return hashlib.sha256(peer.encode()).hexdigest()[:16]
 
 
@@ -47,28 +47,28 @@ Read = Callable[[str], Rules]
 
 
 class ChangeStatus:
-    """Where one peer is with the owner's changes. ``known``: the newest it has heard of;
-    ``in_force``: that of the newest plan it followed. A leader that has not shown that it knows as
-    much is told with every heartbeat."""
+    """What one peer knows of the owner's changes. ``known``: the newest it has heard of;
+    ``in_force``: that of the newest plan it followed. Every heartbeat carries ``known`` until the
+    leader has made a plan under it."""
 
     def __init__(self, own: Rules) -> None:
         self.known = self.in_force = own
         self._shown: PeerId | None = None
 
     def tells(self, leader: PeerId) -> str:
-        """What this leader has to hear; empty for nothing."""
+        """The change to send to this leader; "" when it knows it."""
         return "" if leader == self._shown else self.known.change
 
     def learns(self, rules: Rules) -> bool:
-        """Somebody has a change; True for one that is news."""
+        """Take note of a change; True if it is newer than what was known."""
         if rules.revision <= self.known.revision:
             return False
         self.known, self._shown = rules, None
         return True
 
     def refuses(self, plan: Plan, rules: Rules) -> str:
-        """Why a plan under these settings is not followed: an older change never comes back. Empty
-        for one that is. What ends the run is followed whatever it says."""
+        """Why a plan under these settings is refused: its change is older than the one in force.
+        "" if it may be followed; the plan that ends the run always may."""
         if plan.last or rules.revision >= self.in_force.revision:
             return ""
         self._shown = None

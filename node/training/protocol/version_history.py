@@ -1,5 +1,5 @@
-"""Which versions this peer has stood at, and what others remember: the plan behind a version, and
-what was lost when a side of a parted network gives its own history up."""
+"""The versions from which this peer has begun epochs, the plan behind a version as others remember
+it, and what is lost when one side of a partition gives up its history."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class VersionHistory:
     def reply(
         self, plan: Plan | None, dropped: tuple[int, ...], certificate: Certificate | None
     ) -> pb.HistoryReply:
-        """The answer to who asks for a version, with the plan that is remembered of it, and the
-        newest certificate that this peer believes."""
+        """The answer to a question about a version: its plan as remembered here, this peer's past
+        versions, and the newest certificate that it believes."""
         return notes.history_reply(plan, dropped, list(reversed(self._stood)), certificate)
 
     async def recall(
@@ -48,8 +48,8 @@ class VersionHistory:
         holders: Sequence[PeerId],
         proves: Callable[[ev.Recalled], bool],
     ) -> ev.Recalled:
-        """What the first of ``holders`` says that knows the plan behind it and ``proves`` what is
-        to be proven; else the first that knows the plan; without a plan when none does."""
+        """Ask ``holders`` in turn for the plan behind ``version``. Returns the first answer with a
+        plan for which ``proves`` is true, else the first one with a plan, else one without."""
         best = ev.Recalled(version)
         for peer in holders:
             try:
@@ -62,8 +62,8 @@ class VersionHistory:
         return best
 
     async def give_up(self, at: Version, tokens: int, leader: PeerId) -> None:
-        """This peer stood ``at`` and the swarm goes on from elsewhere: find out what that costs,
-        and say it."""
+        """The swarm goes on from another version than ``at``, which this peer held: ask the leader
+        where the histories parted, and report what is lost."""
         if at.epoch == 0:
             return
         try:
@@ -72,7 +72,7 @@ class VersionHistory:
             self._journal.emit(
                 "training",
                 "history-unknown",
-                f"cannot tell what epoch {at.epoch} here was worth: {e}",
+                f"cannot tell how much of the history up to epoch {at.epoch} is lost: {e}",
                 "warning",
             )
             return
@@ -86,7 +86,7 @@ class VersionHistory:
                 self._journal.emit(
                     "training",
                     "history-unknown",
-                    f"epoch {at.epoch} here belongs to no history that is known",
+                    f"epoch {at.epoch} here belongs to no history that the leader remembers",
                     "warning",
                 )
             return
@@ -96,8 +96,8 @@ class VersionHistory:
         self._journal.emit(
             "training",
             "history-given-up",
-            f"{epochs} epochs ({lost} tokens) of this side are given up: {short(leader)} leads a "
-            "history with more",
+            f"{epochs} epochs ({lost} tokens) of this side are discarded: {short(leader)} leads "
+            "another history, which goes on",
             "warning",
             epochs=epochs,
             tokens=lost,

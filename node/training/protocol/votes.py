@@ -1,14 +1,15 @@
-"""What members sign, so that others need not believe who tells them of it: votes on what an epoch
-made, which together are a certificate, support for who leads, and two votes of one peer of which it
-may cast one; and when enough of the voters agree. Pure. Enters: signed words of peers, a function
-that checks a signature. Leaves: which of them count, and why a plan is not followed. Never: who
-votes; that is :mod:`node.training.leader.voting`.
+"""Signed statements of members, which anybody may pass on and check: votes on the version that an
+epoch made (enough of them are a certificate), support for a leader, and proofs that a peer voted
+twice. Also: when enough voters agree. Pure. Enters: signed statements, a function that checks a
+signature. Leaves: which of them count, and why a plan is not followed. Never: who votes; that is
+:mod:`node.training.leader.voting`.
 
-Two sides of a parted network cannot both have enough. Nor can the voters of one plan and those of
-the next part from each other: a plan needs enough of both.
+Two sides of a partitioned network cannot both have enough voters. Nor can the voters of one plan
+and those of the next decide apart from each other: a plan needs a majority of both.
 
-A member follows a plan of whom it followed before when it starts from what it made itself, or from
-a version with a certificate. A plan of anybody else needs the support of those who voted last.
+A member follows a plan of the leader that it followed before if the plan starts from the version
+that the member made itself, or from one with a certificate. A plan of any other leader needs the
+support of those who voted last.
 """
 
 from __future__ import annotations
@@ -27,37 +28,39 @@ from node.core.newest import Newest
 CheckSignature = Callable[[PeerId, bytes, bytes, str], bool]
 """``(peer, data, signature, domain)``: whether the peer signed that."""
 FRESH_S = 300.0
-"""Support given so long ago, by two clocks that may differ, is no support any more, unless whoever
-gave it had followed as new a plan as the member that checks it."""
+"""Support that is older than this, the signer's clock against ours, does not count, unless the
+signer had followed as new a plan as the member that checks it."""
 FORGET_S = 60.0
-"""Without a new certificate for so long, the voters of the last one are not what counts: who was
-away, or was left alone, starts from what others have certified since."""
+"""After this long without a new certificate a member no longer insists on the voters of its last
+one: it was away or alone, and starts from what others have certified since."""
 ALONE_S = 30.0
-"""Who goes on without a majority has waited for it longer than this: a member that knows of a
-certificate as young as that follows nobody who does."""
+"""A member whose last certificate is younger than this follows no plan that goes on without a
+majority: a leader waits longer than this for its voters before it makes such a plan."""
 RIPE = 10
-"""Epochs of a history before its voters are what counts: peers that start together may begin as two
-swarms, and each gives up its own for the other's."""
+"""Certificates bind a member from this epoch of a history on: peers that start together may begin
+as two swarms, and each may give up its history for the other's."""
 TRUSTED_S = 5.0
-"""A certificate for what a member has made itself, under the leader it follows, is checked once in
-so long: a signature costs about a tenth of a millisecond, and a small epoch takes a few."""
+"""A certificate for a version that the member made itself, under the leader it follows, is checked
+once in so many seconds: a signature costs about 0.1 ms, and a small epoch takes a few ms."""
 
 
 BELIEVED = 2
-"""Of so few voters one is enough: a majority of two would be lost with either."""
+"""Of at most so many voters one is enough: if both were needed, losing either would stop the
+cell."""
 MOST_COMPARED = 512
 """Votes of one certificate that are compared with others."""
 KEPT = 4096
-"""Votes that are compared with later ones: of a few epochs where hundreds vote, of many where few
-do. Of two votes that are further apart the second proves nothing here."""
+"""Newest votes that later ones are compared with: those of a few epochs where hundreds vote, of
+many where few do. Two contradicting votes that are further apart go unnoticed here."""
 MOST_PROVEN = 256
 """Peers that are known to have voted twice. A key costs nothing, but to vote takes ten epochs."""
 MOST_TOLD = 8
 """Proofs in one message, the newest."""
 
 
-def most(voters: Sequence[PeerId], among: Collection[PeerId]) -> bool:
-    """More than half of them; of exact halves the one with the first. Of nobody that is nobody."""
+def is_majority(voters: Sequence[PeerId], among: Collection[PeerId]) -> bool:
+    """Whether ``among`` has a majority of ``voters``: more than half of them, or exactly half with
+    the first one; of at most :data:`BELIEVED` any one. True without voters."""
     here = sum(p in among for p in voters)
     if len(voters) <= BELIEVED:
         return here > 0 or not voters
@@ -65,8 +68,8 @@ def most(voters: Sequence[PeerId], among: Collection[PeerId]) -> bool:
 
 
 def decide(e: Electorate, among: Collection[PeerId]) -> bool:
-    """Whether these can commit what such a plan makes."""
-    return most(e.voters, among) and (e.orphan or most(e.elders, among))
+    """Whether these voters can commit the version that a plan with this electorate makes."""
+    return is_majority(e.voters, among) and (e.orphan or is_majority(e.elders, among))
 
 
 def vote_domain(run_id: str) -> str:
@@ -86,9 +89,9 @@ def names(voters: Sequence[PeerId]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The attempt of this term made ``version``, and the stage has parameters of this digest.
-    ``voters``: :func:`names` of those of the plan. The version names the plan and what of it does
-    not count, because its lineage is their hash."""
+    """States that this attempt of this term made ``version``, and that the stage's parameters then
+    have ``digest``. ``voters``: :func:`names` of the plan's voters. The lineage in ``version`` is a
+    hash of the plan and of its dropped micro-batches, so the vote covers these too."""
 
     cell: CellId
     term: int
@@ -136,7 +139,7 @@ class Certificate:
         return names(self.voters)
 
     def agreeing(self) -> list[Ballot]:
-        """One of each peer, of those that say what most say of their stage."""
+        """The ballots for the most common digest of their stage, one for each peer."""
         once = {b.peer: b for b in self.ballots}.values()
         said: dict[int, Counter[str]] = {}
         for b in once:
@@ -178,9 +181,9 @@ class DoubleVote:
 
 
 class DoubleVotes:
-    """Peers that have voted for two results of one attempt, which no honest one does: its
-    signatures under both prove it to everybody. ``is_signed(vote, peer, signature)`` is asked only
-    where two votes differ."""
+    """Peers that voted for two results of one attempt, which no honest peer does; its signatures
+    under both votes are the proof. ``is_signed(vote, peer, signature)`` is called only when two
+    votes differ."""
 
     def __init__(self, is_signed: Callable[[Vote, PeerId, bytes], bool]) -> None:
         self._is_signed = is_signed
@@ -202,7 +205,7 @@ class DoubleVotes:
         return found
 
     def saw(self, vote: Vote, peer: PeerId, signature: bytes) -> None:
-        """A vote came by; whether it is signed is not known yet."""
+        """Compare a vote, whose signature was not checked yet, with earlier ones."""
         if peer in self._proofs:
             return
         key = (peer, vote.cell, vote.term, vote.attempt)
@@ -233,8 +236,9 @@ class DoubleVotes:
 
 @dataclass(frozen=True)
 class Warrant:
-    """What comes with a plan: why it may be followed. ``certificate``: of the version it starts
-    from, None where the leader has none. ``doubles``: whose votes do not count, and why."""
+    """What comes with a plan to show that it may be followed. ``certificate``: of the version that
+    the plan starts from, None when the leader has none. ``doubles``: proofs of double votes; the
+    votes of these peers do not count."""
 
     certificate: Certificate | None = None
     supporters: tuple[Supporter, ...] = ()
@@ -245,8 +249,8 @@ NO_WARRANT = Warrant()
 
 
 class Trust:
-    """Who voted last, as far as this peer has seen a certificate; nobody before the first one,
-    which is taken as it comes."""
+    """The voters of the newest certificate that this peer has seen, and what follows from them.
+    The first certificate is accepted without earlier voters to check it against."""
 
     def __init__(self, run_id: str, check: CheckSignature) -> None:
         self._check, self._run = check, run_id
@@ -270,11 +274,12 @@ class Trust:
         return self._check(peer, vote.said(), signature, vote_domain(self._run))
 
     def holds(self, now: float) -> bool:
-        """Whether the voters of the last certificate are what counts at this moment."""
+        """Whether plans are held to the voters of the last certificate now: it is recent, and its
+        history is past the first :data:`RIPE` epochs."""
         return self.version.epoch >= RIPE and now - self._at <= FORGET_S
 
     def learns(self, c: Certificate, now: float) -> None:
-        """This one is believed, or was made here, by who has checked the votes one by one."""
+        """Take over a certificate whose votes were checked, or that was made here."""
         self.voters, self.version, self.term, self.certificate = c.voters, c.version, c.term, c
         self._at = self._checked = now
 
@@ -289,12 +294,14 @@ class Trust:
     def doubts(
         self, version: Version, holders: Collection[PeerId], here: Collection[PeerId], now: float
     ) -> bool:
-        """Whether too few of those who voted last can have committed a version of which no
-        certificate is here: those who do not hold it have not, of those who are not here anybody
+        """Whether too few of the last voters can have committed ``version``, for which there is no
+        certificate here. A voter that is ``here`` and no holder has not committed it; an absent one
         may have."""
         if version == self.version or not self.holds(now):
             return False
-        return not most(self.voters, {p for p in self.voters if p in holders or p not in here})
+        return not is_majority(
+            self.voters, {p for p in self.voters if p in holders or p not in here}
+        )
 
     def objection(
         self,
@@ -305,9 +312,9 @@ class Trust:
         now: float,
         wall: float,
     ) -> str:
-        """Why this plan is not followed; empty where it may be. ``follows``: whose plan was
-        followed last; ``at``: the version in place. What is learned from its certificate is
-        kept."""
+        """Why this plan is not followed; "" if it may be. ``follows``: the leader of the plan
+        followed last; ``at``: the version in place. A certificate that comes with the plan and is
+        believed is kept, also when the plan is not followed."""
         c = warrant.certificate
         if c is not None:
             self._compare(c)
@@ -331,7 +338,7 @@ class Trust:
             return ""
         if same and (certified or plan.base == self.version):
             return ""
-        if most(self.voters, self._supporting(plan, warrant.supporters, wall)):
+        if is_majority(self.voters, self._supporting(plan, warrant.supporters, wall)):
             return ""
         return (
             f"no majority of the {len(self.voters)} voters supports its leader"
@@ -346,15 +353,15 @@ class Trust:
             self.doubles.saw(c.vote(b), b.peer, b.signature)
 
     def _known(self, c: Certificate, now: float) -> bool:
-        """Whether a certificate for what this peer has made itself need not be checked: the last
-        one was a moment ago, and the same peers vote."""
+        """Whether the signatures of a certificate for this peer's own version need no check: the
+        last check was less than :data:`TRUSTED_S` ago, and the voters are the same."""
         return c.voters == self.voters and now - self._checked < TRUSTED_S
 
     def _believes(self, c: Certificate, now: float) -> bool:
         """Whether enough of those who voted last have signed it. Before the first certificate, of
         those it names itself."""
         if self.holds(now) and (c.version.epoch, c.term) < (self.version.epoch, self.term):
-            return False  # it was one once: whoever saw a newer one goes back for no old one
+            return False  # outdated: this peer has seen a newer certificate
         voters = self.voters if self.holds(now) else c.voters
         known, signed = frozenset(voters), set[PeerId]()
         for b in c.agreeing():
@@ -362,7 +369,7 @@ class Trust:
                 continue
             if b.peer in known and self.vote_is_signed(c.vote(b), b.peer, b.signature):
                 signed.add(b.peer)
-                if 2 * len(signed) >= len(voters) and most(voters, signed):
+                if 2 * len(signed) >= len(voters) and is_majority(voters, signed):
                     return True
         return False
 
@@ -375,6 +382,6 @@ class Trust:
             said = support_said(cell, plan.leader, s.term, s.at)
             if self._check(s.peer, said, s.signature, support_domain(self._run)):
                 found.add(s.peer)
-                if most(self.voters, found):
+                if is_majority(self.voters, found):
                     break
         return found

@@ -1,10 +1,10 @@
-"""Anchor and outer momentum of a stage, where the run has them, and what is owed between cells.
-Enters: parameters in place, what a window brought, versions that are adopted, settled or undone.
-Leaves: what goes with a version. Never: a partner, a file.
+"""Anchor, outer momentum and error feedback of a stage, where the run has them. Enters: parameters
+in place, the result of a window, versions that are adopted, settled or undone. Leaves: what goes
+with a version. Never: a partner, a file.
 
-Parameters: they travel. Deltas (DiLoCo): what they moved by since the anchor travels, and every
-cell makes the same outer step from the same anchor. State: every cell steps by itself first; anchor
-and momentum travel.
+What travels between cells depends on ``outer.carries``. parameters: the parameters, and there is no
+anchor. deltas (DiLoCo): the difference of the parameters from the anchor; every cell makes the same
+outer step from the same anchor. state: anchor and momentum after each cell's own outer step.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from node.training.state.stage import StageState
 from node.wire.tensors import digest
 
 SAVED = "#outer"
-"""A part's anchor and outer momentum in a checkpoint, and what is owed of it, behind the part's
-name."""
+"""Suffix of a part's name, under which a checkpoint keeps its anchor, outer momentum and error
+feedback."""
 WAIT_SHARE = 0.3
 """A window waits for an anchor on its way for so much of its time."""
 
 
 class Anchor(Giver):
-    """Of one stage. ``state`` None where parameters are averaged, and while a newcomer does not
-    have it yet. ``settings`` are those in force. All replicas of a cell owe the same."""
+    """The anchor of one stage. ``state``: None where parameters are averaged, and while a newcomer
+    has not fetched it. ``settings``: those in force. All replicas of a cell have the same error
+    feedback."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class Anchor(Giver):
         return {name: here[name].detach() for name in names}
 
     def takes(self, mean: Named, owes: Named | None) -> None:
-        """Anchor and momentum are those of the mean until that is undone, and ``owes`` is owed,
-        unless None; of parts that the window did not carry they stay."""
+        """Take anchor and momentum from the mean, until that is undone; parts that the window did
+        not carry keep theirs. ``owes``: the error feedback from now on, None: it stays as it is."""
         here = self._stage.parameters()
         anchor = {name: mean[name] for name in here if name in mean}
         momentum = {
@@ -205,8 +206,8 @@ class Anchor(Giver):
             await asyncio.wait([self._fetching], timeout=WAIT_SHARE * deadline_s)
 
     async def copy(self, donors: Sequence[PeerId], version: Version) -> None:
-        """Parameters of ``version`` are being copied from ``donors``: what goes with them. Without
-        it this peer lacks it again."""
+        """Fetch the anchor that goes with ``version``, whose parameters were copied from
+        ``donors``. If nobody gives it, this peer has none."""
         if self.kept:
             state, words = await self._fetch(donors, version)
             self._replace(state, words, self.step)
@@ -219,8 +220,8 @@ class Anchor(Giver):
     async def _fetch(
         self, donors: Sequence[PeerId], version: Version
     ) -> tuple[OuterState | None, Named]:
-        """Anchor and momentum of all parts at ``version``, None when nobody gave them, which is
-        said; and what is owed then."""
+        """Anchor and momentum of all parts at ``version``, None (and a line in the journal) when
+        nobody gave them; and the error feedback that goes with them."""
         e, here = self._engines, self._stage.parameters()
         shapes = {name: tuple(t.shape) for name, t in here.items()}
         wanted = {

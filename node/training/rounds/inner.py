@@ -22,7 +22,7 @@ from node.training.state.state_export import StateExport
 
 
 class InnerRound:
-    """Of one stage; ``sequence``: tokens of a sample."""
+    """The inner rounds of one stage at one peer. ``sequence``: tokens of a sample."""
 
     def __init__(
         self,

@@ -1,14 +1,14 @@
-"""What a stage gives in a window, and what becomes of its own and what came from other cells. Pure:
-enters: parameters, what cells gave. Leaves: what partners may fetch, what takes its place. Never: a
+"""What a stage gives in a window, and how contributions of cells are merged. Pure. Enters:
+parameters, what cells gave. Leaves: what partners may fetch, what replaces the parameters. Never: a
 message, a plan, who the partners are.
 
-All that a round between cells does to numbers is here, so that every cell of a group comes to the
-same bits from the same contributions.
+All arithmetic of rounds between cells is here, so that every cell of a group computes the same bits
+from the same contributions.
 
-With error feedback who rounds keeps what its rounding lost, and adds it to what it rounds next of
-the same part: whatever was moved has been said, or is owed (Seide et al. 2014). All replicas of a
-cell owe the same, because each may be asked for what the cell says: who joins takes it over with
-the anchor. Nobody outside the cell has to know what another owes.
+Error feedback (Seide et al. 2014): what coding lost of a difference is kept and added to the next
+difference of the same part, so nothing is lost for good. All replicas of a cell keep the same,
+because any of them may be asked for what the cell gives; a newcomer fetches it with the anchor.
+Other cells need not know it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from node.core.ids import CellId
 
 Named = Mapping[str, Tensor]
 WORDS = "words"
-"""What is owed of a part, in a checkpoint."""
+"""Key of a part's error feedback, in checkpoints and in what newcomers fetch."""
 FADES = 0.95
-"""Share that is kept of what is owed in formats that leave numbers out: a number's turn comes after
-many rounds, and old differences point where nobody is any more (SparseLoCo, arXiv 2508.15706)."""
+"""Share of the error feedback that is kept from one window to the next, in formats that leave
+numbers out: a number is sent once in many rounds, and by then old differences point in a wrong
+direction (SparseLoCo, arXiv 2508.15706)."""
 MOMENTUM = "#momentum"
 """A part's outer momentum in what cells give and make, behind the part's name."""
 WORD = 4
@@ -43,14 +44,14 @@ MOST_STEPS = 1 << 24
 MOST_NAMED = 16
 """Cells whose pushes go into one step: more are in no group."""
 FAR = 3.0
-"""A difference that is longer than so many times the median of the group's counts for less."""
+"""A difference longer than so many times the group's median length is scaled down."""
 
 
 class Giver:
     """What a stage keeps from window to window. ``state``: anchor and outer momentum, None where
-    there are none; ``words``: what coding lost of each part when this cell gave; ``step``: of the
-    server, that the anchor is of, as far as this peer knows: whoever fetched its anchor knows an
-    older one, and what it gives counts as older than it is."""
+    there are none; ``words``: the error feedback of each part; ``step``: the server's step at which
+    the anchor was made, as far as this peer knows. A peer that fetched its anchor knows an older
+    step, so what it gives counts as older than it is."""
 
     def __init__(self, state: OuterState | None = None) -> None:
         self.state = state
@@ -59,13 +60,14 @@ class Giver:
 
 
 class Merge:
-    """Of one stage, in one window. Here: parameters, or anchor and momentum after an outer step of
-    each cell's own, and their mean. ``shapes``: of the parts that the window carries.
+    """How the contributions of one window to one stage are merged. This class computes the mean of
+    parameters, or of anchor and momentum after each cell's own outer step. ``shapes``: of the parts
+    that the window carries.
 
-    ``shared``: every cell of the group must come to the same bits, so that nothing counts that only
-    one of them knows, and nobody is left out. ``near``: what cells give lies near each other, so
-    that one that is far away can be moved. ``owes``: what is owed of every part once what was given
-    has been taken; None: what is owed stays.
+    ``shared``: all cells of the group must compute the same bits, so every contribution is needed
+    and nothing may count that only one cell knows. ``near``: contributions lie near each other, so
+    an outlier can be moved closer. ``owes``: the error feedback once the result is in place; None:
+    it stays as it is.
     """
 
     shared, near = False, True
@@ -77,8 +79,8 @@ class Merge:
         self._giver, self.settings, self._shapes = giver, settings, shapes
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
-        """What partners may fetch, by the parameters at which the window began for the cell; None
-        where the cell has nothing to give."""
+        """What partners may fetch, made from the parameters at which the window began here; None
+        when the cell has nothing to give."""
         here = {name: t.to("cpu", torch.float32) for name, t in local.items()}
         if self.settings.carries == "parameters":
             return here
@@ -88,16 +90,16 @@ class Merge:
         return {**stepped.anchor, **{name + MOMENTUM: t for name, t in stepped.momentum.items()}}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
-        """The numbers that a cell, this one too, says with what it gives. Raises WireError for what
-        nobody gives."""
+        """Decode what a cell gave, this one included. Raises WireError for numbers that no honest
+        cell gives."""
         if not finite(came):
             raise WireError("gives numbers that are not finite")
         return dict(came)
 
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
-        """What the cell's replicas put in place: parameters by their names, and what belongs to
-        them. ``own`` and ``came``: numbers that this and other cells said. Raises ValueError where
-        an anchor is needed and not here."""
+        """The result of the window: parameters by name, and what goes with them. ``own`` and
+        ``came``: the decoded contributions of this and of other cells. Raises ValueError when an
+        anchor is needed and missing."""
         return mean_of({**came, cell: own})
 
     def made(self) -> dict[str, tuple[int, ...]]:
@@ -107,14 +109,14 @@ class Merge:
         return {**self._shapes, **{name + MOMENTUM: of for name, of in self._shapes.items()}}
 
     def since(self, local: Named, told: bool) -> Named:
-        """Parameters that what was made takes the place of: what was given. A merge of differences
-        goes by its anchor where, ``told``, nothing of this cell is in it, so that what was learned
-        since stays."""
+        """The parameters that the result replaces: those that were given. For a merge of
+        differences whose result contains nothing of this cell (``told``) it is the anchor, so that
+        everything learned since the anchor stays."""
         return local
 
     def lacks(self, cell: str, made: Named) -> bool:
-        """Whether nothing of this cell is in what another one has made for it; False where nobody
-        can tell."""
+        """Whether a result that another cell computed contains nothing of ``cell``; False when that
+        cannot be told."""
         return False
 
     def _stepped(self, along: Named) -> OuterState:
@@ -174,21 +176,22 @@ class OuterSteps(Merge):
         }
 
     def since(self, local: Named, told: bool) -> Named:
-        """What was given; where only the result is known, the anchor: what was learned since is in
-        nobody's result, and in the next difference."""
+        """As :meth:`Merge.since`. What was learned since the anchor is in no result yet, and will
+        be in this cell's next difference."""
         if told and self._giver.state is not None:
             return {name: self._giver.state.anchor[name] for name in self._shapes}
         return {name: local[name] for name in self._shapes}
 
 
 class Pushes(OuterSteps):
-    """Without a barrier: the server of a stage applies the differences that have come, each from an
-    anchor of its cell's own, as one step from the server's anchor. What it makes says whose are in
-    it, so that each counts once: a cell that was left out keeps its difference for the next window.
+    """Without a barrier: the server of a stage applies the differences that have come as one step
+    from the server's anchor, though each is a difference from its own cell's anchor. The result
+    names the cells whose differences are in it, so each counts once; a cell that was left out keeps
+    its difference for the next window.
 
-    ``members``: cells of the group. A difference counts for its share of the group, whoever else
-    came, as a step of SGD without momentum. ``bound``: a push from an anchor that is more steps
-    older than the server's is not taken; None: all are.
+    ``members``: cells of the group. Each difference counts for 1 / ``members``, however many came,
+    as a step of SGD without momentum. A push whose anchor is more than ``outer.staleness`` steps
+    older than the server's is refused; None: none is.
     """
 
     shared = False
@@ -299,8 +302,8 @@ def merge_of(
 def says(
     given: Named, owed: Named, codec: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """(what is said of ``given`` and what is ``owed`` of it, its bytes, what is owed of it once
-    that was taken), fp32 on the CPU. Raises ValueError for what cannot be said."""
+    """Code ``given`` with the error feedback ``owed`` added: (the numbers that others decode, their
+    bytes, the new error feedback), fp32 on the CPU. Raises ValueError for what cannot be coded."""
     keeps = FADES if FORMATS[codec].biased else 1.0
     said: dict[str, Tensor] = {}
     coded: dict[str, Tensor] = {}
@@ -335,8 +338,8 @@ def _padded(size: int) -> int:
 
 
 def _held(given: Mapping[str, Named]) -> dict[str, Named]:
-    """Differences that are much longer than the group's usually are count for a half, a quarter,
-    and so on: powers of two, so that the last bits of a length make no difference between cells."""
+    """Scale differences that are much longer than the group's median by a half, a quarter, and so
+    on: powers of two, so that the last bits of a length do not make cells differ."""
     lengths = {
         cell: math.sqrt(sum(float(t.double().square().sum()) for t in of.values()))
         for cell, of in given.items()
@@ -366,8 +369,7 @@ def mean_of(given: Mapping[str, Named]) -> dict[str, Tensor]:
 
 
 def moved(here: Named, began: Named, mean: Named, mixing: float = 0.0) -> dict[str, Tensor]:
-    """Parameters in place, moved by as much as ``mean`` is from those in ``began``: what was
-    learned meanwhile stays. ``mixing``: share of that way that is not gone."""
+    """``here`` + (``mean`` - ``began``) * (1 - ``mixing``): what was learned meanwhile stays."""
     with torch.no_grad():
         return {
             name: here[name].to("cpu", torch.float32)
@@ -386,7 +388,7 @@ def distance(a: Named, b: Named) -> float:
 
 
 def nearer(a: Named, b: Named, share: float) -> dict[str, Tensor]:
-    """So much of the way from ``b`` to ``a``."""
+    """``b`` + ``share`` * (``a`` - ``b``)."""
     return {n: torch.lerp(b[n].to("cpu", torch.float32), a[n].to("cpu"), share) for n in b}
 
 

@@ -2,13 +2,14 @@
 training goes on, and how that becomes the next version. Enters: plans. Leaves: the next parameters,
 what this peer holds of a mean. Never: who the partners are (:mod:`node.cells`), a plan.
 
-Nobody averages for others: each cell pulls what its partners give and makes the mean itself.
+Each cell pulls what its partners give and computes the mean itself, unless the strategy has a
+server (parameter-server, hogwild): then the others fetch what the server made.
 
-begin    a plan names the window and the partners: what is in place is kept for them, and the mean
-         is on its way
-attempt  a plan without paths names the mean: x + (mean - what was given), so that what was learned
-         meanwhile stays
-copy     or the result is fetched from who has it
+begin    a plan names the window and the partners: the parameters in place are kept and served, and
+         fetching the partners' begins
+attempt  a plan without paths names the mean: parameters become x + (mean - given), so that what was
+         learned meanwhile stays
+copied   or the result was fetched from members that have it
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ from node.training.state.state_export import StateExport
 from node.wire.tensors import digest
 
 AGAIN_S, AGAIN_SHARE = 1.0, 0.05
-"""Between two questions for what is not there yet, and the share of the time for a window that it
-is at most."""
+"""Seconds between two attempts to fetch what is not there yet, and their upper bound as a share of
+the window's time."""
 SOME_SHARE = 0.7
 """Of the time for a window, after which the partners that have given are enough."""
 OWN_SHARE = 0.5
-"""Of the time for a window, within which every replica's turn to pull by itself comes, should those
-before it not have done it."""
+"""Share of the window's time within which every replica gets its turn to pull by itself, if the
+replicas before it have not succeeded."""
 USUAL, REMEMBERED, FAR = 4, 16, 3.0
-"""Partners after which it is known how far apart cells usually are, of how many of the last that is
-the median, and how many times as far a partner may be. Before, and for what is remembered, the
-measure is how far the own training went in a window: no partner has a say in that."""
+"""The usual distance of partners is the median of the last REMEMBERED, from USUAL partners on; a
+partner may be FAR times as far away. Until then, and as a bound on what is remembered, the measure
+is how far the own training went in a window, which no partner can influence."""
 TOO_FAR = 0.5
 """A partner that is so far away, relative to the length of what is given here, has another model:
 half-way between the two is neither. Parameters drawn anew are 1.4 away."""
@@ -83,10 +84,11 @@ class WindowNews:
 
 @dataclass
 class _Meeting:
-    """One window. ``local``: parameters as given; ``merge``: what becomes of them; ``given``: what
-    partners may fetch, None without an anchor; ``mean``: what came of it, with its digest;
-    ``news``: what will be said of it, of no cells where a replica made it; ``told``: nothing of
-    this cell is in it; ``server``: the cell that makes the mean, None: this one does."""
+    """The state of one window. ``local``: parameters at its beginning; ``merge``: how contributions
+    are merged; ``given``: what partners may fetch, None without an anchor; ``own``: the same,
+    decoded; ``came``: decoded contributions by cell; ``mean``: the result, with its digest;
+    ``news``: for the operator (0 cells where a replica made the mean); ``told``: nothing of this
+    cell is in the result; ``server``: the cell that computes the mean, None: this one."""
 
     number: int
     cell: str
@@ -106,7 +108,7 @@ class _Meeting:
 
 
 class WindowRound:
-    """Of one stage."""
+    """Windows of one stage at one peer."""
 
     def __init__(
         self,
@@ -187,8 +189,8 @@ class WindowRound:
         m.task = self._tasks.spawn(self._meet(m, plan, began), "window")
 
     def _began(self) -> Callable[[], Mapping[str, Tensor]] | None:
-        """Where the own training began that leads to a window which begins now: its anchor, what
-        was in place with the last mean, or at first; None where nobody here knows."""
+        """Where this cell's training since the last window began: its anchor, the parameters in
+        place after the last mean, or the first ones; None when that is not known here."""
         m, state, first = self._meeting, self._anchor.state, self._first
         if state is not None:
             return lambda: state.anchor
@@ -284,10 +286,10 @@ class WindowRound:
                     self._engines.transport.fault(host.peer, str(e))
 
     def _clip(self, m: _Meeting) -> None:
-        """A partner that is more than FAR times as far away as partners usually are pulls no more
-        than a usual one, and one that is TOO_FAR away is left out: whoever gives noise, or many
-        times what it has, spoils little. Who knows neither how far partners are nor how far its own
-        training goes takes nothing yet."""
+        """Bound the influence of outliers. A partner more than FAR times as far away as usual is
+        moved to the usual distance, and one TOO_FAR away is left out; so noise, or values scaled
+        up, do little harm. While neither the usual distance nor that of the own training is known,
+        nothing is taken."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
         m.news.apart = median(far.values()) if far else 0.0
@@ -325,8 +327,8 @@ class WindowRound:
         pushes = self._engines.metrics.pushes_total
         pushes.labels(result="refused").inc(len(late))
         pushes.labels(result="applied").inc(len(merge.ages) - len(late))
-        text = f"takes {len(merge.ages) - len(late)} pushes of window {m.number}"
-        refused = f"; too old is what came of cell {', '.join(late)}" if late else ""
+        text = f"applies {len(merge.ages) - len(late)} pushes of window {m.number}"
+        refused = f"; refused as too old: those of cell {', '.join(late)}" if late else ""
         self._engines.journal.emit(
             "averaging",
             "pushes",
@@ -429,9 +431,9 @@ class WindowRound:
 
 
 def _enough(m: _Meeting, partners: int, late: bool) -> bool:
-    """Whether a mean may be made of what has come. Where anchors must stay equal a cell that lacks
-    one makes none, unless a quorum is enough: its anchor is another one than its partners' then,
-    and it takes theirs in the next window."""
+    """Whether to compute the mean of what has come. Where anchors must stay equal, a cell that
+    lacks a contribution computes none, unless a quorum is enough: then its anchor differs from
+    that of cells that had more, and in the next window the rarer anchor gives way."""
     if len(m.came) == partners:
         return True
     if m.merge.shared:

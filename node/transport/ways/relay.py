@@ -116,7 +116,7 @@ class Relay:
             return e.what
         if what == "reserve":
             full = peer not in self._clients and self.clients >= settings.relay_clients
-            return f"all {settings.relay_clients} places are taken" if full else ""
+            return f"all {settings.relay_clients} reservations are in use" if full else ""
         target = PeerId(ask.connect.target)
         if target not in self._clients:
             return "it is not connected to this relay"

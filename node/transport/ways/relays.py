@@ -111,7 +111,7 @@ class Relays:
             self._journal.emit(
                 "transport",
                 "relay-refused",
-                f"no place at relay {short(relay)}: {e}",
+                f"no reservation at relay {short(relay)}: {e}",
                 "debug",
                 peer=relay,
             )
@@ -246,7 +246,7 @@ class Relays:
             await write_frame(writer, ask.SerializeToString())
             answer = parsed(RelayAnswer, await read_frame(reader, ASK_BYTES), "an answer")
             if not answer.granted:
-                raise PeerFault(relay, handshake.printable(answer.reason) or "it says no")
+                raise PeerFault(relay, handshake.printable(answer.reason) or "refused")
         except BaseException as e:
             writer.close()
             if isinstance(e, WireError | OSError):
