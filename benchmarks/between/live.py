@@ -42,7 +42,7 @@ which stage was searched for short plans with a third of the stages left out. Tw
 and one is left."""
 SIZES = [sum(map(len, cell)) for cell in CELLS]
 NODES = tuple(sum(map(len, stage)) for stage in zip(*CELLS, strict=True))
-SCALE = 160.0
+SCALE = 200.0
 """Published bandwidth over ours, once the cells have formed: so slow that two cores are mostly
 idle."""
 HELD, IN_FLIGHT = 2, 8
@@ -110,7 +110,7 @@ BUSY = 0.6
 SHARE = 0.75
 MEASURED, WATCHED_S = 6, 75.0
 """Epochs of every cell at least; seconds, in which a window of 60 s begins."""
-LOAD_S, EPOCH_S = 420.0, 100.0
+LOAD_S, EPOCH_S = 420.0, 200.0
 """Bounds: fourteen daemons that load torch on two busy cores and divide twice; an epoch."""
 
 

@@ -38,8 +38,11 @@ STUCK_S = 120.0
 """Longest time without a new epoch."""
 POLL_S = 1.0
 KILL_AT = 0.35
-"""Share of the epochs after which ``--kill`` strikes."""
+"""Share of the run after which ``--kill`` strikes: of its epochs, or of its seconds where these are
+over sooner."""
 REPLACE_AFTER_S = 2.0
+COMPARISONS = 5
+"""Polls at the end until two replicas are seen at the same epoch: they may train on."""
 PROMPT = "The "
 SAMPLE_TOKENS = 160
 
@@ -259,7 +262,8 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: S
                 f"epoch {last} did not end in {STUCK_S:.0f} s",
                 f"see daemon.out of each peer below {swarm.home}",
             )
-        if options.kill and victim is None and epoch >= epochs * KILL_AT:
+        done = max(epoch / epochs, (now - began) / options.seconds if options.seconds else 0.0)
+        if options.kill and victim is None and done >= KILL_AT:
             victim = next(
                 c
                 for c in swarm.children
@@ -295,10 +299,15 @@ def _watch(swarm: DemoSwarm, options: DemoOptions, outcome: DemoOutcome, show: S
 
 
 def _finish(swarm: DemoSwarm, outcome: DemoOutcome) -> DemoOutcome:
-    time.sleep(POLL_S)
-    snapshots = [s for s in swarm.poll() if s.state != "lost"]
+    polls = 0
+    while True:
+        time.sleep(POLL_S)
+        snapshots = [s for s in swarm.poll() if s.state != "lost"]
+        compared, unequal = compare_digests(snapshots)
+        polls += 1
+        if compared or polls == COMPARISONS:
+            break
     ends = next(s for s in snapshots if s.role == "ends")
-    compared, unequal = compare_digests(snapshots)
     kinds = sorted({kind for s in snapshots for kind in s.time_s})
     outcome = dataclasses.replace(
         outcome,

@@ -62,12 +62,12 @@ def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) 
             b'window_s = 20\noptimizer = "nesterov"\n',
             "anchors",
         ),
-        (DILOCO.replace(b"20.0", b"30.0"), "outer.window_s is 20.0 for good"),
+        (DILOCO.replace(b"20.0", b"30.0"), "outer.window_s is 20.0 and cannot change"),
         (
             b'[averaging]\ncell = 1\n[outer]\nstrategy = "ring"\nwindow_s = 20\n',
-            "outer.strategy is 'gossip' for good",
+            "outer.strategy is 'gossip' and cannot change",
         ),
-        (b'[averaging]\ncell = "all"\n', "outer.window_s is 20.0 for good"),
+        (b'[averaging]\ncell = "all"\n', "outer.window_s is 20.0 and cannot change"),
         (b"[outer]\nevery = 4\n", "not a setting any more"),
         (b"[outer]\nlearning = 1\n", "not a setting"),
         (b"\xff", "not TOML"),
@@ -88,7 +88,7 @@ def test_a_file_may_repeat_what_stays(manifest: Manifest) -> None:
 
 
 def test_a_run_of_one_cell_stays_one(owner: Identity) -> None:
-    with pytest.raises(UsageFault, match=r"outer\.window_s is 0\.0 for good"):
+    with pytest.raises(UsageFault, match=r"outer\.window_s is 0\.0 and cannot change"):
         wanted(Manifest().owned_by(owner.peer_id), DILOCO)
 
 

@@ -26,9 +26,8 @@ def tiny() -> Manifest:
     )
 
 
-EPOCHS = 150
-"""Enough for a fresh daemon to come back in before the end, on a machine a few times as fast or as
-slow as usual."""
+SECONDS = 90.0
+"""Enough for a fresh daemon to come back in before the end, on a machine that is fast or slow."""
 
 
 @pytest.mark.timeout(400)
@@ -47,17 +46,18 @@ def test_the_compose_topology_trains_and_survives_a_kill(tmp_path, capsys, pytes
             nodes,
             kill=True,
             json=True,
-            epochs=EPOCHS,
+            epochs=100_000,
+            seconds=SECONDS,
             home=tmp_path,
             manifest=tiny(),
             rendezvous=True,
         )
     )
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (code, (said["nodes"], said["epochs"], said["failures"])) == (0, (8, EPOCHS, 0))
+    assert (code, said["nodes"], said["failures"]) == (0, 8, 0)
     assert said["digests_equal"] is True
     assert said["killed"] == "stage-2-0"
     assert said["replaced_in_s"] > 0
-    assert said["tokens"] == EPOCHS * 16 * 32
-    assert said["loss_val"] < said["loss_first"] - 1
+    assert said["tokens"] == said["epochs"] * 16 * 32
+    assert said["loss_val"] < said["loss_first"] - 1, said
     assert len(said["sample"]) > 10
