@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
+from node.app.assembly import Assembled
 from node.control.service import MAX_TOKENS, refuse
 from node.control.sockets import CODE_KEY, NEXT_KEY
 from node.core.errors import (
@@ -36,10 +37,6 @@ from node.pipeline.hops.outbound import EOF
 from node.transport.port import TransportPort, printable, translate
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
-
-if TYPE_CHECKING:
-    from node.app.assembly import Assembled
-
 
 T = TypeVar("T", pb.Piece, pb.Evaluated)
 LIMIT_S = 600.0
