@@ -43,7 +43,7 @@ from node.core.tasks import Tasks
 from node.identity.keys import Identity
 from node.reach.interfaces import free_port, is_loopback, wildcards
 from node.reach.ladder import Rung
-from node.telemetry.events import Journal
+from node.telemetry.events import Journal, JournalHandler
 from node.transport.addresses import multiaddr, part_of, split_multiaddr
 from node.transport.bootstrap import NOT_TRIED, AddressBook, Bootstrap
 from node.transport.limits import Seats
@@ -561,20 +561,10 @@ class _PendingCalls(dict[Any, "asyncio.Future[Any]"]):
         return (found := self.get(call)) is not None and not found.done()
 
 
-class _ToJournal(logging.Handler):
+def _quiet_hivemind(journal: Journal) -> None:
     """hivemind and p2pd write for developers; their warnings go to the journal's debug level, not
     to the terminal."""
-
-    def __init__(self, journal: Journal) -> None:
-        super().__init__(logging.WARNING)
-        self.journal = journal
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.journal.emit("transport", "p2pd-says", record.getMessage()[:500], level="debug")
-
-
-def _quiet_hivemind(journal: Journal) -> None:
     use_hivemind_log_handler("nowhere")
     logger = logging.getLogger("hivemind")
     logger.propagate = False
-    logger.handlers[:] = [_ToJournal(journal)]
+    logger.handlers[:] = [JournalHandler(journal, quiet=True)]
