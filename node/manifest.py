@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from node.averaging.coding.formats import FORMATS
 from node.averaging.settings import AveragingSettings
@@ -41,6 +41,7 @@ from node.core.tables import (
 )
 from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
+from node.identity.keys import Identity, verify
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
 from node.optim.schedule import SCHEDULES
@@ -48,9 +49,6 @@ from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
 from node.training.protocol.settings import TrainingSettings
-
-if TYPE_CHECKING:
-    from node.identity.keys import Identity
 
 FORMAT = 2
 """Of the manifests that are made here. Those from 1 to this one are read."""
@@ -491,8 +489,6 @@ class Manifest:
     ) -> None:
         """Raises Refused unless this is the expected run, of the expected owner, truly signed by
         its owner. The advice is for ``me``, who may be the owner."""
-        from node.identity.keys import verify
-
         again = "ask the owner for a fresh invite or swarm.toml"
         if me is not None and me == self.swarm.owner:
             again = (

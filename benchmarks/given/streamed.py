@@ -28,6 +28,7 @@ from benchmarks.report import Report
 from node.data.places import AS_NAMED
 from node.data.settings import DataSettings
 from node.data.sources import open_source
+from node.data.streamed.documents import documents_of
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import Tokenizer
 
@@ -185,7 +186,7 @@ async def fetched(made: Stream) -> list[bytes]:
     for number in range(TIMED):
         for part in made.pieces.parts(number):
             shard = made.listing.shards[part.shard]
-            documents += made.documents.of(shard, part)[0]
+            documents += documents_of(made.files, shard, part, made.column)[0]
     return documents
 
 

@@ -12,17 +12,14 @@ import base64
 import dataclasses
 import json
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import Refused, UsageFault
 from node.core.tables import build, check
-from node.identity.keys import verify
+from node.identity.keys import Identity, verify
 from node.manifest import MANIFEST_RULES, Manifest, named
 from node.training.protocol.rules import MAX_CHANGE, Rules
-
-if TYPE_CHECKING:
-    from node.identity.keys import Identity
 
 DOMAIN = "tutti/change/1"
 MAX_REVISION = 1 << 53

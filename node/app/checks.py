@@ -28,7 +28,7 @@ from node.control.client import ControlClient
 from node.control.diagnose import CLOCK_S, Diagnosis, clock_of, wrong_clock
 from node.control.doctor import Checkup
 from node.control.sockets import listener
-from node.control.text import incompatible_peers
+from node.control.text import incompatible_peers, wrapped
 from node.control.words import clean, span
 from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS
@@ -525,25 +525,11 @@ def lines(checks: Sequence[DoctorCheck], width: int = 80) -> list[str]:
     for one in checks:
         f = one.finding
         mark = "fault" if not f.ok else "warn" if f.code is not ExitCode.OK else "ok"
-        found += wrapped(f"{mark:6}{one.name:10}", f.cause, width)
+        found += wrapped(f"{mark:6}{one.name:10}{f.cause}", width, 16)
         for label, text in (("effect", f.effect), ("fix", f.fix), ("mended", one.mended)):
             if text:
-                found += wrapped(f"{'':6}{label:10}", text, width)
+                found += wrapped(f"{'':6}{label:10}{text}", width, 16)
     return found
-
-
-def wrapped(label: str, text: str, width: int) -> list[str]:
-    """``text`` behind ``label``, later lines under its beginning."""
-    import textwrap
-
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [label.rstrip()]
 
 
 def _manifest(ours: NodeConfig) -> Manifest | None:

@@ -24,7 +24,7 @@ from node.control.diagnose import fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.sockets import listener
 from node.control.text import consent_lines
-from node.control.words import bits, clean
+from node.control.words import bits, clean, several
 from node.core.errors import (
     ExitCode,
     NetworkFault,
@@ -547,16 +547,12 @@ def traffic_lines(manifest: Manifest) -> list[str]:
     minute = max(ends.over(1, 60, leads=True)[0], alone.over(1, 60)[0]) / 60
     return [
         "up, and as much down, for each epoch:",
-        f"{_peers(hosts)} in a block stage, each: {each(alone)}",
-        f"{_peers(hosts + 1)} in a block stage, each: {each(more)}",
-        f"{_peers(hosts)} at the ends, each: {each(ends)}; who leads sends {human(ends.plans)} of "
-        "plans besides",
+        f"{several(hosts, 'peer')} in a block stage, each: {each(alone)}",
+        f"{several(hosts + 1, 'peer')} in a block stage, each: {each(more)}",
+        f"{several(hosts, 'peer')} at the ends, each: {each(ends)}; who leads sends "
+        f"{human(ends.plans)} of plans besides",
         f"an epoch a minute is up to {bits(minute)} each way, {human(3600 * minute)} an hour",
         f"without epochs {bits(alone.idle)} each way; a block stage is fetched once, "
         f"{human(alone.state)}",
         "--max-up RATE and --max-down RATE cap all of it",
     ]
-
-
-def _peers(number: int) -> str:
-    return f"{number} peer{'s' * (number != 1)}"

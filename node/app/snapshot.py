@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
 from node.app.assembly import Assembled
 from node.app.node import Node
 from node.cells.service import CellMeetings
@@ -92,9 +94,10 @@ class SnapshotBuilder:
     def __init__(self, daemon: Node) -> None:
         self._d = daemon
         self.tally, self._cell = Tally(), CellTally()
-        self._told: dict[Any, float] = {}
+        self._page: Sequence[Metric] = ()
+        self._told, self._grown = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        """Of each counter and result: its total at the last look, and what the page shows."""
         self._troubles: list[str] = []
-        self._kinds: set[str] = set()
 
     # ----------------------------------------------------------- status
 
@@ -348,6 +351,8 @@ class SnapshotBuilder:
     async def keep_measuring(self) -> None:
         """Bring the page that is scraped up to date with the screen, and what the screen says of
         the disk with the disk, for ever."""
+        self.measure()
+        self._d.metrics.registry.register(self)
         while True:
             if self._d.assembled is not None:
                 # A network disk may take its time to answer.
@@ -357,44 +362,55 @@ class SnapshotBuilder:
             self.measure()
             await asyncio.sleep(MEASURE_S)
 
+    def collect(self) -> Sequence[Metric]:
+        """The numbers of the last look. A scrape calls this, on a thread of its own."""
+        return self._page
+
     def measure(self) -> None:
-        """Every gauge and counter of the page that this file knows about."""
-        s, m = self.snapshot(), self._d.metrics
-        for gauge, value in (
-            (m.epoch, s.epoch),
-            (m.stage, s.stage),
-            (m.loss, s.loss),
-            (m.loss_held_out, s.loss_val),
-            (m.tokens_per_second, s.tokens_per_s),
-            (m.replicas, s.replicas),
-            (m.stash_bytes, s.stash_bytes),
-            (m.memory_bytes, s.memory_used),
-            (m.cells_apart, s.cell.apart),
-            (m.cell_peers, s.cell.peers),
-            (m.cells, s.cell.cells),
-            (m.window_cells, s.cell.cells_averaged),
-            (m.window_bytes, s.cell.bytes),
-            (m.window_seconds, s.cell.last_s),
+        """Look at every number of the metrics page that the screen shows as well."""
+        s = self.snapshot()
+        tasks = GaugeMetricFamily(
+            "tutti_tasks", "Tasks of the event loop, by what they do", labels=["kind"]
+        )
+        for kind, number in kinds_of_tasks().items():
+            tasks.add_metric([kind], number)
+        page = [*_gauges(s), tasks]
+        for name, text, totals in (
+            (
+                "tokens_total",
+                "Tokens counted by the swarm since this daemon started",
+                {"": s.tokens},
+            ),
+            (
+                "micro_batches_total",
+                "Micro-batches that ended here (counted, dropped)",
+                {"counted": s.micro_batches},
+            ),
+            (
+                "rounds_total",
+                "Averaging rounds (done, repaired, failed)",
+                {"done": s.round.done, "failed": s.round.failed, "repaired": s.round.repaired},
+            ),
+            (
+                "digest_mismatches_total",
+                "Epochs after which replicas differed",
+                {"": s.digest_mismatches},
+            ),
+            (
+                "windows_total",
+                "Windows for which a mean with other cells came into place here, or in which the "
+                "cell found no other (averaged, alone)",
+                {"averaged": s.cell.averaged_windows, "alone": s.cell.alone_windows},
+            ),
         ):
-            gauge.set(value)
-        tasks = kinds_of_tasks()
-        for kind in tasks.keys() | self._kinds:
-            m.tasks.labels(kind=kind).set(tasks[kind])
-        self._kinds |= tasks.keys()
-        for counter, total in (
-            (m.tokens_total, s.tokens),
-            (m.micro_batches_total.labels(result="counted"), s.micro_batches),
-            (m.rounds_total.labels(result="done"), s.round.done),
-            (m.rounds_total.labels(result="failed"), s.round.failed),
-            (m.rounds_total.labels(result="repaired"), s.round.repaired),
-            (m.digest_mismatches_total, s.digest_mismatches),
-            (m.windows_total.labels(result="averaged"), s.cell.averaged_windows),
-            (m.windows_total.labels(result="alone"), s.cell.alone_windows),
-        ):
-            # A total that went back (a leader that was replaced counts anew) adds nothing: a
-            # counter only grows.
-            counter.inc(max(0.0, total - self._told.get(counter, 0.0)))
-            self._told[counter] = total
+            page.append(family := CounterMetricFamily(f"tutti_{name}", text, labels=["result"]))
+            for result, total in totals.items():
+                # A total that went back (a leader that was replaced counts anew) adds nothing: a
+                # counter only grows.
+                self._grown[name, result] += max(0, total - self._told[name, result])
+                self._told[name, result] = total
+                family.add_metric([result] if result else [], self._grown[name, result])
+        self._page = page
 
     # ----------------------------------------------------------- peers
 
@@ -477,6 +493,49 @@ def change_line(training: Training) -> pb.ChangeLine:
     return pb.ChangeLine(
         revision=known.revision, in_force=rules.revision, says=says, signed=known.change
     )
+
+
+def _gauges(s: pb.Snapshot) -> list[Metric]:
+    """The numbers of the metrics page that may go up and down, but the tasks."""
+    return [
+        GaugeMetricFamily(f"tutti_{name}", text, value)
+        for name, text, value in (
+            ("epoch", "Version of the parameters held here", s.epoch),
+            ("stage", "Stage hosted here, 0 for the ends", s.stage),
+            ("loss", "Nats per token, last epoch", s.loss),
+            ("loss_held_out", "Nats per token on held-out text, last evaluation", s.loss_val),
+            (
+                "tokens_per_second",
+                "Tokens the swarm counts per second, last epochs",
+                s.tokens_per_s,
+            ),
+            ("replicas", "Live peers of this stage, this one included", s.replicas),
+            ("stash_bytes", "Activations kept for backward", s.stash_bytes),
+            ("memory_bytes", "Memory used, resident or on the device", s.memory_used),
+            (
+                "cells_apart",
+                "Distance of the partners' parameters in the last window, relative to the own ones",
+                s.cell.apart,
+            ),
+            (
+                "cell_peers",
+                "Peers of the own cell, this one included; 0 for one cell",
+                s.cell.peers,
+            ),
+            (
+                "cells",
+                "About how many cells there are, the own one included; 0 for one cell",
+                s.cell.cells,
+            ),
+            (
+                "window_cells",
+                "Cells of the last mean that came into place in a window; 0: none yet",
+                s.cell.cells_averaged,
+            ),
+            ("window_bytes", "Bytes pulled for that mean", s.cell.bytes),
+            ("window_seconds", "Seconds until that mean was here", s.cell.last_s),
+        )
+    ]
 
 
 def kinds_of_tasks() -> Counter[str]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import grpc
 
-from node.control.sockets import CODE_KEY, NEXT_KEY, listener
+from node.control.sockets import carried, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
 from protos import ask_pb2, control_pb2
 from protos.control_pb2_grpc import ControlStub
@@ -127,14 +127,8 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
 
     def _fault(self, error: Any) -> LocalFault:
         status, details = error.code(), error.details() or ""
-        extra = dict(error.trailing_metadata() or ())
-        if CODE_KEY in extra:
-            code = ExitCode.UNEXPECTED
-            with contextlib.suppress(ValueError):
-                code = ExitCode(int(extra[CODE_KEY]))
-            return LocalFault(
-                details, bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace"), code
-            )
+        if told := carried(error, ExitCode.UNEXPECTED):
+            return LocalFault(details, *told)
         if status == grpc.StatusCode.DEADLINE_EXCEEDED:
             return TimedOut(
                 "the daemon did not answer in time",

@@ -8,11 +8,21 @@ import socket
 import stat
 import struct
 from pathlib import Path
+from typing import Any
 
-from node.core.errors import Refused
+from node.core.errors import ExitCode, Refused
 
 CODE_KEY, NEXT_KEY = "tutti-exit-code", "tutti-next-step-bin"
 """Trailing metadata that carries a LocalFault to the command line whole."""
+
+
+def carried(error: Any, otherwise: ExitCode) -> tuple[str, ExitCode] | None:
+    """Next step and exit code of the LocalFault that an RpcError carries, None where it carries
+    none. ``otherwise`` stands for a code that is unknown here."""
+    extra: dict[str, Any] = {str(key): value for key, value in error.trailing_metadata() or ()}
+    codes = {str(int(code)): code for code in ExitCode}
+    step = bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace")
+    return (step, codes.get(extra[CODE_KEY], otherwise)) if CODE_KEY in extra else None
 
 
 def clear_stale(path: Path) -> None:

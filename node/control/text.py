@@ -755,8 +755,6 @@ def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
-        drop_whitespace=True,
-        replace_whitespace=False,
     ) or [line]
 
 

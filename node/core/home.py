@@ -1,5 +1,5 @@
-"""Where the files of one peer are, and the socket its daemon listens on. Beside the settings the
-only reader of the environment."""
+"""Where the files of one peer are, the socket its daemon listens on, and how a file is kept for
+good. Beside the settings the only reader of the environment."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def expanded(named: str | Path) -> Path:
         return Path(named).expanduser()
     except RuntimeError as e:
         raise UsageFault(f"{named}: there is no such user", "write the whole path") from e
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the names in a directory, to the disk, so that a power cut leaves them.
+    Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def user_dir(kind: str) -> Path:

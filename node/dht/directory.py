@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
 
@@ -27,12 +27,10 @@ from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
 from node.dht.record_store import Admit, RecordStore, TopicStore
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of, wrap
+from node.identity.keys import Identity
 from node.identity.peers import peer_id_of, public_key_of
+from node.telemetry.events import Journal
 from node.telemetry.rate_limit import RateLimitedLog
-
-if TYPE_CHECKING:
-    from node.identity.keys import Identity
-    from node.telemetry.events import Journal
 
 _DOWN = (
     P2PDaemonError,

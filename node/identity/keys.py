@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from node.core.errors import Refused, WireError, writing
+from node.core.home import sync
 from node.core.ids import PeerId
 from node.identity.peers import KEY_BYTES, name_of, peer_id_of, public_key_of
 
@@ -110,7 +111,7 @@ class Identity:
                     file.flush()
                     os.fsync(fd)
                 os.link(draft, path)  # unlike a rename, refuses to replace a key that is there
-                _sync_directory(path.parent)
+                sync(path.parent)
             except FileExistsError as e:
                 step = "use that key, or move it away first"
                 raise Refused(f"{path} exists already", step) from e
@@ -242,11 +243,3 @@ def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:
     if raw[: len(_HEADER)] != _HEADER or key.public_key().public_bytes_raw() != public:
         raise Refused(f"the identity key {path} is damaged: its two halves do not match", again)
     return key
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -7,17 +7,14 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
+from node.app.assembly import Assembled
 from node.core.errors import UsageFault
 from node.inference.forward_router import ForwardRouter, named
 from node.pipeline.service import Pipeline
 from node.training.state.text import Samples
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
-
-if TYPE_CHECKING:
-    from node.app.assembly import Assembled
 
 MOST_CHOICES, MOST_BATCHES = 1000, 10_000
 CHOICES = 8

@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
+from node.app.assembly import Assembled
 from node.control.service import MAX_TOKENS, refuse
-from node.control.sockets import CODE_KEY, NEXT_KEY
+from node.control.sockets import carried
 from node.core.errors import (
     ExitCode,
     LocalFault,
@@ -36,10 +37,6 @@ from node.pipeline.hops.outbound import EOF
 from node.transport.port import TransportPort, printable, translate
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
-
-if TYPE_CHECKING:
-    from node.app.assembly import Assembled
-
 
 T = TypeVar("T", pb.Piece, pb.Evaluated)
 LIMIT_S = 600.0
@@ -255,14 +252,11 @@ def _fault(peer: PeerId, error: grpc.aio.AioRpcError) -> LocalFault | PeerFault:
             f"ends peer {short(peer)} was not done after {LIMIT_S:.0f} s",
             "ask for less, or ask at an ends peer",
         )
-    extra: dict[str, Any] = {str(key): value for key, value in error.trailing_metadata() or ()}
-    if error.code() != grpc.StatusCode.FAILED_PRECONDITION or CODE_KEY not in extra:
+    told = carried(error, ExitCode.NETWORK)
+    if error.code() != grpc.StatusCode.FAILED_PRECONDITION or told is None:
         return translate(peer, error)
-    code = ExitCode.NETWORK
-    with contextlib.suppress(ValueError):
-        code = ExitCode(int(extra[CODE_KEY]))
     return LocalFault(
         f"ends peer {short(peer)} says: {printable(error.details(), MAX_SAID)}",
-        printable(bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace"), MAX_SAID),
-        code,
+        printable(told[0], MAX_SAID),
+        told[1],
     )

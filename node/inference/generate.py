@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import torch
 
+from node.app.assembly import Assembled
 from node.core.errors import UsageFault
 from node.data.tokenizer import Tokenizer
 from node.inference.forward_router import ForwardRouter, named
 from node.transport.port import TransportPort
 from protos import control_pb2 as pb
 from protos.control_pb2 import GenerateRequest
-
-if TYPE_CHECKING:
-    from node.app.assembly import Assembled
 
 
 async def speak(

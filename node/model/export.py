@@ -7,7 +7,6 @@ generation_config.json and, when there is a tokenizer, tokenizer.json and tokeni
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from node.core.errors import Refused, UsageFault, refuse, writing
+from node.core.home import sync
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, head_dim, parameter_shapes
 from node.wire.tensors import dtype_of
@@ -142,7 +142,7 @@ def _write(directory: Path, fill: Callable[[Path], None]) -> Path:
             staged.mkdir()
             fill(staged)
             for file in staged.iterdir():
-                _sync(file)
+                sync(file)
             _swap(staged, directory)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -274,14 +274,6 @@ def _json(file: Path, value: dict[str, Any]) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _swap(staged: Path, directory: Path) -> None:
     """Put ``staged`` in the place of ``directory``. A rename cannot replace a full directory, so
     the old one steps aside."""
@@ -295,5 +287,5 @@ def _swap(staged: Path, directory: Path) -> None:
         if had_old:
             aside.rename(directory)
         raise
-    _sync(directory.parent)
+    sync(directory.parent)
     shutil.rmtree(aside, ignore_errors=True)

@@ -144,8 +144,8 @@ class Nearby(RecordUpdateListener):
         self._mdns: zeroconf.Zeroconf
         self._ours: tuple[str, ...] = ()
         self._asker: asyncio.Task[None] | None = None
-        self._log = JournalHandler(journal)
-        self._log.addFilter(_demote)
+        # That a printer speaks mDNS badly is no warning of ours.
+        self._log = JournalHandler(journal, quiet=True)
         self._found: dict[str, Found] = {}
         self._changed: set[str] = set()
         self._ignored = 0
@@ -357,9 +357,3 @@ def _interfaces() -> Interfaces:
             senders.append(socket.if_nametoindex(name))
         ours += [e.address for e in usable]
     return tuple(senders), tuple(ours)
-
-
-def _demote(record: logging.LogRecord) -> bool:
-    # That a printer speaks mDNS badly is no warning of ours.
-    record.levelno = logging.DEBUG
-    return True

@@ -126,8 +126,6 @@ class PortMapper:
                 await self._choose()
 
     def _turn_to(self, gateway: Gateway | None) -> None:
-        for way in self._ways:
-            way.close()
         self._ways = self._make(gateway) if gateway else ()
         self._gateway, self._used, self.tried, self._renew_at = gateway, None, {}, math.inf
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from ipaddress import AddressValueError, IPv4Address
-from queue import SimpleQueue
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -50,40 +49,6 @@ class _Said(RouterFault):
     """What the library says in the router's name."""
 
 
-class _Thread:
-    """One thread for calls that block; unlike asyncio.to_thread's, the process ends without it."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._work, name="tutti-upnp", daemon=True).start()
-
-    async def run(self, call: Callable[[], T], within_s: float) -> T:
-        """Raises what ``call`` raises; RouterFault after ``within_s``, when the call runs on."""
-        future: Future[T] = Future()
-        self._jobs.put((future, call))
-        try:
-            async with asyncio.timeout(within_s):
-                return await asyncio.wrap_future(future)
-        except TimeoutError:
-            raise RouterFault("the router does not finish its answers") from None
-
-    def close(self) -> None:
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            future, call = job
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as e:  # noqa: BLE001 - the waiter gets it
-                    # The library raises Exception itself; ValueError: a router's text is not UTF-8,
-                    # or no URL.
-                    theirs = type(e) is Exception or isinstance(e, ValueError)
-                    said = _PLAINLY.get(str(e), str(e))
-                    future.set_exception(_Said(said) if theirs else e)
-
-
 class Upnp(GatewayProtocol):
     """Mappings by UPnP IGD."""
 
@@ -92,7 +57,8 @@ class Upnp(GatewayProtocol):
     def __init__(self, gateway: Gateway, make: Callable[[str], Igd] = _igd) -> None:
         super().__init__(gateway)
         self._make = make
-        self._thread = _Thread()
+        self._turn = threading.Lock()
+        """Held while a call runs: one at a time."""
         self._device: Igd | None = None
         self._host = ""
         self._permanent = False
@@ -100,8 +66,8 @@ class Upnp(GatewayProtocol):
     async def probe(self) -> None:
         # A new device every time: after a restart the router may listen on another port.
         device = self._make(self.gateway.local)
-        await self._thread.run(device.discover, PROBE_S)
-        self._host = await self._thread.run(lambda: self._select(device), PROBE_S)
+        await self._run(device.discover, PROBE_S)
+        self._host = await self._run(lambda: self._select(device), PROBE_S)
         self._device = device
 
     async def check(self) -> bool:
@@ -111,11 +77,8 @@ class Upnp(GatewayProtocol):
             return self._outside(device), all(self._has(device, mapping) for mapping in held)
 
         before = self._host
-        self._host, there = await self._thread.run(look, CALL_S)
+        self._host, there = await self._run(look, CALL_S)
         return there and before == self._host
-
-    def close(self) -> None:
-        self._thread.close()
 
     def _found(self) -> Igd:
         if self._device is None:
@@ -130,7 +93,7 @@ class Upnp(GatewayProtocol):
             self.held[port] = mapping  # it may be made although the answer comes too late
             lease = 0 if self._permanent else LEASE_S
             try:
-                await self._thread.run(lambda m=mapping, s=lease: self._add(m, s), CALL_S)
+                await self._run(lambda m=mapping, s=lease: self._add(m, s), CALL_S)
             except _Said as e:
                 taken = str(e) in _TAKEN
                 if taken:
@@ -147,11 +110,37 @@ class Upnp(GatewayProtocol):
     async def _delete(self, port: Port) -> None:
         if mapping := self.held.get(port):
             device, protocol = self._found(), port[0].upper()
-            await self._thread.run(
-                lambda: device.deleteportmapping(mapping.external, protocol), CALL_S
-            )
+            await self._run(lambda: device.deleteportmapping(mapping.external, protocol), CALL_S)
+
+    async def _run(self, call: Callable[[], T], within_s: float) -> T:
+        """Make a call that blocks, on a thread of its own; unlike asyncio.to_thread's, the process
+        ends without it. Raises what ``call`` raises; RouterFault after ``within_s``, when a call
+        under way runs on."""
+        future: Future[T] = Future()
+        threading.Thread(
+            target=self._work, args=(future, call, within_s), name="tutti-upnp", daemon=True
+        ).start()
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise RouterFault("the router does not finish its answers") from None
 
     # ----------------------------------------------------------- in the thread
+
+    def _work(self, future: Future[T], call: Callable[[], T], within_s: float) -> None:
+        # By then the caller has given up, and threads must not pile up behind a call that hangs.
+        if self._turn.acquire(timeout=within_s):
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as e:  # noqa: BLE001 - the waiter gets it
+                    # The library raises Exception itself; ValueError: a router's text is not UTF-8,
+                    # or no URL.
+                    theirs = type(e) is Exception or isinstance(e, ValueError)
+                    said = _PLAINLY.get(str(e), str(e))
+                    future.set_exception(_Said(said) if theirs else e)
+            self._turn.release()
 
     def _select(self, device: Igd) -> str:
         where = urlsplit(device.selectigd()).hostname

@@ -108,10 +108,6 @@ class GatewayProtocol(ABC):
             async with asyncio.timeout(REMOVE_S):
                 await together(*(self._forget(port) for port in tuple(self.held)))
 
-    def close(self) -> None:
-        """Let go of what belongs to this process; the router is not asked anything."""
-        return
-
     async def _forget(self, port: Port) -> None:
         with contextlib.suppress(RouterFault):
             await self._delete(port)

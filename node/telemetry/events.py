@@ -67,8 +67,8 @@ class Event:
 
 
 class Sink(Protocol):
-    """Where events go. ``accept`` neither blocks nor raises, from any thread; ``close`` writes what
-    is left, and what is accepted later is not written."""
+    """Where events go. ``accept`` does not block, raise or log, from any thread; ``close`` writes
+    what is left, and what is accepted later is not written."""
 
     def accept(self, event: Event) -> None: ...
     def close(self) -> None: ...
@@ -86,14 +86,13 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         self._unread: deque[Event] = deque(maxlen=size)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._asleep = self._closed = False
+        self._closed = False
 
     async def __anext__(self) -> Event:
         while not self._unread:
             if self._closed:
                 raise StopAsyncIteration
             self._wake.clear()
-            self._asleep = True
             # Something may have come between the first look and this line.
             if not self._unread and not self._closed:
                 await self._wake.wait()
@@ -116,9 +115,6 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
         self.close()
 
     def _rouse(self) -> None:
-        if not self._asleep:  # one wake-up for a burst of events
-            return
-        self._asleep = False
         try:
             self._loop.call_soon_threadsafe(self._wake.set)
         except RuntimeError:  # the reader's loop is gone, and the reader with it
@@ -198,33 +194,26 @@ error, but peers come and go."""
 
 class JournalHandler(logging.Handler):
     """Leads the warnings of libraries, and what is worse, into a journal: component is the logger's
-    first name, kind "log"."""
+    first name, kind "log".
 
-    def __init__(self, journal: Journal) -> None:
+    ``quiet``: all of it at level debug, for a library that warns its developers, or of what others
+    do wrong.
+    """
+
+    def __init__(self, journal: Journal, *, quiet: bool = False) -> None:
         super().__init__(logging.WARNING)
-        self._journal = journal
-        self._inside = threading.local()
+        self._journal, self._quiet = journal, quiet
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(self._inside, "busy", False):
-            return  # a sink that logs while it accepts must not call itself for ever
-        self._inside.busy = True
         try:
-            try:
-                text = record.getMessage()
-            except (TypeError, ValueError, KeyError):
-                # arguments that do not fit the format are the caller's mistake, not ours
-                text = str(record.msg)
-            level = next(
-                (name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug"
-            )
-            if text.startswith(CALLER_GONE):
-                level = "debug"
-            self._journal.emit(
-                record.name.partition(".")[0], "log", text, level, logger=record.name
-            )
-        finally:
-            self._inside.busy = False
+            text = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            # arguments that do not fit the format are the caller's mistake, not ours
+            text = str(record.msg)
+        level = next((name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug")
+        if self._quiet or text.startswith(CALLER_GONE):
+            level = "debug"
+        self._journal.emit(record.name.partition(".")[0], "log", text, level, logger=record.name)
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Numbers for graphs: counters and gauges in Prometheus form, served on loopback only.
 
-The attribute of a metric is its name without ``tutti_``: ``metrics.epoch.set(3)``,
+The attribute of a metric is its name without ``tutti_``: ``metrics.relay_clients.set(3)``,
 ``metrics.bytes_sent_total.labels(plane="pipeline").inc(4096)``. All are safe from any thread.
 """
 
@@ -25,10 +25,11 @@ TIME_KINDS = ("compute", "wire", "wait", "round")
 
 class Metrics:
     """Everything one daemon measures, in its own registry, so that several daemons fit into one
-    process."""
+    process. What the screen shows as well comes into the registry with
+    :class:`node.app.snapshot.SnapshotBuilder`."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry(auto_describe=True)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"tutti_{name}", text, labels, registry=registry)
@@ -36,37 +37,6 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"tutti_{name}", text, labels, registry=registry)
 
-        self.epoch = gauge("epoch", "Version of the parameters held here")
-        self.stage = gauge("stage", "Stage hosted here, 0 for the ends")
-        self.loss = gauge("loss", "Nats per token, last epoch")
-        self.loss_held_out = gauge(
-            "loss_held_out", "Nats per token on held-out text, last evaluation"
-        )
-        self.tokens_per_second = gauge(
-            "tokens_per_second", "Tokens the swarm counts per second, last epochs"
-        )
-        self.replicas = gauge("replicas", "Live peers of this stage, this one included")
-        self.cells_apart = gauge(
-            "cells_apart",
-            "Distance of the partners' parameters in the last window, relative to the own ones",
-        )
-        self.cell_peers = gauge(
-            "cell_peers", "Peers of the own cell, this one included; 0 for one cell"
-        )
-        self.cells = gauge(
-            "cells", "About how many cells there are, the own one included; 0 for one cell"
-        )
-        self.window_cells = gauge(
-            "window_cells", "Cells of the last mean that came into place in a window; 0: none yet"
-        )
-        self.window_bytes = gauge("window_bytes", "Bytes pulled for that mean")
-        self.window_seconds = gauge("window_seconds", "Seconds until that mean was here")
-        self.windows_total = counter(
-            "windows_total",
-            "Windows for which a mean with other cells came into place here, or in which the cell "
-            "found no other (averaged, alone)",
-            "result",
-        )
         self.peers = gauge(
             "peers",
             "Peers with an open channel, by its path (direct, mapped, tunnel, reversed, punched, "
@@ -75,21 +45,9 @@ class Metrics:
         )
         self.relay_clients = gauge("relay_clients", "Peers that can be reached through this one")
         self.relayed_bytes_total = counter("relayed_bytes_total", "Bytes relayed for others")
-        self.stash_bytes = gauge("stash_bytes", "Activations kept for backward")
-        self.memory_bytes = gauge("memory_bytes", "Memory used, resident or on the device")
-        self.tasks = gauge("tasks", "Tasks of the event loop, by what they do", "kind")
-        self.tokens_total = counter(
-            "tokens_total", "Tokens counted by the swarm since this daemon started"
-        )
-        self.micro_batches_total = counter(
-            "micro_batches_total", "Micro-batches that ended here (counted, dropped)", "result"
-        )
         self.bytes_sent_total = counter("bytes_sent_total", "Payload bytes sent", "plane")
         self.bytes_received_total = counter(
             "bytes_received_total", "Payload bytes received", "plane"
-        )
-        self.rounds_total = counter(
-            "rounds_total", "Averaging rounds (done, repaired, failed)", "result"
         )
         self.pushes_total = counter(
             "pushes_total",
@@ -101,9 +59,6 @@ class Metrics:
         )
         self.bans_total = counter("bans_total", "Times a peer was refused for a while")
         self.p2pd_restarts_total = counter("p2pd_restarts_total", "Restarts of the libp2p daemon")
-        self.digest_mismatches_total = counter(
-            "digest_mismatches_total", "Epochs after which replicas differed"
-        )
         self.time_seconds_total = counter(
             "time_seconds_total", "Where the time went (compute, wire, wait, round)", "kind"
         )

@@ -6,16 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.newest import Newest
 from node.identity.rates import PEERS_KEPT
+from node.telemetry.events import Journal
 from node.transport.addresses import split_multiaddr
-
-if TYPE_CHECKING:
-    from node.telemetry.events import Journal
 
 NOT_TRIED = "not tried yet"
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
 
@@ -40,18 +40,16 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, WireError
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
+from node.identity.keys import Identity
 from node.reach.interfaces import free_port, is_loopback, wildcards
 from node.reach.ladder import Rung
+from node.telemetry.events import Journal, JournalHandler
 from node.transport.addresses import multiaddr, part_of, split_multiaddr
 from node.transport.bootstrap import NOT_TRIED, AddressBook, Bootstrap
 from node.transport.limits import Seats
 from node.transport.ports import check_free
 from node.transport.runtime import RuntimeDirectory
 from node.transport.settings import TransportSettings
-
-if TYPE_CHECKING:
-    from node.identity.keys import Identity
-    from node.telemetry.events import Journal
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 UpCallback = Callable[[P2P], Coroutine[Any, Any, None]]
@@ -563,20 +561,10 @@ class _PendingCalls(dict[Any, "asyncio.Future[Any]"]):
         return (found := self.get(call)) is not None and not found.done()
 
 
-class _ToJournal(logging.Handler):
+def _quiet_hivemind(journal: Journal) -> None:
     """hivemind and p2pd write for developers; their warnings go to the journal's debug level, not
     to the terminal."""
-
-    def __init__(self, journal: Journal) -> None:
-        super().__init__(logging.WARNING)
-        self.journal = journal
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.journal.emit("transport", "p2pd-says", record.getMessage()[:500], level="debug")
-
-
-def _quiet_hivemind(journal: Journal) -> None:
     use_hivemind_log_handler("nowhere")
     logger = logging.getLogger("hivemind")
     logger.propagate = False
-    logger.handlers[:] = [_ToJournal(journal)]
+    logger.handlers[:] = [JournalHandler(journal, quiet=True)]

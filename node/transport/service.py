@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -27,10 +27,13 @@ from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
 from node.identity.faults import FaultBook, until_heard
+from node.identity.keys import Identity
 from node.identity.rates import PEERS_KEPT, TokenBucket
 from node.reach.ladder import ClimbAttempt, Rung
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
 from node.telemetry.rate_limit import RateLimitedLog
 from node.transport import ask, handshake
 from node.transport.addresses import grpc_target, join_host, multiaddr, split_multiaddr
@@ -53,11 +56,6 @@ from node.transport.ways.relays import Relays
 from protos.ask_pb2 import Answer, Ask
 from protos.handshake_pb2 import Hello
 from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
-
-if TYPE_CHECKING:
-    from node.identity.keys import Identity
-    from node.telemetry.events import Journal
-    from node.telemetry.metrics import Metrics
 
 CONNECTIONS = 512
 """Incoming gRPC connections at once, with a handshake timeout that clears silent ones."""

@@ -1,4 +1,4 @@
-"""The terminal of a daemon keeps telling what it does."""
+"""The terminal of a daemon keeps telling what it does, and its metrics page how much."""
 
 import asyncio
 from types import SimpleNamespace
@@ -64,3 +64,12 @@ async def test_join_reports_trouble_with_the_next_step_and_its_end(monkeypatch):
 async def test_join_reports_a_finished_run_once(monkeypatch):
     done = training_snapshot(state="finished")
     assert len(await told(monkeypatch, done, done, done, again_s=0.0)) == 1
+
+
+async def test_a_total_that_went_back_adds_nothing_to_the_page(monkeypatch):
+    page, tokens = SnapshotBuilder(SimpleNamespace()), iter((5, 3, 4))  # type: ignore[arg-type]
+    monkeypatch.setattr(page, "snapshot", lambda: Snapshot(tokens=next(tokens)))
+    for grown in (5, 5, 6):
+        page.measure()
+        counted = {s.name: s.value for family in page.collect() for s in family.samples}
+        assert (counted["tutti_tokens_total"], counted["tutti_epoch"]) == (grown, 0)

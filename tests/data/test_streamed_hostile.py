@@ -16,7 +16,7 @@ import pytest
 from node.core.errors import NetworkFault, OutOfResources, UsageFault
 from node.data.streamed import files
 from node.data.streamed import stream as stream_module
-from node.data.streamed.documents import Documents
+from node.data.streamed.documents import documents_of
 from node.data.streamed.files import Files, Shard
 from node.data.streamed.pieces import Part
 from node.data.streamed.shards import is_streamed
@@ -85,7 +85,7 @@ def opened(folder: Path, cap: int = CAP) -> Files:
 
 
 def given(found: Files, shard: Shard) -> list[bytes]:
-    return list(Documents(found, "text").of(shard, Part(0, 0, shard.size))[0])
+    return list(documents_of(found, shard, Part(0, 0, shard.size), "text")[0])
 
 
 # ---------------------------------------------------------------- servers
@@ -305,7 +305,7 @@ def test_a_line_that_never_ends_is_left_out(tmp_path, monkeypatch, caplog):
     cuts = [0, 100, 1000, 3 << 20, size]
     parts = [Part(0, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
     shard = Shard(str(path), size)
-    found = [d for part in parts for d in Documents(read, "text").of(shard, part)[0]]
+    found = [d for part in parts for d in documents_of(read, shard, part, "text")[0]]
     assert found == [b"a", b"b"]
     assert "1 lines are no JSON object" in caplog.text
 
@@ -396,7 +396,7 @@ def test_a_shard_of_this_disk_that_is_cut_while_it_is_read(tmp_path):
     assert len(given(found, shard)) == 50
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(UsageFault, match="cut short"):
-        list(Documents(found, "text").of(shard, Part(0, 900, 1100))[0])
+        list(documents_of(found, shard, Part(0, 900, 1100), "text")[0])
 
 
 async def test_a_list_in_the_directory_that_a_peer_has_for_all_runs(tmp_path, opens):

@@ -154,7 +154,7 @@ NO_TENSORS = export.SafetensorError(
 
 
 @pytest.mark.parametrize(
-    ("where", "fault"), [("_json", NO_SPACE), ("_sync", NO_SPACE), ("save_file", NO_TENSORS)]
+    ("where", "fault"), [("_json", NO_SPACE), ("sync", NO_SPACE), ("save_file", NO_TENSORS)]
 )
 def test_a_full_disk_leaves_the_old_export(tmp_path, monkeypatch, where, fault):
     out = write_hf(tmp_path / "out", SMALL, merged(SMALL))

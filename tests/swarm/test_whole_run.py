@@ -101,7 +101,7 @@ def test_metrics_page(swarm):
                 s for f in text_string_to_metric_families(page.read().decode()) for s in f.samples
             ]
         found = {(s.name, *s.labels.values()): s.value for s in samples}
-        return found if all(found[(name,)] > 0 for name in names) else None
+        return found if all(found.get((name,), 0) > 0 for name in names) else None
 
     found = swarm.wait("numbers on the page", told, 60.0)
     assert found["tutti_tasks", "training.heartbeat"] == 1

@@ -22,9 +22,8 @@ def scrape(url: str) -> dict[tuple[str, tuple], float]:
 
 def test_a_scrape_reads_back_what_was_counted() -> None:
     metrics = Metrics()
-    metrics.epoch.set(7)
-    metrics.loss.set(2.5)
-    metrics.tokens_total.inc(1024)
+    metrics.relay_clients.set(7)
+    metrics.bans_total.inc(2)
     metrics.bytes_sent_total.labels(plane="pipeline").inc(10)
     metrics.time_spent("compute", 1.5)
     url = metrics.serve()
@@ -35,9 +34,8 @@ def test_a_scrape_reads_back_what_was_counted() -> None:
         metrics.close()
     assert url.startswith("http://127.0.0.1:"), "nobody outside can read them"
     counted = {
-        ("tutti_epoch", ()): 7,
-        ("tutti_loss", ()): 2.5,
-        ("tutti_tokens_total", ()): 1024,
+        ("tutti_relay_clients", ()): 7,
+        ("tutti_bans_total", ()): 2,
         ("tutti_bytes_sent_total", (("plane", "pipeline"),)): 10,
         ("tutti_time_seconds_total", (("kind", "compute"),)): 1.5,
     }

@@ -19,65 +19,61 @@ LONGEST = 64 << 20
 _log = logging.getLogger("tutti.data")
 
 
-class Documents:
-    """``column``: the field, or the column, that is the text."""
+def documents_of(
+    files: Files, shard: Shard, part: Part, column: str
+) -> tuple[Iterator[bytes], bool]:
+    """UTF-8 text of the documents of a part, and whether each is to be ended by a mark. ``column``
+    is the field, or the column, that is the text.
 
-    def __init__(self, files: Files, column: str) -> None:
-        self._files, self._column = files, column
+    Raises NetworkFault, UsageFault for what is no such shard, LocalFault where there is no space.
+    """
+    kind = kind_of(shard.name)
+    if kind.form == "parquet":
+        source = Ranges(files, shard)
+        rows = parquet(source, shard.name, column, part.start, part.stop, shard.size, strict=False)
+        return rows, True
+    start, stop = part.start, part.stop
+    if kind.packed:
+        stored, shard = shard.size, files.unpacked(shard, kind.packed)
+        start, stop = (at * shard.size // stored for at in (start, stop))
+    if kind.form == "text":
+        return iter((_characters(files, shard, start, stop),)), False
+    return _lines(files, shard, start, stop, column), True
 
-    def of(self, shard: Shard, part: Part) -> tuple[Iterator[bytes], bool]:
-        """UTF-8 text of the documents of a part, and whether each is to be ended by a mark.
 
-        Raises NetworkFault, UsageFault for what is no such shard, LocalFault where there is no
-        space.
-        """
-        kind = kind_of(shard.name)
-        if kind.form == "parquet":
-            source = Ranges(self._files, shard)
-            rows = parquet(
-                source, shard.name, self._column, part.start, part.stop, shard.size, strict=False
-            )
-            return rows, True
-        start, stop = part.start, part.stop
-        if kind.packed:
-            stored, shard = shard.size, self._files.unpacked(shard, kind.packed)
-            start, stop = (at * shard.size // stored for at in (start, stop))
-        if kind.form == "text":
-            return iter((self._characters(shard, start, stop),)), False
-        return self._lines(shard, start, stop), True
+def _characters(files: Files, shard: Shard, start: int, stop: int) -> bytes:
+    raw = files.read(shard, start, stop + 3)
+    return raw[_boundary(raw, 0) : _boundary(raw, stop - start)]
 
-    def _characters(self, shard: Shard, start: int, stop: int) -> bytes:
-        raw = self._files.read(shard, start, stop + 3)
-        return raw[_boundary(raw, 0) : _boundary(raw, stop - start)]
 
-    def _lines(self, shard: Shard, start: int, stop: int) -> Iterator[bytes]:
-        # From one byte before: whether a line begins at ``start`` shows there.
-        first = max(0, start - 1)
-        raw = self._files.read(shard, first, stop)
-        begin = 0 if start == 0 else raw.find(b"\n") + 1
-        if start and not begin:
-            return  # the middle of a long line, which begins in a part before
-        at = first + len(raw)
-        rest = [raw[begin:]] if len(raw) > begin else []
-        while rest and not rest[-1].endswith(b"\n") and at < shard.size:
-            more = self._files.read(shard, at, at + BLOCK)
-            at += len(more)
-            rest.append(more[: more.find(b"\n") + 1] or more)
-            if sum(map(len, rest)) > LONGEST + stop - start:
-                # The line that is cut here is no JSON, and left out: nobody can mend it any more.
-                break
-        bad = 0
-        for line in b"".join(rest).split(b"\n"):
-            if line.strip():
-                try:
-                    yield json.loads(line)[self._column].encode("utf-8", errors="replace")
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    bad += 1
-        if bad:
-            _log.warning(
-                "%s, bytes %d to %d: %d lines are no JSON object with a string %r and are left out",
-                shard.name, start, stop, bad, self._column,
-            )  # fmt: skip
+def _lines(files: Files, shard: Shard, start: int, stop: int, column: str) -> Iterator[bytes]:
+    # From one byte before: whether a line begins at ``start`` shows there.
+    first = max(0, start - 1)
+    raw = files.read(shard, first, stop)
+    begin = 0 if start == 0 else raw.find(b"\n") + 1
+    if start and not begin:
+        return  # the middle of a long line, which begins in a part before
+    at = first + len(raw)
+    rest = [raw[begin:]] if len(raw) > begin else []
+    while rest and not rest[-1].endswith(b"\n") and at < shard.size:
+        more = files.read(shard, at, at + BLOCK)
+        at += len(more)
+        rest.append(more[: more.find(b"\n") + 1] or more)
+        if sum(map(len, rest)) > LONGEST + stop - start:
+            # The line that is cut here is no JSON, and left out: nobody can mend it any more.
+            break
+    bad = 0
+    for line in b"".join(rest).split(b"\n"):
+        if line.strip():
+            try:
+                yield json.loads(line)[column].encode("utf-8", errors="replace")
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                bad += 1
+    if bad:
+        _log.warning(
+            "%s, bytes %d to %d: %d lines are no JSON object with a string %r and are left out",
+            shard.name, start, stop, bad, column,
+        )  # fmt: skip
 
 
 def _boundary(raw: bytes, at: int) -> int:

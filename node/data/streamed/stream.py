@@ -25,7 +25,7 @@ from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.data.cache import SUM, id_type, whole, with_sum
 from node.data.settings import DataSettings
-from node.data.streamed.documents import Documents
+from node.data.streamed.documents import documents_of
 from node.data.streamed.files import Files, kind_of
 from node.data.streamed.pieces import Pieces
 from node.data.streamed.shards import Listing
@@ -69,12 +69,11 @@ class Stream:
         )
         self.tokenised = 0
         """Tokens made since the start."""
-        self._column = settings.column
+        self.column = settings.column
         plain = all(kind_of(s.name).form == "text" for s in listing.shards)
         most = BYTES if plain and settings.tokenizer == "bytes" else tokenizer.vocab
         self.end = mark_between(settings, tokenizer, most)
         """The id that ends a document, where documents are kept apart."""
-        self.documents = Documents(files, settings.column)
         self._tokenizer, self._again = tokenizer, again
         self._kind = id_type(tokenizer)
         self._named = [_FORMAT, listing.sha256, settings.column, settings.holdout, settings.seed]
@@ -115,14 +114,13 @@ class Stream:
 
     def measured(self) -> int:
         """Windows that a piece has on average, by a few of them; at least 1. Blocks. Raises what
-        :meth:`Documents.of` raises."""
+        :func:`documents_of` raises."""
         count = min(SAMPLED, self.pieces.count)
         numbers = [i * self.pieces.count // count for i in range(count)]
         ids = sum(map(len, self._pool.map(self._tokenised, numbers)))
         if not ids:
             raise UsageFault(
-                f"{self.listing.source} has no text in the field {self._column!r} where it was "
-                "read",
+                f"{self.listing.source} has no text in the field {self.column!r} where it was read",
                 "name the field of its documents:  --set data.column=NAME",
             )
         return max(1, ids // count // self.seq_len)
@@ -279,7 +277,9 @@ class Stream:
         """Token ids of a piece, none for one in which no document begins."""
         ids: list[np.ndarray] = []
         for part in self.pieces.parts(number):
-            documents, ended = self.documents.of(self.listing.shards[part.shard], part)
+            documents, ended = documents_of(
+                self.files, self.listing.shards[part.shard], part, self.column
+            )
             mark = [self._tokenizer.eos] if ended and self._tokenizer.eos is not None else []
             for document in documents:
                 ids += [self._tokenizer.encode(document), np.asarray(mark, dtype=self._kind)]

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,17 +23,15 @@ from node.core.ids import PeerId, short
 from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
 from node.reach.ladder import Climb, ClimbAttempt, Rung
+from node.telemetry.events import Journal
 from node.transport.auth import TOKEN_KEY
 from node.transport.channels import LabelledChannel
 from node.transport.frames import Streams
 from node.transport.handshake import Acquaintance
 from node.transport.settings import TransportSettings
 from node.transport.traffic import Traffic
+from node.transport.ways.relays import Relays
 from node.transport.ways.tunnel import STREAM, Pay, Tunnel
-
-if TYPE_CHECKING:
-    from node.telemetry.events import Journal
-    from node.transport.ways.relays import Relays
 
 RETIRE_S, FINISH_S = 5.0, 120.0
 """A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, then FINISH_S

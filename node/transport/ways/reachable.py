@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault, PeerFault
@@ -23,13 +22,11 @@ from node.reach.ladder import Rung
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, ReachReport, Standing
+from node.telemetry.events import Journal
 from node.transport.addresses import host_of, ip_of, join_host, multiaddr
 from node.transport.p2p import P2pDaemon
 from node.transport.settings import TransportSettings
 from protos.ask_pb2 import Answer, Ask, AskReach
-
-if TYPE_CHECKING:
-    from node.telemetry.events import Journal
 
 LOOK_S = 1.0
 """Between two looks at what is to be done."""

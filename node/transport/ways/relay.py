@@ -11,21 +11,18 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from node.core.errors import LocalFault, PeerFault
 from node.core.ids import PeerId, short
 from node.reach.settings import ReachSettings
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
 from node.transport.frames import Streams, parsed, read_frame, write_frame
 from node.transport.port import printable
 from node.transport.share import Share
 from node.transport.traffic import Traffic
 from node.transport.ways.tunnel import splice
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
-
-if TYPE_CHECKING:
-    from node.telemetry.events import Journal
-    from node.telemetry.metrics import Metrics
 
 RELAY, RELAYED = "/tutti/relay/1", "/tutti/relayed/1"
 ASK_BYTES = 4096

@@ -12,7 +12,6 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import PeerId, short
@@ -22,14 +21,12 @@ from node.identity.keys import Identity
 from node.identity.rates import PEERS_KEPT
 from node.reach import secure
 from node.reach.reserve import WANTED, Reservations
+from node.telemetry.events import Journal
 from node.transport import handshake
 from node.transport.frames import StreamEnded, Streams, parsed, read_frame, write_frame
 from node.transport.ways import tunnel
 from node.transport.ways.relay import ASK_BYTES, FIRST_WORD_S, RELAY
 from protos.reach_pb2 import Connect, RelayAnswer, RelayAsk, Relayed, Reserve
-
-if TYPE_CHECKING:
-    from node.telemetry.events import Journal
 
 LOOK_S = 1.0
 """Between two looks whether a reservation is wanted."""
