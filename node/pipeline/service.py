@@ -148,7 +148,7 @@ class Pipeline(PipelineBase):
     def rates(self) -> dict[PeerId, float]:
         """Micro-batches per second of the peers this one sent frames to, measured from sending to
         DONE."""
-        return self.sender.pace.rates()
+        return self.timing.rates()
 
     def slots(self) -> int:
         """Micro-batches that this peer holds at once: an ends peer its window, a block stage what

@@ -13,7 +13,6 @@ from node.pipeline.events import Claim, Direction, Key
 from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.frames import frames
 from node.pipeline.hops.outbound import AlreadyThere, Outbound
-from node.pipeline.pace import Pace
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
 from protos import pipeline_pb2 as pb
@@ -33,7 +32,6 @@ class Sender:
     def __init__(self, pipeline: PipelineBase) -> None:
         self._pipeline = pipeline
         self.outbound = Outbound(pipeline.transport, pipeline.clock, pipeline.telemetry)
-        self.pace = Pace()
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._names: dict[PeerId, list[int]] = {}
         self._naming: set[PeerId] = set()
@@ -123,10 +121,10 @@ class Sender:
         pipeline.do(ev.Turned(key, way, peer, outcome.trouble))
 
     def _measure(self, hop: Hop, began: float) -> None:
-        machine = self._pipeline.machine
-        self.pace.observe(hop.peer, began, self._pipeline.clock.now())
+        timing, machine = self._pipeline.timing, self._pipeline.machine
+        timing.observe(hop.peer, began, self._pipeline.clock.now())
         siblings = machine.replicas(hop.stage)
-        machine.suspects.slow = machine.suspects.slow - set(siblings) | self.pace.slow(siblings)
+        machine.suspects.slow = machine.suspects.slow - set(siblings) | timing.slow(siblings)
 
     async def fetch(self, action: ev.Fetch) -> None:
         """Get the input of a visit that takes a dead replica's place."""
