@@ -104,7 +104,7 @@ class Pipeline(PipelineBase):
         self._autocast, self._math = autocast, math
         self.host(stage, module)
         self.sender = Sender(self)
-        self.forward_requests = ForwardRequests(self, self.sender.outbound)
+        self.forward_requests = ForwardRequests(self, self.sender)
         self._gradients = gradients or GradientSum()
         self._origin = Origin(self)
         self._idle_seen = 0.0

@@ -16,6 +16,8 @@ from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.patience import Patience
 
+EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
+"""What ``read`` gives at the end of a stream."""
 REASON_LENGTH = 200
 """Characters of a remote error text that are kept; the text is the peer's, so it is clipped and
 made printable."""

@@ -24,10 +24,10 @@ from node.pipeline.events import (
     TensorReceived,
 )
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import Incoming, frames, parse_head
-from node.pipeline.hops.outbound import EOF, read_chunks
+from node.pipeline.hops.frames import Incoming, frames, parse_head, read_chunks
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
+from node.transport.port import EOF
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
 
