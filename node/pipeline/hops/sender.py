@@ -15,7 +15,6 @@ import grpc.aio
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop
-from node.core.tasks import is_cancelled
 from node.pipeline import events as ev
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Claim, Direction, Key
@@ -23,7 +22,7 @@ from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.frames import frames, read_chunks
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
-from node.transport.port import EOF, answers, printable, translate
+from node.transport.port import EOF, answers, printable
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
 
@@ -168,27 +167,21 @@ class Sender:
     @asynccontextmanager
     async def _call(self, peer: PeerId, name: str, request: object) -> AsyncIterator[Any]:
         """A call under way, that ends with the block. Raises AlreadyThere and PeerFault."""
-        transport, timeout, call = self._pipeline.transport, self._pipeline.hop_s, None
-        try:
-            async with asyncio.timeout(timeout):
+        transport, call = self._pipeline.transport, None
+        async with answers(peer, self._pipeline.hop_s):
+            try:
                 stub = PipelineStub(await transport.channel(peer))
                 call = getattr(stub, name)(request)
                 yield call
-        except TimeoutError as e:
-            raise PeerFault(peer, f"no answer in {timeout:.1f} s") from e
-        except grpc.aio.AioRpcError as e:
-            if e.code() is grpc.StatusCode.UNAVAILABLE:
-                transport.forget(peer)
-            if e.code() is grpc.StatusCode.ALREADY_EXISTS:
-                raise AlreadyThere(peer, "the gradient is there") from e
-            raise translate(peer, e) from e
-        except asyncio.CancelledError as e:
-            if is_cancelled():
+            except grpc.aio.AioRpcError as e:
+                if e.code() is grpc.StatusCode.UNAVAILABLE:
+                    transport.forget(peer)
+                if e.code() is grpc.StatusCode.ALREADY_EXISTS:
+                    raise AlreadyThere(peer, "the gradient is there") from e
                 raise
-            raise PeerFault(peer, "its connection was closed") from e
-        finally:
-            if call is not None and not call.done():
-                call.cancel()
+            finally:
+                if call is not None and not call.done():
+                    call.cancel()
 
     async def _receipts(
         self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float | None], None]
