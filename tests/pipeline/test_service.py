@@ -366,7 +366,7 @@ async def test_our_own_outputs_are_sent_only_if_finite(make_swarm, stage):
     swarm = await make_swarm().fill(replicas=2)
     for name in (n for n in swarm.pipelines if n[1] == str(stage)):
         with torch.no_grad():
-            next(swarm.pipelines[name].module.parameters()).fill_(float("nan"))
+            next(swarm.pipelines[name].math.module.parameters()).fill_(float("nan"))
     plan = swarm.adopt(swarm.plan(2))
     await swarm.run(plan, counted=False)
     heard = [kind for n, e in swarm.ears.items() if n[1] == str(stage) for kind in e.events]

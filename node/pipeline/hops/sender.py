@@ -92,7 +92,7 @@ class Sender:
         self._sending.pop((key, way), None)
         work = pipeline.stash.get(key)
         if work is not None:
-            pipeline.do(
+            pipeline.handle(
                 ev.Expired(key) if work.deadline < pipeline.clock.now() else ev.Retry(key, way)
             )
 
@@ -120,7 +120,7 @@ class Sender:
         def accepted(seconds: float | None) -> None:
             pipeline.timing.sent(peer, seconds, pipeline.clock.now())
             if pipeline.machine.plan is plan:
-                pipeline.do(ev.Passed(key, way, peer))
+                pipeline.handle(ev.Passed(key, way, peer))
 
         outcome = await self.stream(peer, way, messages, len(buffer), accepted)
         if pipeline.machine.plan is not plan:
@@ -129,7 +129,7 @@ class Sender:
         self._sending.pop((key, way), None)
         if outcome.trouble is None:
             self._measure(claim.journey[action.position], began)
-            pipeline.do(ev.Settled(key, way, peer))
+            pipeline.handle(ev.Settled(key, way, peer))
             return
         pipeline.telemetry.emit(
             "hop-turned",
@@ -139,7 +139,7 @@ class Sender:
             index=key.index,
             trouble=outcome.trouble.value,
         )
-        pipeline.do(ev.Turned(key, way, peer, outcome.trouble))
+        pipeline.handle(ev.Turned(key, way, peer, outcome.trouble))
 
     def _measure(self, hop: Hop, began: float) -> None:
         timing, machine = self._pipeline.timing, self._pipeline.machine
@@ -237,10 +237,10 @@ class Sender:
                 if pipeline.guard.objection(Direction.FORWARD, stage, peer, key.index, reader):
                     continue
                 work.input = reader if work.y is None and work.x is None else work.input
-                pipeline.do(ev.Fetched(key, peer))
+                pipeline.handle(ev.Fetched(key, peer))
                 return
         if pipeline.stash.get(key) is work:
-            pipeline.do(ev.NotFetched(key, settled))
+            pipeline.handle(ev.NotFetched(key, settled))
 
     async def _ask(
         self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str
