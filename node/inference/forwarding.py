@@ -33,8 +33,7 @@ from node.core.tasks import Tasks
 from node.inference.evaluate import MOST_CHOICES, answer
 from node.inference.forward_router import TRIES, WATCH_S, is_alive, named
 from node.inference.generate import speak
-from node.pipeline.hops.outbound import EOF
-from node.transport.port import TransportPort, printable, translate
+from node.transport.port import EOF, TransportPort, printable, translate
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
 

@@ -4,7 +4,6 @@ computes."""
 from __future__ import annotations
 
 import asyncio
-import heapq
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from concurrent.futures import Executor, Future
 from enum import IntEnum
 from functools import partial
 from itertools import count
+from queue import PriorityQueue
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -38,16 +38,15 @@ class DeviceThread(Executor):
     It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
     ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s`` are
     seconds since the start. With ``backward_first`` False, everything but COMMIT is served in
-    order of arrival.
+    order of arrival. One thread alone, the event loop's, queues jobs and closes it.
     """
 
     def __init__(self, name: str = "device", *, backward_first: bool = True) -> None:
         self.backward_first = backward_first
         self.idle_s = 0.0
         self._running_since = 0.0
-        self._queue: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
+        self._queue = PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any] | None]]()
         self._order = count()
-        self._wake = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -68,17 +67,15 @@ class DeviceThread(Executor):
 
     def enqueue(self, priority: Priority, fn: Callable[[], T]) -> Future[T]:
         """Queue ``fn``. Raises RuntimeError after :meth:`close`."""
+        if self._closed:
+            raise RuntimeError("the device thread is closed")
         rank = (
             int(priority)
             if self.backward_first or priority is Priority.COMMIT
             else int(Priority.BACKWARD)
         )
         future: Future[T] = Future()
-        with self._wake:
-            if self._closed:
-                raise RuntimeError("the device thread is closed")
-            heapq.heappush(self._queue, (rank, next(self._order), future, fn))
-            self._wake.notify()
+        self._queue.put((rank, next(self._order), future, fn))
         return future
 
     async def run(self, fn: Callable[[], T], priority: Priority = Priority.OTHER) -> T:
@@ -91,28 +88,22 @@ class DeviceThread(Executor):
         self.shutdown(wait=True, cancel_futures=True)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        with self._wake:
-            self._closed = True
-            if cancel_futures:
-                for _, _, future, _ in self._queue:
+        self._closed = True
+        if cancel_futures:
+            with self._queue.mutex:
+                for _, _, future, _ in self._queue.queue:
                     future.cancel()
-            self._wake.notify()
+        end = len(Priority)  # comes after whatever waits
+        self._queue.put((end, next(self._order), Future(), None))
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        with self._wake:
-            while not self._queue and not self._closed:
-                self._wake.wait()
-            if not self._queue:
-                return None
-            _, _, future, fn = heapq.heappop(self._queue)
-            return future, fn
-
     def _work(self) -> None:
         last = time.perf_counter()
-        while (job := self._next()) is not None:
-            future, fn = job
+        while True:
+            _, _, future, fn = self._queue.get()
+            if fn is None:
+                return
             if not future.set_running_or_notify_cancel():
                 continue
             start = time.perf_counter()
@@ -127,4 +118,4 @@ class DeviceThread(Executor):
                 del result
             self._running_since = 0.0
             last = time.perf_counter()
-            del job, future, fn  # an idle worker must not keep the last micro-batch's graph alive
+            del future, fn  # an idle worker must not keep the last micro-batch's graph alive

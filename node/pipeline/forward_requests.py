@@ -18,9 +18,9 @@ from node.pipeline.delivery import Delivery, Pause, Trouble
 from node.pipeline.device import Priority
 from node.pipeline.events import Claim, Direction
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import Incoming, frames, loose_shape
+from node.pipeline.hops.frames import Incoming, frames, loose_shape, read_chunks
 from node.pipeline.hops.inbound import say
-from node.pipeline.hops.outbound import Outbound, read_chunks
+from node.pipeline.hops.sender import Sender
 from node.pipeline.received import FrameReader
 from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from node.wire.tensors import Buffer
@@ -36,8 +36,8 @@ class ForwardRequests:
     """Both sides of forward-only work. Work that is lost is an error for the peer that asked;
     nothing is resumed."""
 
-    def __init__(self, pipeline: PipelineBase, outbound: Outbound) -> None:
-        self._pipeline, self._outbound = pipeline, outbound
+    def __init__(self, pipeline: PipelineBase, sender: Sender) -> None:
+        self._pipeline, self._sender = pipeline, sender
         self._numbers = count(1)
         self._held = self._guests = 0
         """Bytes of the stash that others' forward-only work has reserved, and those of guests."""
@@ -255,8 +255,8 @@ class ForwardRequests:
                 if accepted is not None and not accepted.done():
                     accepted.set_result(None)
 
-            outcome = await self._outbound.send(
-                choice, Direction.FORWARD, messages, len(buffer), pipeline.hop_s, held
+            outcome = await self._sender.stream(
+                choice, Direction.FORWARD, messages, len(buffer), held
             )
             if outcome.trouble is None:
                 return

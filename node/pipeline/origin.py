@@ -78,7 +78,7 @@ class Origin:
         result = self._results[index] = asyncio.get_running_loop().create_future()
         work = VisitBuffers(pipeline.clock.now() + left, pipeline.shape_of(index), batch=batch)
         pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index))
-        pipeline.do(Start(index))
+        pipeline.handle(Start(index))
         try:
             await asyncio.wait((result,), timeout=max(0.0, left))
         except asyncio.CancelledError:
@@ -88,7 +88,7 @@ class Origin:
             raise
         finally:
             if not result.done() and pipeline.machine.plan is plan:
-                pipeline.do(Drop(index, f"not finished in {left:.1f} s"))
+                pipeline.handle(Drop(index, f"not finished in {left:.1f} s"))
             if self._results.get(index) is result:
                 del self._results[index]
         return result.result() if result.done() else MicroBatchDone(index, False)

@@ -23,7 +23,7 @@ from node.model.documents import ends_of
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
-from node.pipeline.events import Answer, Direction, Key
+from node.pipeline.events import Direction, Key
 from node.pipeline.forward_requests import ForwardRequests
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import Guard, NotFinite
@@ -101,10 +101,10 @@ class Pipeline(PipelineBase):
             machine(transport.peer_id, fewest_hops(settings.stages, settings.may_skip), planned),
         )
         self._usual_s = usual_s
-        self._autocast, self._math = autocast, math
-        self.host(stage, module)
+        self.stage, self.math = stage, math(module, settings.wire, autocast)
+        self.guard = Guard(transport, telemetry, settings.watch)
         self.sender = Sender(self)
-        self.forward_requests = ForwardRequests(self, self.sender.outbound)
+        self.forward_requests = ForwardRequests(self, self.sender)
         self._gradients = gradients or GradientSum()
         self._origin = Origin(self)
         self._idle_seen = 0.0
@@ -116,20 +116,13 @@ class Pipeline(PipelineBase):
     # What training calls
     # ------------------------------------------------------------
 
-    def host(self, stage: int, module: nn.Module) -> None:
-        """Serve another stage, or a rebuilt module, from now on. Only between epochs (no plan
-        set)."""
-        self.stage, self.module = stage, module
-        self.math = self._math(module, self.settings.wire, self._autocast)
-        self.guard = Guard(self.transport, self.telemetry, self.settings.watch)
-
     def set_plan(self, plan: Plan | None) -> None:
         """Put a plan in force; frames that came early are let in. Work and gradients of any other
         plan are forgotten."""
         known = self.machine.plan
         if plan is not None and known is not None and plan.hash == known.hash:
             return
-        self.do(ev.AdoptPlan(plan))
+        self.handle(ev.AdoptPlan(plan))
         self._origin.forget()
         self._gradients.reset()
         self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
@@ -148,7 +141,7 @@ class Pipeline(PipelineBase):
     def rates(self) -> dict[PeerId, float]:
         """Micro-batches per second of the peers this one sent frames to, measured from sending to
         DONE."""
-        return self.sender.pace.rates()
+        return self.timing.rates()
 
     def slots(self) -> int:
         """Micro-batches that this peer holds at once: an ends peer its window, a block stage what
@@ -165,7 +158,7 @@ class Pipeline(PipelineBase):
 
     def gone(self, peer: PeerId) -> None:
         """The leader says that this member of the plan in force is dead: nobody waits for it."""
-        self.do(ev.PeerDied(peer))
+        self.handle(ev.PeerDied(peer))
         self.sender.gone(peer)
 
     async def receipts(
@@ -211,7 +204,7 @@ class Pipeline(PipelineBase):
         """
         if self.machine.plan is None or self.machine.plan.epoch != epoch:
             return {}, 0
-        self.do(ev.Close(epoch))
+        self.handle(ev.Close(epoch))
         try:
             return await asyncio.to_thread(self._gradients.whole)
         except (RuntimeError, MemoryError) as e:
@@ -307,8 +300,6 @@ class Pipeline(PipelineBase):
                 self._origin.finished(index)
             case ev.Dropped(index, reason):
                 self._origin.dropped(index, reason)
-            case Answer():
-                pass
 
     async def _compute(self, key: Key, way: Direction) -> None:
         work = self.stash.get(key)
@@ -332,7 +323,7 @@ class Pipeline(PipelineBase):
                 kind, f"{way.value} of a micro-batch failed: {e}", "error", index=key.index
             )
             if self.stash.get(key) is work:
-                self.do(ev.Broken(key, way, str(e)[:200], lost))
+                self.handle(ev.Broken(key, way, str(e)[:200], lost))
             return
         self.telemetry.spent("compute", seconds)
         idle = self.device.idle_s
@@ -347,7 +338,7 @@ class Pipeline(PipelineBase):
         measured.add(seconds, self.clock.now())
         if way is Direction.FORWARD and not self.at_origin(key):
             self.stash.recharge(key, self.cost(key.index))
-        self.do(ev.Computed(key, way))
+        self.handle(ev.Computed(key, way))
 
     def _job(self, key: Key, way: Direction) -> tuple[Callable[[VisitBuffers], None], Priority]:
         if not self.at_origin(key):

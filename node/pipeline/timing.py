@@ -1,5 +1,5 @@
-"""What work and ways cost here, as they were: moving averages with their variance, by direction and
-by peer. Pure: times in.
+"""What work, ways and neighbours cost here, as they were: moving averages with their variance, by
+direction and by peer. Pure: times in.
 
 Passive: every job of the device and every tensor that was sent is a measurement, and costs nothing.
 Where no tensor goes, a small probe (:meth:`Timing.probed`) tells the way there and back.
@@ -26,6 +26,12 @@ FIRST_PROBES = 3
 that has just started is busy."""
 FAILURES = 2
 """Probes in a row without an answer after which a way counts as gone: one may be a busy machine."""
+COMPARABLE = 4
+"""Frames that a peer answered before it is compared with its siblings."""
+SLOW = 0.5
+"""A replica below this share of its fastest sibling's rate is asked after it."""
+FRAME = 0.5
+"""Micro-batches in one frame: forward and backward are one together."""
 
 
 @dataclass(slots=True)
@@ -65,6 +71,8 @@ class Timing:
         self._tensors: dict[PeerId, RunningAverage] = {}
         self._trips: dict[PeerId, RunningAverage] = {}
         self._failed: dict[PeerId, tuple[int, float]] = {}
+        self._answers: dict[PeerId, RunningAverage] = {}
+        """Seconds that a peer takes for a micro-batch, from sending to DONE."""
 
     def sent(self, peer: PeerId, seconds: float | None, now: float) -> None:
         """A tensor was held by ``peer`` so long after it was offered, less what it waited there for
@@ -123,3 +131,26 @@ class Timing:
         for known in (self._tensors, self._trips, self._failed):
             for peer in known.keys() - kept:
                 del known[peer]
+
+    def observe(self, peer: PeerId, start: float, end: float) -> None:
+        """A frame sent to ``peer`` at ``start`` was DONE at ``end``, seconds of one clock.
+
+        Frames to one peer overlap; each is charged only for the time after the one before it was
+        done, else eight in flight would look eight times as slow. What the peer's next hop makes it
+        wait counts too: so the work is felt here.
+        """
+        seen = self._answers.setdefault(peer, RunningAverage())
+        seen.add((end - max(start, seen.at)) / FRAME, end)
+
+    def rates(self) -> dict[PeerId, float]:
+        """Micro-batches per second of everybody that answered a frame."""
+        return {peer: 1 / seen.mean for peer, seen in self._answers.items() if seen.count}
+
+    def slow(self, replicas: Collection[PeerId]) -> frozenset[PeerId]:
+        """Which of these siblings are measured to be much slower than the fastest of them."""
+        sure = {
+            p: self._answers[p].mean
+            for p in replicas
+            if p in self._answers and self._answers[p].count >= COMPARABLE
+        }
+        return frozenset(p for p, seconds in sure.items() if min(sure.values()) < SLOW * seconds)

@@ -25,10 +25,10 @@ from node.core.journey import Plan, Version, lineage_after
 from node.core.newest import Newest
 from node.core.samples import Cursor, SampleClass, split
 from node.optim.owner import Owner
-from node.scheduler.assigned import assigned
 from node.sim.process import SimPeer, Swarm
 from node.training.leader.leader import Leader, Phase
 from node.training.protocol import events as ev
+from node.training.rounds.inner import caps_of
 
 NEAR = 1e-4
 """How far a mean may be from the one it should be: what fp32 loses."""
@@ -411,8 +411,8 @@ class WeightedMean(Checker):
         if not any(lost.intersection(g.samples) for g in given.values()):
             return claims
         setup = self.swarm.setup
-        share = assigned(plan, peer.stage, setup.tokens // setup.micro_batch, dropped)
-        return weights(claims, share.allowed, share.total)
+        caps = caps_of(plan, peer.stage, setup.tokens // setup.micro_batch, dropped)
+        return weights(claims, caps.allowed, caps.total)
 
 
 SCALE = 64.0

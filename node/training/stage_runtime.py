@@ -82,7 +82,6 @@ class StageRuntime:
         tells."""
         self.anchor = Anchor(stage, outer, engines, self._tasks, me)
         self.rounds = Rounds(stage, engines, optimizer, me, parts)
-        self._shapes = self.rounds.shapes
         size = sum(t.nbytes for t in stage.parameters().values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
         self.local_checkpoints = LocalCheckpoints(engines, stage.stage, self._tasks, bounds, size)
@@ -166,7 +165,7 @@ class StageRuntime:
         return objection(
             plan,
             self.me,
-            self._shapes,
+            self.stage.shapes,
             settings,
             self.read,
             scheduler=self._scheduler,
@@ -241,7 +240,7 @@ class StageRuntime:
             self.engines.journal.emit(
                 "training", "copy-failed", str(e), "warning", epoch=plan.epoch
             )
-            missing = tuple(sorted(self._shapes))
+            missing = tuple(sorted(self.stage.shapes))
         return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, ())
 
     async def adopt(self, plan: Plan) -> str:
@@ -334,7 +333,7 @@ class StageRuntime:
         changed.
         """
         e, epoch = self.engines, version.epoch
-        found = await self.local_checkpoints.load(version, self._shapes)
+        found = await self.local_checkpoints.load(version, self.stage.shapes)
         await self.engines.aside(self.stage.adopt, found.parameters, version)
         self.stage.settle()
         self._holds_nothing(version)
@@ -346,7 +345,7 @@ class StageRuntime:
                 self.state_export.spares.put(name, copies[name], state)
             elif not name.endswith(SAVED):
                 try:
-                    e.owner.load_state(name, self._shapes[name], state, epoch - 1)
+                    e.owner.load_state(name, self.stage.shapes[name], state, epoch - 1)
                 except StepFault as why:
                     e.journal.emit(
                         "checkpoint",
@@ -401,7 +400,7 @@ class StageRuntime:
         kind: StateKind = StateKind.PARAMETERS,
     ) -> StateSnapshot:
         e = self.engines
-        frozen, shapes = self.stage.frozen, self._shapes
+        frozen, shapes = self.stage.frozen, self.stage.shapes
         if kind is StateKind.BASE and frozen is not None:
             shapes = {name: tuple(t.shape) for name, t in frozen.items()}
 

@@ -15,7 +15,10 @@ import grpc.aio
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.patience import Patience
+from node.core.tasks import is_cancelled
 
+EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
+"""What ``read`` gives at the end of a stream."""
 REASON_LENGTH = 200
 """Characters of a remote error text that are kept; the text is the peer's, so it is clipped and
 made printable."""
@@ -144,7 +147,7 @@ def printable(text: str | None, most: int = REASON_LENGTH) -> str:
 @asynccontextmanager
 async def answers(peer: PeerId, timeout: float) -> AsyncIterator[None]:
     """Around a call of ``peer``, its channel included, that has ``timeout`` seconds. Raises
-    PeerFault when the answer does not come by then, or the call fails."""
+    PeerFault when the answer does not come by then, the call fails, or its channel is closed."""
     try:
         async with asyncio.timeout(timeout):
             yield
@@ -152,6 +155,10 @@ async def answers(peer: PeerId, timeout: float) -> AsyncIterator[None]:
         raise PeerFault(peer, "no answer in time") from e
     except grpc.aio.AioRpcError as e:
         raise translate(peer, e) from e
+    except asyncio.CancelledError as e:
+        if is_cancelled():
+            raise
+        raise PeerFault(peer, "its connection was closed") from e
 
 
 @asynccontextmanager

@@ -64,14 +64,16 @@ async def test_a_cancelled_waiter_takes_its_job_out(device):
     assert ran == []
 
 
-def test_closing_cancels_what_waits_and_refuses_more(device):
-    gate = threading.Event()
+@pytest.mark.parametrize("cancel", [False, True])
+def test_the_end_comes_after_all_that_waits_and_nothing_after_it(device, cancel):
+    gate, ran = threading.Event(), []
     device.enqueue(Priority.COMMIT, gate.wait)
-    waiting = device.submit(print, "never")
-    closing = threading.Thread(target=device.close)
-    closing.start()
-    gate.set()
-    closing.join()
-    assert waiting.cancelled() or waiting.done()
+    waiting = [device.enqueue(p, lambda p=p: ran.append(p)) for p in reversed(Priority)]
+    device.shutdown(wait=False, cancel_futures=cancel)
     with pytest.raises(RuntimeError, match="closed"):
         device.submit(print)
+    gate.set()
+    device.shutdown()
+    device.close()
+    assert [f.cancelled() for f in waiting] == [cancel] * len(Priority)
+    assert sorted(ran) == ([] if cancel else list(Priority))

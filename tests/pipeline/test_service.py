@@ -14,10 +14,11 @@ from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
-from node.pipeline.hops.outbound import AlreadyThere
+from node.pipeline.hops.sender import AlreadyThere
 from node.pipeline.service import STRETCH_MOST, Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.pipeline.stash import Stash
+from protos import pipeline_pb2 as pb
 from tests.pipeline.conftest import begun, dies_at
 
 
@@ -126,15 +127,15 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
 
 async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm):
     swarm = await make_swarm().fill(replicas=2)
-    outbound = swarm.pipelines["s0a"].sender.outbound
-    kept, named = outbound.counted, asyncio.Event()
+    sender = swarm.pipelines["s0a"].sender
+    kept, named = sender._tell, asyncio.Event()
 
     async def slow(*args):
         await named.wait()
         await kept(*args)
 
     plan = swarm.adopt(swarm.plan(4))
-    outbound.counted = slow
+    sender._tell = slow
     await swarm.pipelines["s0a"].run(plan.paths, swarm.fetch, swarm.results.append)
     # As in a swarm: the end of the epoch is known before the origin's last notes have arrived
     # everywhere.
@@ -148,7 +149,8 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm)
 
 async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
-    kept, asked = swarm.pipelines["s0a"].sender.outbound.counted, []
+    sender, asked = swarm.pipelines["s0a"].sender, []
+    kept = sender._tell
 
     async def mute(peer, *rest):
         asked.append(peer)
@@ -156,7 +158,7 @@ async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm):
             raise PeerFault(peer, "does not hear")
         await kept(peer, *rest)
 
-    swarm.pipelines["s0a"].sender.outbound.counted = mute
+    sender._tell = mute
     await swarm.run(plan, counted=True)
     pipeline = swarm.pipelines["s1a"]
     await pipeline.receipts(3, dropped=(0, 1))
@@ -364,7 +366,7 @@ async def test_our_own_outputs_are_sent_only_if_finite(make_swarm, stage):
     swarm = await make_swarm().fill(replicas=2)
     for name in (n for n in swarm.pipelines if n[1] == str(stage)):
         with torch.no_grad():
-            next(swarm.pipelines[name].module.parameters()).fill_(float("nan"))
+            next(swarm.pipelines[name].math.module.parameters()).fill_(float("nan"))
     plan = swarm.adopt(swarm.plan(2))
     await swarm.run(plan, counted=False)
     heard = [kind for n, e in swarm.ears.items() if n[1] == str(stage) for kind in e.events]
@@ -449,8 +451,7 @@ async def test_an_input_that_does_not_come_is_not_a_task_error(
 
 
 async def test_the_time_of_a_note_counts_its_dial(make_swarm, monkeypatch):
-    pipeline = await make_swarm().add("s0a")
-    outbound, peer = pipeline.sender.outbound, PeerId("s1a")
+    pipeline = await make_swarm(forward_timeout_s=0.01).add("s0a")
 
     async def dial(peer):
         await asyncio.Event().wait()
@@ -458,9 +459,7 @@ async def test_the_time_of_a_note_counts_its_dial(make_swarm, monkeypatch):
     monkeypatch.setattr(pipeline.transport, "channel", dial)
     async with asyncio.timeout(10):
         with pytest.raises(PeerFault, match="no answer in time"):
-            await outbound.counted(peer, 3, "hash", [0], 0.01)
-        with pytest.raises(PeerFault, match="no answer in time"):
-            await outbound.lost(peer, Key(3, 0, 1), "hash", "", 0.01)
+            await pipeline.sender._tell(PeerId("s1a"), "Counted", pb.CountedNote())
 
 
 async def test_the_hop_timeout_stretches_with_the_plans_deadline(make_swarm):

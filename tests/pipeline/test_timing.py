@@ -2,10 +2,12 @@
 
 import math
 
-from node.core.ids import PeerId
-from node.pipeline.timing import STALE_S, SURE, WILD, RunningAverage, Timing
+import pytest
 
-A, B = PeerId("a"), PeerId("b")
+from node.core.ids import PeerId
+from node.pipeline.timing import COMPARABLE, STALE_S, SURE, WILD, RunningAverage, Timing
+
+A, B, C = (PeerId(x) for x in "abc")
 
 
 def test_an_average_has_a_deviation_and_takes_no_nonsense() -> None:
@@ -74,3 +76,34 @@ def test_a_way_is_lost_after_two_failed_probes() -> None:
     t.probed(A, 0.1, 22.0)
     assert t.ways(22.0) == {A: (0.0, 0.1)}
     assert t.silent() == set()
+
+
+def test_frames_that_overlap_are_not_charged_twice() -> None:
+    t = Timing()
+    for i in range(40):  # four under way at a time, one done every 0.1 s
+        t.observe(A, i * 0.1, i * 0.1 + 0.4)
+    assert t.rates()[A] == pytest.approx(0.5 / 0.1, rel=0.05)
+    t.observe(A, 1.0, 1.5)  # over long ago
+    assert t.rates()[A] == pytest.approx(0.5 / 0.1, rel=0.05)
+
+
+def test_a_slow_sibling_is_detected_when_sure_and_forgiven() -> None:
+    t = Timing()
+    for i in range(COMPARABLE):
+        assert t.slow([A, B, C]) == frozenset()
+        t.observe(A, float(i), i + 0.1)
+        t.observe(B, float(i), i + 0.9)
+    assert t.slow([A, B, C]) == {B}
+    assert t.slow([B, C]) == frozenset()
+    for i in range(10, 40):
+        t.observe(B, float(i), i + 0.1)
+    assert t.slow([A, B]) == frozenset()
+
+
+def test_one_pause_makes_no_replica_slow() -> None:
+    t = Timing()
+    for i in range(20):
+        t.observe(A, float(i), i + 0.1)
+        t.observe(B, float(i), i + 0.1)
+    t.observe(B, 20.0, 80.0)
+    assert t.slow([A, B]) == frozenset()

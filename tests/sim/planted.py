@@ -169,15 +169,15 @@ def _saves_too_late(peer: SimPeer) -> None:
 def _counts_for_all(peer: SimPeer) -> None:
     """An origin's word that shares count is heard as one of all micro-batches."""
     pipeline = peer.assembled.pipeline
-    true = pipeline.ask
+    true = pipeline.handle
 
-    def ask(event: Any) -> Any:
+    def handle(event: Any) -> Any:
         if isinstance(event, Counted):
             for index in range(peer.swarm.setup.micro_batches):
                 true(replace(event, index=index))
         return true(event)
 
-    setattr(pipeline, "ask", ask)  # noqa: B010 - a bug is planted
+    setattr(pipeline, "handle", handle)  # noqa: B010 - a bug is planted
 
 
 def _reads_other_data(peer: SimPeer) -> None:

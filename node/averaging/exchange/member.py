@@ -22,8 +22,8 @@ from node.averaging.exchange.request import RoundRequest
 from node.averaging.reducers.reduce import opened
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
-from node.core.tasks import is_cancelled, together
-from node.transport.port import TransportPort, printable, translate
+from node.core.tasks import together
+from node.transport.port import TransportPort, answers, printable
 from protos import averaging_pb2, tensor_pb2
 
 SERVICE = "tutti.averaging.v1.Averaging"
@@ -96,7 +96,7 @@ class Exchanges:
         does not hold together, with 0 for everything that may be nobody's fault.
         """
         try:
-            async with asyncio.timeout(timeout):
+            async with answers(self._owner, timeout):
                 redialled = self._redialled
                 try:
                     return await self._once(group, names)
@@ -108,16 +108,8 @@ class Exchanges:
                     self._redialled += 1
                     self._transport.forget(self._owner)
                 return await self._once(group, names)
-        except grpc.aio.AioRpcError as e:
-            raise translate(self._owner, e) from e
         except WireError as e:
             raise PeerFault(self._owner, f"gave an answer that is refused: {e}", 1.0) from e
-        except TimeoutError as e:
-            raise PeerFault(self._owner, "gave no fresh parts in time") from e
-        except asyncio.CancelledError as e:
-            if is_cancelled():
-                raise
-            raise PeerFault(self._owner, "its connection was closed") from e
 
     async def _once(self, group: Group, names: tuple[str, ...]) -> tuple[dict[str, FreshPart], int]:
         channel = await self._transport.channel(self._owner)

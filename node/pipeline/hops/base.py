@@ -74,8 +74,9 @@ class PipelineBase(ABC):
             self.clock.now()
         )
 
-    def ask(self, event: Event) -> Answer:
-        """The machine's answer to an event that has one; its other actions are carried out."""
+    def handle(self, event: Event) -> Answer:
+        """Give the machine an event: its answer, where the event has one. Its other actions are
+        carried out."""
         answer = Answer(Say.REFUSED, "no answer")
         self._handled.set()
         for action in self.machine.handle(event, self.clock.now()):
@@ -143,7 +144,7 @@ class PipelineBase(ABC):
         if self.stash.room(nbytes):
             return True
         for key in self.stash.expired(self.clock.now()):
-            self.do(ev.Expired(key))
+            self.handle(ev.Expired(key))
         return self.stash.room(nbytes)
 
     def look_again(self) -> None:
@@ -154,11 +155,6 @@ class PipelineBase(ABC):
     def time_left(self, path: Path) -> float:
         """Seconds a micro-batch that starts now may take."""
         return min(self.hop_s * (len(path.hops) + 1), self._plan_until - self.clock.now())
-
-    def do(self, event: Event) -> None:
-        """Give the machine an event that nobody waits to be answered."""
-        self._handled.set()
-        self.carry_out(self.machine.handle(event, self.clock.now()))
 
     def _on_error(self, name: str, error: BaseException) -> None:
         self.telemetry.emit("task-died", f"{name}: {error!r}", "error")

@@ -1,16 +1,19 @@
-"""A frame's head: written for the next hop, and checked before a byte of its tensor is read."""
+"""Frames: written for the next hop; the head of one that comes is checked before a byte of its
+tensor is read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline.events import Claim
-from node.wire.tensors import Buffer, chunks, expected_head, nbytes_of
+from node.transport.port import EOF
+from node.wire.tensors import Buffer, TensorReader, chunks, expected_head, nbytes_of
 from protos import pipeline_pb2 as pb
 
 PEER_ID_LENGTH = 128
@@ -131,3 +134,15 @@ def frames(
     )
     for chunk in chunks(buffer, CHUNK):
         yield pb.Frame(chunk=chunk)
+
+
+async def read_chunks(read: Callable[[], Any], reader: TensorReader) -> None:
+    """Feed ``reader`` until it is full. Raises WireError for a stream that is too short, too long,
+    or not made of chunks."""
+    while reader.remaining:
+        frame = await read()
+        if frame is EOF:
+            raise WireError(f"the stream ended {reader.remaining} bytes early")
+        if frame.WhichOneof("part") != "chunk" or not frame.chunk:
+            raise WireError("expected a chunk")
+        reader.feed(frame.chunk)

@@ -24,10 +24,10 @@ from node.pipeline.events import (
     TensorReceived,
 )
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import Incoming, frames, parse_head
-from node.pipeline.hops.outbound import EOF, read_chunks
+from node.pipeline.hops.frames import Incoming, frames, parse_head, read_chunks
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
+from node.transport.port import EOF
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
 
@@ -132,7 +132,7 @@ class Inbound(PipelineServicer):
             async with asyncio.timeout(pipeline.plan_wait_s) as patience:
                 while True:
                     changed, cost = pipeline.changed, pipeline.cost(claim.index)
-                    answer = pipeline.ask(Arrived(way, claim, caller, pipeline.make_room(cost)))
+                    answer = pipeline.handle(Arrived(way, claim, caller, pipeline.make_room(cost)))
                     if answer.say is Say.BUSY and incoming.head.patient:
                         patience.reschedule(until)
                     elif answer.say is not Say.AWAIT_PLAN:
@@ -154,7 +154,7 @@ class Inbound(PipelineServicer):
             request.position,
             tuple(request.skipped[: pipeline.shape.stages]),
         )
-        answer, key = pipeline.ask(asked), asked.key
+        answer, key = pipeline.handle(asked), asked.key
         work = pipeline.stash.get(key)
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
@@ -179,7 +179,7 @@ class Inbound(PipelineServicer):
         caller = pipeline.transport.caller(context)
         reason = "".join(c for c in request.reason[:200] if c.isprintable())
         return pb.LostReply(
-            accepted=pipeline.ask(
+            accepted=pipeline.handle(
                 Lost(request.epoch, request.plan_hash, request.index, caller, reason)
             ).say
             is Say.TAKE
@@ -191,7 +191,7 @@ class Inbound(PipelineServicer):
         if len(request.indices) > len(plan.paths if plan else ()):
             return pb.CountedReply(accepted=False)
         answers = [
-            pipeline.ask(Counted(request.epoch, request.plan_hash, index, caller))
+            pipeline.handle(Counted(request.epoch, request.plan_hash, index, caller))
             for index in request.indices
         ]
         return pb.CountedReply(accepted=all(answer.say is Say.TAKE for answer in answers))

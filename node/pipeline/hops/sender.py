@@ -1,23 +1,34 @@
-"""Carries what the machine wants sent: frames, questions for an input, notes to and from an
-origin."""
+"""Carries what the machine wants sent: a frame and its two receipts, questions for an input, notes
+to and from an origin."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline import events as ev
+from node.pipeline.delivery import Trouble
 from node.pipeline.events import Claim, Direction, Key
 from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.frames import frames
-from node.pipeline.hops.outbound import AlreadyThere, Outbound
-from node.pipeline.pace import Pace
+from node.pipeline.hops.frames import frames, read_chunks
 from node.pipeline.received import FrameReader
 from node.pipeline.route import beside
+from node.transport.port import EOF, answers, printable
 from protos import pipeline_pb2 as pb
+from protos.pipeline_pb2_grpc import PipelineStub
 
+WAITED = 0.5
+"""Share of the time to ACCEPTED; after a longer wait at the other end much of the tensor was there
+before, and the rest of the time says little about the line."""
 PATIENT = 32
 """Attempts under way up to which they wait for room: each is a call that stays open, and a peer
 takes ``transport.peer_streams`` from another, of which its leader needs some."""
@@ -26,14 +37,24 @@ NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
 long."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamOutcome:
+    """How a stream ended: DONE (``trouble`` None), or not."""
+
+    trouble: Trouble | None
+    reason: str = ""
+
+
+class AlreadyThere(PeerFault):
+    """The peer has the gradient of the activation we asked for."""
+
+
 class Sender:
     """The sending half of the service. One attempt for each visit and direction is under way at a
-    time."""
+    time. Every call ends within ``hop_s``."""
 
     def __init__(self, pipeline: PipelineBase) -> None:
         self._pipeline = pipeline
-        self.outbound = Outbound(pipeline.transport, pipeline.clock, pipeline.telemetry)
-        self.pace = Pace()
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._names: dict[PeerId, list[int]] = {}
         self._naming: set[PeerId] = set()
@@ -71,7 +92,7 @@ class Sender:
         self._sending.pop((key, way), None)
         work = pipeline.stash.get(key)
         if work is not None:
-            pipeline.do(
+            pipeline.handle(
                 ev.Expired(key) if work.deadline < pipeline.clock.now() else ev.Retry(key, way)
             )
 
@@ -99,18 +120,16 @@ class Sender:
         def accepted(seconds: float | None) -> None:
             pipeline.timing.sent(peer, seconds, pipeline.clock.now())
             if pipeline.machine.plan is plan:
-                pipeline.do(ev.Passed(key, way, peer))
+                pipeline.handle(ev.Passed(key, way, peer))
 
-        outcome = await self.outbound.send(
-            peer, way, messages, len(buffer), pipeline.hop_s, accepted
-        )
+        outcome = await self.stream(peer, way, messages, len(buffer), accepted)
         if pipeline.machine.plan is not plan:
             return
         # this task is at its end; what comes next must not cancel it
         self._sending.pop((key, way), None)
         if outcome.trouble is None:
             self._measure(claim.journey[action.position], began)
-            pipeline.do(ev.Settled(key, way, peer))
+            pipeline.handle(ev.Settled(key, way, peer))
             return
         pipeline.telemetry.emit(
             "hop-turned",
@@ -120,13 +139,78 @@ class Sender:
             index=key.index,
             trouble=outcome.trouble.value,
         )
-        pipeline.do(ev.Turned(key, way, peer, outcome.trouble))
+        pipeline.handle(ev.Turned(key, way, peer, outcome.trouble))
 
     def _measure(self, hop: Hop, began: float) -> None:
-        machine = self._pipeline.machine
-        self.pace.observe(hop.peer, began, self._pipeline.clock.now())
+        timing, machine = self._pipeline.timing, self._pipeline.machine
+        timing.observe(hop.peer, began, self._pipeline.clock.now())
         siblings = machine.replicas(hop.stage)
-        machine.suspects.slow = machine.suspects.slow - set(siblings) | self.pace.slow(siblings)
+        machine.suspects.slow = machine.suspects.slow - set(siblings) | timing.slow(siblings)
+
+    async def stream(
+        self,
+        peer: PeerId,
+        way: Direction,
+        messages: Iterable[pb.Frame],
+        nbytes: int,
+        accepted: Callable[[float | None], None],
+    ) -> StreamOutcome:
+        """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds
+        that the way took, None where that is not known. Never raises for the peer's failures."""
+        name = "Forward" if way is Direction.FORWARD else "Backward"
+        try:
+            async with self._call(peer, name, messages) as call:
+                return await self._receipts(peer, call, nbytes, accepted)
+        except PeerFault as e:
+            return StreamOutcome(Trouble.FAILED, e.reason)
+
+    @asynccontextmanager
+    async def _call(self, peer: PeerId, name: str, request: object) -> AsyncIterator[Any]:
+        """A call under way, that ends with the block. Raises AlreadyThere and PeerFault."""
+        transport, call = self._pipeline.transport, None
+        async with answers(peer, self._pipeline.hop_s):
+            try:
+                stub = PipelineStub(await transport.channel(peer))
+                call = getattr(stub, name)(request)
+                yield call
+            except grpc.aio.AioRpcError as e:
+                if e.code() is grpc.StatusCode.UNAVAILABLE:
+                    transport.forget(peer)
+                if e.code() is grpc.StatusCode.ALREADY_EXISTS:
+                    raise AlreadyThere(peer, "the gradient is there") from e
+                raise
+            finally:
+                if call is not None and not call.done():
+                    call.cancel()
+
+    async def _receipts(
+        self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float | None], None]
+    ) -> StreamOutcome:
+        pipeline, held = self._pipeline, False
+        began = pipeline.clock.now()
+        while True:
+            receipt = await call.read()
+            if receipt is EOF:
+                # A receiver ends its stream in good order only after DONE; that receipt may be lost
+                # when both come at once.
+                return StreamOutcome(None) if held else StreamOutcome(Trouble.FAILED, "no receipt")
+            match receipt.verdict:
+                case pb.ACCEPTED:
+                    held = True
+                    took = pipeline.clock.now() - began
+                    pipeline.telemetry.spent("wire", took)
+                    pipeline.transport.count(peer, sent=nbytes, plane="pipeline")
+                    waited = receipt.waited_s > WAITED * took
+                    accepted(None if waited else took - max(0.0, receipt.waited_s))
+                case pb.DONE:
+                    return StreamOutcome(None)
+                case pb.BUSY:
+                    return StreamOutcome(Trouble.BUSY, printable(receipt.reason))
+                case pb.REFUSED:
+                    return StreamOutcome(Trouble.REFUSED, printable(receipt.reason))
+                case _:
+                    pipeline.transport.fault(peer, "unknown verdict", 1.0)
+                    return StreamOutcome(Trouble.REFUSED, "unknown verdict")
 
     async def fetch(self, action: ev.Fetch) -> None:
         """Get the input of a visit that takes a dead replica's place."""
@@ -153,42 +237,54 @@ class Sender:
                 if pipeline.guard.objection(Direction.FORWARD, stage, peer, key.index, reader):
                     continue
                 work.input = reader if work.y is None and work.x is None else work.input
-                pipeline.do(ev.Fetched(key, peer))
+                pipeline.handle(ev.Fetched(key, peer))
                 return
         if pipeline.stash.get(key) is work:
-            pipeline.do(ev.NotFetched(key, settled))
+            pipeline.handle(ev.NotFetched(key, settled))
 
     async def _ask(
         self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str
     ) -> FrameReader:
+        """The input of ``key`` from the hop before it. Raises AlreadyThere, PeerFault, or WireError
+        for a bad tensor."""
         pipeline = self._pipeline
         if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
         shape, frame = pipeline.shape_of(key.index), pipeline.shape
+        request = pb.FetchInput(
+            epoch=key.epoch,
+            plan_hash=plan_hash,
+            index=key.index,
+            position=key.position,
+            skipped=skipped,
+        )
         asking, patience = self._asking.setdefault(peer, set()), asyncio.timeout(None)
         asking.add(patience)
         try:
-            async with patience:
-                return await self.outbound.fetch(
-                    peer,
-                    key,
-                    skipped,
-                    plan_hash,
-                    lambda head: FrameReader(head, shape, frame.wire, frame.masked),
-                    pipeline.hop_s,
-                )
+            async with patience, self._call(peer, "Fetch", request) as call:
+                first = await call.read()
+                if first is EOF or first.WhichOneof("part") != "head":
+                    raise WireError("no head")
+                reader = FrameReader(first.head, shape, frame.wire, frame.masked)
+                await read_chunks(call.read, reader)
+                pipeline.transport.count(peer, received=reader.nbytes, plane="pipeline")
+                return reader
         except TimeoutError as e:
             raise PeerFault(peer, "it has died") from e
         finally:
             asking.discard(patience)
 
     async def tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
-        """Nobody can finish this micro-batch."""
+        """Nobody can finish this micro-batch. An origin that does not hear it finds out by its own
+        time-out."""
         pipeline, plan = self._pipeline, self._pipeline.machine.plan
         pipeline.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)
         if plan is not None:
+            note = pb.LostNote(
+                epoch=key.epoch, plan_hash=plan.hash, index=key.index, reason=reason[:200]
+            )
             try:
-                await self.outbound.lost(origin, key, plan.hash, reason, pipeline.hop_s)
+                await self._tell(origin, "Lost", note)
             except PeerFault as e:
                 pipeline.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
 
@@ -207,12 +303,11 @@ class Sender:
             while (plan := pipeline.machine.plan) is not None and (
                 indices := self._names.pop(peer, None)
             ):
+                note = pb.CountedNote(epoch=plan.epoch, plan_hash=plan.hash, indices=indices)
                 for attempt in range(1, NOTE_TRIES + 1):
                     began = pipeline.clock.now()
                     try:
-                        await self.outbound.counted(
-                            peer, plan.epoch, plan.hash, indices, pipeline.hop_s
-                        )
+                        await self._tell(peer, "Counted", note)
                         pipeline.transport.patience.took("named", pipeline.clock.now() - began)
                         break
                     except PeerFault as e:
@@ -230,3 +325,10 @@ class Sender:
                         break
         finally:
             self._naming.discard(peer)
+
+    async def _tell(self, peer: PeerId, name: str, note: pb.LostNote | pb.CountedNote) -> None:
+        """Raises PeerFault when the peer cannot be told."""
+        timeout = self._pipeline.hop_s
+        async with answers(peer, timeout):
+            stub = PipelineStub(await self._pipeline.transport.channel(peer))
+            await getattr(stub, name)(note, timeout=timeout)

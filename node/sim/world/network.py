@@ -26,10 +26,9 @@ from node.identity.faults import FaultBook, until_heard
 from node.sim.setup import HEAD
 from node.sim.world.links import RETRANSMIT_S, Links
 from node.sim.world.loop import ProcessLoop, TimerHandle, VirtualTime
-from node.transport.port import translate
+from node.transport.port import EOF, translate
 from node.transport.settings import TransportSettings
 
-EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
 SILENT_S = TransportSettings.keepalive_s + TransportSettings.keepalive_timeout_s
 """A connection over which nothing can be heard is given up after so long."""
 DIAL_S, IDLE_S = TransportSettings.dial_timeout_s, TransportSettings.idle_s

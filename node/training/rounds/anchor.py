@@ -222,8 +222,7 @@ class Anchor(Giver):
     ) -> tuple[OuterState | None, Named]:
         """Anchor and momentum of all parts at ``version``, None (and a line in the journal) when
         nobody gave them; and the error feedback that goes with them."""
-        e, here = self._engines, self._stage.parameters()
-        shapes = {name: tuple(t.shape) for name, t in here.items()}
+        e, shapes = self._engines, self._stage.shapes
         wanted = {
             f"{name}/{which}": shape
             for name, shape in shapes.items()

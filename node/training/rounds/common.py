@@ -31,7 +31,7 @@ class Rounds:
         parts: Sequence[ParameterPart] | None = None,
     ) -> None:
         """``parts``: what can be owned of the stage; None: each parameter."""
-        self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
+        self.shapes = stage.shapes
         self._parts = tuple(parts_of(self.shapes, optimizer) if parts is None else parts)
         self._method = optimizer.name
         self.operations = {part.name: part.cost for part in self._parts}

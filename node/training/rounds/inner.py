@@ -5,7 +5,7 @@ cell's next parameters, what the round came to. Never: another cell (that is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
@@ -13,7 +13,6 @@ from node.averaging.exchange.request import RoundRequest, WeightCaps
 from node.core.ids import ENDS, PeerId, RoundId
 from node.core.journey import Plan
 from node.pipeline.route import fewest_hops
-from node.scheduler.assigned import assigned
 from node.training.protocol import events as ev
 from node.training.rounds.common import Rounds
 from node.training.state.engines import Engines
@@ -59,7 +58,6 @@ class InnerRound:
         cell = [m for m in plan.stage(self._stage.stage) if m.peer not in r.dead]
         if not listener:
             self._state_export.opens(plan, owners, r.dead)
-        share = assigned(plan, self._stage.stage, self._sequence, r.dropped)
         request = RoundRequest(
             round=RoundId(plan.epoch, plan.term, r.attempt),
             plan_hash=plan.hash,
@@ -72,7 +70,7 @@ class InnerRound:
             gradients=None if listener else self._gradients,
             tokens=0 if listener else self._tokens,
             deadline_s=r.deadline_s,
-            caps=WeightCaps(share.most, share.allowed, share.total),
+            caps=caps_of(plan, self._stage.stage, self._sequence, r.dropped),
             ready=lambda names: self._state_export.taking.ready(names, r.deadline_s),
             hold=(lambda names: self._hold(plan, names)) if self._may_go_idle() else None,
         )
@@ -133,3 +131,28 @@ class InnerRound:
         self._engines.owner.hold(names, plan.epoch)
         here = self._stage.parameters()
         return {name: here[name].detach().to("cpu", copy=True) for name in names}
+
+
+def caps_of(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = ()) -> WeightCaps:
+    """What contributions of ``stage`` may weigh, with samples of ``sequence`` tokens; ``dropped``:
+    micro-batches that do not count. Nobody can honestly have more tokens behind its gradients than
+    all micro-batches have, counted or not.
+
+    The same at every member, because it depends on the plan and the leader's note alone. A
+    micro-batch counts for whom the plan names, also when a dead hop was replaced:
+    :func:`node.averaging.reducers.weights.weights` leaves room for that.
+    """
+    allowed = {m.peer: 0 for m in plan.stage(stage) if m.current}
+    total = most = 0
+    for path in plan.paths:
+        tokens = len(path.samples) * sequence
+        most += tokens
+        total += tokens * (path.index not in dropped)
+        peers = (
+            {path.origin}
+            if stage == ENDS
+            else {hop.peer for hop in path.hops if hop.stage == stage}
+        )
+        for peer in peers & allowed.keys():
+            allowed[peer] += tokens
+    return WeightCaps(most, allowed, total)

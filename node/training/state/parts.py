@@ -35,7 +35,7 @@ class Parts:
 
     def __init__(self, stage: StageState, engines: Engines, optimizer: OptimSettings) -> None:
         self._stage, self._engines, self._optimizer = stage.stage, engines, optimizer
-        self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
+        self.shapes = stage.shapes
 
     def batches(self, names: Sequence[str]) -> list[list[str]]:
         """The names in order, cut so that a batch has about ``BATCH`` bytes of state, a part at

@@ -34,6 +34,8 @@ class StageState:
         """Of what is in place."""
         self.empty, self.frozen = empty, frozen
         self._live = dict(module.named_parameters())
+        self.shapes = {name: tuple(p.shape) for name, p in self._live.items()}
+        """Of the parameters, in every version."""
         self._before: tuple[dict[str, Tensor], str, Version] | None = None
         """What the last :meth:`adopt` took the place of: parameters, their digest, their
         version."""

@@ -1,10 +1,10 @@
-"""What the plan gives to each replica."""
+"""Tokens that the plan assigns to each replica."""
 
 import pytest
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
-from node.scheduler.assigned import assigned
+from node.training.rounds.inner import caps_of
 
 E0, E1, A, B, L, Z = map(PeerId, ("e0", "e1", "a", "b", "l", "z"))
 MEMBERS = (
@@ -24,14 +24,14 @@ PLAN = Plan(4, 1, E0, MEMBERS, PATHS, {})
     ("stage", "allowed"), [(1, {A: 32, B: 16}), (2, {Z: 48}), (ENDS, {E0: 32, E1: 16})]
 )
 def test_tokens_by_replica(stage, allowed):
-    assert assigned(PLAN, stage, 8).allowed == allowed
+    assert caps_of(PLAN, stage, 8).allowed == allowed
 
 
 def test_what_was_dropped_counts_for_nobody_but_was_assigned():
-    got = assigned(PLAN, 1, 8, dropped=(1, 7))
+    got = caps_of(PLAN, 1, 8, dropped=(1, 7))
     assert (got.allowed, (got.total, got.most)) == ({A: 32, B: 16}, (32, 48))
 
 
 def test_an_idle_current_replica_is_listed_and_a_listener_not():
     idle = Plan(4, 1, E0, MEMBERS, PATHS[:2], {})
-    assert assigned(idle, 1, 8).allowed == {A: 32, B: 0}
+    assert caps_of(idle, 1, 8).allowed == {A: 32, B: 0}
