@@ -563,8 +563,9 @@ Given = Callable[[int], Mapping[str, Tensor]]
 
 
 def _weights(config: NodeConfig, manifest: Manifest, stage: int) -> Given | None:
-    """Of the directory that this peer keeps the model in, or of the stage that it fetched; None
-    where there is neither. Raises UsageFault for a directory that is named now and not there."""
+    """A reader of the weights in the directory where this peer keeps the model, or of the stage
+    that it fetched; None where there is neither. Raises UsageFault for a directory that is named
+    now and not there."""
     m, places = manifest.model, config.places(manifest.run_id)
     kept = config.base_dir(manifest.run_id, stage)
     where = Path(places.weights) if places.weights else kept

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def room_on(config: NodeConfig, devices: Sequence[Device], held: int = 0) -> tuple[int, str]:
-    """Bytes that a stage on these devices, all alike, may take of them together; and of what, for
-    people, where that is not all of a device. Of a GPU that is no more than is free
-    now, so that what others use, a desktop for instance, is not planned; ``held`` bytes of each are
-    taken by this peer itself, and count as free."""
+    """(bytes that a stage may take of these devices together, all alike; a text that explains the
+    number where it is not all of a device). Of a GPU no more is counted than is free now, so that
+    memory which other programs use, a desktop for instance, is left to them; ``held`` bytes of each
+    are used by this peer itself, and count as free."""
     gpu, reserve, said = devices[0].is_cuda, config.reserve, list[str]()
     free, total = min(
         (d.memory_free() + held if gpu else d.memory_limit(), d.memory_limit()) for d in devices
@@ -70,9 +70,8 @@ def check_memory(
     said: str = "",
 ) -> Verdict:
     """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep
-    of it into the ``beside`` bytes of main memory, where that is not the device's (0). Of what may
-    be computed again for a backward, as little is as makes it fit. ``said``: of what the limit is,
-    for people."""
+    of it into the ``beside`` bytes of main memory, where that is not the device's (0). As little is
+    computed again for a backward as makes it fit. ``said``: explains the limit, for people."""
     m, p, outer = manifest.model, manifest.pipeline, manifest.outer
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts})

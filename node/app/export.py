@@ -67,9 +67,7 @@ async def gather(
     else:
         tokenizer_json = tokenizer.to_json()
         await asyncio.to_thread(write_hf, directory, m.model, whole, tokenizer_json, parameters)
-    text = (
-        f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm went on meanwhile)"
-    )
+    text = f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm trained on)"
     fields = {"directory": str(directory), "epoch": high}
     yield "exported", f"wrote {directory} from {text}", fields
 

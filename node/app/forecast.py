@@ -20,8 +20,8 @@ OVERHEAD = 1.05
 """Bytes on the wire for each byte of a tensor: headers of segments, records and frames, and
 acknowledgements of what came."""
 FRAME = 1500
-"""Bytes beside its tensor of one that is handed on, both ways together: head, receipts, the
-journey, that it counts."""
+"""Bytes that a frame costs beside its tensor, both directions together: head, journey, receipts,
+and the note that its share counts."""
 MEMBER, HOP, SAMPLE, OWNED, PLAN = 80, 8, 7, 50, 1500
 """Bytes of a plan for each member, hop of a path, sequence, and part of the model; and what else it
 has."""

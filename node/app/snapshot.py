@@ -46,7 +46,7 @@ MEASURE_S = 5.0
 
 
 class Tally:
-    """What plans have told so far. ``shown``: what the screen has of it, the losses, the tokens and
+    """What the plans so far have reported. ``shown``: a snapshot with the losses, the tokens and
     their rate."""
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Tally:
         self._epoch, self._at = -1, 0.0
 
     def planned(self, plan: Plan, now: float) -> float:
-        """News that travels with every plan: the epoch before it, as the whole swarm saw it.
-        Seconds that one took, 0 for unknown."""
+        """Take over what a new plan reports of the epoch before it. Returns the seconds which that
+        epoch took, 0 for unknown."""
         s, since = self.shown, now - self._at if self._at else 0.0
         if plan.epoch <= self._epoch:
             return 0.0

@@ -27,8 +27,8 @@ class AveragingSettings:
     """A contribution whose norm per token is above it, or not finite, is refused and counted
     against its sender."""
     quarantine: float = 10.0
-    """A contribution this many times louder per token than the others' median is left out of the
-    step and counted; 0 is off."""
+    """A contribution whose norm per token is this many times the median of the others' is left out
+    of the step and counted against its sender; 0 is off."""
     reducer: str = "mean"
     """What becomes of the contributions: mean (by tokens), clipped-mean, median, trimmed-mean,
     centered-clip. All but the mean need three contributors and average like it below that."""

@@ -238,7 +238,7 @@ class _Fetch:
     async def _described(
         self, peer: PeerId, version: Version | None, must: bool = False
     ) -> _Offer | None:
-        """One donor's offer; None when it has no such state and ``must`` it not. Raises
+        """One donor's offer; None when it has no such state and ``must`` is false. Raises
         AioRpcError, PeerFault, WireError."""
         names = [] if self.kind is StateKind.PARAMETERS else sorted(self.shapes)
         request = state_pb2.DescribeRequest(
@@ -277,7 +277,7 @@ class _Fetch:
         for name, shape in self.shapes.items():
             compare(entries[name].head, expected_head(name, shape, WIRE), WIRE)
             if len(entries[name].hashes) != HASH * len(pieces(nbytes_of(shape, WIRE))):
-                raise WireError(f"{name} has not one hash for each piece")
+                raise WireError(f"{name} does not have one hash for each piece")
         hashes = tuple((name, entries[name].hashes) for name in sorted(entries))
         if digest_of({n: (self.shapes[n], each) for n, each in hashes}) != manifest.digest:
             raise WireError("its tensors do not have the digest it names")

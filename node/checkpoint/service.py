@@ -150,7 +150,7 @@ class StateService(state_pb2_grpc.StateServicer):
         if self._weights is None or kind is not StateKind.BASE:
             return None
         stage = request.stage
-        async with self._hashing:  # who waited for it finds what the one before has read
+        async with self._hashing:  # a request that waited finds what the one before has read
             here = self.pins.find(stage, kind, 0, "", self._clock.now())
             if here or self._provider.describe(stage, kind, 0, ""):
                 return None

@@ -55,7 +55,8 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         return self._ask(self._stub.Peers, control_pb2.PeersRequest(all=everybody))
 
     def cells(self) -> control_pb2.CellsAnswer:
-        """What there is of other cells is read in the directory, so it takes a few seconds."""
+        """A sample of the run's cells. They are read from the directory, which takes a few
+        seconds."""
         return self._ask(self._stub.Cells, control_pb2.CellsRequest(), CELLS_S)
 
     def ping(self, peer: str, count: int = 3, *, improve: bool = False) -> control_pb2.PingReport:

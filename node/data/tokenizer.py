@@ -49,7 +49,8 @@ class ByteTokenizer:
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
 
     def stream(self, before: Iterable[int]) -> Callable[[int], str]:
-        """What gives the text that each further id completes, after the ids ``before``."""
+        """A function of the next id that returns the text which that id completes, after the ids
+        ``before``."""
         partial = codecs.getincrementaldecoder("utf-8")("replace")
         partial.decode(bytes(i for i in before if 0 <= i < 256))
         return lambda i: partial.decode(bytes([i])) if 0 <= i < 256 else ""

@@ -25,15 +25,17 @@ from node.dht.record_store import Admit
 from node.identity.rates import TokenBucket
 
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50.0, 100.0
-"""Of one peer. Reading and posting every few seconds takes one or two a second."""
+"""DHT requests of one peer: sustained rate, and burst. Reading and posting every few seconds takes
+one or two a second."""
 
 Tell = Callable[[PeerId, str, str], None]
 """``tell(peer, kind, text)`` records something a peer did."""
 
 
 class AdmissionFilter:
-    """``admit`` raises Refused for whom the run does not want (None: everybody is welcome),
-    ``admission`` is what we show."""
+    """Checks and makes the admission tokens of DHT requests, and limits how often a peer may ask.
+    ``admit`` raises Refused for a peer that the run does not admit (None: an open run),
+    ``admission`` is our own token."""
 
     def __init__(
         self,

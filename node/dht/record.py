@@ -81,7 +81,7 @@ class PeerBody:
     While ``state`` is "choosing" it has no stage, and ``role`` may be "auto". ``open_to``: which
     other stages it would host, "auto" for any, "stage" for block stages, "" for none. Not
     ``settled``: it has claimed its stage a moment ago and may give way to others who did. ``cell``:
-    the cell it belongs to; empty in a run of one cell, and of who belongs to none.
+    the cell it belongs to; empty in a run of one cell, and of a peer that belongs to none.
     """
 
     stage: int

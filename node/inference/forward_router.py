@@ -1,5 +1,5 @@
-"""The way of forward-only work around stages that nobody serves: which block stages it goes
-through, and at whom.
+"""Routes of forward-only work around stages that nobody serves: which block stages it visits, and
+at which peers.
 
 Enters: the plan, what the operator leaves out, who answers a ping. Leaves: hops. Never: a stage
 left out that the operator has not named and the run's skip ratio does not allow; nor the ends.
@@ -24,8 +24,8 @@ T = TypeVar("T")
 PING_S = 3.0
 """For a sign of life."""
 WATCH_S = 5.0
-"""Work that is not home after so long may have been lost with a hop further on: the hops are asked
-whether they live, and again."""
+"""Seconds after which work that is not home may have been lost with a later hop: the hops are then
+pinged, again after as long."""
 TOGETHER = 4
 """Replicas of a stage that are asked at once; the others only if none of these lives."""
 TRIES = 5
@@ -135,12 +135,12 @@ class ForwardRouter:
     def reroute(self) -> Reroute:
         """The way in use. Raises ValueError before the first :meth:`look`."""
         if self._reroute is None:
-            raise ValueError("nobody has looked who lives")
+            raise ValueError("look() has not been called")
         return self._reroute
 
     async def look(self) -> Reroute:
-        """Who lives now. Raises NetworkFault when that is not enough, or the swarm has not
-        begun."""
+        """Find the peers that answer now and choose the stages to visit. Raises NetworkFault when
+        too few stages have one, or the swarm has not begun."""
         plan = self._plan()
         if plan is None:
             raise NetworkFault(

@@ -1,9 +1,7 @@
-"""Rank 0's hold on the other ranks: starts their processes, says what comes next, and says so when
-one is gone.
-
-Words go down each process's standard input as JSON lines, tensors through torch.distributed: a rank
-that waits for a word waits without a timeout, one that waits for a tensor does not. An error inside
-a command leaves the ranks at different places, so it ends them all.
+"""Rank 0's control of the other ranks: starts their processes, sends commands, and reports when one
+is gone. Commands go to each process's standard input as JSON lines, tensors through
+torch.distributed: a rank waits for a command without a timeout, and for a tensor with one. An error
+inside a command leaves the ranks at different places, so it ends them all.
 """
 
 from __future__ import annotations
@@ -131,15 +129,16 @@ class Ranks:
         return rank
 
     def handle(self) -> Handle:
-        """A number to keep something under at the other ranks."""
+        """A new number under which the other ranks keep something, until the handle is garbage
+        here."""
         handle = Handle(next(self._numbers))
         finalize(handle, self._forgotten.append, handle.number).atexit = False
         return handle
 
     @contextmanager
     def command(self, do: str, **words: Any) -> Iterator[None]:
-        """Tell all ranks what comes next; inside, do rank 0's part of it. One at a time, from any
-        thread.
+        """Send the command ``do`` to all ranks; inside the block, do rank 0's part of it. One
+        command at a time, from any thread.
 
         Raises DeviceLost, for whatever went wrong inside too. Check what can be wrong with the data
         before.

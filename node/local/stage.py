@@ -29,8 +29,8 @@ from node.pipeline.guard import NotFinite
 from node.pipeline.visit_buffers import Autocast, EndsModule, StageMath
 
 LEAST_FLOPS = 2_000_000_000
-"""Of a step that is worth the way to the other ranks: below, on two cores over gloo, one is done
-sooner alone."""
+"""Floating-point operations of a step from which it is shared with the other ranks: below, on two
+cores over gloo, rank 0 alone is done sooner."""
 
 
 class LocalStage:
@@ -96,8 +96,8 @@ class CutShare(dict[str, Tensor]):
 
 
 class CutMath(StageMath):
-    """The arithmetic of a visit, over all ranks. A micro-batch whose numbers are bad is refused
-    before anybody is told."""
+    """The arithmetic of a visit, over all ranks. A micro-batch with invalid numbers is refused
+    before a command is sent."""
 
     def __init__(
         self, ranks: Ranks, program: Program, module: nn.Module, settings: ModelSettings, wire: str

@@ -109,8 +109,8 @@ def _small(
 
 
 def _stacked(name: str, matrices: list[Tensor]) -> Tensor:
-    """The matrices as one tensor: their own memory where they lie one behind the other, as what a
-    step of a stack gave does."""
+    """The matrices as one tensor: a view of their own memory where they lie one behind the other,
+    as the results of a stacked step do."""
     first, size = matrices[0], matrices[0].nbytes
     start, many = first.data_ptr(), (len(matrices), *first.shape)
     end = first.untyped_storage().data_ptr() + first.untyped_storage().nbytes()

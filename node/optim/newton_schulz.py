@@ -188,7 +188,7 @@ def in_jobs(
     stack: bool,
     rule: KernelRule | None = None,
 ) -> list[T]:
-    """What ``act`` gives for the members of each job, in the order of ``matrices``.
+    """Call ``act`` for each job and return its results in the order of ``matrices``.
 
     With ``stack``, matrices of a shape that gains from it are in one job, and large ones are done
     side by side on as many threads as torch has, in one job for each thread. Without, every matrix

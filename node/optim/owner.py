@@ -43,10 +43,10 @@ class Owner:
     """Optimizer of the parts one peer owns; which those are is decided elsewhere, a part without
     state starts from zero.
 
-    ``total_epochs``: length of the run for the schedule, 0 if unknown. ``orthogonalise``: who does
-    that, where it is not done here. Raises OutOfResources when the package an optimizer comes from
-    cannot be imported, UsageFault for coefficients that do not go with the number of steps, or that
-    ``orthogonalise`` does not know.
+    ``total_epochs``: length of the run for the schedule, 0 if unknown. ``orthogonalise``: replaces
+    the function of this process, where several devices do it. Raises OutOfResources when the
+    package an optimizer comes from cannot be imported, UsageFault for coefficients that do not go
+    with the number of steps, or that ``orthogonalise`` does not know.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class Owner:
     def _one_by_one(
         self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int
     ) -> tuple[dict[str, Tensor], dict[str, State]]:
-        """A step that takes the memory of one part at a time. Fresh parameters leave the device."""
+        """As the step of all parts, in the memory that one part takes at a time. Fresh parameters
+        leave the device."""
         fresh, staged = dict[str, Tensor](), dict[str, State]()
         self.singly += 1
         free_cached()
@@ -139,7 +140,7 @@ class Owner:
         return frozenset(chosen)
 
     def hold(self, names: Iterable[str], epoch: int) -> None:
-        """``epoch`` leaves the state of these parts as it is; staged for it like that of a step."""
+        """Stage the present state of these parts for ``epoch``, which makes no step of them."""
         known = {
             name: self._state[name]
             for name in names
@@ -157,7 +158,7 @@ class Owner:
 
     @property
     def nbytes(self) -> int:
-        """Of the committed state of all parts here."""
+        """Bytes of the committed state of all parts here."""
         return sum(t.nbytes for state in list(self._state.values()) for t in state.values())
 
     def state(self, name: str) -> dict[str, Tensor]:

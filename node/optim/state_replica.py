@@ -50,7 +50,7 @@ class VersionTrail:
         """By epoch, rising."""
 
     def stand(self, version: Version) -> None:
-        """``version`` is in place."""
+        """Record that ``version`` is in place."""
         # Another lineage at the same epoch is another history: what was remembered of ours says
         # nothing about it.
         same = self._past.get(version.epoch, version.lineage) == version.lineage
@@ -61,7 +61,7 @@ class VersionTrail:
         self._past[version.epoch] = version.lineage
 
     def forget(self) -> None:
-        """What was in place is of another history."""
+        """The parameters in place before belong to another history: remember nothing of them."""
         self._past = {}
 
     def at(self, epoch: int) -> Version:

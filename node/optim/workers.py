@@ -29,8 +29,8 @@ def _pool(process: int) -> ThreadPoolExecutor:
 
 
 def spread(acts: Sequence[Callable[[], T]], workers: int, each: int = 1) -> list[T]:
-    """What each gives, in order; an exception is raised when all have ended. Give the longest
-    first.
+    """The results of ``acts`` in their order; an exception is raised when all have ended. Pass the
+    longest first.
 
     The caller is one of the ``workers``. For the time of the call new threads of this process have
     ``each`` intra-operation threads; afterwards as many as before. Gradients are recorded where the

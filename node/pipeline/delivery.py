@@ -10,13 +10,14 @@ from enum import Enum
 from node.core.ids import PeerId
 
 SUSPECT_S = 10.0
-"""A peer that just failed somebody is asked last for so long: eight micro-batches need not all find
-out by themselves."""
+"""Seconds for which a peer that has failed is asked last: eight micro-batches need not all find out
+by themselves."""
 ATTEMPTS = 2
 """Failures of one peer, for one tensor, before it counts as gone: a single reset connection is not
 a death."""
 PAUSE_S = (0.02, 0.64)
-"""First and longest pause when everybody was asked and nobody took it; doubles in between."""
+"""First and longest pause, in seconds, when everybody was asked and nobody took it; doubles in
+between."""
 
 
 class Trouble(Enum):
@@ -32,7 +33,7 @@ class Trouble(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Everybody who might take it was asked; ask again after so many seconds."""
+    """Every peer that might take the tensor was asked; ask again after ``seconds``."""
 
     seconds: float
 
@@ -51,7 +52,7 @@ class Suspects:
         self._until[peer] = now + SUSPECT_S
 
     def clear(self, peer: PeerId) -> None:
-        """The peer was heard of: it lives."""
+        """A message of the peer came, so it is alive: forget that it failed."""
         self._until.pop(peer, None)
 
     def has(self, peer: PeerId, now: float) -> bool:
@@ -72,8 +73,8 @@ class Delivery:
     asked: set[PeerId] = field(default_factory=set)
     pauses: int = 0
     patient: bool = False
-    """Whoever was chosen last is to be waited for when it has no room: all others were asked, or
-    there are none."""
+    """The peer chosen last is to be waited for when it has no room: all others were asked, or there
+    are none."""
 
     def turned(self, peer: PeerId, trouble: Trouble) -> None:
         """Record what came of asking ``peer``."""
@@ -91,12 +92,10 @@ class Delivery:
         now: float,
         done_s: Mapping[PeerId, float] = {},
     ) -> PeerId | Pause | None:
-        """Who is asked next: ``preferred`` if it may be, then the other ``replicas``; None when all
-        are gone.
-
-        ``done_s``: when each would be done with it; of the others the earliest comes first, in
-        turns where they are equal. Suspects come last and slow ones before them; ``preferred`` may
-        be slow, the plan has reckoned with that.
+        """The peer to ask next: ``preferred`` if it may be, then the other ``replicas``; None when
+        all are gone. ``done_s``: when each would be done with it; of the others the earliest comes
+        first, in turns where they are equal. Suspects come last and slow ones before them;
+        ``preferred`` may be slow, the plan has taken that into account.
         """
         others = sorted(set(replicas) - {preferred})
         turn = self.spread % len(others) if others else 0

@@ -1,5 +1,4 @@
-"""What a peer's pipeline machine hears, and what it answers. Frozen values; no tensor among
-them."""
+"""Events and actions of a peer's pipeline machine. Frozen values; no tensor among them."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a frame says about itself before its tensor is read. ``position`` is the receiver's
-    index in ``journey``."""
+    """What a frame says about itself before its tensor is read. ``index`` numbers the micro-batch;
+    ``position`` is the receiver's index in ``journey``."""
 
     epoch: int
     plan_hash: str
@@ -48,14 +47,13 @@ class Say(Enum):
     """Answers to another peer."""
 
     TAKE = "take"
-    """Go on: read the tensor, or hand it over."""
+    """Yes: read the tensor, or stream the one that was asked for."""
     AGAIN = "again"
     """I hold this already from you or from a peer you replace: ACCEPTED, then DONE when it is
     done."""
     SETTLED = "settled"
-    """I hold this already from somebody else: DONE alone. A gradient of another replica of your
-    stage, or an activation that took another way (a stage skipped that yours visited, or the other
-    way round). Yours is used for nothing."""
+    """I hold this already from another peer: DONE alone. A gradient of another replica of your
+    stage, or an activation that visited other stages. Yours is not used."""
     BUSY = "busy"
     REFUSED = "refused"
     AWAIT_PLAN = "await plan"
@@ -245,7 +243,7 @@ class Expired(OfVisit):
 
 
 VisitEvent = Fetched | NotFetched | Computed | Broken | Passed | Settled | Turned | Retry | Expired
-"""What changes nothing where the visit is not known."""
+"""Events that are ignored when their visit is not known."""
 Event = (
     VisitEvent | AdoptPlan | Close | Start | Drop | Arrived | TensorReceived | Asked | PeerDied
     | Lost | Counted
@@ -257,8 +255,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To the peer whose frame or question this event was; exactly one per Arrived, Held, Asked,
-    Lost and Counted."""
+    """The answer to the peer whose frame or note this event was; exactly one per Arrived,
+    TensorReceived, Asked, Lost and Counted."""
 
     say: Say
     reason: str = ""
@@ -325,7 +323,7 @@ class Failed(OneWay):
 
 @dataclass(frozen=True, slots=True)
 class TellOrigin(OfVisit):
-    """Nobody before us will notice any more; the origin must hear that this micro-batch is lost."""
+    """No hop before us waits for this micro-batch any more, so tell the origin that it is lost."""
 
     origin: PeerId
     reason: str

@@ -28,8 +28,8 @@ from protos import pipeline_pb2 as pb
 
 T = TypeVar("T")
 SHARE, GUESTS = 0.5, 0.25
-"""Of the stash, for forward-only work, and for what peers outside the plan ask for: anybody may,
-but training comes first, and then the evaluation that the leader waits for."""
+"""Shares of the stash for all forward-only work, and for that of peers outside the plan: any peer
+may ask, but training comes first, and then the evaluation that the leader waits for."""
 
 
 class ForwardRequests:
@@ -52,8 +52,8 @@ class ForwardRequests:
         tokens: Tensor,
         document_ends: Sequence[int] = (),
     ) -> FrameReader:
-        """Send ``tokens`` [B, T] through ``hops``; what comes back is h [B, T, D], or [B, 1, D] for
-        GENERATE. ``document_ends`` are those of the tokens, for EVALUATE alone.
+        """Send ``tokens`` [B, T] through ``hops``; returns hidden states [B, T, D], or [B, 1, D]
+        for GENERATE. ``document_ends`` are those of the tokens, for EVALUATE alone.
 
         Raises ValueError for an impossible path or batch, PeerFault when the tokens cannot be
         embedded or no answer comes back in time.
@@ -84,8 +84,8 @@ class ForwardRequests:
             del self._waiting[purpose, index]
 
     async def compute(self, job: Callable[[], T]) -> T:
-        """What ``job`` gives on the device thread. Raises PeerFault, of this peer, when it
-        fails."""
+        """Run ``job`` on the device thread and return its result. Raises PeerFault, of this peer,
+        when it fails."""
         pipeline = self._pipeline
         try:
             return await pipeline.device.run(job, Priority.FORWARD_ONLY)
@@ -104,11 +104,11 @@ class ForwardRequests:
             or claim.journey[here].peer != self._pipeline.me
             or claim.journey[here - 1].peer != caller
         ):
-            return await say(context, pb.REFUSED, "not yours to send, or not for me")
+            return await say(context, pb.REFUSED, "not from the hop before, or not for this peer")
         if here == len(claim.journey) - 1:
             return await self._come_home(caller, incoming, context)
         if claim.journey[here].stage != self._pipeline.stage:
-            return await say(context, pb.REFUSED, f"I host stage {self._pipeline.stage}")
+            return await say(context, pb.REFUSED, f"this peer hosts stage {self._pipeline.stage}")
         await self._visit(caller, incoming, context)
 
     async def _come_home(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
@@ -117,7 +117,7 @@ class ForwardRequests:
             return await say(context, pb.REFUSED, "nobody waits for this")
         last, shape, back = waiting
         if caller != last.peer and caller not in self._pipeline.machine.replicas(last.stage):
-            return await say(context, pb.REFUSED, "not yours to bring")
+            return await say(context, pb.REFUSED, "only a replica of the last stage may bring it")
         reader = await self._read(incoming, shape, context)
         if not back.done():
             back.set_result(reader)
@@ -129,12 +129,13 @@ class ForwardRequests:
         cost, limit = 2 * pipeline.shape.nbytes(shape[0], shape[1]), pipeline.stash.limit
         plan = pipeline.machine.plan
         members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
-        # Each hop before this one has seen that the work came from whom it names.
+        # Each hop before this one has checked that the work came from the peer that the journey
+        # names.
         guest = not {caller, incoming.claim.journey[0].peer} <= members
         if self._held + cost > max(cost, SHARE * limit) or (
             guest and self._guests + cost > max(cost, GUESTS * limit)
         ):
-            return await say(context, pb.BUSY, "enough forward-only work is here")
+            return await say(context, pb.BUSY, "forward-only work has its share of the stash")
         if not pipeline.make_room(cost):
             return await say(context, pb.BUSY, "my stash is full")
         self._charge(cost, guest)
@@ -170,7 +171,7 @@ class ForwardRequests:
         purpose = incoming.head.purpose
         last_only = purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
         onward = Claim(claim.epoch, "", claim.index, claim.journey, claim.position + 1)
-        # Whoever asked waits no longer, whatever deadline the sender says.
+        # The origin waits no longer than this, whatever deadline the sender states.
         most_s = pipeline.hop_s * (len(claim.journey) - claim.position)
         within_s = min(incoming.head.deadline_s, most_s)
         try:

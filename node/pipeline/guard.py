@@ -1,5 +1,4 @@
-"""What is looked at in a tensor from a peer before anybody uses it: are its numbers finite, and of
-the usual size.
+"""Checks of a tensor from a peer before it is used: are its numbers finite, and of the usual size.
 
 The norm is taken on the event loop. It costs a hundredth of what receiving the same bytes costs
 there.
@@ -56,7 +55,8 @@ def check_share(grads: list[Tensor]) -> None:
 
 
 class Guard:
-    """The objections of one peer; each is counted against the sender and said in the journal."""
+    """The checks of one receiving peer; each objection counts against the sender and goes to the
+    journal."""
 
     def __init__(self, transport: TransportPort, telemetry: Telemetry, limit: float) -> None:
         self._transport, self._telemetry = transport, telemetry

@@ -80,8 +80,8 @@ class PipelineMachine:
     """The decisions of one peer. :meth:`handle` is the only way in.
 
     ``fewest``: block stages a journey visits at least; a hop is left out only beyond that. By
-    default no hop ever is. ``planned``: paths are planned around the memory of every peer, so one
-    that has no room is waited for, unless it is slower than another, before others are asked.
+    default none is. ``planned``: paths are planned around the memory of every peer, so a peer
+    without room is waited for before others are asked, unless it is slower than another.
     """
 
     def __init__(self, me: PeerId, fewest: int = sys.maxsize, planned: bool = False) -> None:
@@ -103,13 +103,13 @@ class PipelineMachine:
         return self._replicas.get(stage, ())
 
     def told(self, key: Key, way: Direction) -> bool:
-        """True when whoever sent this may hear DONE."""
+        """Whether DONE may be sent for this tensor."""
         visit = self.visits.get(key)
         return visit is not None and visit.leg(way).told
 
     def unsure(self, besides: Collection[int] = ()) -> int:
-        """How many gradients were given on of which the origin has not said yet if this peer's
-        share counts."""
+        """How many gradients were passed on whose origin has not yet said whether this peer's share
+        counts."""
         return sum(
             v.undecided(k.position) and k.index not in besides for k, v in self.visits.items()
         )
@@ -205,7 +205,7 @@ class PipelineMachine:
         ]
 
     def _in_force(self, epoch: int, plan_hash: str) -> Answer | None:
-        """None when work under this plan may go on."""
+        """Why work under this plan is not taken; None when this plan is in force."""
         if self.plan is None or epoch > self.plan.epoch:
             return Answer(Say.AWAIT_PLAN, f"epoch {epoch} has not begun here")
         if epoch < self.plan.epoch or self.closed:
@@ -237,8 +237,8 @@ class PipelineMachine:
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
         if said := self._said(event, now):
             return said
-        # What comes home to its origin was let in when it began; turning it away would hold up
-        # everybody's stash.
+        # A micro-batch that comes home has had room reserved since its start; refusing it would
+        # hold up the stash of every hop.
         if event.way is FORWARD and not event.room and event.claim.journey[0].peer != self.me:
             return [Answer(Say.BUSY, "my stash is full")]
         return [Answer(Say.TAKE)]
@@ -277,7 +277,7 @@ class PipelineMachine:
         if not visit.same_way(event.claim):
             if event.way is FORWARD:
                 return [Answer(Say.SETTLED, "this micro-batch came here over other stages")]
-            return [Answer(Say.REFUSED, "mine came over other stages")]
+            return [Answer(Say.REFUSED, "here it visited other stages")]
         if visit.leg(event.way).step is Step.ABSENT:
             return []
         if event.way is BACKWARD and visit.gradient_from != event.caller:
@@ -288,7 +288,7 @@ class PipelineMachine:
         stuck = leg.delivery is not None and leg.target is None and leg.step is Step.COMPUTED
         if stuck and (event.way is BACKWARD or back.step is Step.ABSENT):
             leg.delivery = (
-                None  # we gave up before, or pause; the sender's news may be better than ours
+                None  # we gave up before, or pause; the sender's journey may be newer than ours
             )
             actions += self._send(key, visit, event.way, now)
         elif (
@@ -329,7 +329,7 @@ class PipelineMachine:
                 FreeGraph(key),
                 *self._send(key, visit, BACKWARD, now),
             ]
-        if visit.backward.step is Step.HELD:  # we replace somebody whose output has long arrived
+        if visit.backward.step is Step.HELD:  # we replace a peer whose output has arrived
             visit.forward.step = Step.SETTLED
             return [*self._tell(key, visit, FORWARD), Compute(key, BACKWARD)]
         return self._send(key, visit, FORWARD, now)
@@ -435,7 +435,7 @@ class PipelineMachine:
         if leg.step is Step.SETTLED or leg.delivery is None or leg.target != peer:
             return []
         leg.target = None
-        # its gradient is here: it got there after all
+        # its gradient is here: it arrived after all
         if way is FORWARD and visit.backward.step is not Step.ABSENT:
             leg.step = Step.SETTLED
             return self._tell(key, visit, FORWARD)
@@ -461,7 +461,7 @@ class PipelineMachine:
             return [Answer(Say.REFUSED, "this micro-batch is not here")]
         here = key.position
         if skipped(visit.journey, here) != tuple(i for i in event.skipped if i < here):
-            return [Answer(Say.REFUSED, "mine came over other stages")]
+            return [Answer(Say.REFUSED, "here it visited other stages")]
         stage = visit.journey[event.position].stage
         if event.caller not in self._allowed(self.paths[event.index], stage):
             return [Answer(Say.REFUSED, "only a replica of that stage may ask")]

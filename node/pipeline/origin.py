@@ -29,7 +29,7 @@ class MicroBatchDone:
 
 
 class Origin:
-    """Starts micro-batches and hears how they end."""
+    """Starts micro-batches and reports how they end."""
 
     def __init__(self, pipeline: PipelineBase) -> None:
         self._pipeline = pipeline
@@ -82,7 +82,7 @@ class Origin:
         try:
             await asyncio.wait((result,), timeout=max(0.0, left))
         except asyncio.CancelledError:
-            # Nobody waits for it any more, so that it ends is no news.
+            # Nobody waits for it any more, so its end is not reported.
             if self._results.get(index) is result:
                 del self._results[index]
             raise

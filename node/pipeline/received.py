@@ -1,5 +1,5 @@
-"""What a frame brings: its tensor, and where documents end in it. Both are checked against what
-this side knows must come, before memory is set aside.
+"""The content of a frame: its tensor, and where documents end in it. Both are checked against the
+shape that the plan implies before memory is set aside.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def current(plan: Plan) -> dict[int, list[PlanMember]]:
 
 def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
     """By peer of a block stage, the seconds of one micro-batch, and when one more than the plan
-    gives it would be done, by the plan's speeds. Who was not measured is as fast as its stage's
-    median; where nobody was, as any other."""
+    gives it would be done, by the plan's speeds. A peer that was not measured counts with its
+    stage's median; where none was, all count alike."""
     peers = {stage: cell for stage, cell in current(plan).items() if stage != ENDS}
     usual = {
         s: median(known) if (known := [m.speed for m in row if m.speed > 0]) else 1.0
@@ -99,4 +99,4 @@ def misfit(
         return "no such position"
     if journey[claim.position].peer != me:
         return "not for me"
-    return "" if journey[sender].peer == caller else "not yours to send"
+    return "" if journey[sender].peer == caller else "not from the hop before it"

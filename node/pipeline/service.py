@@ -45,20 +45,20 @@ RECEIPTS_S = 1.0
 """Wait for notes at the end of an epoch: a way there and back, and more where notes are measured to
 take longer or this process runs late."""
 STRETCH_MOST = 1000.0
-"""A plan makes hops wait at most so many times as long as the manifest says."""
+"""A plan stretches the time of a hop to at most this multiple of the manifest's."""
 
 
 class Pipeline(PipelineBase):
-    """What ``training`` sees of it. Make it before the transport starts: it adds its service
-    to the server.
+    """The pipeline as ``training`` sees it. Make it before the transport starts: it adds its
+    service to the server.
 
     ``module`` is ``Ends`` for stage 0, else ``Blocks``; its device is where it computes.
     ``autocast`` makes the context every forward runs in. Gradients and losses are sums over tokens;
     the round divides. The parameters must not change between :meth:`set_plan` and :meth:`reset`.
-    ``math`` and ``gradients``: what computes and what adds up, where that is not one device.
-    ``usual_s``: the least that a plan gives an epoch; where it gives more, hops have as many times
-    as long; 0: never. ``document_mask``: targets say where documents end, and blocks keep them
-    apart. ``planned``: paths are planned by measured costs.
+    ``math`` and ``gradients``: replace the arithmetic and the gradient sum where the stage is not
+    on one device. ``usual_s``: the least seconds that a plan gives an epoch; where it gives more,
+    hops have longer by the same factor; 0: never. ``document_mask``: targets say where documents
+    end, and blocks keep them apart. ``planned``: paths are planned by measured costs.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Pipeline(PipelineBase):
         )
 
     def gone(self, peer: PeerId) -> None:
-        """The leader says that this member of the plan in force is dead: nobody waits for it."""
+        """The leader reports that this member of the plan in force is dead: stop waiting for it."""
         self.handle(ev.PeerDied(peer))
         self.sender.gone(peer)
 
@@ -212,7 +212,7 @@ class Pipeline(PipelineBase):
                 raise
             raise OutOfResources(
                 f"no memory for the gradients of an epoch: {e}",
-                "free memory of the device, or host another stage",
+                "free memory of the device, or start the node with another --role",
             ) from e
 
     async def run(

@@ -27,8 +27,8 @@ class Stash:
         return self.used == 0 or self.used + nbytes <= self.limit
 
     def charge(self, nbytes: int) -> None:
-        """Set ``nbytes`` aside for a frame that starts to arrive, where there is :meth:`room`; as
-        many less than 0 when it is here, or will not come."""
+        """Reserve ``nbytes`` for a frame that starts to arrive, after :meth:`room` was asked; the
+        negative amount when it is here, or will not come."""
         self.used += nbytes
         if nbytes < 0:
             self._on_room()
@@ -40,8 +40,8 @@ class Stash:
         self.charge(nbytes)
 
     def recharge(self, key: Key, nbytes: int) -> None:
-        """Correct the charge of an entry once its real size is known. Unknown keys are left alone:
-        it was freed meanwhile."""
+        """Correct the charge of an entry once its real size is known. Unknown keys are ignored: the
+        entry was freed meanwhile."""
         work = self._entries.get(key)
         if work is not None:
             self.charge(nbytes - work.nbytes)

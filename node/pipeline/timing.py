@@ -1,8 +1,8 @@
-"""What work, ways and neighbours cost here, as they were: moving averages with their variance, by
+"""Measured times of work, connections and neighbours: moving averages with their variance, by
 direction and by peer. Pure: times in.
 
 Passive: every job of the device and every tensor that was sent is a measurement, and costs nothing.
-Where no tensor goes, a small probe (:meth:`Timing.probed`) tells the way there and back.
+Where no tensor goes, a small probe (:meth:`Timing.probed`) measures the round trip.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from node.pipeline.events import Direction
 ALPHA = 0.1
 """Weight of a new measurement; the first ones weigh more."""
 WILD, SURE = 10.0, 8
-"""After ``SURE`` measurements one beyond so many times the mean counts as that much: a pause of the
-machine is no cost of the work."""
+"""After ``SURE`` measurements one above ``WILD`` times the mean counts as ``WILD`` times the mean:
+a pause of the machine is no cost of the work."""
 STALE_S = 300.0
-"""What was measured on a line so long ago says nothing any more."""
+"""Seconds after which a measurement of a connection is out of date."""
 FIRST_PROBES = 3
-"""Of a new way the shortest of so many counts: the first one sets up the connection, and a peer
+"""Probes of a new connection of which the shortest counts: the first one sets it up, and a peer
 that has just started is busy."""
 FAILURES = 2
-"""Probes in a row without an answer after which a way counts as gone: one may be a busy machine."""
+"""Probes in a row without an answer after which a connection counts as gone: a single one may be a
+busy machine."""
 COMPARABLE = 4
 """Frames that a peer answered before it is compared with its siblings."""
 SLOW = 0.5
@@ -57,13 +58,13 @@ class RunningAverage:
         self.variance = (1 - weight) * (self.variance + weight * off * off)
 
     def steady(self, deviations: float) -> float:
-        """The mean with so many standard deviations; 0 when nothing was measured."""
+        """The mean plus ``deviations`` standard deviations; 0 when nothing was measured."""
         return self.mean + deviations * math.sqrt(self.variance) if self.count else 0.0
 
 
 class Timing:
-    """``work``: device seconds of a micro-batch by direction; ``loss``: of a loss with its backward
-    (at the ends)."""
+    """All measurements of one peer. ``work``: device seconds of a micro-batch by direction;
+    ``loss``: of a loss with its backward (at the ends)."""
 
     def __init__(self) -> None:
         self.work = {way: RunningAverage() for way in Direction}
@@ -75,14 +76,14 @@ class Timing:
         """Seconds that a peer takes for a micro-batch, from sending to DONE."""
 
     def sent(self, peer: PeerId, seconds: float | None, now: float) -> None:
-        """A tensor was held by ``peer`` so long after it was offered, less what it waited there for
-        the plan or for room; None where that is not known."""
+        """``peer`` held a tensor ``seconds`` after it was offered, less the time it waited there
+        for the plan or for room; None where that is not known."""
         if seconds is not None:
             self._tensors.setdefault(peer, RunningAverage()).add(seconds, now)
         self._failed.pop(peer, None)
 
     def probed(self, peer: PeerId, seconds: float, now: float) -> None:
-        """A small message went to ``peer`` and back."""
+        """A small message to ``peer`` and back took ``seconds``."""
         trip = self._trips.setdefault(peer, RunningAverage())
         if 0 < trip.count < FIRST_PROBES:
             trip.mean = seconds = min(seconds, trip.mean)
@@ -98,7 +99,7 @@ class Timing:
             self._trips.pop(peer, None)
 
     def silent(self) -> set[PeerId]:
-        """Peers that were probed and have no way now."""
+        """Peers that did not answer the last probes and of which no measurement is left."""
         return {p for p in self._failed if p not in self._trips and p not in self._tensors}
 
     def ways(self, now: float) -> dict[PeerId, tuple[float, float]]:
@@ -111,9 +112,9 @@ class Timing:
     def due(
         self, peers: Collection[PeerId], now: float, every_s: float, again_s: float
     ) -> list[PeerId]:
-        """Of these, those whose round trip was never measured, and the one measured longest ago if
-        that is ``every_s`` ago, or one that was measured seldom; who did not answer has ``again_s``
-        of peace."""
+        """The peers to probe now: those whose round trip was never measured, and one more: one
+        measured fewer than ``FIRST_PROBES`` times, else the one measured longest ago if that is
+        ``every_s`` ago. A peer that did not answer is left out for ``again_s``."""
         waits = {p for p, (_, at) in self._failed.items() if now - at < again_s}
         new = sorted(p for p in peers if p not in self._trips and p not in waits)
         known = sorted(
@@ -126,7 +127,7 @@ class Timing:
         ]
 
     def keep(self, peers: Collection[PeerId]) -> None:
-        """Forget everybody else."""
+        """Forget the measurements of all other peers."""
         kept = set(peers)
         for known in (self._tensors, self._trips, self._failed):
             for peer in known.keys() - kept:

@@ -60,7 +60,7 @@ class Visit:
         return skipped(self.journey, claim.position) == skipped(claim.journey, claim.position)
 
     def learn(self, way: Direction, claim: Claim) -> None:
-        """The sender knows best who stands on its side of us."""
+        """Take over the sender's journey on its side of this peer: the sender knows it best."""
         here, journey = claim.position, claim.journey
         if way is Direction.FORWARD:
             self.journey[:here] = journey[:here]
@@ -75,7 +75,7 @@ class Visit:
         return given and not self.committed and 0 < position < len(self.journey) - 1
 
     def open_ways(self) -> Sequence[Direction]:
-        """Directions in which somebody waits for us."""
+        """Directions in which a peer waits for our DONE."""
         return [
             w for w in Direction if self.leg(w).step is not Step.ABSENT and not self.leg(w).told
         ]

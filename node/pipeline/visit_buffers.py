@@ -235,7 +235,8 @@ class StageMath:
     # ------------------------------------------------------------
 
     def _in_memory(self, sequences: int, compute: Callable[[], T]) -> T:
-        """What ``compute`` gives; tried again in smaller slices while memory runs out."""
+        """The result of ``compute``, which is called again with smaller slices while memory runs
+        out."""
         while True:
             try:
                 return compute()

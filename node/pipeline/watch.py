@@ -23,7 +23,7 @@ LEAST_DEVIATION = 0.25
 """In units of the natural logarithm: a track quieter than this is treated as if it moved so
 much."""
 RECENT = 6
-"""Tensors of a lane in which senders are compared; who sent none of them has no voice."""
+"""Newest tensors of a lane whose senders are compared; a sender of none of them is not counted."""
 LONE = 3
 """Odd tensors in a row after which a sender that is alone in its lane is believed."""
 MAX_SENDERS = 256
@@ -64,8 +64,8 @@ class Lane:
         return self.senders.setdefault(sender, Track())
 
     def everybody_is_odd(self) -> bool:
-        """At least half of the senders heard of lately, and two of them; one that is alone must
-        repeat itself."""
+        """At least half of the senders heard of lately, and two of them; a lone sender must be odd
+        ``LONE`` times in a row."""
         latest = dict(self.recent)
         if len(latest) == 1:
             return all(odd for _, odd in list(self.recent)[-LONE:])

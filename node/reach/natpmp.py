@@ -52,7 +52,7 @@ PCP_RESULTS = {
     8: "it has no room for more mappings",
     9: "it does not map this protocol",
     10: "this host has too many mappings",
-    11: "the port outside is not to be had",
+    11: "the external port is not available",
     12: "an address is translated between this host and the router",
     13: "it finds too many remote peers",
 }

@@ -46,7 +46,7 @@ def _igd(local: str) -> Igd:
 
 
 class _Said(RouterFault):
-    """What the library says in the router's name."""
+    """An error that the library reports, with the router's reason."""
 
 
 class Upnp(GatewayProtocol):

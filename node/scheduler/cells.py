@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from node.core.ids import CellId, PeerId
 
 PATIENCE_S = 60.0
-"""A cell that no leader has worked in for so long cannot go on: longer than another leader, a
+"""Seconds without a leader at work after which a cell cannot continue: longer than a new leader, a
 restart, or a joiner that chooses its stage needs."""
 START_S = 2 * PATIENCE_S
 """The same for a peer that has just started, in a cell that it has not seen at work: where a whole

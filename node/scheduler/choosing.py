@@ -1,4 +1,5 @@
-"""How a peer chooses its stage when its operator named none: the waiting for ``placement.py``.
+"""How a peer chooses its stage when its operator named none: when it claims, builds and settles.
+The choice is that of ``placement.py``.
 
     CHOOSING  the same peers have been in sight for a while    -> a claim            -> CLAIMED
     CLAIMED   the others' claims stand as well                 -> it may build       -> BUILDING
@@ -22,17 +23,18 @@ from node.core.ids import ENDS, PeerId
 from node.scheduler.placement import Move, level, spread
 
 LOOK_S = 8.0
-"""A joiner claims a stage at the latest after so long, and builds it after twice as long."""
+"""Seconds after which a joiner claims a stage at the latest; it builds it after twice as long."""
 STABLE_S = 1.5
-"""What a joiner sees has to stand for so long before it claims a stage, and once more before it
-builds one beside others that choose."""
+"""Seconds for which the records that a joiner sees must not change before it claims a stage, and
+again before it builds one beside others that choose."""
 SETTLE_S = 4.0
-"""A claim is settled when for so long nothing in sight has changed: longer than records take."""
+"""Seconds without a change in sight after which a claim is settled: longer than records take to
+spread."""
 ROUNDS = 6
-"""A joiner claims at most so many other stages."""
+"""Other stages that a joiner claims after its first one, at most."""
 WITHOUT_ENDS_S = 12.0
-"""A peer that waits helps a stage without peers when so long nobody was at the ends: longer than
-joiners need to choose, and than two readings of the directory are apart."""
+"""Seconds without a peer at the ends after which a waiting peer takes a stage without peers: longer
+than joiners need to choose, and than two readings of the directory are apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Choosing:
         self.me, self.able, self._stages = me, able, stages
         self.stage, self.settled = stage, stage is not None
         self.may_build = self.settled
-        """The claim may be built; a change of stage after that is one of a peer that hosts."""
+        """Whether the claimed stage may be built; a peer that changes its stage after that leaves
+        one that it hosts."""
         self._began = self._since = now
         self._claimed = -math.inf
         self._seen: Mapping[PeerId, int | None] = {}
@@ -92,7 +95,7 @@ class Choosing:
         ``waits``: this peer takes part, and no epoch has been under way yet; ``closed``: nobody
         can dial it. Raises ValueError when it could host no stage.
         """
-        # Who claims a place changes nothing for who has none yet; that somebody comes does.
+        # For a peer without a claim, claims of others change nothing; peers that come or go do.
         choosing = self.stage is None
         seen = {p: None if choosing else placed.stage for p, placed in others.items()}
         if seen != self._seen:
@@ -107,7 +110,7 @@ class Choosing:
         return self._correct(others, now) if calm >= patience else None
 
     def stays(self, stage: int) -> None:
-        """It could not change its stage, so it stays at this one and does not try again."""
+        """This peer could not change its stage: it stays at ``stage`` and does not try again."""
         self.stage, self.settled, self.able = stage, True, ()
 
     def _claim(self, others: Mapping[PeerId, Placed], now: float, closed: bool) -> int:
@@ -128,7 +131,8 @@ class Choosing:
         moves = self._level(others, free)
         to = next((move.target for move in moves if move.peer == self.me), None)
         if to is None or self._rounds == ROUNDS:
-            # Before it builds nothing is settled: who came at the same time may be unseen yet.
+            # Before it builds nothing is settled: peers that came at the same time may not be in
+            # sight yet.
             self.may_build, self.settled = True, self.may_build
             return None
         self._rounds, self._claimed, self.stage = self._rounds + 1, now, to

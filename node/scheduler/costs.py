@@ -1,8 +1,9 @@
-"""What work and ways cost: what one peer measured, and what a leader believes of what all of them
-say. Pure.
+"""Costs of work and connections: what one peer measured, and what a leader takes of the reports of
+all. Pure.
 
 Enters: Measured of every peer. Leaves: Costs. Never: a number that one peer could spoil a plan
-with; what nobody measured gets the median of what was, so that it is neither shunned nor sought.
+with; a cost that nobody measured gets the median of its kind, so that it is neither avoided nor
+preferred.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from node.core.ids import PeerId
 K = TypeVar("K")
 
 SMALLEST_S, STEPS = 1e-6, 40
-"""Seconds are told as whole steps of a logarithmic scale: ``STEPS`` to a factor of ten (6% each),
-from the smallest on."""
+"""Seconds are reported as whole steps of a logarithmic scale: ``STEPS`` to a factor of ten (6%
+each), from the smallest on."""
 MOST_CODE = 1 + 10 * STEPS
 """10,000 s."""
 MOST_SLOTS = 4096
 BEYOND = 20.0
-"""What is claimed counts for at most so many times the median of its kind, and for no less than
-that part of it."""
+"""A claim counts for at most ``BEYOND`` times the median of its kind, and for at least the median
+divided by it."""
 STEADY = 0.5
 """Standard deviations added to a mean: of two peers that are equally fast on average the steady one
 is preferred."""
@@ -85,7 +86,7 @@ def capped(speed: float, line: float, tensor: int) -> float:
 
 
 def code(seconds: float) -> int:
-    """Seconds as they travel, 0 for unknown."""
+    """Seconds as heartbeats carry them: a step of the logarithmic scale, 0 for unknown."""
     if not 0 < seconds < math.inf:
         return 0
     return min(MOST_CODE, 1 + max(0, round(STEPS * math.log10(seconds / SMALLEST_S))))
@@ -94,17 +95,18 @@ def code(seconds: float) -> int:
 def decoded(number: int) -> float:
     """The inverse of :func:`code`. Raises WireError for what it cannot have made."""
     if not 0 <= number <= MOST_CODE:
-        raise WireError("seconds beyond belief")
+        raise WireError("a time beyond the scale of costs")
     return 0.0 if number == 0 else SMALLEST_S * 10 ** ((number - 1) / STEPS)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What is believed, seconds. A peer or way that is not there is unknown. ``compute``: forward
-    and backward of a micro-batch together; ``backward``: a backward over a forward, ``loss``: of
-    the ends peers. ``delay_s``: of a way nobody knows; ``body_s``: what a tensor usually takes
-    longer than half a small round trip. ``lines``: bytes a second of those with a cap, the narrower
-    way."""
+    """The costs that a leader plans with, in seconds. A peer or connection that is not listed is
+    unknown. ``compute``: forward and backward of a micro-batch together; ``backward``: a backward
+    over a forward, ``loss``: of the ends peers. ``ways``: delay of a tensor from one peer to
+    another; ``delay_s``: that of an unmeasured connection; ``body_s``: the seconds by which a
+    tensor usually exceeds half a small round trip. ``lines``: for peers with a cap the lower of
+    both, bytes a second."""
 
     compute: Mapping[PeerId, float] = field(default_factory=dict)
     loss: Mapping[PeerId, float] = field(default_factory=dict)
@@ -128,13 +130,13 @@ def believe(
     doubts: Mapping[PeerId, float] | None = None,
     tensor: int = 0,
 ) -> Costs:
-    """What to plan with. ``doubts[peer]``: how many times its neighbours find it slower than it
-    says (1 and more). ``tensor``: bytes of a micro-batch on its way; over a relay it takes no less
-    than the relay has left for it, at a peer with a cap no less than the cap does.
+    """The costs to plan with, from what the peers ``said``. ``doubts[peer]``: by which factor its
+    neighbours find it slower than it says (1 and more). ``tensor``: bytes of a micro-batch on its
+    way; over a relay it takes no less than the relay has left for it, at a peer with a cap no less
+    than the cap does.
 
-    Everything is held against the median of its kind: a claim beyond :data:`BEYOND` times that
-    counts as so much. A one-way delay is the time of a tensor less half a small round trip, since
-    the receipt comes back over the same line.
+    Every claim is limited to :data:`BEYOND` times the median of its kind. A one-way delay is the
+    time of a tensor less half a small round trip, since the receipt comes back over the same line.
     """
     doubts = doubts or {}
     blocks = {p: m for p, m in said.items() if p not in ends}

@@ -21,9 +21,9 @@ ROOMY = 1 << 16
 
 @dataclass(frozen=True)
 class PathTask:
-    """What is to be laid: micro-batches of each ends peer, replicas of the block stages that have
-    any, and the rules. ``owed``: (origin, stage) and for how many epochs; ``visits``: of each
-    stage."""
+    """The input of path planning: micro-batches of each ends peer, replicas of the block stages
+    that have any, and the rules. ``owed``: (origin, stage) and for how many epochs; ``visits``: how
+    many micro-batches visit each stage; empty: equally many."""
 
     counts: tuple[tuple[PeerId, int], ...]
     stages: tuple[tuple[int, tuple[PeerId, ...]], ...]
@@ -45,8 +45,8 @@ class PathTask:
 
 
 def problem_of(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> PathProblem:
-    """The problem in numbers. Who was not measured is as fast as ``speeds`` say, else as its
-    stage's median, else as all peers'.
+    """The problem in numbers. A peer without a measured cost has the speed in ``speeds``, else its
+    stage's median, else that of all peers.
 
     Stages keep their order; those without a peer are not there, so the bound on jumps counts the
     stages that are.
@@ -108,7 +108,7 @@ def _compute(task: PathTask, costs: Costs, speeds: Mapping[PeerId, float]) -> di
     found = {p: s for p, s in known.items() if s > 0}
     everywhere = median(found.values()) if found else 1 / NOMINAL
     for stage, peers in ((ENDS, tuple(o for o, _ in task.counts)), *task.stages):
-        # The ends do other work than a stage: without a word of theirs it is taken to be little.
+        # The ends do other work than a stage: unless they report a cost, it is taken to be small.
         usual = (
             median(here)
             if (here := [found[p] for p in peers if p in found])

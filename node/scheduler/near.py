@@ -50,7 +50,7 @@ def leavers(
     centres = [p for _, p in by_distance[:: -max(1, len(by_distance) // CENTRES)]]
 
     def last(order: Callable[[PeerId], float]) -> dict[int, set[PeerId]]:
-        """As many of every stage as leave, those of the highest order; never ``me``."""
+        """Of every stage as many peers as leave, those with the highest ``order``; never ``me``."""
         others = {s: sorted((-order(p), p) for p, _ in row if p != me) for s, row in rows.items()}
         return {s: {p for _, p in found[: len(even[s])]} for s, found in others.items()}
 
@@ -73,7 +73,7 @@ def _exchanged(
     me: PeerId,
     apart: Mapping[tuple[PeerId, PeerId], float],
 ) -> dict[int, set[PeerId]]:
-    """``start`` after all exchanges that bring those of each half nearer to each other."""
+    """``start`` after all exchanges that bring the peers of each half nearer to each other."""
     leaving = {stage: set(row) for stage, row in start.items()}
     halves = _halves(rows, leaving)
     everybody = [p for half in halves for p in half]
@@ -117,7 +117,7 @@ def _fast(row: Sequence[tuple[PeerId, float]], leaving: set[PeerId], even: set[P
 def _halves(
     rows: Mapping[int, Sequence[tuple[PeerId, float]]], leaving: Mapping[int, set[PeerId]]
 ) -> tuple[list[PeerId], list[PeerId]]:
-    """Who stays, and who leaves; in order, so that everybody finds the same sums."""
+    """(peers that stay, peers that leave), in an order that gives every peer the same sums."""
     stays = [p for stage, row in rows.items() for p, _ in row if p not in leaving[stage]]
     return stays, [p for row in leaving.values() for p in sorted(row)]
 

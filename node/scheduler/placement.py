@@ -77,8 +77,9 @@ def spread(
     host, ``closed`` which peers nobody can dial.
 
     One after another goes where :func:`choose_stage` says, those before it counted with unknown
-    speeds: who can host fewest stages first, then in an order settled by a hash of the PeerIds.
-    So all who see the same peers come to the same. Raises ValueError when one can host no stage.
+    speeds: who can host fewest stages first, then in an order settled by a hash of the PeerIds. So
+    peers that see the same peers compute the same stages. Raises ValueError when one can host no
+    stage.
     """
     filled = {stage: dict(replicas) for stage, replicas in view.items()}
     chosen: dict[PeerId, int] = {}

@@ -16,11 +16,11 @@ from node.core.journey import Path, Plan
 from node.scheduler.costs import Costs
 
 SHOWN = 8
-"""Different ways that are told."""
+"""Different routes that are listed, at most."""
 RUNS = 3
-"""Runs of micro-batches that are told of one way."""
+"""Runs of micro-batch numbers that are listed for one route, at most."""
 APART = 1.15
-"""A peer that is so many times slower or farther than a sibling is said to be."""
+"""Factor from which a peer is called slower or farther than a sibling."""
 
 
 def reasons(plan: Plan, stages: int, costs: Costs | None = None) -> list[str]:

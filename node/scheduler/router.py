@@ -2,9 +2,8 @@
 plan is worth improving. Pure.
 
 Enters: ends peers, replicas, believed costs. Leaves: paths, what they should take, why. Never: a
-search that holds up whoever asks: what is laid at once is bounded by the size of the problem, the
-rest is a :class:`SearchJob` for somewhere else (a thread; at once in a simulation) and serves the
-next epoch.
+search that blocks the caller: the work done at once is bounded by the size of the problem; the rest
+is a :class:`SearchJob` for a thread (at once in a simulation), whose result serves the next epoch.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ last in any case."""
 
 @dataclass(frozen=True)
 class Laid:
-    """An epoch's paths. ``run_s``: what they should take, 0 when it was not reckoned; ``how``:
-    turns, insertion, or search."""
+    """An epoch's paths. ``run_s``: the seconds that they should take, 0 when that was not computed;
+    ``how``: turns, insertion, or search."""
 
     paths: tuple[Path, ...]
     run_s: float
@@ -71,8 +70,8 @@ class SearchJob:
 
 
 class Router:
-    """``stages``: block stages of the run. Not thread safe; a :class:`SearchJob` may be worked on
-    anywhere."""
+    """Makes the paths of every epoch of a run with ``stages`` block stages. Not thread safe; a
+    :class:`SearchJob` may run on any thread."""
 
     def __init__(self, settings: SchedulerSettings, stages: int) -> None:
         self.settings, self.stages = settings, stages
@@ -82,8 +81,8 @@ class Router:
         self._speeds: Mapping[PeerId, float] = {}
 
     def task(self, ends: Sequence[tuple[PeerId, float]], stages: Stages, total: int) -> PathTask:
-        """What is to be laid, without debts and visits. Raises ValueError when there are fewer
-        stages with a peer than a path has hops."""
+        """The input of path planning, without debts and visits. Raises ValueError when there are
+        fewer stages with a peer than a path has hops."""
         live = tuple(
             (s, tuple(sorted(p for p, _ in stages[s]))) for s in sorted(stages) if stages[s]
         )

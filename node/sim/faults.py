@@ -79,7 +79,7 @@ class Schedule:
 
 
 def strike(swarm: SimSwarm, fault: Fault) -> None:
-    """Let it happen."""
+    """Begin a fault now."""
     _play(swarm, KINDS[fault.kind](swarm, fault))
 
 
@@ -109,7 +109,7 @@ def _pick(
 
 
 def _say(swarm: SimSwarm, f: Fault, who: object = "") -> None:
-    """It strikes, and what runs now is disturbed."""
+    """Record that a fault strikes, and that it may cost the epochs under way."""
     swarm.watch.note(f"*** {f.kind} {who}")
     swarm.struck.append((swarm.world.now, f.kind, str(who), f.seconds))
     if f.kind not in MILD:

@@ -56,7 +56,7 @@ class TakenBatches:
 
 @dataclass
 class EpochRun:
-    """What one peer's exchange has open."""
+    """The rounds that one peer's exchange has open, and the steps made in them."""
 
     opened: dict[RoundId, Opened] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
@@ -71,7 +71,7 @@ class EpochRun:
         self.failed.discard(epoch)
 
     def failed_step(self, event: Stepped) -> None:
-        """Nothing has come of a step."""
+        """A step failed: forget that its parts were stepped."""
         for key in list(self.stepped.get(event.epoch, ())):
             if key[1] in event.names:
                 self.stepped[event.epoch].discard(key)

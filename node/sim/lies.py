@@ -1,6 +1,6 @@
-"""What a lying peer says: its services are the product's, but for what is put over them here. Its
-words go over the network as everybody's, and the services' checks are what should stop most of
-them."""
+"""Lying peers: their services are the product's, except for the methods replaced here. Their
+messages go over the network as those of all peers, and the services' checks are what should stop
+most of them."""
 
 from __future__ import annotations
 

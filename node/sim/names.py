@@ -7,7 +7,7 @@ SCENARIOS: dict[str, str] = {
     "quiet": "nothing goes wrong",
     "kill": "one peer is killed",
     "pause": "a peer stands still for seconds (SIGSTOP, SIGCONT)",
-    "partition": "the network parts in two and heals",
+    "partition": "the network is partitioned in two and heals",
     "one-way": "a peer is heard by nobody, or hears nobody, for a while",
     "slow-link": "the lines of a peer become slow",
     "slow-peer": "a peer computes slowly for a while",

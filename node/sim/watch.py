@@ -1,6 +1,5 @@
-"""Where the simulated swarm tells the checkers what happens, and what is counted for the outcome.
-The machines in a peer's services are looked at from outside: each event that goes in, and what
-comes out."""
+"""Connects the simulated swarm to the checkers, and counts events for the outcome. The machines in
+a peer's services are looked at from outside: each event that goes in, and what comes out."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ from node.training.protocol import events as ev
 
 M = TypeVar("M")
 Decide = Callable[[], list[Any]]
-"""What a machine does about an event."""
+"""Returns the actions of a machine for an event."""
 OBJECTED = "invalid plan"
 COUNTED = {
     "history-given-up": "gave-up",
@@ -103,12 +102,13 @@ class HistoryRecorder:
         self.counts[kind] += by
 
     def violation(self, id: str, what: str) -> InvariantViolation:
-        """To be raised."""
+        """A violation of invariant ``id`` at this time, for the caller to raise."""
         return InvariantViolation(id, self.swarm.world.now, what, self.swarm.seed, self.recent)
 
     def crashed(self, peer: SimPeer, name: str, error: BaseException) -> None:
-        """A task of a peer raised what nobody expected: the daemon would end. What is no
-        Exception is meant for who runs the simulator, as a test's time limit is."""
+        """A task of a peer raised an unexpected error, by which a daemon would end: halt the
+        simulation. An error that is no Exception, such as a test's time limit, is passed on to the
+        caller of the simulation."""
         if not isinstance(error, Exception):
             self.swarm.world.halt(error)
         elif not isinstance(error, InvariantViolation):
@@ -120,7 +120,7 @@ class HistoryRecorder:
     # ----------------------------------------------------------- the leader's side
 
     def leader(self, peer: SimPeer, machine: Leader) -> Leader:
-        """One that begins to lead."""
+        """Watch the machine of a peer that begins to lead."""
         self.count("leaders")
         self.one_fault.leads(peer)
         self.note(f"{peer.name} leads")
@@ -215,7 +215,7 @@ class HistoryRecorder:
     # ----------------------------------------------------------- the member's side
 
     def member(self, peer: SimPeer, machine: Member) -> Member:
-        """The member of a process that begins."""
+        """Watch the member machine of a process that begins."""
 
         def look(event: Any, decide: Decide) -> list[Any]:
             at, term = machine.at, machine.term

@@ -178,8 +178,8 @@ class StreamSink(_Threaded):
 
 
 def say(text: str) -> None:
-    """A line on standard output; where nobody reads that, or its disk is full, nothing more is ever
-    said there.
+    """Write a line to standard output; where nobody reads that, or its disk is full, nothing more
+    is written there.
 
     The process goes on, and ends with its own exit code although what was buffered cannot be
     written.

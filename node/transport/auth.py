@@ -51,11 +51,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self._tokens, self._seats, self._banned, self._traffic = tokens, seats, banned, traffic
         self._too_many = (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"{seats.per_peer} calls of yours are open",
+            f"{seats.per_peer} calls of this caller are open",
         )
 
     def caller(self, metadata: Any) -> PeerId | None:
-        """Whom the metadata of a call names; None for nobody."""
+        """The peer that the token in a call's metadata names; None for an unknown token."""
         for key, value in metadata or ():
             if key == TOKEN_KEY:
                 return self._tokens.owner(str(value))
@@ -66,7 +66,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         peer = self.caller(handler_call_details.invocation_metadata)
         if peer is None:
-            return _turn_away(grpc.StatusCode.UNAUTHENTICATED, "unknown token; shake hands first")
+            return _turn_away(grpc.StatusCode.UNAUTHENTICATED, "unknown token; handshake first")
         if (left := self._banned(peer)) > 0:
             return _turn_away(grpc.StatusCode.PERMISSION_DENIED, f"you: {until_heard(left)}")
         if not self._seats.free(peer):
@@ -129,7 +129,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             self._seats.leave(peer)
 
     def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:
-        """A call's messages, waiting for their turns where a cap says so."""
+        """The messages of a call; where a cap is set, each waits for its turn."""
         if not self._traffic.capped:
             return request, context
         reads, sends = (

@@ -31,7 +31,7 @@ class Streams(Protocol):
 
 
 class StreamEnded(WireError):
-    """The stream ended inside a message: nobody's fault until it happens again."""
+    """The stream ended inside a message. :func:`converse` tries once more."""
 
 
 async def read_frame(reader: FrameReader, limit: int) -> bytes:
@@ -61,9 +61,9 @@ async def write_frame(writer: Writer, message: bytes) -> None:
 
 
 async def see_off(reader: FrameReader, timeout: float) -> None:
-    """Wait until the other side hangs up, at most ``timeout`` seconds. Who speaks last on a stream
-    must do so before closing it: p2pd makes a reset of our end, and that eats what the other side
-    has not read yet."""
+    """Wait until the other side hangs up, at most ``timeout`` seconds. The side that sends last
+    must do so before it closes the stream: p2pd turns our close into a reset, which drops what the
+    other side has not read yet."""
     with contextlib.suppress(TimeoutError, OSError):
         async with asyncio.timeout(timeout):
             await reader.read(1)

@@ -1,7 +1,7 @@
 """How two peers meet: over a libp2p stream, where Noise has proven both PeerIds, each hands the
 other what the bulk plane needs: gRPC addresses, the certificate to pin, and a token that means "it
-is you" in later calls. Each also says which protocol versions it speaks; the two go on with the
-newest that both do, or part with the reason where there is none.
+is you" in later calls. Each also says which protocol versions it speaks; both continue with the
+newest common one, or the handshake ends with a Farewell that gives the reason.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class IncompatiblePeer(PeerFault):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What we say about ourselves. ``run_id`` is empty for a rendezvous, which has no bulk
+    """The content of this peer's Hello. ``run_id`` is empty for a rendezvous, which has no bulk
     plane."""
 
     run_id: str
@@ -276,8 +276,9 @@ class Handshake:
         )
 
     def _parted(self, peer: PeerId, said: Farewell) -> PeerFault | NoCommonProtocol:
-        """What a Farewell means. Software without windows compares versions before runs, so where
-        its only version is not spoken here that is the reason. Raises WireError."""
+        """The fault that a Farewell stands for. Software without version windows compares versions
+        before runs, so if its only version is not spoken here, that is the reason. Raises
+        WireError."""
         ours = self._facts().protocols
         theirs = Protocols.said(said.oldest_protocol, said.newest_protocol)
         if said.code == ExitCode.PROTOCOL and not ours.common(theirs):

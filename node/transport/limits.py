@@ -1,4 +1,4 @@
-"""How much of us one stranger may take: seats for things that last, a rate for things that happen.
+"""Limits on what one peer may use: seats for things that last, such as calls, and byte counts.
 Pure."""
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class P2pDaemon:
         return Rung.TUNNEL if set(ends) & set(self._book.of(peer)) else Rung.REVERSED
 
     def punched(self, peer: PeerId) -> None:
-        """The connection to the peer that exists now, or in a moment, was punched."""
+        """Record that the connection to the peer, which exists now or in a moment, was punched."""
         self._punched.add(peer)
 
     async def look(self) -> dict[PeerId, tuple[str, ...]]:

@@ -92,8 +92,8 @@ class TransportPort(Protocol):
         ...
 
     def doubt(self, peer: PeerId) -> None:
-        """The leader says that the peer is dead: give up a dial that is under way and try only
-        briefly from now on."""
+        """The leader says that the peer is dead: end a dial that is under way; later dials are
+        short."""
         ...
 
     def path(self, peer: PeerId) -> str:

@@ -303,7 +303,7 @@ class Transport:
         if (left := self._banned(peer)) > 0:
             raise PeerFault(peer, until_heard(left))
         if peer == self.peer_id:
-            raise PeerFault(peer, "that is ourselves")
+            raise PeerFault(peer, "this is our own PeerId")
         theirs, since = self._incompatible.get(peer, (None, 0.0))
         if theirs is not None and time.monotonic() < since + INCOMPATIBLE_S:
             raise IncompatiblePeer(peer, self._facts().protocols, theirs)
@@ -503,7 +503,7 @@ class Transport:
         if not self.reach_settings.punch or self.reachable.local:
             return PunchAnswer(reason="hole punching is off here")
         if peer in self._punching and self.peer_id < peer:
-            return PunchAnswer(reason="we are asking you at this moment")
+            return PunchAnswer(reason="a punch to you is under way from here")
         if self.reachable.moving_ports():
             return PunchAnswer(reason="our router gives every connection another port")
         if not targets or not mine:
@@ -513,7 +513,7 @@ class Transport:
                 else "no public address was given"
             )
         if not self._punches.allow(peer, time.monotonic()):
-            return PunchAnswer(reason="too soon after the last time")
+            return PunchAnswer(reason="too soon after the last attempt")
         self._tasks.spawn(self._open_to(peer, targets), f"punch {short(peer)}")
         return PunchAnswer(accepted=True, addresses=mine)
 
@@ -576,12 +576,12 @@ class Transport:
         if met is not None:
             line = self._lines.line(peer)
             if line is not None and line.met.certificate != met.certificate:
-                # It was started again since we dialled it: what we hold leads nowhere.
+                # The peer restarted since we dialled it: our channel to it is of no use.
                 self.forget(peer)
             self._remember(met)
 
     def _mismatched(self, peer: PeerId, theirs: Protocols, version: str) -> None:
-        """Says so once, and again only when the peer has come with other versions."""
+        """Log it once for each peer, and again only when it comes with other versions."""
         known = self._incompatible.get(peer)
         self._incompatible[peer] = theirs, time.monotonic()
         if known is None or known[0] != theirs:

@@ -84,8 +84,8 @@ MISFITS = [
         pb.REFUSED,
         "leaves out too much",
     ),
-    ("s2a", "s1a", {}, pb.REFUSED, "not yours to send"),
-    ("s1b", "s1a", {}, pb.REFUSED, "not yours to send"),
+    ("s2a", "s1a", {}, pb.REFUSED, "not from the hop before it"),
+    ("s1b", "s1a", {}, pb.REFUSED, "not from the hop before it"),
     ("s3a", "s0a", {"position": 4}, pb.REFUSED, "not under way here"),
 ]
 
@@ -249,7 +249,7 @@ async def test_only_the_asked_path_may_bring_an_evaluation_home(swarm, plan):
         journey=route(*HOPS[:3], (3, "s1b"), HOPS[4]),
     )
     assert await answers(swarm, "s1b", "s0a", [pb.Frame(head=forged)]) == [
-        (pb.REFUSED, "not yours to bring")
+        (pb.REFUSED, "only a replica of the last stage may bring it")
     ]
     going.cancel()
 
@@ -277,7 +277,7 @@ async def test_guests_leave_members_half_of_the_forward_only_work(swarm, plan):
     home = (0, "guest")
     guest = head(plan, journey=route(home, *HOPS[1:4], home), **asked)
     await fill(swarm, "guest", guest, 1, stash.limit / 4)
-    enough = [(pb.BUSY, "enough forward-only work is here")]
+    enough = [(pb.BUSY, "forward-only work has its share of the stash")]
     assert await answers(swarm, "guest", "s1a", [pb.Frame(head=guest)]) == enough
     back = route(home, HOPS[2], HOPS[1], HOPS[3], home)
     passed_on = head(plan, position=2, journey=back, **asked)
@@ -292,7 +292,7 @@ async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
     evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0)
     calls = await fill(swarm, "s0a", evaluate, 2, stash.limit / 2)
     got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])
-    assert got == [(pb.BUSY, "enough forward-only work is here")]
+    assert got == [(pb.BUSY, "forward-only work has its share of the stash")]
     assert stash.used == stash.limit / 2
     for call in calls:
         call.cancel()

@@ -205,7 +205,7 @@ def test_an_input_is_given_only_for_a_path_over_the_same_stages():
     )
     forwarded(machine, around, ORIGIN)
     ask = ev.Asked(3, plan.hash, 0, PeerId("s3a"), 3)
-    assert machine.handle(ask, 0.0) == [ev.Answer(Say.REFUSED, "mine came over other stages")]
+    assert machine.handle(ask, 0.0) == [ev.Answer(Say.REFUSED, "here it visited other stages")]
     assert machine.handle(replace(ask, skipped=(1,)), 0.0) == [ev.Answer(Say.TAKE)]
 
 

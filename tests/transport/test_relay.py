@@ -150,7 +150,7 @@ async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
         for _ in range(3):
             held.append(await a.relays._connect(relay.peer_id, b.peer_id, "/tutti/handshake/1"))
 
-    with pytest.raises(PeerFault, match="2 circuits of yours are open"):
+    with pytest.raises(PeerFault, match="2 circuits of the caller are open"):
         await open_three()
     for _, writer in held:
         writer.close()

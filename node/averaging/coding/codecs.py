@@ -25,16 +25,17 @@ if sys.byteorder != "little":
 
 
 class Numbers(ABC):
-    """fp32 numbers of ``shape`` that need not be in memory: who goes through them has a ``PIECE``
-    at a time, in the processor's cache, so that 32 MiB of numbers are not written and read again
-    because 8 MiB of bytes have come."""
+    """fp32 numbers of ``shape`` that need not be in memory: they are decoded one ``PIECE`` at a
+    time, in the processor's cache, so that 8 MiB of received bytes are not first written to memory
+    as 32 MiB of numbers and then read again."""
 
     shape: tuple[int, ...]
     numbers: int
 
     def read(self, start: int, into: Tensor) -> Tensor:
-        """As many numbers from ``start`` on, a multiple of ``PIECE``, as ``into`` [numbers] has
-        room for: there, or where they lie already and must not be changed."""
+        """The numbers from ``start``, a multiple of ``PIECE``, on: as many as ``into`` [numbers]
+        holds. Returns ``into`` filled with them, or a view of memory that has them already and must
+        not be changed."""
         for at in range(0, into.numel(), PIECE):
             self._piece(start + at, into[at : at + PIECE])
         return into
@@ -48,8 +49,8 @@ class Numbers(ABC):
         return self.read(0, torch.empty(self.numbers)).view(self.shape)
 
     def norm(self) -> float:
-        """Their 2-norm, not finite where a number is not. The same for the same numbers, whoever
-        asks."""
+        """Their 2-norm, not finite where a number is not. Equal numbers give equal bits at every
+        peer."""
         scratch = torch.empty(min(PIECE, self.numbers))
         starts = range(0, self.numbers, PIECE)
         pieces = (self.read(start, scratch[: self.numbers - start]) for start in starts)

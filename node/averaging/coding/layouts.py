@@ -1,7 +1,7 @@
 """How the numbers of each format lie in its bytes: written and read a piece at a time, which stays
-in the processor's cache. Enters: the bytes of a part, and fp32 numbers. Leaves: who writes them,
-who reads them, what is wrong with them. Never: memory for a part; trust: a part that came is looked
-at by its ``FAULTS`` before it is read.
+in the processor's cache. Enters: the bytes of a part, and fp32 numbers. Leaves: writers, readers,
+and checks of the bytes. Never: memory for a part; trust: a received part is checked by its entry of
+``FAULTS`` before it is read.
 
 int8 and int4 divide each block by its largest number and round to nearest; scales (fp32) stand
 before all codes. int4 puts two codes in a byte, numbers of the first half of each ``PIECE`` in the
@@ -36,7 +36,7 @@ Writer = Callable[[int, Tensor], None]
 """(first number, numbers): writes a ``PIECE``, or what is left at the end, from a multiple of it
 on."""
 Opener = Callable[[int, Tensor], None]
-"""(first number, where to): the same way back."""
+"""(first number, output): reads a ``PIECE``, or the rest at the end, into the output."""
 _SMALLEST = 1e-37
 """A scale below has an inverse that is infinite, or that processors handle in different ways."""
 _LARGEST = 3.4028234663852886e38
@@ -94,7 +94,8 @@ def _top_writer(raw: Tensor, numbers: int) -> Writer:
 
 
 def _top_bits(at: Tensor, negative: Tensor, large: Tensor) -> Tensor:
-    """The bits uint8 [rows, 9 k] of rising places [rows, k] and what is said of their values."""
+    """The bits uint8 [rows, 9 k] of rising places [rows, k] and of their values: sign and
+    magnitude."""
     rows, count = at.shape
     low = at[:, :, None] >> torch.arange(5) & 1
     high = torch.zeros(rows, 2 * count, dtype=torch.uint8)
@@ -113,8 +114,8 @@ def _packed(bits: Tensor) -> Tensor:
 
 
 def _unpacked(codes: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(low bits of places int64 [rows, k], where the rest is said uint8 [rows, 2 k], negative and
-    large bool [rows, k]) of codes uint8 [rows, bytes]."""
+    """(low bits of places int64 [rows, k], bit string of their high bits uint8 [rows, 2 k],
+    negative and large bool [rows, k]) of codes uint8 [rows, bytes]."""
     bits = (codes[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).reshape(len(codes), -1)
     low = (bits[:, : 5 * count].view(len(bits), count, 5).long() << torch.arange(5)).sum(dim=2)
     high = bits[:, 5 * count : 7 * count]
@@ -190,7 +191,8 @@ def _top_opener(raw: Tensor, numbers: int) -> Opener:
 
 
 def _scale(codes: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
-    """One piece: twice as fast as a product of both types at once."""
+    """Write the codes of one piece times their scales to ``out``. Converting first and multiplying
+    in place is twice as fast as one product of both types."""
     numbers = codes.numel()
     whole = numbers // block * block
     out.copy_(codes)
@@ -210,8 +212,9 @@ Rows = Callable[[int, Tensor], list[tuple[int, Tensor, Tensor]]]
 
 
 def _tops(raw: Tensor, numbers: int) -> tuple[Tensor, Rows]:
-    """(magnitudes bf16 [blocks, 2], the smaller one first; who cuts numbers from a first one on
-    into blocks: the number of the first block, numbers [blocks, width], codes [blocks, bytes])."""
+    """(magnitudes bf16 [blocks, 2], the smaller one first; a function that cuts a piece of numbers,
+    given its first number, into blocks of one width: number of the first block, numbers [blocks,
+    width], codes [blocks, bytes])."""
     blocks = -(-numbers // TOP_BLOCK)
     scales = raw[: TOP_SCALES * blocks].view(torch.bfloat16).view(blocks, 2)
     codes, each = raw[TOP_SCALES * blocks :], top_row(TOP_BLOCK) - TOP_SCALES
@@ -269,7 +272,8 @@ WRITERS: dict[str, Callable[[Tensor, int], Writer]] = {
     "int4": partial(_int_writer, INT4_BLOCK, 7),
     "top-k": _top_writer,
 }
-"""By format: (the part's bytes uint8 [nbytes], its numbers) to who writes it."""
+"""By format: makes the writer of a part from (its bytes uint8 [nbytes], how many numbers it
+has)."""
 OPENERS: dict[str, Callable[[Tensor, int], Opener]] = {
     "fp32": partial(_cast_opener, torch.float32),
     "bf16": partial(_cast_opener, torch.bfloat16),
@@ -278,10 +282,11 @@ OPENERS: dict[str, Callable[[Tensor, int], Opener]] = {
     "int4": partial(_int_opener, INT4_BLOCK, 7),
     "top-k": _top_opener,
 }
-"""The same to who reads it."""
+"""By format: makes the reader of a part from the same arguments."""
 FAULTS: dict[str, Callable[[Tensor, int], str]] = {
     "int8": partial(_bad_scale, INT8_BLOCK, 128),
     "int4": partial(_bad_scale, INT4_BLOCK, 8),
     "top-k": _bad_top,
 }
-"""The same to why no encoder writes this, or "": of formats that do not write everything."""
+"""By format, for those in which not all bytes are valid: why no encoder writes a part like this, or
+""."""

@@ -22,8 +22,8 @@ Shape = Sequence[int]
 CHUNK_TAG = 0x12
 """Field 2, length delimited: of both ``Contribution.chunk`` and ``Fresh.chunk``."""
 CRUMB, FEWEST_MESSAGES = 1 << 12, 64
-"""Whoever sends a mebibyte byte by byte costs us a message each: on average they hold this much,
-after a few that need not."""
+"""Bytes that the messages of a parcel hold on average at least, and messages allowed beyond that:
+each message costs processor time, so a sender may not send a mebibyte byte by byte."""
 CODES: dict[str, tensor_pb2.WireType] = {
     "fp32": tensor_pb2.FP32,
     "bf16": tensor_pb2.BF16,

@@ -1,5 +1,5 @@
-"""What happens to an owner's exchanges, and what it may do about it: the words between the machine
-and whoever drives it. Enters: events. Leaves: actions. Never: a decision."""
+"""What happens to an owner's exchanges, and what it may do about it: the values that pass between
+the machine and the server that drives it. Enters: events. Leaves: actions. Never: a decision."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """What came does not parse, or is not fit to be summed."""
+    """The received bytes do not parse, or their values are not fit to be summed."""
 
     stream: int
     kind: Kind
@@ -100,7 +100,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class PeerFoundDead:
-    """Somebody else found this peer dead."""
+    """This peer was found dead, by the leader or by our own exchange with it."""
 
     peer: PeerId
 

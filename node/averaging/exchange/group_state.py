@@ -37,8 +37,8 @@ class Stream:
 
 @dataclass(slots=True)
 class GroupState:
-    """One group of the current attempt. ``given``: who gave to it; ``present``: came for
-    what is claimed already; ``missing``: broke off."""
+    """One group of the current attempt. ``given``: peers that contributed to it; ``present``: those
+    that came after its parts were claimed; ``missing``: those whose exchange broke off."""
 
     names: frozenset[str]
     contribute_by: float

@@ -1,6 +1,6 @@
-"""Micro-groups: which of an owner's parts travel and are stepped together, so that one group's way
-hides behind another's step. Enters: names with their bytes, and the most a group may hold. Leaves:
-groups in the order of their steps. Never: a cost, an owner, a clock."""
+"""Micro-groups: which of an owner's parts travel and are stepped together, so that the transfer of
+one group overlaps with the step of another. Enters: names with their bytes, and the most a group
+may hold. Leaves: groups in the order of their steps. Never: a cost, an owner, a clock."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ goes up."""
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``names`` sorted; ``digest`` names exactly these names: who has another one at this index has
-    other groups."""
+    """``names`` sorted; ``digest`` is a hash of these names: a peer with another digest at this
+    index has cut the parts into other groups."""
 
     index: int
     names: tuple[str, ...]
@@ -31,8 +31,8 @@ def micro_groups(sizes: Mapping[str, int], most: int) -> tuple[Group, ...]:
     bytes.
 
     A part larger than ``most`` is a group of its own. The same at every member, in whatever order
-    ``sizes`` comes: whole numbers only. Equal groups, because what is not overlapped is the first
-    one's way in and the last one's way out.
+    ``sizes`` comes: whole numbers only. Equal groups, because the transfers that do not overlap are
+    the first one's to the owner and the last one's back.
     """
     total = sum(sizes.values())
     count = max(1, -(-total // most))

@@ -48,8 +48,9 @@ class RoundAttempt:
     went wrong.
 
     ``until``: its deadline. ``given``: by group and contributor, from its arrival to its step;
-    ``begun``: groups whose step takes no more. ``failed``: owners that gave nothing, and why;
-    ``refused``: whose gradients are unfit here; ``nbytes``: tensor bytes sent and received."""
+    ``begun``: groups whose step has begun, so that it takes no more contributions. ``failed``:
+    owners that gave nothing, and why; ``refused``: peers whose gradients are unfit here, and why;
+    ``nbytes``: tensor bytes sent and received."""
 
     request: RoundRequest
     step: StepCall | None
@@ -68,7 +69,7 @@ class RoundAttempt:
         return frozenset(name for group in self.groups for name in group.names)
 
     def settle(self, why: str) -> None:
-        """The first word counts."""
+        """Resolve ``settled``; only the first call has an effect."""
         if not self.settled.done():
             self.settled.set_result(why)
 
@@ -98,4 +99,4 @@ class ExchangeStream:
     heads: list
     orders: asyncio.Queue[Read | Wait | Serve | EndStream] = field(default_factory=asyncio.Queue)
     reader: ParcelReader | None = None
-    """What has come so far of a contribution that is still wanted."""
+    """The bytes received so far of a contribution that is still wanted, else None."""

@@ -7,7 +7,7 @@ everything else:
 
 * a part is *claimed* when it is handed to the optimizer and *fresh* when it came back; a claimed
   part is never claimed again in its epoch, whatever attempt, term or set of contributors comes
-  later: late comers get the bytes that exist;
+  later: late peers get the bytes that exist;
 * a step takes all parts of one group that are not claimed yet, and only contributions that cover
   all of them;
 * one group is stepped at a time, and only the first ``LET_IN`` that are not fresh are let in: the
@@ -128,7 +128,7 @@ class RoundMachine:
         refusal = self._objection(number, began, opened)
         if refusal is not None:
             if refusal.weight and opened is epoch.current:
-                # who lies about its head has nothing that is worth waiting for
+                # a peer whose head is proven wrong is not waited for
                 epoch.barred.add(began.peer)
             return [refusal]
         if epoch.wanted(stream) <= epoch.claimed:
@@ -263,7 +263,7 @@ class RoundMachine:
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         match self._in_epoch(number):
             case Stream(began=began, phase=GroupPhase.READING), epoch:
-                epoch.barred.add(began.peer)  # what it gave to groups before is fit, and stays
+                epoch.barred.add(began.peer)  # its earlier contributions are fit, and stay
                 return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
         return []
 
@@ -316,7 +316,7 @@ class RoundMachine:
             if not names or (awaited and now < state.contribute_by):
                 continue
             of_epoch = self._of_epoch(opened.round.epoch)
-            # Nobody is waited for twice who has not said a word.
+            # Peers that have not begun a contribution by now are not waited for in later groups.
             epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
             if not state.given and not opened.may_hold:
                 return self._latch(epoch, "nobody gave gradients for these parts")

@@ -37,12 +37,12 @@ CONTRIBUTORS_LIMIT = 4096
 
 
 class Unwelcome(PeerFault):
-    """The owner lives and has answered, but not with parts."""
+    """The owner answered with a refusal instead of parts: it is alive."""
 
 
 class Exchanges:
-    """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time,
-    in order."""
+    """The exchanges with one owner in one attempt. ``giving``: they carry our gradients; groups are
+    uploaded one at a time, in order."""
 
     def __init__(
         self,
@@ -62,8 +62,9 @@ class Exchanges:
         timeout: float,
         took: Callable[[dict[str, FreshPart], int], None],
     ) -> None:
-        """Groups in order, a window of them at once, with those of their parts that we want: all of
-        them unless we give gradients. ``took`` is called with what :meth:`one` gives, as it comes.
+        """Exchange groups in order, ``UNDER_WAY`` of them at once, each with those of its parts
+        that we want: all of them unless we give gradients. ``took`` is called with what :meth:`one`
+        gives, as it comes.
 
         Begins no other after one has failed, lets those under way end, and raises the first
         PeerFault.
@@ -92,8 +93,8 @@ class Exchanges:
         these parts, and the tensor bytes both ways.
 
         A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
-        stepped again. Raises Unwelcome for a refusal, PeerFault with weight 1 for an answer that
-        does not hold together, with 0 for everything that may be nobody's fault.
+        stepped again. Raises Unwelcome for a refusal, PeerFault with weight 1 for an invalid
+        answer, with 0 for everything that may be nobody's fault.
         """
         try:
             async with answers(self._owner, timeout):
@@ -103,7 +104,7 @@ class Exchanges:
                 except grpc.aio.AioRpcError as e:
                     if e.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise
-                # else another exchange has, and the line is a new one
+                # else another exchange has redialled, and the connection is a new one
                 if redialled == self._redialled:
                     self._redialled += 1
                     self._transport.forget(self._owner)
@@ -113,9 +114,9 @@ class Exchanges:
 
     async def _once(self, group: Group, names: tuple[str, ...]) -> tuple[dict[str, FreshPart], int]:
         channel = await self._transport.channel(self._owner)
-        # Encoded while the one before goes up; the turn is queued for at once, so that groups go up
-        # in order: the owner lets in the first ones only, and one of the others that had the turn
-        # would keep them out.
+        # Encoded while the group before is uploaded. The lock is requested at once, so that groups
+        # are uploaded in order: the owner reads only the first ones that are not fresh, and a later
+        # group that held the lock would block them.
         coded = asyncio.get_running_loop().run_in_executor(
             None, self._coded, names if self._giving else ()
         )

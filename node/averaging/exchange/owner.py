@@ -177,7 +177,8 @@ class ExchangeServer:
         self._feed(PeerFoundDead(peer))
 
     def forget(self, epoch: int) -> None:
-        """Drop gradients and fresh parts of epochs up to ``epoch``; who still asks is refused."""
+        """Drop gradients and fresh parts of epochs up to ``epoch``; later requests for them are
+        refused."""
         self._feed(Forgot(epoch))
         self._drop([n for n in self._epochs if n <= epoch], "the epoch is over")
 
@@ -366,8 +367,8 @@ class ExchangeServer:
             case Read() | Wait() | Serve() | EndStream():
                 if (line := self._lines.get(action.stream)) is not None:
                     line.orders.put_nowait(action)
-                    # its bytes are for nothing: let go of them though the sender may never say
-                    # another word
+                    # its bytes are of no use any more: free them now, for the sender may never send
+                    # another message
                     line.reader = None
             case ReduceAndStep():
                 if (attempt := self._attempt(action.round)) is not None:
@@ -380,8 +381,7 @@ class ExchangeServer:
                 self._settle(number, text)
 
     async def _step(self, action: ReduceAndStep) -> None:
-        """Reduce, step, keep. Whatever goes wrong is told to the machine before it is told to our
-        parent."""
+        """Reduce, step, keep. A failure reaches the machine before it reaches the parent task."""
         number, names = action.round.epoch, frozenset(action.names)
         fault = "the step was interrupted"
         try:
@@ -399,22 +399,23 @@ class ExchangeServer:
                         self._learn(epoch, reduced)
             fault = ""
         except LocalFault as e:
-            # Parts that cannot be stepped here may be elsewhere: the leader repairs the round, and
-            # nothing ends.
+            # Another peer may be able to step these parts: the leader repairs the round, and the
+            # daemon goes on.
             fault = f"the owner's step failed: {e}"
             self._say("step-failed", f"epoch {number}: {e} {e.next_step}", level="error")
         except Exception as e:
             fault = f"the owner's step failed: {type(e).__name__}"
             raise
         finally:
-            # The epoch may have begun anew meanwhile: what an attempt of before made is nothing to
-            # it.
+            # The epoch may have begun anew meanwhile: results of an attempt before that are
+            # dropped.
             if self._attempt(action.round) is not None:
                 self._feed(Stepped(number, names, fault))
                 self._settle(number)
 
     def _learn(self, epoch: EpochState, reduced: Reduced) -> None:
-        """What a reduction showed about others: counted once an epoch, never against ourselves."""
+        """Remember the norms of a reduction, and count a fault of every peer that it quarantined,
+        once an epoch and never of ourselves."""
         self._reducer.remember(reduced)
         for peer, why in reduced.quarantined.items():
             if peer not in epoch.quarantined and peer != self._transport.peer_id:
@@ -447,7 +448,7 @@ class ExchangeServer:
             fresh = dict(zip(names, reduced.numbers, strict=True))
             if attempt.step is not None:
                 means = {name: each.whole() for name, each in fresh.items()}
-                # What was given goes before the optimizer begins.
+                # Contributions are freed before the optimizer begins.
                 del fresh
                 reduced = replace(reduced, numbers=())
                 stepped = attempt.step(means)
@@ -462,8 +463,8 @@ class ExchangeServer:
     def _reduced(self, attempt: RoundAttempt, action: ReduceAndStep) -> Reduced:
         request, me = attempt.request, self._transport.peer_id
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
-        # Ours are of what was not rounded, which is near enough to tell who is far too large,
-        # unless most is left out.
+        # Our own norms are those before rounding, near enough to find contributions that are far
+        # too large, unless the format leaves most numbers out.
         near = request.up == "fp32" or (
             self._settings.reducer == "mean" and not FORMATS[request.up].biased
         )

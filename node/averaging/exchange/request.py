@@ -1,4 +1,4 @@
-"""What the epoch asks of a round and what it is told afterwards."""
+"""What the epoch asks of a round, and the outcome that it gets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 """Mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and shapes, fp32
 or bf16. Runs on the given executor.
 
-What it gives is served as it is: nobody may change these tensors afterwards. A mean that it gives
-back itself may be written over with what its bytes are to others, so whoever keeps one gives back
-another tensor."""
+What it gives is served as it is: nobody may change these tensors afterwards. If it returns a mean
+that it was given, that tensor may be overwritten by the values that its bytes decode to; a step
+that keeps the mean returns another tensor."""
 
 TOKENS_LIMIT = 1 << 40
 """Tokens nobody can have behind one epoch's gradients, when the caller knows no better bound."""
@@ -26,10 +26,10 @@ TOKENS_LIMIT = 1 << 40
 
 @dataclass(frozen=True)
 class WeightCaps:
-    """What contributions may weigh. ``most``: who claims more tokens is refused. ``allowed``:
-    tokens that the plan assigned to each member at this stage (empty: no caps); ``total``: tokens
-    of the micro-batches that count (0: unknown). A contribution weighs no more than they explain,
-    see :func:`node.averaging.reducers.weights.weights`."""
+    """What contributions may weigh. ``most``: a contribution that claims more tokens is refused.
+    ``allowed``: tokens that the plan assigned to each member at this stage (empty: no caps);
+    ``total``: tokens of the micro-batches that count (0: unknown). A contribution weighs no more
+    than they explain, see :func:`node.averaging.reducers.weights.weights`."""
 
     most: int = TOKENS_LIMIT
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class RoundRequest:
     ``members`` are the live peers of the cell, listeners included; ``owners`` maps every part of
     the stage to one of them; ``gradients`` are *sums* over ``tokens`` tokens (None or 0 tokens:
     this peer gives nothing); ``deadline_s`` counts from the call. ``ready(names)`` is awaited
-    before parts of ours are stepped. ``hold``: what parts of ours are when nobody has given
-    anything to them, on the given executor; None: that is a fault.
+    before parts of ours are stepped. ``hold(names)`` gives the values of our parts to which nobody
+    contributed, on the executor of the step; None: that is a fault.
 
     ``up`` and ``down``: number formats (``formats.FORMATS``) of what goes to the owners ("":
-    ``averaging.wire``) and of what comes back. With a lossy ``down`` the owner itself goes on with
-    what its bytes are to the others, so all hold the same bits.
+    ``averaging.wire``) and of what comes back. With a lossy ``down`` the owner itself continues
+    with the values that its bytes decode to, so all hold the same bits.
     """
 
     round: RoundId
@@ -88,13 +88,13 @@ class RoundOutcome:
     """What one attempt brought.
 
     ``fresh``: parameters by name (CPU, fp32, or bf16 where they come so; not to be changed in
-    place), from this and earlier
-    attempts, each from its owner in *this* attempt. ``missing``: the rest of the stage, to be asked
-    for in the next attempt. ``failed``: owners that gave nothing, and why (this peer too, when its
-    own step failed). ``refused``: whose contributions were refused here for their values, and why;
-    this peer's own is found out before it is sent. ``quarantined``: whose were left out here
-    because they were far larger than the others'. ``contributors``: behind the parts' means, all of
-    them. ``nbytes``: tensor bytes sent and received.
+    place), from this and earlier attempts, each from its owner in *this* attempt. ``missing``: the
+    rest of the stage, to be asked for in the next attempt. ``failed``: owners that gave nothing,
+    and why (this peer too, when its own step failed). ``refused``: peers whose contributions were
+    refused here for their values, and why; this peer's own is checked before it is sent.
+    ``quarantined``: peers whose contributions were left out here because they were far larger than
+    the others', and why. ``contributors``: all peers whose gradients are in the mean of some part.
+    ``nbytes``: tensor bytes sent and received.
     """
 
     fresh: dict[str, torch.Tensor]

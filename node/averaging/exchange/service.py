@@ -2,9 +2,9 @@
 
 Every member opens one exchange for every group of every owner's parts: reduce-scatter is its first
 half, all-gather its second. While an owner steps one group, the next one's gradients arrive and the
-one before leaves. Our own parts take the same road without a network. A round returns by its
-deadline with whatever came; what is missing is asked for again in the next attempt, from new
-owners, with the same gradients.
+one before leaves. Our own parts are reduced and stepped in the same way, without a network. A round
+returns by its deadline with the parts that have come; the missing ones are asked for again in the
+next attempt, from new owners, with the same gradients.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class CellRound(ExchangeServer):
     async def _fit_to_give(
         self, request: RoundRequest
     ) -> tuple[dict[str, float], dict[PeerId, str]]:
-        """The norms of the gradients that we give: none for a listener, or when they would be
-        refused by every honest owner, and why."""
+        """(2-norms of the gradients that we give, {}); for a listener ({}, {}); and ({}, {our
+        PeerId: why}) for gradients that every honest owner would refuse."""
         me = self._transport.peer_id
         _consistent(request, me)
         if request.gradients is None or not request.tokens or me in request.listeners:
@@ -117,8 +117,8 @@ class CellRound(ExchangeServer):
         except PeerFault as fault:
             failed[owner] = fault.reason
             if not isinstance(fault, Unwelcome):
-                # Whom we cannot reach will hardly reach us: do not wait for its contribution until
-                # the deadline.
+                # An owner that we cannot reach will hardly reach us: do not wait for its
+                # contribution until the deadline.
                 self.gone(owner)
             if fault.weight:
                 self._transport.fault(owner, fault.reason, fault.weight)

@@ -82,8 +82,8 @@ def quarantined(
     Of three or more, a contribution goes whose norm per token exceeds ``factor`` times the (upper)
     median of the others'. Fewer are measured by ``trail``; when all of them exceed it, the trail is
     out of date and the smallest is the measure. A mean over fewer tokens is noisier, its norm grows
-    at most as 1/sqrt(tokens), so somebody who did little is allowed that much more. The answer does
-    not depend on the order of ``sizes``.
+    at most as 1/sqrt(tokens), so a contribution of few tokens is allowed that much more. The answer
+    does not depend on the order of ``sizes``.
     """
     if not factor or len(sizes) < 2:
         return {}

@@ -16,8 +16,8 @@ def weights(
     whatever their order.
 
     ``allowed``: tokens the plan assigned, by member; ``total``: tokens of all micro-batches that
-    count. Who claims more than it was assigned may have done the work of a replica that died, so
-    all share what nobody else accounts for:
+    count. A member that claims more than it was assigned may have done the work of a replica that
+    died, so all may claim the tokens that nobody else accounts for:
 
         w_i = min(t_i, allowed_i + max(0, total - sum_j min(t_j, allowed_j)))
 

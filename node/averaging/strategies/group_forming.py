@@ -50,7 +50,7 @@ class Times:
     """How far two clocks may differ."""
 
     def scaled(self, share: float) -> Times:
-        """All of them so much shorter."""
+        """All of them times ``share``."""
         return Times(**{name: share * seconds for name, seconds in asdict(self).items()})
 
 
@@ -59,8 +59,8 @@ TIMES = Times()
 
 @dataclass(frozen=True, slots=True)
 class CellsRead:
-    """The directory's answer: these cells posted ``key`` for this window. Who is not to be averaged
-    with is left out by the reader: posted late, another anchor, another change of the owner."""
+    """The directory's answer: these cells posted ``key`` for this window. The reader leaves out
+    cells that cannot be averaged with: posted late, another anchor, another change of the owner."""
 
     key: str
     cells: frozenset[CellId]
@@ -231,7 +231,7 @@ class GroupForming:
         return min(self._timers.values()) if self.done is None else None
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about it. After the end only late offers and answers are
+        """The actions that ``event`` calls for. After the end only late offers and answers are
         answered."""
         match event:
             case Offered(caller, key):
@@ -323,10 +323,10 @@ class GroupForming:
         return self._close() if not self._waits_for else []
 
     def _close(self) -> list[Action]:
-        """Name the group: of those that accepted the ones whose own turns are the furthest, so that
-        who has the next turn stays free to call."""
+        """Name the group: of the cells that accepted, those whose own turns are the furthest away,
+        so that the cell with the next turn stays free to call."""
         self._timers.pop(Timer.ANSWERS, None)
-        # A cell that has accepted may say so twice: it is in the group or was released.
+        # A cell may report its acceptance twice: it is in the group or was released.
         self._waits_for, self._asked = set(), set(self._accepters)
         if not self._accepters:
             return []

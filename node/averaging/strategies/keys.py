@@ -2,8 +2,8 @@
 number and how many there are, the window. Leaves: keys, the most cells of a group. Never: a
 message, a clock.
 
-Along edges (ring, push-sum) a cell posts under the key of its own place, and whoever an edge leads
-to reads that key alone: nobody has to agree.
+Along edges (ring, push-sum) a cell posts under the key of its own place, and a cell that an edge
+leads to reads that key alone: no agreement is needed.
 
 Every cell has a place in the Moshpit grid, and the window chooses the axis along which it averages:
 those meet that differ in this index only. The place is the cell's number among all, which it knows
@@ -11,8 +11,8 @@ without having read of all (:mod:`node.cells.census`), so a grid that can be ful
 that count the same cells compute the same grid as
 :class:`~node.averaging.strategies.moshpit.Moshpit` from a view that all share. A place drawn by a
 hash would need no number, but leaves lines of very different lengths. Indices that the groups hand
-out (arXiv 2103.03239) would need none either, but whoever is absent once comes back to a line that
-has no room for it: with one cell of a hundred absent they take a fifth more rounds.
+out (arXiv 2103.03239) would need none either, but a cell that was absent once comes back to a line
+that has no room for it: with one cell of a hundred absent they take a fifth more rounds.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def meeting_keys(
     """The keys to look under, one after the other, and the most cells of a group.
 
     The one group of a butterfly, or of a server, looks among all; pairs (gossip) do too, or where
-    they are many among some that each window draws anew. In a Moshpit grid of d axes those meet
-    that are on one line along axis ``window % d``; who found nobody there looks once more in a
+    they are many among some that each window draws anew. In a Moshpit grid of d axes the cells of
+    one line along axis ``window % d`` meet; a cell that found nobody there looks once more in a
     plane with that line. ``number``: of cell ``me`` among ``cells``, from 0. The grid is as full as
-    it can be with so many; where they are too many for ``s.grid`` it has more axes.
+    it can be with ``cells``; where they are too many for ``s.grid`` it has more axes.
     """
     if s.strategy == "butterfly" or s.served:
         return (EVERYBODY,), MOST_TOGETHER
@@ -63,8 +63,8 @@ def meeting_keys(
 
 def _drawn(me: CellId, cells: int, window: int) -> tuple[str, ...]:
     """Keys that about :data:`SHARE` cells draw each; their number is a power of two, so that it is
-    the same for cells that count slightly different numbers of cells. Who found nobody looks among
-    all who did not."""
+    the same for cells that count slightly different numbers of cells. A cell that found nobody
+    looks under a second key, among all such cells."""
     if cells <= 2 * SHARE:
         return (EVERYBODY,)
     bits = math.ceil(math.log2(cells / SHARE))
@@ -74,8 +74,8 @@ def _drawn(me: CellId, cells: int, window: int) -> tuple[str, ...]:
 
 def server_of(stage: int, cells: Collection[CellId], shards: int) -> CellId:
     """Which cell of a group serves a stage: by a hash of the cells, so that the servers stay when
-    others come and go, and all of the group come to the same. Another group has the next one in
-    order where a server is not there."""
+    others come and go, and all cells of the group compute the same. In a group without that server
+    the next cell in order serves."""
     ranked = sorted(
         cells, key=lambda cell: hashlib.sha256(f"tutti/server/{cell}".encode()).digest()
     )
@@ -84,8 +84,8 @@ def server_of(stage: int, cells: Collection[CellId], shards: int) -> CellId:
 
 @dataclass(frozen=True, slots=True)
 class EdgeKeys:
-    """``own``: what this cell posts under; ``sources``: whose values it takes; ``targets``: who
-    takes its own."""
+    """Keys of cells. ``own``: what this cell posts under; ``sources``: of the cells whose values it
+    takes; ``targets``: of the cells that take its own."""
 
     own: str
     sources: tuple[str, ...]

@@ -110,8 +110,8 @@ def advance(
     """Keys after ``round``: members of a group get different indices below ``length``, spread
     evenly, and forget their oldest.
 
-    ``met`` [n] bool: who took part; the others keep their key. No group has more than ``length``
-    members (:func:`meet_by_key`).
+    ``met`` [n] bool: the members that took part; the others keep their key. No group has more than
+    ``length`` members (:func:`meet_by_key`).
     """
     labels = np.where(met, groups.labels, groups.labels.max() + 1 + np.arange(len(met)))
     ranks = _ranks(labels, order(len(met), seed, "indices", round))

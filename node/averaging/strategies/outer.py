@@ -2,9 +2,9 @@
 Enters: settings. Leaves: the reason why something does not go together; the fragments of a stage.
 Never: torch.
 
-A strategy is *partial* when a round leaves members with different values. What may be averaged with
-it must contract by itself: parameters do; gradients, and differences from anchors that are not the
-same everywhere, do not.
+A strategy is *partial* when a round leaves members with different values. It suits values that
+rounds bring closer together: parameters. It does not suit gradients, nor differences from anchors
+that are not the same everywhere.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class OuterSettings:
 
     @property
     def says(self) -> str:
-        """A few words for people."""
+        """The settings in a few words, for people."""
         what = (
             self.carries
             if self.fragments == 1
@@ -234,8 +234,8 @@ def check(s: OuterSettings) -> None:
 
 def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
     """Raises UsageFault, with the reason, for settings that hold together but that a live swarm
-    with cells of ``cell`` replicas a stage (0: all in one) and so many block stages does not
-    carry."""
+    with cells of ``cell`` replicas a stage (0: all in one) and ``stages`` block stages does not
+    support."""
     if not s.windows:
         return refuse(
             (
@@ -284,7 +284,7 @@ def carried(s: OuterSettings, cell: int, stages: int = 1) -> None:
 
 
 def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
-    """The parts of a stage in so many fragments of about equal bytes: largest first, each to the
+    """The parts of a stage in ``count`` fragments of about equal bytes: largest first, each to the
     smallest. A stage of few parts has fragments without any."""
     found: list[set[str]] = [set() for _ in range(count)]
     held = [0] * count

@@ -2,12 +2,12 @@
 who is at the ends of the cell's edges in a window, questions of takers, answers of givers, plans
 that were committed. Leaves: questions, answers, the shares that a window brings. Never: a value.
 
-A taker asks for its share and says in the same note what it has taken so far: the receipt. The
+A taker asks for its share and reports in the same note what it has taken so far: the receipt. The
 giver grants once in a window. It answers only when a plan whose books have the grant has been
 committed, so that every member of its cell knows of it, and a new leader gives the same answer. The
-taker counts a share when the outer round that puts the value in place is committed, and says so
-with its next question. What was granted and not taken stays the taker's by name, and is offered
-again.
+taker counts a share when the outer round that puts the value in place is committed, and reports
+that with its next question. Units that were granted and not taken stay in the taker's account, and
+are offered again.
 """
 
 from __future__ import annotations

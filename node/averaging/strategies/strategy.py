@@ -76,8 +76,8 @@ class Butterfly:
 
 @dataclass(frozen=True, slots=True)
 class RandomGroups:
-    """Groups of ``size`` drawn anew every round; who is left over joins them one by one, so groups
-    differ by as little as can be."""
+    """Groups of ``size`` drawn anew every round; members left over join them one by one, so that
+    sizes differ by as little as possible."""
 
     size: int
 

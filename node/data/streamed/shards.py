@@ -75,7 +75,8 @@ class Listing:
 
 
 def listed(source: str, place: str, client: httpx2.Client, go_on: Callable[[], None]) -> Listing:
-    """The shards of a source that :func:`is_streamed`. ``go_on``: what it raises ends it.
+    """The shards of a source that :func:`is_streamed`. ``go_on`` is called between requests and
+    ends the call by raising.
 
     Raises NetworkFault when the server does not answer, UsageFault for what is not there or is no
     list of shards, and for a shard of a format that cannot be read.

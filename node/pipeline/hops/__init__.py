@@ -1,3 +1,3 @@
-"""One hop: a tensor as a frame, the calling and the called side. Never: where to, which the machine
-says.
+"""One hop: a tensor as a frame, the calling and the called side. Never: the choice of the next
+peer; that is the machine's.
 """

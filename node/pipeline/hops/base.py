@@ -1,5 +1,5 @@
-"""What the parts of the pipeline (sender, receiver, origin, forward requests) have of their
-service: its state, and what follows from it."""
+"""The state that the parts of the pipeline service (sender, receiver, origin, forward requests)
+share."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Waiter = asyncio.Future[tuple[bool, str]]
 
 
 class PipelineBase(ABC):
-    """What its parts see of :class:`node.pipeline.service.Pipeline`, which sets what depends on the
-    stage it hosts: ``stage``, ``math`` and ``guard``."""
+    """The shared part of :class:`node.pipeline.service.Pipeline`, which sets the attributes that
+    depend on the hosted stage: ``stage``, ``math`` and ``guard``."""
 
     stage: int
     math: StageMath
@@ -54,7 +54,7 @@ class PipelineBase(ABC):
         self.stash = Stash(limits.stash_bytes or STASH, self.look_again)
         self.tasks = Tasks("pipeline", self._on_error)
         self.timing = Timing()
-        """What work and ways cost, as measured here."""
+        """Measured times of device work and of connections."""
         self.changed = asyncio.Event()
         """Set, and a new one in its place, when there is another plan or more room."""
         self._handled = asyncio.Event()
@@ -68,15 +68,15 @@ class PipelineBase(ABC):
 
     @property
     def hop_s(self) -> float:
-        """For a hop to answer DONE: the manifest's time, as much longer as the plan gives the
-        epoch, and what this process runs late."""
+        """Seconds that a hop has to answer DONE: the manifest's time, stretched as the plan
+        stretches the epoch, plus the seconds by which this process runs late."""
         return self._stretch * self.settings.forward_timeout_s + self.transport.patience.slack(
             self.clock.now()
         )
 
     def handle(self, event: Event) -> Answer:
-        """Give the machine an event: its answer, where the event has one. Its other actions are
-        carried out."""
+        """Give the machine an event, carry out its actions, and return its answer; where the event
+        has none, a refusal."""
         answer = Answer(Say.REFUSED, "no answer")
         self._handled.set()
         for action in self.machine.handle(event, self.clock.now()):
@@ -89,8 +89,8 @@ class PipelineBase(ABC):
     def hold(
         self, event: ev.TensorReceived, reader: FrameReader, deadline_s: float
     ) -> tuple[Answer, list[ev.Action]]:
-        """A whole tensor is here and goes into the stash. The answer comes with what is to be done
-        once it is said."""
+        """Put a whole tensor into the stash. Returns the answer, and the actions to carry out after
+        the answer was sent."""
         first, *rest = self.machine.handle(event, self.clock.now())
         answer = first if isinstance(first, Answer) else Answer(Say.REFUSED, "no answer")
         key = event.claim.key
@@ -109,12 +109,12 @@ class PipelineBase(ABC):
         return answer, rest
 
     def carry_out(self, actions: Iterable[ev.Action]) -> None:
-        """Do what :meth:`hold` left to do."""
+        """Carry out the actions that :meth:`hold` returned."""
         for action in actions:
             self._carry_out(action)
 
     def outcome(self, key: Key, way: Direction) -> Waiter:
-        """Resolves to (DONE or not, reason)."""
+        """A future of (DONE or not, reason) for the peer that sent this tensor."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         if self.machine.told(key, way):
             waiter.set_result((True, ""))
@@ -148,7 +148,7 @@ class PipelineBase(ABC):
         return self.stash.room(nbytes)
 
     def look_again(self) -> None:
-        """Let the frames be looked at that wait for a plan or for room."""
+        """Wake the frames that wait for a plan or for room."""
         self.changed.set()
         self.changed = asyncio.Event()
 

@@ -32,8 +32,8 @@ from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
 
 ROOM_WAIT = 0.25
-"""Share of the time that a hop has for its answer, in which a patient frame waits for room: what is
-left must do for the tensor and the work."""
+"""Share of a hop's time that a patient frame may wait for room; the rest is for the tensor and the
+work."""
 ForwardOnly = Callable[[Direction, PeerId, Incoming, Any], Awaitable[None]]
 """Takes a frame that belongs to no micro-batch of a plan."""
 
@@ -94,7 +94,7 @@ class Inbound(PipelineServicer):
             case Say.TAKE | Say.AGAIN:
                 outcome = pipeline.outcome(claim.key, way)
                 try:
-                    # Said before the work begins: the sender counts its share at ACCEPTED, and the
+                    # Sent before the work begins: the sender counts its share at ACCEPTED, and the
                     # end of this very work may be what closes the epoch.
                     await say(context, pb.ACCEPTED, waited_s=waited)
                 finally:
@@ -108,7 +108,8 @@ class Inbound(PipelineServicer):
     def _look(
         self, way: Direction, caller: PeerId, incoming: Incoming, reader: FrameReader
     ) -> tuple[Answer, list[Action]]:
-        """Into the stash with it, unless its numbers cannot be used."""
+        """Put the tensor into the stash unless its numbers are unfit: the answer, and the actions
+        to carry out after it was sent."""
         pipeline, claim = self._pipeline, incoming.claim
         before = beside(
             claim.journey,
@@ -124,8 +125,8 @@ class Inbound(PipelineServicer):
     async def _patient(
         self, way: Direction, caller: PeerId, incoming: Incoming
     ) -> tuple[Answer, int]:
-        """The machine's answer to a head, and the bytes there was room for or not. For a bounded
-        time a frame that is ahead of the plan waits for it, and a patient one for room."""
+        """(the machine's answer to a head, bytes to reserve in the stash). For a bounded time a
+        frame that is ahead of the plan waits for it, and a patient one for room."""
         pipeline, claim, answer = self._pipeline, incoming.claim, Answer(Say.AWAIT_PLAN)
         until = asyncio.get_running_loop().time() + ROOM_WAIT * pipeline.hop_s
         try:
@@ -198,7 +199,7 @@ class Inbound(PipelineServicer):
 
 
 async def say(context: Any, verdict: int, reason: str = "", waited_s: float = 0.0) -> None:
-    """One receipt."""
+    """Send one receipt."""
     receipt = pb.Receipt(reason=reason, waited_s=waited_s)
     receipt.verdict = verdict  # pyright: ignore[reportAttributeAccessIssue] - an enum's int
     await context.write(receipt)

@@ -27,14 +27,15 @@ from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
 
 WAITED = 0.5
-"""Share of the time to ACCEPTED; after a longer wait at the other end much of the tensor was there
-before, and the rest of the time says little about the line."""
+"""Share of the time to ACCEPTED. If the receiver waited longer than that, much of the tensor had
+arrived meanwhile, and the rest of the time says little about the connection."""
 PATIENT = 32
-"""Attempts under way up to which they wait for room: each is a call that stays open, and a peer
-takes ``transport.peer_streams`` from another, of which its leader needs some."""
+"""Number of attempts under way up to which an attempt waits for room: each is a call that stays
+open, and a peer takes ``transport.peer_streams`` calls from another, of which its leader needs
+some."""
 NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
-"""A hop that cannot be told that it counts loses that count: worth asking again, not worth waiting
-long."""
+"""Tries, and seconds between them, to tell a hop that its share counts: if the note does not arrive
+the share is lost, which is worth a retry and not a long wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ class Sender:
         self._names.clear()
 
     def gone(self, peer: PeerId) -> None:
-        """It is dead: an input is asked for elsewhere. (Frames to it have been sent anew by the
-        machine.)"""
+        """``peer`` is dead: inputs that were asked of it are asked of another peer. (The machine
+        sends frames anew.)"""
         for patience in self._asking.pop(peer, ()):
             patience.reschedule(asyncio.get_running_loop().time())
 
@@ -125,7 +126,7 @@ class Sender:
         outcome = await self.stream(peer, way, messages, len(buffer), accepted)
         if pipeline.machine.plan is not plan:
             return
-        # this task is at its end; what comes next must not cancel it
+        # this task is at its end; the next attempt must not cancel it
         self._sending.pop((key, way), None)
         if outcome.trouble is None:
             self._measure(claim.journey[action.position], began)
@@ -156,7 +157,8 @@ class Sender:
         accepted: Callable[[float | None], None],
     ) -> StreamOutcome:
         """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds
-        that the way took, None where that is not known. Never raises for the peer's failures."""
+        that the transfer took, None where that is not known. Never raises for the peer's
+        failures."""
         name = "Forward" if way is Direction.FORWARD else "Backward"
         try:
             async with self._call(peer, name, messages) as call:
@@ -166,7 +168,8 @@ class Sender:
 
     @asynccontextmanager
     async def _call(self, peer: PeerId, name: str, request: object) -> AsyncIterator[Any]:
-        """A call under way, that ends with the block. Raises AlreadyThere and PeerFault."""
+        """A context manager around one call, which ends with the block. Raises AlreadyThere and
+        PeerFault."""
         transport, call = self._pipeline.transport, None
         async with answers(peer, self._pipeline.hop_s):
             try:

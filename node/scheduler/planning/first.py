@@ -23,14 +23,14 @@ EFFORTS = ((8, 12), (3, 2), (1, 2))
 for many, in haste. The second takes a tenth of the first's time, the third a third of the second's;
 plans get a few percent longer."""
 CAREFUL, PROMPT = 0.35, 0.95
-"""Shares of its time in which an insertion that takes its time, and one that does not, mean to
-end."""
+"""Shares of its time limit in which an insertion with the first of ``EFFORTS``, and one with the
+second, is to end."""
 SLACK = 0.02
-"""Share by which it may be behind that before it takes less."""
+"""Share of its time limit by which it may be late before it takes the next lower effort."""
 FEW = 300
-"""Micro-batches up to which work is not spared."""
+"""Micro-batches up to which the first of ``EFFORTS`` is used."""
 FINAL = 6
-"""Of them looked at to the end."""
+"""Partial paths of which the whole way home is computed."""
 NEAR, SPREAD = 6, 3
 """Replicas looked at in a large stage: the nearest, and others in turn."""
 

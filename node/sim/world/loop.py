@@ -230,8 +230,8 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Tasks of a process that was killed end with it: that is no news. Errors of others are
-        told to who spawned them."""
+        """Ignored: tasks of a killed process end with it, and errors of other tasks reach whatever
+        spawned them."""
 
     # ----------------------------------------------------------- what happens to a process
 
@@ -252,7 +252,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
 
 def ran(future: asyncio.Future[Any], func: Callable[..., Any], *args: Any) -> Callable[[], object]:
-    """Run it now. What it came to is told to who waits for it by what this returns."""
+    """Call ``func`` now. Returns a callback that sets its result or error in ``future``."""
     try:
         ends = partial(future.set_result, func(*args))
     except Exception as error:  # noqa: BLE001 - the waiter gets it whole, as from a thread

@@ -39,7 +39,7 @@ Weigh = Callable[[str, Any], int]
 
 
 class SimNet:
-    """All transports that can see each other. ``weigh``: what a message is for the links."""
+    """All transports that can see each other. ``weigh``: bytes that a message takes on a link."""
 
     def __init__(
         self, world: VirtualTime, links: Links, weigh: Weigh = lambda method, message: HEAD

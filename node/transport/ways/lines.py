@@ -161,8 +161,8 @@ class Lines:
         return True
 
     def doubt(self, peer: PeerId) -> None:
-        """Others say that it is dead: who waits for a dial to it waits no longer, and the next one
-        is a short one."""
+        """The leader reports the peer dead: end a dial that is under way, and make the next one
+        short."""
         self._lost[peer] = time.monotonic()
         if (dialling := self._dialling.get(peer)) is not None:
             dialling.cancel()
@@ -250,7 +250,7 @@ class Lines:
         )
 
     def _discard(self, late: asyncio.Task[Connection | PeerFault]) -> None:
-        """A way that worked after another one had: nobody wants it."""
+        """Close a connection that was made after another one had won the race."""
         if not late.cancelled() and isinstance(made := late.result(), Connection):
             self._tasks.spawn(_end(made), "discard")
 
@@ -268,7 +268,7 @@ class Lines:
         return await self._tunnelled(await self._greet_through(peer, relay), relay)
 
     def _take(self, peer: PeerId, line: Connection) -> None:
-        """This is the peer's line from now on; one there was goes on with the calls it has."""
+        """Make this the peer's line; the one before keeps the calls that it has until they end."""
         old = self._lines.get(peer)
         self._lines[peer] = line
         self._tried[peer].climb.reached(line.rung, time.monotonic())
@@ -287,7 +287,7 @@ class Lines:
         for peer, line in self.all().items():
             if line.channel.idle_s(now) > self._settings.idle_s and self.forget(peer, line.channel):
                 name = line.met.name or short(peer)
-                text = f"the line to {name} is closed until it is needed"
+                text = f"the idle connection to {name} is closed; the next call dials again"
                 self._journal.emit("transport", "line-idle", text, "debug", peer=peer)
 
     # ----------------------------------------------------------- a better one

@@ -25,7 +25,7 @@ ADDRESSES = 4
 OPEN_S = 8.0
 """For the two sides to find each other: SYNs are repeated after 1, 3 and 7 s."""
 LEAST_PORT = 1024
-"""Nobody's router maps to less; a peer that asks for less wants something else."""
+"""Routers map to no lower port; a peer that asks for one does not want to punch."""
 
 
 def candidates(addresses: Sequence[str]) -> list[tuple[str, int]]:

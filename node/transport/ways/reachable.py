@@ -1,4 +1,4 @@
-"""How others reach this peer, and what it does about it: asks peers to dial it, keeps connections
+"""How others reach this peer, and the measures it takes: asks peers to dial it, keeps connections
 to those that can be dialled, finds relays while it cannot be dialled, and relays for others while
 it can. Enters: what the directory says of peers, what they report. Leaves: addresses to announce,
 connections of p2pd. Never: a gRPC channel (that is :mod:`node.transport.ways.lines`)."""
@@ -132,7 +132,8 @@ class Reachable:
         return [p for p, k in self._known.items() if k.room > 0 and p in links]
 
     def words(self, relays: int) -> str:
-        """One line for people: how others reach this peer, which holds ``relays`` reservations."""
+        """One line for people: how others reach this peer. ``relays``: how many reservations it
+        holds."""
         if self.local:
             return "on this machine only"
         if self.standing is Standing.OPEN:

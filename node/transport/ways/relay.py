@@ -120,7 +120,7 @@ class Relay:
         if self.circuits >= settings.relay_circuits:
             return f"all {settings.relay_circuits} circuits are in use"
         if self._opened[peer] >= settings.relay_circuits_each:
-            return f"{settings.relay_circuits_each} circuits of yours are open"
+            return f"{settings.relay_circuits_each} circuits of the caller are open"
         return ""
 
     async def _hold(
