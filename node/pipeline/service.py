@@ -212,7 +212,7 @@ class Pipeline(PipelineBase):
                 raise
             raise OutOfResources(
                 f"no memory for the gradients of an epoch: {e}",
-                "free memory of the device, or start the node with another --role",
+                "free memory of the device, or host another stage (--stage)",
             ) from e
 
     async def run(

@@ -129,7 +129,7 @@ class Timing:
     def keep(self, peers: Collection[PeerId]) -> None:
         """Forget the measurements of all other peers."""
         kept = set(peers)
-        for known in (self._tensors, self._trips, self._failed):
+        for known in (self._tensors, self._trips, self._failed, self._answers):
             for peer in known.keys() - kept:
                 del known[peer]
 

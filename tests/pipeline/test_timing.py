@@ -98,6 +98,8 @@ def test_a_slow_sibling_is_detected_when_sure_and_forgiven() -> None:
     for i in range(10, 40):
         t.observe(B, float(i), i + 0.1)
     assert t.slow([A, B]) == frozenset()
+    t.keep((B,))
+    assert set(t.rates()) == {B}, "heartbeats have room for few, and not for those long gone"
 
 
 def test_one_pause_makes_no_replica_slow() -> None:
