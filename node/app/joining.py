@@ -549,8 +549,8 @@ def traffic_lines(manifest: Manifest) -> list[str]:
         "up, and as much down, for each epoch:",
         f"{several(hosts, 'peer')} in a block stage, each: {each(alone)}",
         f"{several(hosts + 1, 'peer')} in a block stage, each: {each(more)}",
-        f"{several(hosts, 'peer')} at the ends, each: {each(ends)}; who leads sends "
-        f"{human(ends.plans)} of plans besides",
+        f"{several(hosts, 'peer')} at the ends, each: {each(ends)}; the leader sends "
+        f"{human(ends.plans)} of plans as well",
         f"an epoch a minute is up to {bits(minute)} each way, {human(3600 * minute)} an hour",
         f"without epochs {bits(alone.idle)} each way; a block stage is fetched once, "
         f"{human(alone.state)}",
