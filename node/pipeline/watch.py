@@ -4,6 +4,9 @@ verdicts out.
 Sizes are root mean squares, compared as logarithms: what a stage sends is steady within a factor of
 two or so over many micro-batches, while a broken or hostile sender is off by orders. After a real
 change of the model everybody's tensors are off at once; then the watch learns instead of refusing.
+A sender's own history is how far it was from everybody, not its sizes: they grow as the model
+trains, and a replica that got no micro-batch for a hundred epochs would be refused for sizes that
+were usual long ago.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _FLOOR = 1e-20
 
 @dataclass(slots=True)
 class Track:
-    """Exponential moving mean and mean absolute deviation of log-RMS."""
+    """Exponential moving mean and mean absolute deviation of a size's logarithm."""
 
     count: int = 0
     mean: float = 0.0
@@ -52,7 +55,8 @@ class Track:
 
 @dataclass(slots=True)
 class Lane:
-    """Tensors of one kind: those of all senders together, each sender's, and the last verdicts."""
+    """Tensors of one kind: the sizes of all senders together, each sender's distance from their
+    mean, and the last verdicts."""
 
     everybody: Track = field(default_factory=Track)
     senders: dict[PeerId, Track] = field(default_factory=dict)
@@ -95,11 +99,12 @@ class ActivationGuard:
         if not self.limit:
             return 0.0
         x, kept = math.log(max(rms, _FLOOR)), self._lanes.setdefault(lane, Lane())
-        own = kept.of(sender)
-        off = max(kept.everybody.deviations(x), own.deviations(x))
+        everybody, own = kept.everybody, kept.of(sender)
+        apart = x - everybody.mean
+        off = max(everybody.deviations(x), own.deviations(apart))
         kept.recent.append((sender, off > self.limit))
         if off > self.limit and not kept.everybody_is_odd():
             return off
-        kept.everybody.learn(x)
-        own.learn(x)
+        everybody.learn(x)
+        own.learn(apart)
         return 0.0

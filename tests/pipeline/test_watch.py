@@ -76,6 +76,13 @@ def test_slow_growth_is_no_blow_up():
     assert not any(watch.odd(LANE, s, 1.01**i) for i in range(2000) for s in (A, B))
 
 
+def test_a_sender_that_had_nothing_to_send_while_sizes_grew_is_believed():
+    watch = fed((A, B))
+    assert not any(watch.odd(LANE, B, 1.01**i) for i in range(400))
+    assert not any(watch.odd(LANE, s, 1.01**400) for s in (A, B) * 50)
+    assert watch.odd(LANE, A, 1.01**400 * 10)
+
+
 def test_lanes_are_apart_and_zero_switches_it_off():
     watch = fed((A, B))
     assert not watch.odd((2, "backward"), A, 1e4)
