@@ -249,6 +249,13 @@ def _one_way(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     return _behind(swarm, f.seconds, Wall(*way))
 
 
+def _line(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
+    """A peer and the leader cannot reach each other; everybody else reaches both."""
+    only = frozenset({victim.name})
+    chief = frozenset({p.name for p in (swarm.chief(),) if p is not None})
+    return _behind(swarm, f.seconds, Wall(only, chief), Wall(chief, only))
+
+
 def _flap(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """Cut off and back again, ``size`` seconds each."""
     only, period = frozenset({victim.name}), max(0.2, f.size)
@@ -357,6 +364,7 @@ KINDS: dict[str, Callable[[SimSwarm, Fault], Trouble]] = {
     ),
     "partition": _partition,
     "one-way": _one(_one_way),
+    "line": _one(_line, lambda swarm, p: swarm.chief() not in (p, None)),
     "flap": _one(_flap),
     "slow-link": _one(_slow_link),
     "loss": _one(_loss),

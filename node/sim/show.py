@@ -26,6 +26,7 @@ MARKS = {
     "leave": "-",
     "partition": "|",
     "one-way": "<",
+    "line": "/",
     "flap": "~",
     "slow-link": "s",
     "loss": "s",

@@ -203,11 +203,12 @@ class StageRuntime:
     def lost(self, dead: Collection[PeerId]) -> None:
         """The leader has found these members of the plan in force dead: nothing here waits for them
         any longer."""
-        known = {m.peer for m in self.plan.members} if self.plan is not None else set[PeerId]()
-        for peer in sorted(known & set(dead)):
+        if (plan := self.plan) is None:
+            return
+        for peer in sorted({m.peer for m in plan.members} & set(dead)):
             self.engines.transport.doubt(peer)
             self.engines.pipeline.gone(peer)
-            self.engines.cell.gone(peer)
+            self.engines.cell.lost(plan.epoch, peer)
 
     async def run(self, plan: Plan, done: Callable[[MicroBatchDone], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""

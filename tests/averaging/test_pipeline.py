@@ -236,6 +236,28 @@ async def test_an_owner_that_stops_answering_fails_by_the_deadline(cut, bits):
     assert bits(outcome.fresh, cell.expected(cell.peers, list(outcome.fresh)))
 
 
+@pytest.mark.parametrize("early", [True, False])
+async def test_nobody_waits_for_an_owner_that_is_dead_for_the_leader_alone(cut, bits, early):
+    """It answers, but never hears that the round has begun."""
+    cell, p0, p1, p2 = await with_peers(cut(3))
+    owners = cell.owners()
+    if early:
+        for p in (p0, p1):
+            cell.rounds[p].lost(7, p2)
+    running = asyncio.ensure_future(
+        cell.run_all({p: cell.request(p, owners=owners, deadline_s=300.0) for p in (p0, p1)})
+    )
+    if not early:
+        await asyncio.sleep(1.0)
+        for p in (p0, p1):
+            cell.rounds[p].lost(7, p2)
+    outcomes = await asyncio.wait_for(running, 100)
+    for outcome in outcomes.values():
+        assert outcome.failed == {p2: "was found dead by the leader"}
+        assert set(outcome.missing) == {n for n, owner in owners.items() if owner == p2}
+        assert bits(outcome.fresh, cell.expected([p0, p1], list(outcome.fresh)))
+
+
 async def test_groups_are_sent_in_order_though_encoded_out_of_order(cut, bits, monkeypatch):
     cell, p0, p1 = await with_peers(cut(2))
     encode, later = member.encode, threading.Event()

@@ -165,7 +165,7 @@ def test_drain_hands_over_and_ends_with_0(swarm):
 
 
 def test_garbage_stops_nobody(swarm):
-    victim, begin = swarm.made["ends-0"], swarm.epoch()
+    victim = swarm.made["ends-0"]
     streams = [handshake.STREAM, ask.STREAM, tunnel.STREAM]
     done = subprocess.run(
         [sys.executable, str(VANDAL), swarm.door, *streams],
@@ -195,7 +195,6 @@ def test_garbage_stops_nobody(swarm):
                     s.sendall(filth)
                 except OSError:
                     continue
-    assert swarm.epoch() > begin, "the swarm went on meanwhile"
     swarm.goes_on(3)
     assert victim.events("fault"), "garbage is counted"
     assert all(p.running for p in swarm.made.values() if p.label != "stage-2-behind-nat")

@@ -413,6 +413,14 @@ def test_members_receive_the_list_of_the_dead() -> None:
     ]
 
 
+def test_members_of_its_stage_hear_of_a_death_during_the_round() -> None:
+    """Their own connections to it may be fine."""
+    leader, plan = begun([heard(E), heard(S1), heard(S2), heard(T2)])
+    reported(leader, plan, 3.0)
+    done = leader.handle(ev.Unreachable(T2), 3.5)
+    assert [a for a in done if isinstance(a, ev.SendLost)] == [ev.SendLost((S2,), plan, (T2,))]
+
+
 def test_a_leaving_peer_has_no_vote_on_its_stages_version() -> None:
     leader = Leader(
         E, facts(recall=lambda v: PlanContext((SampleClass(0, 0, 40),), {}, 80), late_s=1e9)

@@ -47,16 +47,19 @@ class RoundAttempt:
     """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what
     went wrong.
 
-    ``until``: its deadline. ``given``: by group and contributor, from its arrival to its step;
-    ``begun``: groups whose step has begun, so that it takes no more contributions. ``failed``:
-    owners that gave nothing, and why; ``refused``: peers whose gradients are unfit here, and why;
-    ``nbytes``: tensor bytes sent and received."""
+    ``until``: its deadline; ``gathers``: by owner, the task that takes its fresh parts. ``given``:
+    by group and contributor, from its arrival to its step; ``begun``: groups whose step has begun,
+    so that it takes no more contributions. ``failed``: owners that gave nothing, and why;
+    ``refused``: peers whose gradients are unfit here, and why; ``nbytes``: tensor bytes sent and
+    received.
+    """
 
     request: RoundRequest
     step: StepCall | None
     groups: tuple[Group, ...]
     until: float
     settled: asyncio.Future[str]
+    gathers: dict[PeerId, asyncio.Task[None]] = field(default_factory=dict)
     given: dict[tuple[int, PeerId], Given] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     failed: dict[PeerId, str] = field(default_factory=dict)
@@ -84,11 +87,13 @@ class RoundAttempt:
 
 @dataclass(slots=True)
 class EpochState:
-    """What an epoch has brought so far. ``held``: fresh parts, our own and others'."""
+    """What an epoch has brought so far. ``held``: fresh parts, our own and others'; ``lost``: peers
+    that the leader has found dead in it."""
 
     attempts: dict[RoundId, RoundAttempt] = field(default_factory=dict)
     held: dict[str, FreshPart] = field(default_factory=dict)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
+    lost: set[PeerId] = field(default_factory=set)
 
 
 @dataclass(slots=True)

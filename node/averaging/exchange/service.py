@@ -15,7 +15,7 @@ from dataclasses import replace
 from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.events import TimePassed
 from node.averaging.exchange.groups import Group, contribute_until
-from node.averaging.exchange.ledger import FreshPart, RoundAttempt
+from node.averaging.exchange.ledger import EpochState, FreshPart, RoundAttempt
 from node.averaging.exchange.member import Exchanges, Unwelcome
 from node.averaging.exchange.owner import ExchangeServer
 from node.averaging.exchange.request import RoundOutcome, RoundRequest, Step
@@ -41,22 +41,41 @@ class CellRound(ExchangeServer):
         norms, refused = await self._fit_to_give(request)
         attempt = self.open(request, step, norms, started)
         attempt.refused.update(refused)
-        gathers = [
-            self._tasks.spawn(
+        attempt.gathers = {
+            owner: self._tasks.spawn(
                 self._gather(attempt, owner, wanted, bool(norms)), f"gather {short(owner)}"
             )
             for owner, wanted in self._to_ask(request, bool(norms)).items()
-        ]
+        }
+        for peer in self._epoch(request.round.epoch).lost:
+            self._give_up(attempt, peer)
         ticker = self._tasks.spawn(
             self._tick_at(contribute_until(started, request.deadline_s, len(attempt.groups))),
             "tick",
         )
         try:
-            await asyncio.wait([*gathers, attempt.settled], timeout=self._left(attempt))
+            pending = [*attempt.gathers.values(), attempt.settled]
+            await asyncio.wait(pending, timeout=self._left(attempt))
         finally:
-            for task in (*gathers, ticker):
+            for task in (*attempt.gathers.values(), ticker):
                 task.cancel()
         return self._outcome(attempt, started)
+
+    def lost(self, epoch: int, peer: PeerId) -> None:
+        """The leader has found this peer dead. No attempt of the epoch waits for its contribution
+        or its parts, even where it can still be reached: the leader may be the only one who cannot,
+        and then the peer never learns that the round has begun."""
+        state = self._epochs.setdefault(epoch, EpochState())
+        state.lost.add(peer)
+        for attempt in state.attempts.values():
+            self._give_up(attempt, peer)
+
+    def _give_up(self, attempt: RoundAttempt, peer: PeerId) -> None:
+        gather = attempt.gathers.get(peer)
+        if gather is not None and not gather.done():
+            attempt.failed[peer] = "was found dead by the leader"
+            gather.cancel()
+        self.gone(peer)
 
     async def _fit_to_give(
         self, request: RoundRequest

@@ -243,15 +243,13 @@ class Leader:
             return done + self._abandon(
                 now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}"
             )
-        if self.phase is Phase.RUN:
+        # Others may still reach it, and would wait for it until the deadline.
+        running = self.phase is Phase.RUN
+        told = tuple(m.peer for m in (epoch.alive if running else epoch.living(member.stage)))
+        done.append(ev.SendLost(told, epoch.plan, tuple(sorted(epoch.dead))))
+        if running:
             epoch.give_up(peer)
-            return [
-                *done,
-                ev.SendLost(
-                    tuple(m.peer for m in epoch.alive), epoch.plan, tuple(sorted(epoch.dead))
-                ),
-                *self._close_if_done(epoch, now),
-            ]
+            return done + self._close_if_done(epoch, now)
         epoch.outcomes.pop(peer, None)
         return done + self._settle_stage(epoch, member.stage, now)
 
