@@ -634,25 +634,45 @@ class OneFault(Checker):
 class OneLine(Checker):
     """I11: of one cell, two leaders never commit by turns: each commit is of a newer plan than the
     one before, wherever in the network that was. Those who go on without enough voters say so, and
-    do not count."""
+    do not count. A leader may hear late that its plan was carried out, after others have gone on
+    from what came of it: that is no step back.
+    """
 
     id = "I11"
-    _last: dict[tuple[str, str], tuple[int, PeerId]] = field(default_factory=dict)
+    _last: dict[tuple[str, str], tuple[int, PeerId, str]] = field(default_factory=dict)
+    _base: dict[str, str] = field(default_factory=lambda: Newest(KEPT))
+    """Of each plan the lineage it goes on from."""
     _line: dict[str, str] = field(default_factory=lambda: Newest(KEPT))
     """Of each plan the first of all before it: who has lost every memory of one begins anew."""
+    _parents: dict[str, str] = field(default_factory=lambda: Newest(KEPT))
+    """Of each committed lineage the one before it."""
 
     def planned(self, plan: Plan, after: str) -> None:
         """A plan by the voters of the plan with the hash ``after``."""
-        self._line[plan.hash[:12]] = self._line.get(after[:12], plan.hash[:12])
+        key = plan.hash[:12]
+        self._base[key] = plan.lineage
+        self._line[key] = self._line.get(after[:12], key)
 
-    def committed(self, peer: SimPeer, cell: str, plan: str, term: int, epoch: int) -> None:
-        """A leader says that the epoch of the plan whose hash begins so is committed, not as an
+    def committed(self, peer: SimPeer, cell: str, plan: str, term: int, made: Version) -> None:
+        """A leader says that the plan whose hash begins so has made this version, not as an
         orphan."""
         key = cell, self._line.get(plan, plan)
-        before, other = self._last.get(key, (0, peer.name))
+        before, other, newest = self._last.get(key, (0, peer.name, ""))
+        if self._comes_from(newest, made.lineage):
+            return
         self.must(
             term > before,
-            f"{peer.name} commits epoch {epoch} by a plan of term {term} after {other} has "
+            f"{peer.name} commits epoch {made.epoch} by a plan of term {term} after {other} has "
             f"committed one of term {before}",
         )
-        self._last[key] = term, peer.name
+        self._last[key] = term, peer.name, made.lineage
+        self._parents[made.lineage] = self._base.get(plan, "")
+
+    def _comes_from(self, lineage: str, older: str) -> bool:
+        """Whether that committed lineage was made from ``older``."""
+        seen = set[str]()
+        while (lineage := self._parents.get(lineage, "")) and lineage not in seen:
+            if lineage == older:
+                return True
+            seen.add(lineage)
+        return False

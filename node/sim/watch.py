@@ -165,7 +165,8 @@ class HistoryRecorder:
                         self.commits.append(Commit(now, epoch, tokens, peer.name, cell))
                         if not a.facts.get("orphan"):
                             plan, term = str(a.facts["hash"]), int(str(a.facts["term"]))
-                            self.line.committed(peer, cell, plan, term, epoch)
+                            made = Version(epoch, str(a.facts["lineage"]))
+                            self.line.committed(peer, cell, plan, term, made)
                         if a.facts["hash"] in self._outer:
                             self.count("means-in-place")
                         each = self.swarm.setup.micro_batch
