@@ -40,7 +40,7 @@ demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
 test: setup  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
 ifeq ($(TESTS),tests)
 	@$(MAKE) --no-print-directory -j 2 -O check apart
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 4 --ignore=$(APART)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 4 --dist worksteal --ignore=$(APART)
 	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --no-loadscope-reorder --durations 25 tests/swarm
 else
 	@$(MAKE) --no-print-directory check
