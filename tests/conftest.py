@@ -5,8 +5,13 @@
 
 import gc
 
+import grpc.aio
 import pytest
 from hypothesis import settings
+
+# Else gRPC ends its thread each time that a test leaves no server and no channel, and that waits
+# for ever where the test's loop no longer takes what the thread writes.
+grpc.aio.init_grpc_aio()
 
 # A busy machine makes single examples slow; the tests say nothing about time.
 settings.register_profile("tutti", deadline=None, derandomize=True)
