@@ -511,7 +511,7 @@ async def test_a_full_disk_stops_a_fetch_that_keeps_files(
     with pytest.raises(OutOfResources):
         await swarm.fetch([donor], partial=Partial(tmp_path))
     async with asyncio.timeout(30):
-        while files(tmp_path):  # a thread may still be about to remove its own
+        while files(tmp_path):  # noqa: ASYNC110 - a thread may be about to remove its own
             await asyncio.sleep(0.01)
 
 
