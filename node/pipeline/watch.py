@@ -100,7 +100,7 @@ class ActivationGuard:
             return 0.0
         x, kept = math.log(max(rms, _FLOOR)), self._lanes.setdefault(lane, Lane())
         everybody, own = kept.everybody, kept.of(sender)
-        apart = x - everybody.mean
+        apart = x - everybody.mean if everybody.count else 0.0
         off = max(everybody.deviations(x), own.deviations(apart))
         kept.recent.append((sender, off > self.limit))
         if off > self.limit and not kept.everybody_is_odd():

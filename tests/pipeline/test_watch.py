@@ -71,6 +71,14 @@ def test_a_sender_is_held_to_its_own_history_too():
     assert watch.odd(LANE, A, 10.0**6)
 
 
+def test_the_first_sender_of_a_lane_is_held_to_its_history_like_the_others():
+    watch = ActivationGuard(8.0)
+    for i in range(40):
+        for j, sender in enumerate((A, B, C, D)):
+            assert not watch.odd(LANE, sender, 10.0 ** (2 * j - 12) * (1 + 0.1 * (i % 2)))
+    assert watch.odd(LANE, A, 1e-6)
+
+
 def test_slow_growth_is_no_blow_up():
     watch = ActivationGuard(8.0)
     assert not any(watch.odd(LANE, s, 1.01**i) for i in range(2000) for s in (A, B))
