@@ -48,7 +48,8 @@ class CellRound(ExchangeServer):
             for owner, wanted in self._to_ask(request, bool(norms)).items()
         }
         for peer in self._epoch(request.round.epoch).lost:
-            self._give_up(attempt, peer)
+            _give_up(attempt, peer)
+            self.gone(peer)
         ticker = self._tasks.spawn(
             self._tick_at(contribute_until(started, request.deadline_s, len(attempt.groups))),
             "tick",
@@ -68,13 +69,7 @@ class CellRound(ExchangeServer):
         state = self._epochs.setdefault(epoch, EpochState())
         state.lost.add(peer)
         for attempt in state.attempts.values():
-            self._give_up(attempt, peer)
-
-    def _give_up(self, attempt: RoundAttempt, peer: PeerId) -> None:
-        gather = attempt.gathers.get(peer)
-        if gather is not None and not gather.done():
-            attempt.failed[peer] = "was found dead by the leader"
-            gather.cancel()
+            _give_up(attempt, peer)
         self.gone(peer)
 
     async def _fit_to_give(
@@ -178,6 +173,14 @@ class CellRound(ExchangeServer):
             refused=dict(attempt.refused),
             quarantined=dict(epoch.quarantined),
         )
+
+
+def _give_up(attempt: RoundAttempt, peer: PeerId) -> None:
+    """Take no more parts of this owner."""
+    gather = attempt.gathers.get(peer)
+    if gather is not None and not gather.done():
+        attempt.failed[peer] = "was found dead by the leader"
+        gather.cancel()
 
 
 def _consistent(request: RoundRequest, me: PeerId) -> None:
