@@ -249,7 +249,7 @@ def _one_way(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     return _behind(swarm, f.seconds, Wall(*way))
 
 
-def _line(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
+def _partial(swarm: SimSwarm, f: Fault, victim: SimPeer) -> Trouble:
     """A peer and the leader cannot reach each other; everybody else reaches both."""
     only = frozenset({victim.name})
     chief = frozenset({p.name for p in (swarm.chief(),) if p is not None})
@@ -364,7 +364,7 @@ KINDS: dict[str, Callable[[SimSwarm, Fault], Trouble]] = {
     ),
     "partition": _partition,
     "one-way": _one(_one_way),
-    "line": _one(_line, lambda swarm, p: swarm.chief() not in (p, None)),
+    "partial-partition": _one(_partial, lambda swarm, p: swarm.chief() not in (p, None)),
     "flap": _one(_flap),
     "slow-link": _one(_slow_link),
     "loss": _one(_loss),

@@ -658,7 +658,7 @@ class OneLine(Checker):
         orphan."""
         key = cell, self._line.get(plan, plan)
         before, other, newest = self._last.get(key, (0, peer.name, ""))
-        if self._comes_from(newest, made.lineage):
+        if term <= before and self._comes_from(newest, made.lineage):
             return
         self.must(
             term > before,

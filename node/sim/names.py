@@ -9,7 +9,8 @@ SCENARIOS: dict[str, str] = {
     "pause": "a peer stands still for seconds (SIGSTOP, SIGCONT)",
     "partition": "the network is partitioned in two and heals",
     "one-way": "a peer is heard by nobody, or hears nobody, for a while",
-    "line": "a peer and the leader cannot reach each other for a while, all others reach both",
+    "partial-partition": "a peer and the leader cannot reach each other for a while; all others "
+    "reach both",
     "slow-link": "the lines of a peer become slow",
     "slow-peer": "a peer computes slowly for a while",
     "flapping": "a peer's lines come and go",

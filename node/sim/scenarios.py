@@ -122,7 +122,7 @@ LAYS: dict[str, Lay] = {
     "pause": _some("pause", 2, (1, 12)),
     "partition": _some("partition", 1, (3, 20), (0.2, 0.8)),
     "one-way": _some("one-way", 2, (2, 12), (0, 1)),
-    "line": _some("line", 2, (2, 12)),
+    "partial-partition": _some("partial-partition", 2, (2, 12)),
     "slow-link": _some("slow-link", 2, (3, 15), (5, 40)),
     "slow-peer": _some("slow-peer", 2, (3, 15), (5, 60)),
     "flapping": _some("flap", 2, (4, 12), (0.3, 1.5)),

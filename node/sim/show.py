@@ -26,7 +26,7 @@ MARKS = {
     "leave": "-",
     "partition": "|",
     "one-way": "<",
-    "line": "/",
+    "partial-partition": "/",
     "flap": "~",
     "slow-link": "s",
     "loss": "s",

@@ -115,7 +115,7 @@ def test_a_peer_that_only_the_leader_cannot_reach_holds_nobody_up(who: int) -> N
     """Others of its stage wait for it until the leader has noticed, not until the deadline of the
     round."""
     setup = Setup(epochs=40)
-    outcome = finished(setup, Schedule(who, (Fault(10.0, "line", who, seconds=30.0),)))
+    outcome = finished(setup, Schedule(who, (Fault(10.0, "partial-partition", who, seconds=30.0),)))
     times = [c.at for c in outcome.commits]
     assert max(b - a for a, b in pairwise(times)) < 10.0
 
