@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from benchmarks.lab.forks import ForkedChild, Forks
 from benchmarks.lab.told import Told, read_told
 from node.app.launch import Child
 from node.config import NodeConfig
@@ -212,13 +213,14 @@ class Peer:
 @dataclass
 class Box:
     """A directory of homes and every process that was started in it. ``hosts``: where the peers of
-    :meth:`swarm` run."""
+    :meth:`swarm` run; ``forks``: what starts them there, unless they run through a command."""
 
     root: Path
     hosts: tuple[Host, ...] = ()
     settings: tuple[str, ...] = ("checkpoint.every=5",)
     made: dict[str, Peer] = field(default_factory=dict)
     manifest: Manifest = field(default_factory=Manifest.default_demo)
+    forks: Forks | None = None
     doors: dict[str, str] = field(default_factory=dict)
     """The multiaddr of every ends peer of the swarm, by its label."""
     _where: dict[str, Host] = field(default_factory=dict)
@@ -275,7 +277,10 @@ class Box:
         where = {"XDG_CACHE_HOME": str(self.root / "cache")} | (
             {"TUTTI_LISTEN": host.address} if host.address else {}
         )
-        found = self.made[label] = Peer(label, home, Child(label, home, words, host.through), where)
+        child = Child(label, home, words, host.through)
+        if self.forks is not None:
+            child = ForkedChild(label, home, words, host.through, forks=self.forks)
+        found = self.made[label] = Peer(label, home, child, where)
         return found
 
     def place(self, labels: Sequence[str]) -> None:

@@ -63,24 +63,17 @@ class Child:
         home."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log = self.home / "daemon.out"
-        # It dies when its parent is killed, and a Ctrl-C reaches the parent alone, which
-        # ends its children in order.
-        command = [
-            *self.through,
-            sys.executable,
-            "-I",
-            "-S",
-            parent_watch.__file__,
-            str(os.getpid()),
-        ]
-        command += [sys.executable, "-m", "cli", "--home", str(self.home), *self.arguments]
+        words = ["--home", str(self.home), *self.arguments]
+        self.process = self.launch(words, {**os.environ, "PYTHONUNBUFFERED": "1", MOVED: ""})
+
+    def launch(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """A process that runs ``tutti`` with these words. It dies when its parent is killed, and a
+        Ctrl-C reaches the parent alone, which ends its children in order."""
+        watch = (sys.executable, "-I", "-S", parent_watch.__file__, str(os.getpid()))
+        command = [*self.through, *watch, sys.executable, "-m", "cli", *words]
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", MOVED: ""},
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
             )
 
     def kill(self) -> None:

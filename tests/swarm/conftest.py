@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lab.fleet import Box, signed
+from benchmarks.lab.forks import Forks
 from node.identity.keys import Identity
 
 
@@ -24,10 +25,17 @@ def fault_block(done: subprocess.CompletedProcess) -> tuple[str, list[str]]:
     return block[0].removeprefix("tutti: "), [line.strip() for line in rest]
 
 
+@pytest.fixture(scope="session")
+def forks() -> Forks:
+    """Loads what daemons need once for all of them. Where a test is about their start, or they run
+    on another host, they are started as a person starts them."""
+    return Forks()
+
+
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+def box(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Iterator[Box]:
     """An empty box; its processes end with the module."""
-    made = Box(tmp_path_factory.mktemp("swarm"))
+    made = Box(tmp_path_factory.mktemp("swarm"), forks=forks)
     yield made
     made.clean_up()
 
