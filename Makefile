@@ -22,13 +22,16 @@ help:  ## show this list
 setup: $(STAMP)  ## create .venv and install everything (fast when nothing changed)
 
 # torch goes first and alone: pip then takes the build this machine is meant to have, and nothing later replaces it.
-# The rest is constraints.txt to the letter, without the resolver; the reason stands there.
+# The rest is constraints.txt to the letter, without the resolver; the reason stands there. pip compiles nothing: most of
+# these packages' files are never read. What a daemon and a join read is compiled by reading it once.
 $(STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with  make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -c "import cli, node.app.daemon"
+	$(BIN)/python -c "import node.control.observer"
 	@touch $@
 
 demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
