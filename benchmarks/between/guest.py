@@ -51,7 +51,7 @@ def rows(report: Report, root: Path) -> None:
         try:
             _attack(report, box, peers, intruder, band)
             box.stop_all()
-            loss_row(report, WHAT, box, peers[0])
+            loss_row(report, WHAT, box, peers)
         finally:
             band.end()
     finally:

@@ -34,7 +34,7 @@ def rows(report: Report, root: Path) -> None:
         box.goes_on(3, 2 * START_S)
         revoke(report, box, peers[1], [p for p in peers if p is not peers[1]])
         box.stop_all()
-        loss_row(report, WHAT, box, peers[0])
+        loss_row(report, WHAT, box, peers)
     finally:
         box.clean_up()
 

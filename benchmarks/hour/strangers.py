@@ -104,7 +104,7 @@ def rows(report: Report, root: Path, number: str = "7") -> None:
                     attack(report, box, peers, band, kind, f"{number} {what}")
         box.digests_equal()
         box.stop_all()
-        loss_row(report, f"{number} all strangers", box, peers[0])
+        loss_row(report, f"{number} all strangers", box, peers)
     finally:
         box.clean_up()
 

@@ -3,6 +3,9 @@ done to the run cost it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter
 from statistics import fmean
 
 import torch
@@ -17,10 +20,10 @@ LAST = 50
 MOST = 1.03
 
 
-def loss_row(report: Report, what: str, box: Box, peer: Peer) -> None:
-    """One row. ``peer``: it saw the run from its first epoch."""
+def loss_row(report: Report, what: str, box: Box, peers: Iterable[Peer]) -> None:
+    """One row. ``peers``: those that may have led, for a leader alone tells of its commits."""
     found: dict[int, float] = {}
-    for t in peer.told():
+    for t in sorted(chain.from_iterable(p.told() for p in peers), key=attrgetter("at")):
         if t.kind == COMMITTED and t.get("tokens"):
             found[int(t.get("epoch"))] = float(t.get("loss"))
     epochs = sorted(found)[-LAST:]
